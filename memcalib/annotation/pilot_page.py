@@ -12,9 +12,10 @@ import hashlib
 import html
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .questionnaire import Questionnaire, Walk, WidgetPage, rubric_lines
 from memcalib.dataset.pilot import (
@@ -27,143 +28,125 @@ from memcalib.dataset.pilot import (
     pass_rate,
     read_reviews,
 )
-from ..io.records import display_text, printable
 from ..io.decisions import Fault
-from ..problem import Atom, text_hash
+from ..io.records import display_text, printable
+from ..problem import Atom, Block, Example, text_hash
 from ..report.page import render_page, write_page
 
+# %% ../../nbs/annotation/04_pilot_page.ipynb #b4e6ad05
+if TYPE_CHECKING:
+    from ipywidgets import Button
+
 # %% ../../nbs/annotation/04_pilot_page.ipynb #d37c647c
-_FACTS = {
-    "why this level": ("label_reason", "reason"),
-    "family": ("hard_a_family", "hard_family"),
-    "answer without it": ("without_memory_behavior", "without_memory"),
-    "answer with it": ("with_memory_behavior", "with_memory"),
-    "what can be seen": ("observable_delta",),
-    "least that shows it": ("minimal_evidence",),
-    "safety": ("safety_relevance", "safety_relevant"),
-    "evidence": ("evidence",),
-}  # what stands beside an atom, and the fields that hold it
-_ROW_FACTS = (
-    "difficulty_level",
-    "source_topic",
-    "safety_relevance",
-    "safety_relevant",
-    "domain_fit",
-    "fits_domain",
-)
+_ATOM_FACTS = {
+    "label_reason": "why this level",
+    "hard_a_family": "family",
+    "without_memory_behavior": "answer without it",
+    "with_memory_behavior": "answer with it",
+    "observable_delta": "what can be seen",
+    "minimal_evidence": "least that shows it",
+    "safety_relevance": "safety",
+    "evidence": "evidence",
+}  # fields of an atom and of its contract, with the words beside them
+_ROW_FACTS = ("difficulty_level", "source_topic", "safety_relevance", "domain_fit")
+
+
+def _atom_facts(atom: Atom) -> dict[str, str]:
+    """What stands beside an atom, by title: the texts of its fields and of its contract that are there."""
+    fields = dict(atom.model_extra or {})
+    contract = fields.get("counterfactual_contract")
+    if isinstance(contract, Mapping):
+        fields.update(contract)
+    facts = {}
+    for field, title in _ATOM_FACTS.items():
+        text = fields.get(field)
+        if isinstance(text, str) and text:
+            facts[title] = text
+    without = facts.get("answer without it")
+    if without and facts.get("answer with it") == without:
+        del facts["answer without it"]
+        facts["answer with it"] = f"the same as without it: {without}"
+    return facts
+
+
+def _atom_view(atom: Atom) -> dict[str, Any]:
+    """What the page shows of an atom."""
+    origin = str((atom.model_extra or {}).get("origin") or "")
+    notes = [atom.atom_id, display_text(origin)]
+    if atom.memory_action:
+        notes.append(f"action: {atom.memory_action}")
+    rubric = rubric_lines(atom.usage_rubric)
+    return {
+        "id": atom.atom_id,
+        "letter": atom.ideal.wire,
+        "level": atom.ideal.label,
+        "text": display_text(atom.text),
+        "note": " · ".join(filter(None, notes)),
+        "facts": [(title, display_text(text)) for title, text in _atom_facts(atom).items()],
+        "rubric": [(display_text(name, 200), display_text(text)) for name, text in rubric],
+    }
+
+
+def _block_view(block: Block, example: Example) -> dict[str, Any]:
+    """What the page shows of a block with its atoms."""
+    return {
+        "id": block.parent_memory_id,
+        "number": block.number,
+        "text": display_text(block.memory_text),
+        "atoms": [_atom_view(example.atom(name)) for name in block.atom_ids],
+    }
+
+
+def _row_fields(example: Example) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(name, text) of what the record keeps of its source, and of the facts about the whole row."""
+    source = []
+    facts = []
+    for field, value in (example.model_extra or {}).items():
+        name = field.replace("_", " ")
+        if field.startswith(("raw_", "source")) and isinstance(value, str) and value:
+            source.append((name, display_text(value)))
+        if field in _ROW_FACTS and value not in (None, "", {}, []):
+            facts.append((name, display_text(str(value), 200)))
+    return source, facts
 
 
 def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, Any]:
     """What the page shows of a row, as plain data; `review` is the latest decision on it, if there is one."""
     example = item.example
-
-    def atom_view(atom: Atom) -> dict[str, Any]:
-        extra = atom.model_extra or {}
-        contract = (
-            extra.get("counterfactual_contract")
-            if isinstance(extra.get("counterfactual_contract"), Mapping)
-            else {}
-        )
-        known = {
-            title: next(
-                (
-                    text
-                    for text in map((extra | contract).get, names)
-                    if isinstance(text, str) and text
-                ),
-                "",
-            )
-            for title, names in _FACTS.items()
-        }
-        if known["answer without it"] == known["answer with it"]:
-            known |= {
-                "answer without it": "",
-                "answer with it": known["answer with it"]
-                and f"the same as without it: {known['answer with it']}",
-            }
-        facts = [(title, display_text(text)) for title, text in known.items() if text]
-        note = " · ".join(
-            filter(
-                None,
-                (
-                    atom.atom_id,
-                    display_text(str(extra.get("origin") or "")),
-                    atom.memory_action and f"action: {atom.memory_action}",
-                ),
-            )
-        )
-        rubric = [
-            (display_text(name, 200), display_text(text))
-            for name, text in rubric_lines(atom.usage_rubric)
-        ]
-        texts = {
-            "id": atom.atom_id,
-            "letter": atom.ideal.wire,
-            "level": atom.ideal.label,
-            "text": display_text(atom.text),
-        }
-        return texts | {"note": note, "facts": facts, "rubric": rubric}
-
-    fields = (example.model_extra or {}).items()
-    source = [
-        (name.replace("_", " "), display_text(v))
-        for name, v in fields
-        if name.startswith(("raw_", "source")) and isinstance(v, str) and v
-    ]
-
-    def atoms(block):
-        return [atom_view(example.atom(name)) for name in block.atom_ids]
-
-    blocks = [
-        {
-            "id": block.parent_memory_id,
-            "number": block.number,
-            "text": display_text(block.memory_text),
-            "atoms": atoms(block),
-        }
-        for block in example.blocks
-    ]
-    checks = [(name, [display_text(text) for text in found]) for name, found in item.checks.items()]
-    decided = (
-        None
-        if review is None or review.passed is None
-        else {"result": "pass" if review.passed else "fail", "issues": review.issues}
-    )
-    facts = [
-        (name.replace("_", " "), display_text(str(value), 200))
-        for name, value in fields
-        if name in _ROW_FACTS and value not in (None, "", {}, [])
-    ]
-    head = {
+    source, facts = _row_fields(example)
+    decision = None
+    if review is not None and review.passed is not None:
+        decision = {"result": "pass" if review.passed else "fail", "issues": review.issues}
+    checks = [(name, list(map(display_text, texts))) for name, texts in item.checks.items()]
+    return {
         "id": item.id,
         "number": item.number,
         "domain": item.domain,
         "query": display_text(example.question),
         "facts": facts,
-    }
-    return head | {
         "source": source,
-        "blocks": blocks,
+        "blocks": [_block_view(block, example) for block in example.blocks],
         "checks": checks,
-        "clean": [name for name, found in checks if not found],
-        "review": decided,
+        "clean": [name for name, texts in checks if not texts],
+        "review": decision,
     }
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #4b68a422
 def row_html(item: PilotItem, review: PilotReview | None = None) -> str:
     """The row as HTML with its style, for a notebook; every text escaped."""
     style = render_page("annotation/pilot.css.j2")
-    return f"<style>{style}</style>{render_page('annotation/pilot_item.html.j2', item=row_view(item, review))}"
+    row = render_page("annotation/pilot_item.html.j2", item=row_view(item, review))
+    return f"<style>{style}</style>{row}"
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #d11ecc30
 class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     """One person's reviews of a batch, and the sheet and the card that ask for them."""
 
-    thing = "row"
-    hashes = ("item_hash", "hash")
+    unit = "row"
+    hash_fields = ("item_hash", "hash")
     columns = ("row", "item", "result", "stage", "issue", "about", "domain", "query")
-    needed = ("item", "result", "stage", "issue")
-    same = ("query",)
+    needed_columns = ("item", "result", "stage", "issue")
+    text_columns = ("query",)
 
     @classmethod
     def texts(cls, item: PilotItem) -> dict[str, str]:
@@ -173,7 +156,7 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     @classmethod
     def cells(cls, item: PilotItem) -> dict[str, str]:
         """The texts of a row as cells of the sheet have them."""
-        return cls._cells(item, ())
+        return cls._text_cells(item, ())
 
     def card(self, item: str) -> str:
         """The row with the decision on it, as HTML."""
@@ -181,20 +164,19 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
 
     @classmethod
     def lines(
-        cls, item: PilotItem, place: tuple, row: PilotReview | None
+        cls, item: PilotItem, numbers: tuple, row: PilotReview | None
     ) -> Iterator[dict[str, str]]:
         """The lines of a sheet about one row: one for each issue of a failure, else one."""
-        head = {"row": str(item.number or ""), "item": item.id} | cls.cells(item)
+        line = {"row": str(item.number or ""), "item": item.id, "result": ""}
+        line.update(cls.cells(item))
         if row is None or row.passed is not False:
-            yield head | {"result": "pass" if row and row.passed else ""}
+            if row and row.passed:
+                line["result"] = "pass"
+            yield line
             return
+        line["result"] = "fail"
         for issue in row.issues:
-            yield head | {
-                "result": "fail",
-                "stage": issue.stage,
-                "issue": issue.text,
-                "about": issue.item,
-            }
+            yield {**line, "stage": issue.stage, "issue": issue.text, "about": issue.item}
 
     @classmethod
     def line_faults(
@@ -207,44 +189,35 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
         if result not in ("pass", "fail", ""):
             yield "result", repr(result[:60]), "pass, fail, or nothing"
         elif result == "fail" and not (stage in STAGES and text):
-            yield (
-                "stage",
-                repr(stage[:60]) + (" without an issue" if not text else ""),
-                f"an issue, and one of {', '.join(STAGES)}",
-            )
+            value = repr(stage[:60]) if text else f"{stage[:60]!r} without an issue"
+            yield "stage", value, f"an issue, and one of {', '.join(STAGES)}"
         elif result != "fail" and (stage or text):
             yield "issue", repr((text or stage)[:60]), "nothing, for a row that does not fail"
-        if earlier and {before := _result(earlier[0][1]), result} != {"fail"}:
-            yield (
-                "item",
-                f"again, {before or 'nothing'} before",
-                "one line for each row, or several fails",
-            )
+        if earlier:
+            _, first_line = earlier[0]
+            first_result = _result(first_line)
+            if {first_result, result} != {"fail"}:
+                value = f"again, {first_result or 'nothing'} before"
+                yield "item", value, "one line for each row, or several fails"
 
     @classmethod
     def row(
         cls,
         item: PilotItem,
-        place: Sequence[int],
+        numbers: Sequence[int],
         lines: Sequence[Mapping[str, str]],
         labeller: str,
     ) -> PilotReview | None:
         """The review that faultless lines about a row hold; `None` without a result."""
-        if not (result := _result(lines[0])):
+        result = _result(lines[0])
+        if not result:
             return None
-        found = [
-            (
-                line["stage"].strip(),
-                printable(line["issue"], "\n\t"),
-                printable(line.get("about", "")),
-            )
-            for line in lines
-        ]
-        issues = [
-            PilotIssue(stage=stage, text=text, item=about)
-            for stage, text, about in found
-            if result == "fail"
-        ]
+        issues = []
+        if result == "fail":
+            for line in lines:
+                text = printable(line["issue"], "\n\t")
+                about = printable(line.get("about", ""))
+                issues.append(PilotIssue(stage=line["stage"].strip(), text=text, item=about))
         return PilotReview(
             item=item.id,
             passed=result == "pass",
@@ -268,32 +241,42 @@ def import_reviews(sheet: str | Path, batch: Batch, reviewer: str = "") -> int:
     return PilotBook.import_sheet(sheet, batch.items, batch.reviews, reviewer)
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #924592ff
+def _shown_reviews(reviews: Sequence[PilotReview]) -> dict[str, PilotReview]:
+    """One review for each row: of several people's the one that fails it, if there is one."""
+    shown: dict[str, PilotReview] = {}
+    for review in reviews:
+        earlier = shown.get(review.item)
+        if earlier is None or earlier.passed is not False or review.passed is False:
+            shown[review.item] = review
+    return shown
+
+
 def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
     """Write all rows of a batch with the decisions made so far as one HTML file, `review.html` in its folder if no path is given."""
     path = Path(path or batch.folder / "review.html")
     reviews = read_reviews(batch.reviews)
-    script = (resources.files("memcalib") / "annotation" / "templates" / "pilot.js").read_text(
-        encoding="utf-8"
-    )
-    latest = {
-        review.item: review
-        for review in sorted(reviews, key=lambda review: review.passed is not False, reverse=True)
-    }
+    shown_reviews = _shown_reviews(reviews)
+    items = []
+    for item in batch.items:
+        view = row_view(item, shown_reviews.get(item.id))
+        view["cells"] = PilotBook.cells(item)
+        items.append(view)
+    templates = resources.files("memcalib") / "annotation" / "templates"
+    script = (templates / "pilot.js").read_text(encoding="utf-8")
+    script_digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    items_hash = text_hash("".join(item.hash for item in batch.items))
     text = render_page(
         "annotation/pilot.html.j2",
         {"script": script},
-        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        key=f"memcalib pilot {text_hash(''.join(item.hash for item in batch.items))}",
+        script_hash=f"sha256-{script_digest}",
+        key=f"memcalib pilot {items_hash}",
         file=f"batch-{batch.number:02d}-reviews.csv",
         title=f"Pilot batch {batch.number}",
         rate=str(pass_rate(batch.items, reviews)),
         domains=sorted(Counter(item.domain for item in batch.items).items()),
         stages=list(STAGES.items()),
         settings=sorted(batch.settings.items()),
-        items=[
-            row_view(item, latest.get(item.id)) | {"cells": PilotBook.cells(item)}
-            for item in batch.items
-        ],
+        items=items,
     )
     return write_page(path, text)
 
@@ -310,8 +293,8 @@ class PilotSession(Walk):
     @property
     def progress(self) -> str:
         """How the batch stands by this person's decisions."""
-        made = [review for item in self.items if (review := self.book.get(item.id))]
-        return str(pass_rate(self.items, made))
+        reviews = [self.book.get(item.id) for item in self.items]
+        return str(pass_rate(self.items, [review for review in reviews if review]))
 
     def accept(self) -> None:
         """Pass the row, and go on to the next unread one."""
@@ -321,9 +304,10 @@ class PilotSession(Walk):
 
     def complain(self, stage: str, text: str, item: str = "") -> None:
         """Fail the row for this issue, or add it to those that are there."""
-        before = self.label.issues if self.label else []
-        if self._save(False, [*before, {"stage": stage, "text": text.strip(), "item": item}]):
-            self.status = f"Saved: row {self.index + 1} fails, {len(before) + 1} in all."
+        issues: list[Any] = list(self.label.issues) if self.label else []
+        issues.append({"stage": stage, "text": text.strip(), "item": item})
+        if self._save(False, issues):
+            self.status = f"Saved: row {self.index + 1} fails, {len(issues)} in all."
 
     def withdraw(self) -> None:
         """Take the decision on the row back."""
@@ -332,7 +316,7 @@ class PilotSession(Walk):
 
     def _save(self, passed: bool | None, issues: list) -> bool:
         try:
-            return self.save(passed, [PilotIssue.model_validate(issue) for issue in issues])
+            return self.save(passed, list(map(PilotIssue.model_validate, issues)))
         except ValueError:
             self.status = "NOT saved: a stage and a few words are needed"
             return False
@@ -354,26 +338,24 @@ class PilotPage(WidgetPage):
         super().__init__(PilotSession(batch, reviewer))
         import ipywidgets as w
 
-        self._stage = w.Dropdown(
-            description="stage",
-            options=[("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())],
-        )
+        stage_options = [("", ""), *((f"{name}: {text}", name) for name, text in STAGES.items())]
+        self._stage = w.Dropdown(description="stage", options=stage_options)
         self._about = w.Dropdown(description="about")
         self._issue = w.Textarea(
             description="issue", placeholder="what is wrong", layout=w.Layout(width="40rem")
         )
         self._add = w.Button(description="fail: add issue", button_style="warning")
+        self._add.on_click(self._complain)
         self._buttons = {name: w.Button(description=name) for name in BUTTONS}
-        self._add.on_click(lambda _: self.complain())
         for name, button in self._buttons.items():
-            button.on_click(lambda _, name=name: self.press(name))
+            button.on_click(partial(self._press, name))
         self.lay_out(
             w.HBox([self._stage, self._about]),
             self._issue,
             w.HBox([self._add, *self._buttons.values()]),
         )
 
-    def complain(self) -> None:
+    def _complain(self, button: "Button") -> None:
         """Save the issue that the form holds."""
         self.session.complain(self._stage.value, self._issue.value, self._about.value)
         if self.session.status.startswith("Saved"):
@@ -381,7 +363,7 @@ class PilotPage(WidgetPage):
             self._stage.value = ""
         self.show()
 
-    def press(self, name: str) -> None:
+    def _press(self, name: str, button: "Button") -> None:
         """Do what a button does; nothing while an issue is typed and not added."""
         if self._issue.value.strip():
             self.session.status = (
@@ -393,20 +375,20 @@ class PilotPage(WidgetPage):
 
     def head(self) -> str:
         """The number of the row, and how the batch stands, as HTML."""
-        now = self.session
-        return f"<b>Row {now.index + 1} of {len(now.items)}</b> · {html.escape(now.progress)}"
+        session = self.session
+        number = f"<b>Row {session.index + 1} of {len(session.items)}</b>"
+        return f"{number} · {html.escape(session.progress)}"
 
     def show(self) -> None:
         """Draw the current row, and offer what an issue may be about."""
         super().show()
-        blocks = self.session.item.example.blocks
-        names = dict.fromkeys(
-            name for block in blocks for name in (block.parent_memory_id, *block.atom_ids)
-        )
-        options = [("the row", ""), *((printable(name), name) for name in names)]
+        options = [("the row", "")]
+        names = []
+        for block in self.session.item.example.blocks:
+            names += [block.parent_memory_id, *block.atom_ids]
+        options += [(printable(name), name) for name in dict.fromkeys(names)]
         if list(self._about.options) != options:
             self._about.options = options
             self._about.value = ""
-        self._buttons["pass"].button_style = (
-            "success" if self.session.label and self.session.label.passed else ""
-        )
+        passed = self.session.label and self.session.label.passed
+        self._buttons["pass"].button_style = "success" if passed else ""

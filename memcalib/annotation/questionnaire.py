@@ -13,9 +13,10 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
@@ -32,6 +33,10 @@ from memcalib.io.decisions import (
     write_csv,
 )
 from ..problem import Name
+
+# %% ../../nbs/annotation/01_questionnaire.ipynb #b98945d9
+if TYPE_CHECKING:
+    from ipywidgets import Button, Widget
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #0b7f9e52
 class Answer(Record):
@@ -63,21 +68,19 @@ class Questionnaire(Book[ItemT, RowT]):
     choices: Sequence[
         tuple[str, Any, str]
     ]  # keys, of which the first has a button; what they decide; in a word
-    thing: str = "item"
-    parts: Sequence[
-        str
-    ] = ()  # number fields of an answer that, after the item, say what it is about
-    hashes: tuple[str, str] = (
+    unit: str = "item"  # what one place is called
+    place_fields: Sequence[str] = ()  # number fields of an answer that say which place of the item
+    hash_fields: tuple[str, str] = (
         "answer_hash",
         "answer_hash",
     )  # fields of an answer and of an item: the hash of the text
     columns: Sequence[str]  # of the sheet
-    needed: Sequence[str]  # the columns without which a sheet cannot be read
-    same: Sequence[str] = ()  # the columns in which a sheet must still have the item's own text
+    needed_columns: Sequence[str]  # the columns without which a sheet cannot be read
+    text_columns: Sequence[str] = ()  # in which a sheet must still have the item's own text
     allowed: str  # what `parse` takes, in words
 
     @classmethod
-    def texts(cls, item: ItemT, *place: int) -> dict[str, str]:
+    def texts(cls, item: ItemT, *numbers: int) -> dict[str, str]:
         """What a person reads about a place, by column of the sheet."""
         raise NotImplementedError
 
@@ -87,18 +90,21 @@ class Questionnaire(Book[ItemT, RowT]):
         raise NotImplementedError
 
     @classmethod
-    def cell(cls, value: Any) -> str:
+    def cell(cls, decision: object) -> str:
         """A decision as `parse` reads it."""
-        return str(value)
+        return str(decision)
 
-    def card(self, item: str, *place: int) -> str:
+    def card(self, item: str, *numbers: int) -> str:
         """A place as HTML, all foreign text escaped."""
         raise NotImplementedError
 
     @classmethod
     def keys(cls) -> dict[str, Any]:
         """Each key with what it decides."""
-        return {key: value for keys, value, _ in cls.choices for key in keys}
+        decision_by_key = {}
+        for keys, decision, _ in cls.choices:
+            decision_by_key.update(dict.fromkeys(keys, decision))
+        return decision_by_key
 
     @classmethod
     def words(cls) -> dict[str, str]:
@@ -111,65 +117,83 @@ class Questionnaire(Book[ItemT, RowT]):
         return [()]
 
     def places(self) -> list[tuple]:
-        """What there is to decide: (item, *parts), in order."""
-        return [
-            (name, *place) for name, item in self.items.items() for place in self.places_of(item)
-        ]
+        """What there is to decide: (item, *numbers), in order."""
+        places = []
+        for name, item in self.items.items():
+            places += [(name, *numbers) for numbers in self.places_of(item)]
+        return places
 
     def where(self, index: int) -> str:
         """A place in words, by its number from 0."""
-        return f"{self.thing.capitalize()} {index + 1} of {len(self.places())}"
+        return f"{self.unit.capitalize()} {index + 1} of {len(self.places())}"
 
     @classmethod
     def answer(
-        cls, item: ItemT, place: Sequence[int], value: Any, note: str = "", labeller: str = ""
+        cls,
+        item: ItemT,
+        numbers: Sequence[int],
+        decision: object,
+        note: str = "",
+        labeller: str = "",
     ) -> RowT:
         """A row with this answer; raises `KeyError` for a place that the item does not have."""
-        if tuple(place) not in cls.places_of(item):
+        if tuple(numbers) not in cls.places_of(item):
+            allowed = cls._allowed_numbers(item)
             raise KeyError(
-                f"item {item.item!r} has no {cls.thing} {place[-1]}; allowed: {cls._numbers(item)}"
+                f"item {item.item!r} has no {cls.unit} {numbers[-1]}; allowed: {allowed}"
             )
-        about = dict(zip(cls.parts, place, strict=True)) | {
-            cls.says: value,
-            "answer_hash": item.answer_hash,
-        }
-        return cls.kind(item=item.item, labeller=labeller, note=printable(note, "\n\t"), **about)
+        fields = dict(zip(cls.place_fields, numbers, strict=True))
+        fields[cls.says] = decision
+        return cls.kind(
+            item=item.item,
+            labeller=labeller,
+            note=printable(note, "\n\t"),
+            answer_hash=item.answer_hash,
+            **fields,
+        )
 
     @classmethod
-    def _numbers(cls, item: ItemT) -> str:
+    def _allowed_numbers(cls, item: ItemT) -> str:
+        """The numbers of an item's places, in words."""
         places = cls.places_of(item)
         return f"{places[0][-1]} to {places[-1][-1]}"
 
-    def put(self, item: str, *said: Any) -> RowT:
+    def put(self, item: str, *answer: Any) -> RowT:
         """Save an answer, from the numbers of the place, the decision, and a note if there is one.
 
         Raises `KeyError` for an unknown item or place, and `OSError`, with nothing changed, when it cannot be saved.
         """
-        count = len(self.parts)
+        count = len(self.place_fields)
+        numbers = answer[:count]
+        decision_and_note = answer[count:]
         return self.keep(
-            self.answer(self.items[item], said[:count], *said[count:], labeller=self.person)
+            self.answer(self.items[item], numbers, *decision_and_note, labeller=self.person)
         )
 
     @classmethod
     def stale(
         cls, rows: Iterable[RowT], items: Mapping[str, ItemT], path: str | Path
     ) -> list[Violation]:
-        """A violation for each answer that was given for another text than that of its item."""
+        """A violation for each answer that was given for another text than that of its item, or for a place that it does not have."""
         faults = []
+        row_field, item_field = cls.hash_fields
         for row in rows:
-            (name, *place) = row.key[:-2]
-            item = items[row.key[0]]
-            about = {
-                "item": f"item {name!r}"
-                + "".join(f", {p} {n}" for p, n in zip(cls.parts, place, strict=True)),
-                "file": str(path),
-            }
-            if getattr(row, cls.hashes[0]) != getattr(item, cls.hashes[1]):
-                faults.append(
-                    Violation("label", "given for another text", "this item's text", **about)
-                )
-            elif tuple(place) not in cls.places_of(item):
-                faults.append(Violation(cls.parts[-1], str(place[-1]), cls._numbers(item), **about))
+            (name, *numbers) = row.key[:-2]
+            item = items[name]
+            rule = ""
+            if getattr(row, row_field) != getattr(item, item_field):
+                rule = "label"
+                value = "given for another text"
+                allowed = "this item's text"
+            elif tuple(numbers) not in cls.places_of(item):
+                rule = cls.place_fields[-1]
+                value = str(numbers[-1])
+                allowed = cls._allowed_numbers(item)
+            if rule:
+                about = f"item {name!r}"
+                for field, number in zip(cls.place_fields, numbers, strict=True):
+                    about += f", {field} {number}"
+                faults.append(Violation(rule, value, allowed, about, file=str(path)))
         return faults
 
     def faults(self, rows: Sequence[RowT]) -> list[Violation]:
@@ -181,9 +205,8 @@ class Questionnaire(Book[ItemT, RowT]):
         cls, rows: Iterable[RowT], items: Sequence[ItemT], labeller: str | None = None
     ) -> list[RowT]:
         """One person's answers about these items; raises `ValueError` when several people's are mixed, `DataError` for stale ones."""
-        return rows_that_count(
-            rows, {getattr(item, cls.named): item for item in items}, cls.stale, labeller
-        )
+        item_by_name = {getattr(item, cls.named): item for item in items}
+        return rows_that_count(rows, item_by_name, cls.stale, labeller)
 
     @classmethod
     def write_sheet(
@@ -194,32 +217,36 @@ class Questionnaire(Book[ItemT, RowT]):
         labeller: str | None = None,
     ) -> Path:
         """A CSV file to answer in a spreadsheet, a line for each place, decisions empty or from `rows`; raises as `counting`."""
-        given = {row.key[:-2]: row for row in cls.counting(rows, items, labeller)}
-        places = [(item, place) for item in items for place in cls.places_of(item)]
-        lines = (
-            line
-            for item, place in places
-            for line in cls.lines(item, place, given.get((getattr(item, cls.named), *place)))
-        )
+        row_by_place = {row.key[:-2]: row for row in cls.counting(rows, items, labeller)}
+        lines = []
+        for item in items:
+            for numbers in cls.places_of(item):
+                row = row_by_place.get((getattr(item, cls.named), *numbers))
+                lines += cls.lines(item, numbers, row)
         return write_csv(path, cls.columns, lines)
 
     @classmethod
     def lines(
-        cls, item: ItemT, place: tuple[int, ...], row: RowT | None
+        cls, item: ItemT, numbers: tuple[int, ...], row: RowT | None
     ) -> Iterator[dict[str, str]]:
         """The lines of a sheet about one place: one, unless a subclass says otherwise."""
-        value = None if row is None else getattr(row, cls.says)
-        decided = "" if row is None else "?" if value is None else cls.cell(value)
-        head = {
-            "item": item.item,
-            **dict(zip(cls.parts, map(str, place), strict=True)),
-            cls.says: decided,
-        }
-        yield head | {"note": row.note if row else ""} | cls._cells(item, place)
+        line = {"item": item.item}
+        for field, number in zip(cls.place_fields, numbers, strict=True):
+            line[field] = str(number)
+        line[cls.says] = ""
+        line["note"] = ""
+        if row is not None:
+            decision = getattr(row, cls.says)
+            line[cls.says] = "?" if decision is None else cls.cell(decision)
+            line["note"] = row.note
+        line.update(cls._text_cells(item, numbers))
+        yield line
 
     @classmethod
-    def _cells(cls, item: ItemT, place: Sequence[int]) -> dict[str, str]:
-        return {name: display_text(text, CELL) for name, text in cls.texts(item, *place).items()}
+    def _text_cells(cls, item: ItemT, numbers: Sequence[int]) -> dict[str, str]:
+        """The texts about a place as cells of the sheet have them."""
+        texts = cls.texts(item, *numbers)
+        return {name: display_text(text, CELL) for name, text in texts.items()}
 
     @classmethod
     def read_sheet(cls, path: str | Path, items: Sequence[ItemT], labeller: str = "") -> list[RowT]:
@@ -227,37 +254,15 @@ class Questionnaire(Book[ItemT, RowT]):
 
         Raises `DataError` listing every fault with file, row, item, value found and values allowed.
         """
-        known = {getattr(item, cls.named): item for item in items}
-        read: dict[tuple, list[tuple[int, dict[str, str]]]] = {}
-
-        def check(line: dict[str, str], number: int) -> tuple[list[Fault], None]:
-            item = known.get(line["item"])
-            if item is None:
-                return [
-                    (
-                        "item",
-                        repr(line["item"][:60]),
-                        f"one of the {len(known)} items of this sample",
-                    )
-                ], None
-            place = tuple(whole_number(line[part]) for part in cls.parts)
-            if place not in cls.places_of(item):
-                return [(cls.parts[-1], repr(line[cls.parts[-1]][:60]), cls._numbers(item))], None
-            earlier = read.setdefault((line["item"], *place), [])
-            own = cls._cells(item, place)
-            found = [
-                *cls.line_faults(line, earlier),
-                *(fault for name in cls.same for fault in text_faults(line, name, own[name])),
-            ]
-            earlier.append((number, line))
-            return found, None
-
-        read_sheet_rows(path, cls.needed, check)
-        rows = (
-            cls.row(known[name], place, [line for _, line in lines], labeller)
-            for (name, *place), lines in read.items()
-        )
-        return [row for row in rows if row is not None]
+        reader = _SheetReader(cls, items)
+        read_sheet_rows(path, cls.needed_columns, reader.check_line)
+        rows = []
+        for (name, *numbers), lines in reader.lines_by_place.items():
+            item = reader.items[name]
+            row = cls.row(item, numbers, [line for _, line in lines], labeller)
+            if row is not None:
+                rows.append(row)
+        return rows
 
     @classmethod
     def line_faults(
@@ -265,20 +270,21 @@ class Questionnaire(Book[ItemT, RowT]):
     ) -> Iterator[Fault]:
         """Why the decision of a line cannot be taken; `earlier` holds (number, line) of those about the same place."""
         if earlier:
-            yield (
-                ("item", *cls.parts)[-1],
-                f"again, first in row {earlier[0][0]}",
-                f"one row for each {cls.thing}",
-            )
+            column = ("item", *cls.place_fields)[-1]
+            first_number, _ = earlier[0]
+            yield column, f"again, first in row {first_number}", f"one row for each {cls.unit}"
         yield from cell_faults(line, cls.says, cls.parse, cls.allowed)
 
     @classmethod
     def row(
-        cls, item: ItemT, place: Sequence[int], lines: Sequence[Mapping[str, str]], labeller: str
+        cls, item: ItemT, numbers: Sequence[int], lines: Sequence[Mapping[str, str]], labeller: str
     ) -> RowT | None:
         """The answer that faultless lines about a place hold; `None` without a decision."""
-        given, value = read_cell(lines[0][cls.says], cls.parse)
-        return cls.answer(item, place, value, lines[0].get("note", ""), labeller) if given else None
+        line = lines[0]
+        decided, decision = read_cell(line[cls.says], cls.parse)
+        if not decided:
+            return None
+        return cls.answer(item, numbers, decision, line.get("note", ""), labeller)
 
     @classmethod
     def import_sheet(
@@ -290,27 +296,57 @@ class Questionnaire(Book[ItemT, RowT]):
             return book.add(rows)
 
 
+class _SheetReader:
+    """The lines of a sheet by the place that they are about, each checked as it is read."""
+
+    def __init__(self, questionnaire: type[Questionnaire], items: Iterable[Any]):
+        self.questionnaire = questionnaire
+        self.items = {getattr(item, questionnaire.named): item for item in items}
+        self.lines_by_place: dict[tuple, list[tuple[int, dict[str, str]]]] = {}
+
+    def check_line(self, line: dict[str, str], number: int) -> tuple[list[Fault], None]:
+        """Keep a line; returns every fault of it, and nothing in place of a row."""
+        questionnaire = self.questionnaire
+        item = self.items.get(line["item"])
+        if item is None:
+            allowed = f"one of the {len(self.items)} items of this sample"
+            return [("item", repr(line["item"][:60]), allowed)], None
+        numbers = tuple(whole_number(line[field]) for field in questionnaire.place_fields)
+        if numbers not in questionnaire.places_of(item):
+            column = questionnaire.place_fields[-1]
+            allowed = questionnaire._allowed_numbers(item)
+            return [(column, repr(line[column][:60]), allowed)], None
+        earlier = self.lines_by_place.setdefault((line["item"], *numbers), [])
+        faults = list(questionnaire.line_faults(line, earlier))
+        texts = questionnaire._text_cells(item, numbers)
+        for column in questionnaire.text_columns:
+            faults += text_faults(line, column, texts[column])
+        earlier.append((number, line))
+        return faults, None
+
+
 def whole_number(cell: str) -> int:
     """The number in a cell, which some programs write as `2.0`; 0 for anything else."""
     digits = cell.strip().removesuffix(".0")
     return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #94072b5f
+def _rubric_text(value: object) -> str:
+    """An entry of a rubric as text: a list of texts in one line, anything else that is not a text as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return "; ".join(value)
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def rubric_lines(rubric: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """The entries of a rubric as (name, text), empty ones left out; lists and objects are written as text."""
-
-    def line(value: Any) -> str:
-        if isinstance(value, list) and all(isinstance(part, str) for part in value):
-            return "; ".join(value)
-        return (
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        )
-
-    return [
-        (str(name).replace("_", " "), line(value))
-        for name, value in (rubric or {}).items()
-        if value not in (None, "")
-    ]
+    lines = []
+    for name, value in (rubric or {}).items():
+        if value not in (None, ""):
+            lines.append((str(name).replace("_", " "), _rubric_text(value)))
+    return lines
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #a0b27e8a
 GIVES_AWAY = ("memory_usage_weight", "failure_direction", "expected_answer_behavior")
@@ -318,11 +354,12 @@ GIVES_AWAY = ("memory_usage_weight", "failure_direction", "expected_answer_behav
 
 def blind_rubric(rubric: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A rubric without the entries that name the ideal level, or say that a failure does not apply to it; `None` where none is left."""
-
-    def tells(name, value):
-        return name in GIVES_AWAY or str(value).strip().lower().startswith("not applicable")
-
-    return {name: value for name, value in (rubric or {}).items() if not tells(name, value)} or None
+    blind = {}
+    for name, value in (rubric or {}).items():
+        not_applicable = str(value).strip().lower().startswith("not applicable")
+        if name not in GIVES_AWAY and not not_applicable:
+            blind[name] = value
+    return blind or None
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #ecdc991e
 class Walk:
@@ -352,22 +389,23 @@ class Walk:
 
     def unseen(self, start: int = 0) -> int:
         """The next place without a decision, from `start` on and around the end; `start` itself when there is none."""
-        order = [(start + k) % len(self.places) for k in range(len(self.places))]
-        return next((k for k in order if self.book.get(*self.places[k]) is None), start)
+        for index in (*range(start, len(self.places)), *range(start)):
+            if self.book.get(*self.places[index]) is None:
+                return index
+        return start
 
     def move(self, step: int) -> None:
         """Go so many places on, or back, as far as there are places; 0 goes to the next one without a decision."""
-        self.index = (
-            min(max(self.index + step, 0), len(self.places) - 1)
-            if step
-            else self.unseen(self.index)
-        )
         self.status = ""
+        if step:
+            self.index = min(max(self.index + step, 0), len(self.places) - 1)
+        else:
+            self.index = self.unseen(self.index)
 
-    def save(self, *said: Any) -> bool:
+    def save(self, *answer: Any) -> bool:
         """Save a decision on the current place; whether that worked."""
         try:
-            self.book.put(*self.place, *said)
+            self.book.put(*self.place, *answer)
         except OSError as error:
             self.status = f"NOT saved: {error}"
             return False
@@ -384,9 +422,8 @@ class KeySession(Walk):
         self.keys = book.keys()
         self.words = book.words()
         *others, last = self.words
-        super().__init__(
-            book, f"Type {' or '.join(filter(None, (', '.join(others), last)))} in the field."
-        )
+        keys = f"{', '.join(others)} or {last}" if others else last
+        super().__init__(book, f"Type {keys} in the field.")
         self.drafts: dict[tuple, str] = {}
 
     @property
@@ -400,9 +437,9 @@ class KeySession(Walk):
         if self.label is not None and self.decide(getattr(self.label, self.book.says)):
             self.status = "Note saved."
 
-    def decide(self, value: Any) -> bool:
+    def decide(self, decision: object) -> bool:
         """Save a decision on the current place with its note; whether that worked."""
-        saved = self.save(value, self.note)
+        saved = self.save(decision, self.note)
         if saved:
             self.drafts.pop(self.place, None)
         return saved
@@ -410,21 +447,33 @@ class KeySession(Walk):
     def press(self, key: str) -> None:
         """Do what a key does; anything but one known key changes nothing and says so."""
         key = key.strip().lower()
-        book = self.book
         if key in self.keys:
-            word = next(word for keys, _, word in book.choices if key in keys)
-            said = f"Saved: {book.where(self.index)}: {word}."
-            if self.decide(self.keys[key]):
-                self.index = self.unseen(self.index)
-                self.status = said + (
-                    "" if book.counts()["left"] else f" All {book.thing}s are labelled."
-                )
-        elif key in MOVES:
-            first = self.unseen() if book.counts()["left"] else self.index
-            self.move({"n": 1, "p": -1}.get(key, first - self.index))
+            self._press_decision(key)
+        elif key == "n":
+            self.move(1)
+        elif key == "p":
+            self.move(-1)
+        elif key == "u":
+            self.status = ""
+            if self.book.counts()["left"]:
+                self.index = self.unseen()
         else:
             meanings = ", ".join(f"{key} {word}" for key, word in self.words.items())
-            self.status = f"Nothing saved: {key[:20]!r} is not a key. Keys: {meanings}; {' '.join(MOVES)} to move."
+            moves = " ".join(MOVES)
+            self.status = (
+                f"Nothing saved: {key[:20]!r} is not a key. Keys: {meanings}; {moves} to move."
+            )
+
+    def _press_decision(self, key: str) -> None:
+        """Save what a key decides, and go on to the next place without a decision."""
+        word = next(word for keys, _, word in self.book.choices if key in keys)
+        status = f"Saved: {self.book.where(self.index)}: {word}."
+        if not self.decide(self.keys[key]):
+            return
+        self.index = self.unseen(self.index)
+        if not self.book.counts()["left"]:
+            status += f" All {self.book.unit}s are labelled."
+        self.status = status
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #8f63445d
 class WidgetPage:
@@ -439,7 +488,7 @@ class WidgetPage:
         self._body = w.HTML()
         self._status = w.HTML()
 
-    def lay_out(self, *rows: Any) -> None:
+    def lay_out(self, *rows: "Widget") -> None:
         """Put widgets between the card and the status, and draw."""
         import ipywidgets as w
 
@@ -448,9 +497,9 @@ class WidgetPage:
 
     def head(self) -> str:
         """Where the person is and what is left, as HTML."""
-        now = self.session
-        counts = ", ".join(f"{number} {name}" for name, number in now.book.counts().items())
-        return f"<b>{html.escape(now.book.where(now.index))}</b> · {counts}"
+        book = self.session.book
+        counts = ", ".join(f"{number} {name}" for name, number in book.counts().items())
+        return f"<b>{html.escape(book.where(self.session.index))}</b> · {counts}"
 
     def show(self) -> None:
         """Draw the current place, the progress, and the line of status."""
@@ -458,19 +507,22 @@ class WidgetPage:
         self._body.value = self.session.book.card(*self.session.place)
         self._status.value = html.escape(printable(self.session.status))
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> dict[str, Any]:
         return self.box._repr_mimebundle_(**options)
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #d1b208ed
+def _common_length(first: str, second: str) -> int:
+    """How many characters two texts have in common at their beginnings."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def typed(old: str, new: str) -> str:
     """The keys that made one text of a field from another; none where text was only taken out."""
-
-    def common(a, b):
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-    start = common(old, new)
-    end = common(old[start:][::-1], new[start:][::-1])
-    return new[start : len(new) - end] if start + end == len(old) else new[start:]
+    start = _common_length(old, new)
+    end = _common_length(old[start:][::-1], new[start:][::-1])
+    inserted = start + end == len(old)
+    return new[start : len(new) - end] if inserted else new[start:]
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #9589c875
 QUIET = 0.4  # seconds
@@ -484,55 +536,60 @@ class KeyPage(WidgetPage):
         import ipywidgets as w
 
         self._drawing = False
-        self._emptied = ""
-        self._rest = None
+        self._emptied = ""  # what stood in the field of keys when it was emptied
+        self._emptying: asyncio.TimerHandle | None = None
         self._note = w.Text(description="note", placeholder="optional", continuous_update=False)
-        self._keys = w.Textarea(
-            description="keys",
-            placeholder=f"{' '.join(self.session.words)} · {' '.join(MOVES)}",
-            rows=1,
-        )
-        self._buttons = {
-            key: w.Button(description=f"{key} {text}")
-            for key, text in (self.session.words | MOVES).items()
-        }
+        words = dict(self.session.words)
+        placeholder = f"{' '.join(words)} · {' '.join(MOVES)}"
+        self._keys = w.Textarea(description="keys", placeholder=placeholder, rows=1)
+        words.update(MOVES)
+        self._buttons = {key: w.Button(description=f"{key} {word}") for key, word in words.items()}
         for key, button in self._buttons.items():
-            button.on_click(lambda _, key=key: (self.press(key), self._keys.focus()))
-        self._keys.observe(self._typed, "value")
-        self._note.observe(self._noted, "value")
-        self.lay_out(
-            w.HBox([self._keys, *self._buttons.values()], layout=w.Layout(flex_flow="row wrap")),
-            self._note,
+            button.on_click(partial(self._click, key))
+        self._keys.observe(self._on_keys, "value")
+        self._note.observe(self._on_note, "value")
+        keys_row = w.HBox(
+            [self._keys, *self._buttons.values()], layout=w.Layout(flex_flow="row wrap")
         )
+        self.lay_out(keys_row, self._note)
 
     def press(self, key: str) -> None:
         """Do what a key does, and draw the result."""
         self.session.press(key)
         self.show()
 
-    def _typed(self, change: Mapping[str, Any]) -> None:
+    def _click(self, key: str, button: "Button") -> None:
+        self.press(key)
+        self._keys.focus()
+
+    def _on_keys(self, change: Mapping[str, Any]) -> None:
+        """Press the keys that were typed since the last change of the field."""
         new = change["new"]
         if not new:
             return
-        for key in (
-            (new.removeprefix(self._emptied) or new) if self._emptied else typed(change["old"], new)
-        ):
+        keys = typed(change["old"], new)
+        if self._emptied:  # the browser may not know yet that the field was emptied
+            keys = new.removeprefix(self._emptied) or new
+        for key in keys:
             self.session.press(key)
         self._emptied = ""
         self.show()
-        if self._rest:
-            self._rest.cancel()
-        with suppress(
-            RuntimeError
-        ):  # outside a kernel there is neither a clock nor a person who types
-            self._rest = asyncio.get_running_loop().call_later(QUIET, self.empty)
+        self._empty_later()
+
+    def _empty_later(self) -> None:
+        """Empty the field of keys when the typing pauses."""
+        if self._emptying:
+            self._emptying.cancel()
+        # outside a kernel there is neither a clock nor a person who types
+        with suppress(RuntimeError):
+            self._emptying = asyncio.get_running_loop().call_later(QUIET, self.empty)
 
     def empty(self) -> None:
         """Empty the field of keys; what was typed before the browser knows of it still counts."""
         self._emptied = self._keys.value
         self._keys.value = ""
 
-    def _noted(self, change: Mapping[str, Any]) -> None:
+    def _on_note(self, change: Mapping[str, Any]) -> None:
         if not self._drawing:
             self.session.write(change["new"])
             self.show()
@@ -540,11 +597,13 @@ class KeyPage(WidgetPage):
     def show(self) -> None:
         """Draw the current place with its note and its decision."""
         super().show()
-        now = self.session
-        label = self.session.label
+        session = self.session
+        label = session.label
         self._drawing = True
-        self._note.value = now.note
+        self._note.value = session.note
         self._drawing = False
         for key, button in self._buttons.items():
-            chosen = label and key in now.keys and getattr(label, now.book.says) == now.keys[key]
+            chosen = False
+            if label and key in session.keys:
+                chosen = getattr(label, session.book.says) == session.keys[key]
             button.button_style = "success" if chosen else ""

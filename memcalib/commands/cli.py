@@ -857,7 +857,7 @@ def demonstrations(
         print(run.finish())
 
 # %% ../../nbs/commands/07_cli.ipynb #f0dbb2d2
-@app.command(cls=_command_with("memcalib.commands.build:Build"))
+@app.command(cls=_command_with("memcalib.dataset.build:Build"))
 def build(
     name: Annotated[
         str,
@@ -912,8 +912,9 @@ def build(
 
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
     """
-    from memcalib.commands.build import load_build
-    from memcalib.commands.build import MemoryRun, ask_first, build_run
+    from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
+    from memcalib.commands.settings_files import Bar
+    from memcalib.dataset.build_run import MemoryRun, build_run
 
     steps = {
         "--pilot": pilot,
@@ -932,10 +933,10 @@ def build(
     if rows:
         changes["rows"] = rows
     if from_memory:
-        changes["memory"] = {"log": from_memory}
+        changes = {"memory": {"log": from_memory, **changes}}
     plan = load_build(name, changes, set_ or ())
     command = _build_command(name, out, rows, from_memory, set_ or (), cache)
-    run = build_run(plan, out, cache_of(cache, no_cache), command, dry_run)
+    run = build_run(plan, out, cache_of(cache, no_cache), command, Bar)
     if preview and not isinstance(run, MemoryRun):
         raise ValueError("--preview: found a build from sources; allowed with --from-memory LOG")
     if reviews:
@@ -943,15 +944,15 @@ def build(
     elif freeze:
         print(run.freeze())
     elif hub:
-        print(run.lay_out(hub))
+        print(hub_text(run.lay_out(hub), hub))
     elif preview:
         print(run.preview_text())
     elif dry_run:
-        print(run.plan_text())
+        print(plan_text(run))
     else:
         if isinstance(run, MemoryRun):
             ask_first(run, yes)
-        print(run.pilot(pilot) if pilot else run.finish())
+        print(run.pilot(pilot) if pilot else finished_text(run.run()))
 
 
 def _build_command(

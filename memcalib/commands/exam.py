@@ -26,6 +26,7 @@ from memcalib.evaluation.exam import (
     KnownAnswer,
     channel_accuracy,
     edited_files,
+    error_check,
     exam_counts,
     exam_frame,
     exam_items,
@@ -168,6 +169,7 @@ class ExamRun:
             "numbers": numbers,
             "usage": _usage(judgments),
             "question_counts": exam_counts(frame).tolist(),
+            "error_check": json.loads(error_check(frame).to_json(orient="records")),
         }
         document = json.dumps(exam, indent=1, ensure_ascii=False)
         write_whole(self.folder / "exam.json", f"{document}\n")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCK_RULES', 'LABEL_WORDS', 'CONNECTORS', 'EMOJI', 'LINE_PATTERNS', 'PROTECTED', 'ABBREVIATIONS', 'NUMBERED',
-           'Sentences', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD', 'WHOLE', 'Rule', 'Block',
-           'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected', 'Outline', 'outline',
+           'Sentences', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD', 'WHOLE', 'BlockRule',
+           'Block', 'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected', 'Outline', 'outline',
            'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries', 'inside_of', 'prefix_spans',
            'token_bytes', 'TokenTable', 'token_table', 'gather_bytes', 'decode_rows', 'token_spans', 'splitter_name',
            'spacy_splitter', 'sentence_splitter', 'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts',
@@ -31,7 +31,7 @@ from torch import Tensor
 
 # %% ../../nbs/credit/03_sentences.ipynb #3e1fed6e
 @dataclass(frozen=True)
-class Rule:
+class BlockRule:
     """What a kind of block means for cutting."""
 
     hard: bool = False  # its start is a hard boundary, else a soft one
@@ -39,23 +39,23 @@ class Rule:
     announces: bool = False  # the start of the next block is no boundary
 
 
-BLOCK_RULES: dict[str, Rule] = {
-    "heading": Rule(announces=True),
-    "hr": Rule(whole=True, announces=True),
-    "paragraph": Rule(),
-    "nested_paragraph": Rule(hard=True),
-    "blockquote": Rule(),
-    "list_item": Rule(),
-    "ordered_item": Rule(hard=True),
-    "tr": Rule(hard=True, whole=True),
-    "fence": Rule(whole=True),
-    "code_block": Rule(whole=True),
-    "html_block": Rule(whole=True),
+BLOCK_RULES: dict[str, BlockRule] = {
+    "heading": BlockRule(announces=True),
+    "hr": BlockRule(whole=True, announces=True),
+    "paragraph": BlockRule(),
+    "nested_paragraph": BlockRule(hard=True),
+    "blockquote": BlockRule(),
+    "list_item": BlockRule(),
+    "ordered_item": BlockRule(hard=True),
+    "tr": BlockRule(hard=True, whole=True),
+    "fence": BlockRule(whole=True),
+    "code_block": BlockRule(whole=True),
+    "html_block": BlockRule(whole=True),
 }
 
 # %% ../../nbs/credit/03_sentences.ipynb #a9842000
 class Block(NamedTuple):
-    """A block of an answer; places count characters."""
+    """A block of an answer; `start`, `end` and `inline` are by character."""
 
     kind: str  # a key of `BLOCK_RULES`
     level: int  # depth of nesting, 0 outside everything
@@ -64,7 +64,7 @@ class Block(NamedTuple):
     inline: int | None = None  # where the text of a paragraph or heading begins
 
 # %% ../../nbs/credit/03_sentences.ipynb #bf035d44
-_SHOWN = re.compile(r"\S")
+_VISIBLE = re.compile(r"\S")
 
 
 @cache
@@ -74,39 +74,37 @@ def _markdown():
     return MarkdownIt("commonmark").enable("table").disable("inline")  # blocks alone are read
 
 
-def _shown(text: str, place: int) -> int:
-    found = _SHOWN.search(text, place)
-    return found.start() if found else len(text)
+def _next_visible(text: str, position: int) -> int:
+    """Where the next visible character stands, at a position or after it; the length of the text where there is none."""
+    match = _VISIBLE.search(text, position)
+    return match.start() if match else len(text)
 
 # %% ../../nbs/credit/03_sentences.ipynb #5b23d27d
 def blocks(text: str) -> list[Block]:
     """The blocks of an answer (CommonMark with tables) in their order; an item comes before what it holds."""
-    lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
-    found = []
-
-    def place(line):
-        return lines[min(line, len(lines) - 1)]
-
+    line_starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
+    last_line = len(line_starts) - 1
+    read: list[Block] = []
     tokens = _markdown().parse(text)
     for index, token in enumerate(tokens):
         kind = token.type.removesuffix("_open")
         if token.map is None or kind not in BLOCK_RULES:
             continue
-        start = _shown(text, place(token.map[0]))
-        end = place(token.map[1])
+        first_line, line_after = token.map
+        start = _next_visible(text, line_starts[min(first_line, last_line)])
+        end = line_starts[min(line_after, last_line)]
         inline = None
         if kind in ("paragraph", "heading"):
-            inline = max(text.find(tokens[index + 1].content.partition("\n")[0], start, end), start)
+            first_text, _, _ = tokens[index + 1].content.partition("\n")
+            inline = max(text.find(first_text, start, end), start)
         if kind == "list_item" and token.info:
             kind = "ordered_item"
-        if (
-            kind == "paragraph"
-            and token.level
-            and all(start != other.start for other in found[-3:])
-        ):
-            kind = "nested_paragraph"
-        found.append(Block(kind, token.level, start, end, inline))
-    return found
+        if kind == "paragraph" and token.level:
+            opens_its_parent = any(start == earlier.start for earlier in read[-3:])
+            if not opens_its_parent:
+                kind = "nested_paragraph"
+        read.append(Block(kind, token.level, start, end, inline))
+    return read
 
 # %% ../../nbs/credit/03_sentences.ipynb #14e4541f
 LABEL_WORDS = 14
@@ -116,17 +114,36 @@ _BOLD = re.compile(r"\s*(\*\*|__)[^*_\n]+\1:?\s*")
 def is_label(text: str) -> bool:
     """Whether a line announces what follows: bold alone, or short and ending in a colon."""
     text = text.strip()
-    return (
-        bool(text)
-        and "\n" not in text
-        and (
-            bool(_BOLD.fullmatch(text)) or (text.endswith(":") and len(text.split()) <= LABEL_WORDS)
-        )
-    )
+    if not text or "\n" in text:
+        return False
+    is_short = len(text.split()) <= LABEL_WORDS
+    return bool(_BOLD.fullmatch(text)) or (text.endswith(":") and is_short)
 
 # %% ../../nbs/credit/03_sentences.ipynb #dbdbc8b1
-_CONNECTING = "and or but so then also however therefore thus hence instead otherwise meanwhile moreover furthermore plus versus vs yet nor"
-CONNECTORS = frozenset(_CONNECTING.split())
+CONNECTORS = frozenset(
+    (
+        "and",
+        "or",
+        "but",
+        "so",
+        "then",
+        "also",
+        "however",
+        "therefore",
+        "thus",
+        "hence",
+        "instead",
+        "otherwise",
+        "meanwhile",
+        "moreover",
+        "furthermore",
+        "plus",
+        "versus",
+        "vs",
+        "yet",
+        "nor",
+    )
+)
 
 
 def is_connector(text: str) -> bool:
@@ -138,21 +155,21 @@ def is_connector(text: str) -> bool:
 _NAME = regex.compile(
     r"\p{Lu}[\p{L}\p{M}\d.'’-]*(?: \p{Lu}[\p{L}\p{M}\d.'’-]*){0,2}(?: \([^()\n]{1,30}\))?"
 )
-_CALLED = regex.compile(r"(?m)^[ \t>*_]*(\p{Lu}[^:\n*_]{0,40})(?:\*\*|__)?:")
+_BEFORE_COLON = regex.compile(r"(?m)^[ \t>*_]*(\p{Lu}[^:\n*_]{0,40})(?:\*\*|__)?:")
 
 
 def speakers(text: str) -> frozenset[str]:
     """The names that stand on lines of their own, without a colon, and are recognised as speakers."""
-    lines = Counter(line.strip(" \t>*_") for line in text.splitlines())
-    names = {
-        line: line.partition(" (")[0] for line in lines if _NAME.fullmatch(line) and line[-1] != "."
-    }
-    called = set(_CALLED.findall(text)) if names else set()
-
-    def known(name):
-        return (len(name) > 1 and name.isupper()) or name in called
-
-    return frozenset(line for line, name in names.items() if known(name) or lines[line] > 1)
+    line_counts = Counter(line.strip(" \t>*_") for line in text.splitlines())
+    name_lines = [line for line in line_counts if _NAME.fullmatch(line) and not line.endswith(".")]
+    before_colon = set(_BEFORE_COLON.findall(text)) if name_lines else set()
+    recognised = set()
+    for line in name_lines:
+        name, _, _ = line.partition(" (")
+        in_capitals = len(name) > 1 and name.isupper()
+        if in_capitals or name in before_colon or line_counts[line] > 1:
+            recognised.add(line)
+    return frozenset(recognised)
 
 # %% ../../nbs/credit/03_sentences.ipynb #5773bbe2
 EMOJI = r"(?:[\p{Extended_Pictographic}\p{RI}\p{EMod}\uFE0F\u200D]|[0-9#*]\uFE0F?\u20E3)+"
@@ -168,7 +185,10 @@ LINE_PATTERNS = {
 
 def line_kind(line: str) -> str:
     """The first of `LINE_PATTERNS` that the whole line follows, or nothing."""
-    return next((kind for kind, pattern in LINE_PATTERNS.items() if pattern.fullmatch(line)), "")
+    for kind, pattern in LINE_PATTERNS.items():
+        if pattern.fullmatch(line):
+            return kind
+    return ""
 
 # %% ../../nbs/credit/03_sentences.ipynb #e76a1eef
 PROTECTED = {
@@ -179,7 +199,10 @@ PROTECTED = {
     "tag": r"</?[A-Za-z][\w-]*(?:\s[^<>\n]*)?/?>",
     "bold": r"\*\*[^*\n]{1,60}\*\*|__[^_\n]{1,60}__",
     "dotted": r"\b\w+(?:\.\w+)+\b",
-    "technical": r"(?<![^\s(\[{])[\"“'‘](?=\S)(?=[^\n\"”’']{0,80}(?:[_/\\=<>{}\[\]#@|$^]|::|\w[.(]\w))[^\n\"”’']{1,80}(?<=\S)[\"”’'](?!\w)",
+    "technical": (
+        r"(?<![^\s(\[{])[\"“'‘](?=\S)(?=[^\n\"”’']{0,80}(?:[_/\\=<>{}\[\]#@|$^]|::|\w[.(]\w))"
+        r"[^\n\"”’']{1,80}(?<=\S)[\"”’'](?!\w)"
+    ),
 }
 _PROTECTED = regex.compile(
     "|".join(f"(?P<{name}>{pattern})" for name, pattern in PROTECTED.items()), regex.S
@@ -194,129 +217,176 @@ def protected(text: str) -> list[tuple[int, int]]:
 # %% ../../nbs/credit/03_sentences.ipynb #cc356a77
 @dataclass
 class Outline:
-    """What the structure of an answer says: places by character, regions as (start, end)."""
+    """What the structure of an answer says: positions by character, stretches as (start, end)."""
 
     starts: dict[int, bool] = field(default_factory=dict)  # boundaries, and whether each is hard
-    joined: set[int] = field(
-        default_factory=set
-    )  # places that are no boundary, whatever else says so
+    joined: set[int] = field(default_factory=set)  # no boundaries, whatever else says so
     alone: set[int] = field(default_factory=set)  # hard boundaries around a line that stands alone
     prose: list[tuple[int, int]] = field(default_factory=list)  # where to look for sentences
     whole: list[tuple[int, int]] = field(default_factory=list)  # where not to cut
 
-    def start(self, place: int, hard: bool = False) -> None:
-        self.starts[place] = self.starts.get(place, False) or hard
+    def start(self, position: int, hard: bool = False) -> None:
+        """Add a boundary; one that was hard stays so."""
+        self.starts[position] = self.starts.get(position, False) or hard
 
 # %% ../../nbs/credit/03_sentences.ipynb #0bf2e52a
-def _lines(text: str, block: Block, first: int) -> list[tuple[int, str, int]]:
-    found = []
-    for match in re.finditer(r"[^\r\n]+", text[first : block.end]):
-        line = match[0].strip(" \t>")
-        place = _shown(text, first + match.start())
-        if line:
-            found.append((place if found else block.start, line, _shown(text, first + match.end())))
-    return found
+class _Line(NamedTuple):
+    start: int
+    text: str
+    after: int  # where the next visible character behind it stands
 
 
-def _read_lines(
-    found: Outline, lines: Sequence[tuple[int, str, int]], announces: Callable[[str], bool]
-) -> None:
-    kinds = [line_kind(line) for _, line, _ in lines]
-    for index, ((place, line, after), kind) in enumerate(zip(lines, kinds, strict=True)):
+def _lines(text: str, block: Block) -> list[_Line]:
+    """The lines of a paragraph or heading that are not empty; none for any other block."""
+    if block.inline is None:
+        return []
+    lines: list[_Line] = []
+    for match in re.finditer(r"[^\r\n]+", text[block.inline : block.end]):
+        content = match[0].strip(" \t>")
+        if content:
+            start = _next_visible(text, block.inline + match.start()) if lines else block.start
+            after = _next_visible(text, block.inline + match.end())
+            lines.append(_Line(start, content, after))
+    return lines
+
+
+def _read_lines(plan: Outline, lines: Sequence[_Line], names: frozenset[str]) -> None:
+    """Add to an outline what the lines of a paragraph say; `names` are the speakers of the answer."""
+    kinds = [line_kind(line.text) for line in lines]
+    for index, (line, kind) in enumerate(zip(lines, kinds, strict=True)):
+        follows_quote = index > 0 and kinds[index - 1] == "quote"
         if kind == "direction":
-            found.alone |= {place, after}
+            plan.alone |= {line.start, line.after}
         elif kind == "emoji":
-            found.joined.add(place)
-        elif (kind == "field" and kinds.count("field") > 1) or (
-            kind == "quote" and index and kinds[index - 1] == "quote"
-        ):
-            found.start(place)
-        if announces(line) and index + 1 < len(lines):
-            found.joined.add(after)
+            plan.joined.add(line.start)
+        elif (kind == "field" and kinds.count("field") > 1) or (kind == "quote" and follows_quote):
+            plan.start(line.start)
+        is_last = index + 1 == len(lines)
+        if not is_last and _announces(line.text, names):
+            plan.joined.add(line.after)
+
+
+def _announces(line: str, names: frozenset[str]) -> bool:
+    """Whether a line belongs to what follows it: a label, a connector alone, or a speaker."""
+    return is_label(line) or is_connector(line) or line.strip("*_") in names
 
 # %% ../../nbs/credit/03_sentences.ipynb #0599847d
 def outline(text: str) -> Outline:
     """The outline of an answer in Markdown; plain text is paragraphs."""
-    found = Outline()
-    pending = None
+    plan = Outline()
     names = speakers(text)
-
-    def announces(line):
-        return is_label(line) or is_connector(line) or line.strip("*_") in names
-
+    announced_level = None  # how deep the block before lies, where it announces this one
     for block in blocks(text):
         rule = BLOCK_RULES[block.kind]
-        found.start(block.start, rule.hard)
-        if pending is not None and block.level >= pending:
-            found.joined.add(block.start)
-        ahead = rule.announces
-        first = block.inline
-        lines = [] if first is None else _lines(text, block, first)
-        if first is not None and lines and block.kind != "heading":
-            _read_lines(found, lines, announces)
-            found.prose.append((first, block.end))
-            ahead = announces(lines[-1][1]) or (
-                pending is not None and line_kind(lines[-1][1]) == "emoji"
-            )
-        found.whole += [(block.start, len(text[: block.end].rstrip()))] * rule.whole
-        if first is not None and lines:
-            found.whole += [(first + a, first + b) for a, b in protected(text[first : block.end])]
-        pending = block.level if ahead else None
+        plan.start(block.start, rule.hard)
+        is_announced = announced_level is not None
+        if is_announced and block.level >= announced_level:
+            plan.joined.add(block.start)
+        announces = rule.announces
+        lines = _lines(text, block)
+        if lines and block.kind != "heading":
+            _read_lines(plan, lines, names)
+            plan.prose.append((block.inline, block.end))
+            last_line = lines[-1].text
+            passes_on = is_announced and line_kind(last_line) == "emoji"
+            announces = passes_on or _announces(last_line, names)
+        if rule.whole:
+            plan.whole.append((block.start, len(text[: block.end].rstrip())))
+        if lines:
+            for start, end in protected(text[block.inline : block.end]):
+                plan.whole.append((block.inline + start, block.inline + end))
+        announced_level = block.level if announces else None
         if block.kind in ("fence", "code_block"):
-            found.start(_shown(text, block.end))
-    found.whole += [match.span() for match in _FORMULA.finditer(text)]
-    return found
+            plan.start(_next_visible(text, block.end))
+    plan.whole += [match.span() for match in _FORMULA.finditer(text)]
+    return plan
 
 # %% ../../nbs/credit/03_sentences.ipynb #72185d10
-_ABBREVIATED = "dr mr mrs ms mx prof st sr jr rev hon gen col capt lt sgt vs cf e.g i.e eg ie al approx ca viz resp incl"
-_NUMBERED = "no nos fig figs p pp vol ch sec eq art ed"
-ABBREVIATIONS = frozenset(_ABBREVIATED.split())
-NUMBERED = frozenset(_NUMBERED.split())
+ABBREVIATIONS = frozenset(
+    (
+        "dr",
+        "mr",
+        "mrs",
+        "ms",
+        "mx",
+        "prof",
+        "st",
+        "sr",
+        "jr",
+        "rev",
+        "hon",
+        "gen",
+        "col",
+        "capt",
+        "lt",
+        "sgt",
+        "vs",
+        "cf",
+        "e.g",
+        "i.e",
+        "eg",
+        "ie",
+        "al",
+        "approx",
+        "ca",
+        "viz",
+        "resp",
+        "incl",
+    )
+)
+NUMBERED = frozenset(
+    ("no", "nos", "fig", "figs", "p", "pp", "vol", "ch", "sec", "eq", "art", "ed")
+)  # abbreviations only before a number
 _END = regex.compile(r"(?P<mark>[.!?…؟۔।]+|[。！？]+)[\"'”’»)\]}*_]*")
 _CLOSING = regex.compile(r"[\"'”’»)\]}*_]*")
 _EMOJI_RUN = regex.compile(rf"\s*(?P<run>(?:{EMOJI}[ \t]*)+)(?P<gap>\s*)")
 _INITIALS = regex.compile(r"(?:\p{Lu}\.)*\p{Lu}")
 
 
-def is_abbreviated(word: str, rest: str) -> bool:
-    """Whether the full stop after `word`, before `rest`, belongs to the word and ends no sentence."""
+def is_abbreviated(word: str, following: str) -> bool:
+    """Whether the full stop after `word`, before `following`, belongs to the word and ends no sentence."""
     word = word.lstrip("([{\"'“‘*_")
     if word.casefold() in NUMBERED:
-        return rest[:1].isdigit()
-    return word.casefold() in ABBREVIATIONS or (word != "I" and bool(_INITIALS.fullmatch(word)))
+        return following[:1].isdigit()
+    is_initial = word != "I" and bool(_INITIALS.fullmatch(word))
+    return is_initial or word.casefold() in ABBREVIATIONS
 
 # %% ../../nbs/credit/03_sentences.ipynb #b7fbe210
-def settle(text: str, place: int) -> int:
-    """The place moved behind closing marks and emoji of the sentence before, to the next visible character."""
-    if (
-        0 < place < len(text)
-        and not text[place - 1].isspace()
-        and (closing := _CLOSING.match(text, place))
-    ):
-        place = closing.end()
-    if found := _EMOJI_RUN.match(text, place):
-        before = text[: found.start("run")].rpartition("\n")[2]
-        if before.strip() or "\n" in found["gap"] or found.end() == len(text):
-            place = found.end()
-    return _shown(text, place)
+def settle(text: str, position: int) -> int:
+    """The position moved behind closing marks and emoji of the sentence before, to the next visible character."""
+    if 0 < position < len(text) and not text[position - 1].isspace():
+        position = _CLOSING.match(text, position).end()
+    emoji = _EMOJI_RUN.match(text, position)
+    if emoji:
+        _, _, before_on_line = text[: emoji.start("run")].rpartition("\n")
+        ends_line = "\n" in emoji["gap"] or emoji.end() == len(text)
+        if before_on_line.strip() or ends_line:
+            position = emoji.end()
+    return _next_visible(text, position)
 
 # %% ../../nbs/credit/03_sentences.ipynb #418c5883
 def punctuated(text: str) -> list[int]:
-    """The places where a sentence starts by punctuation alone, the first one left out."""
-    found = []
+    """Where a sentence starts by punctuation alone, the first one left out."""
+    starts = []
     for match in _END.finditer(text):
-        place = settle(text, match.end())
-        line = text[max(text.rfind("\n", 0, match.start()) + 1, match.start() - 30) : match.start()]
-        word = line.rpartition(" ")[2]
-        rest = text[place : place + 12].lstrip("> \t\"'“‘«([*_")
-        if place >= len(text) or (place == match.end() and match["mark"][0] not in "。！？"):
+        start = settle(text, match.end())
+        is_wide = match["mark"][0] in "。！？"  # marks of scripts that leave no space after them
+        if start >= len(text) or (start == match.end() and not is_wide):
             continue
-        if rest[:1].islower() or (
-            match["mark"] == "." and (is_abbreviated(word, rest) or line.strip(" \t>").isdigit())
-        ):
-            continue
-        found.append(place)
-    return found
+        following = text[start : start + 12].lstrip("> \t\"'“‘«([*_")
+        if not following[:1].islower() and not _is_dot_of_word(text, match, following):
+            starts.append(start)
+    return starts
+
+
+def _is_dot_of_word(text: str, match: regex.Match, following: str) -> bool:
+    """Whether a mark is the full stop of an abbreviation or of the number that opens a line."""
+    if match["mark"] != ".":
+        return False
+    line_start = text.rfind("\n", 0, match.start()) + 1
+    before = text[max(line_start, match.start() - 30) : match.start()]
+    _, _, word = before.rpartition(" ")
+    return is_abbreviated(word, following) or before.strip(" \t>").isdigit()
 
 # %% ../../nbs/credit/03_sentences.ipynb #07da5731
 class Parse(NamedTuple):
@@ -330,10 +400,10 @@ Sentences = Callable[[str], Parse]
 
 # %% ../../nbs/credit/03_sentences.ipynb #c1be25c1
 class Boundaries(NamedTuple):
-    """Where segments start (and whether the start is hard), whether a place is inside something whole, and arcs of words."""
+    """Where segments start (and whether the start is hard), whether a position is inside something whole, and arcs of words."""
 
     starts: dict[int, bool]
-    inside: Callable[[int], bool]
+    is_inside: Callable[[int], bool]
     arcs: list[tuple[int, int]]
 
 
@@ -341,74 +411,78 @@ def boundaries(text: str, sentences: Sentences) -> Boundaries:
     """The boundaries of an answer in order; the first is 0."""
     plan = outline(text)
     arcs = []
-    starts = plan.starts
     for begin, end in plan.prose:
         prose = text[begin:end]
         parse = sentences(prose)
-        for place in {settle(prose, place) for place in parse.starts if place} | set(
-            punctuated(prose)
-        ):
-            plan.start(_anchor(text, begin + place))
-        arcs += [(begin + a, begin + b) for a, b in parse.arcs]
-    inside = inside_of(plan.whole)
-    starts |= dict.fromkeys(plan.alone, True)
-    kept = [
-        place
-        for place in starts
-        if (place in plan.alone or place not in plan.joined) and not inside(place)
-    ]
-    return Boundaries(
-        {
-            place: starts.get(place, False)
-            for place in sorted({0, *kept})
-            if place < max(len(text), 1)
-        },
-        inside,
-        arcs,
-    )
+        starts = {settle(prose, start) for start in parse.starts if start}
+        starts.update(punctuated(prose))
+        for start in starts:
+            plan.start(_before_quote_marks(text, begin + start))
+        for word, other_word in parse.arcs:
+            arcs.append((begin + word, begin + other_word))
+    for position in plan.alone:
+        plan.start(position, hard=True)
+    is_inside = inside_of(plan.whole)
+    hard_by_start = {0: plan.starts.get(0, False)}
+    for position in sorted(plan.starts):
+        is_joined = position in plan.joined and position not in plan.alone
+        if position < len(text) and not is_joined and not is_inside(position):
+            hard_by_start[position] = plan.starts[position]
+    return Boundaries(hard_by_start, is_inside, arcs)
 
 # %% ../../nbs/credit/03_sentences.ipynb #7ad9f6f8
-def _anchor(text: str, place: int) -> int:
-    line = max(text.rfind("\n", 0, place), text.rfind("\r", 0, place)) + 1
-    return place if text[line:place].strip(" \t>") else _shown(text, line)
+def _before_quote_marks(text: str, position: int) -> int:
+    """Where the line starts, if only marks of a quote stand before the position; otherwise the position itself."""
+    line_start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
+    if text[line_start:position].strip(" \t>"):
+        return position
+    return _next_visible(text, line_start)
 
 
 def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
-    """The question whether a place lies strictly inside one of the spans; overlapping spans count as one."""
-    merged: list[list[int]] = []
+    """The question whether a position lies strictly inside one of the spans; overlapping spans count as one."""
+    merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
+            first, last = merged[-1]
+            merged[-1] = (first, max(last, end))
         else:
-            merged.append([start, end])
+            merged.append((start, end))
     firsts = [start for start, _ in merged]
 
-    def inside(place: int) -> bool:
-        index = bisect.bisect_left(firsts, place) - 1
-        return index >= 0 and merged[index][0] < place < merged[index][1]
+    def is_inside(position: int) -> bool:
+        index = bisect.bisect_left(firsts, position) - 1
+        if index < 0:
+            return False
+        start, end = merged[index]
+        return start < position < end
 
-    return inside
+    return is_inside
 
 # %% ../../nbs/credit/03_sentences.ipynb #9ea02cab
 def prefix_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
     "Character span of each token in the decoded text, by decoding ever longer beginnings: for any tokenizer, and slow."
-    ends = [
-        0,
-        *(len(tokenizer.decode(ids[: t + 1], skip_special_tokens=True)) for t in range(len(ids))),
-    ]
-    return [(a, max(a, b)) for a, b in pairwise(ends)]
+    spans = []
+    start = 0
+    for count in range(1, len(ids) + 1):
+        end = len(tokenizer.decode(ids[:count], skip_special_tokens=True))
+        spans.append((start, max(start, end)))
+        start = end
+    return spans
 
 # %% ../../nbs/credit/03_sentences.ipynb #161a15a7
 def _byte_of() -> dict[str, int]:
-    plain = [
+    """The byte that each character of a byte-level vocabulary stands for."""
+    printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
-    moved = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {
-        chr(256 + k): byte for k, byte in enumerate(moved)
-    }
+    byte_of = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    for k, byte in enumerate(others):
+        byte_of[chr(256 + k)] = byte
+    return byte_of
 
 
 _BYTE_OF = _byte_of()
@@ -432,18 +506,19 @@ class TokenTable:
 
 # %% ../../nbs/credit/03_sentences.ipynb #8a4c4762
 def _plain_decoder(tokenizer) -> str:
+    """`ByteLevel` or `Fuse` where decoding is plain concatenation, "" for every other tokenizer."""
     from transformers import PreTrainedTokenizerFast as Fast
 
-    inner = getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     kind = type(tokenizer)
-    if inner is None or kind._decode is not Fast._decode or kind.decode is not Fast.decode:
+    if backend is None or kind._decode is not Fast._decode or kind.decode is not Fast.decode:
         return ""
     forced = getattr(
         tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False
     )
-    if tokenizer.clean_up_tokenization_spaces and (forced or type(inner.model).__name__ != "BPE"):
+    if tokenizer.clean_up_tokenization_spaces and (forced or type(backend.model).__name__ != "BPE"):
         return ""
-    name = type(inner.decoder).__name__
+    name = type(backend.decoder).__name__
     return name if name in ("ByteLevel", "Fuse") else ""
 
 # %% ../../nbs/credit/03_sentences.ipynb #120205dc
@@ -452,45 +527,53 @@ _TABLES: WeakKeyDictionary = WeakKeyDictionary()
 
 def token_table(tokenizer) -> TokenTable | None:
     """The table of a tokenizer whose decoding is plain concatenation, `None` for every other tokenizer."""
-    kind = _plain_decoder(tokenizer)
-    known = _TABLES.get(tokenizer)
-    if not kind:
+    decoder = _plain_decoder(tokenizer)
+    if not decoder:
         return None
-    if known is None or len(known.names) != len(tokenizer):
-        silent = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        names = [
-            name or "" for name in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        ]
-        to_bytes = (
-            token_bytes if kind == "ByteLevel" else lambda name: name.encode("utf-8", "replace")
-        )
-        pieces = [b"" if i in silent else to_bytes(name) for i, name in enumerate(names)]
-        start = np.cumsum([0, *map(len, pieces)])
-        known = _TABLES[tokenizer] = TokenTable(
-            np.frombuffer(b"".join(pieces), np.uint8), start, names
-        )
-    return known
+    table = _TABLES.get(tokenizer)
+    if table is None or len(table.names) != len(tokenizer):
+        table = _make_table(tokenizer, decoder)
+        _TABLES[tokenizer] = table
+    return table
+
+
+def _make_table(tokenizer, decoder: str) -> TokenTable:
+    special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = list(range(len(tokenizer)))
+    names = [name or "" for name in tokenizer.convert_ids_to_tokens(ids)]
+    pieces = []
+    for token_id, name in enumerate(names):
+        if token_id in special_ids:
+            pieces.append(b"")
+        elif decoder == "ByteLevel":
+            pieces.append(token_bytes(name))
+        else:
+            pieces.append(name.encode("utf-8", "replace"))
+    start = np.cumsum([0, *map(len, pieces)])
+    return TokenTable(np.frombuffer(b"".join(pieces), np.uint8), start, names)
 
 # %% ../../nbs/credit/03_sentences.ipynb #a013b7c5
 def _broken_ends(pieces: Sequence[bytes]) -> list[int]:
+    """The number of characters after each piece, for bytes that are no UTF-8; one that is cut in the middle counts."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ends = []
     count = 0
     for piece in pieces:
         count += len(decoder.decode(piece))
-        ends.append(count + bool(decoder.getstate()[0]))
+        pending_bytes, _ = decoder.getstate()
+        ends.append(count + 1 if pending_bytes else count)
     return ends
 
 # %% ../../nbs/credit/03_sentences.ipynb #17512ec9
 def gather_bytes(table: TokenTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of these tokens, one after the other, and where each token ends in them."""
-    known = np.where((ids >= 0) & (ids < len(table.names)), ids, 0)
-    size = np.where(known == ids, table.start[known + 1] - table.start[known], 0)
+    """The bytes of these tokens, one after the other, and where each token ends in them; ids beyond the vocabulary have none."""
+    is_known = (ids >= 0) & (ids < len(table.names))
+    table_ids = np.where(is_known, ids, 0)
+    first_byte = table.start[table_ids]
+    size = np.where(is_known, table.start[table_ids + 1] - first_byte, 0)
     ends = np.cumsum(size)
-    place = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-        table.start[known] - (ends - size), size
-    )
-    return table.data[place], ends
+    shift = np.repeat(first_byte - (ends - size), size)
+    return table.data[np.arange(len(shift)) + shift], ends
 
 # %% ../../nbs/credit/03_sentences.ipynb #72faa806
 def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], list[np.ndarray]]:
@@ -500,44 +583,57 @@ def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], li
     """
     table = token_table(tokenizer)
     if table is None:
-        texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
-        found = [
-            np.array([end for _, end in prefix_spans(tokenizer, list(row))], dtype=np.int64)
-            for row in rows
-        ]
-        return texts, [
-            np.minimum(np.maximum.accumulate(ends), len(text))
-            for text, ends in zip(texts, found, strict=True)
-        ]
-    sizes = [len(row) for row in rows]
-    data, ends = gather_bytes(
-        table,
-        np.concatenate([np.asarray(row, np.int64) for row in rows])
-        if sum(sizes)
-        else np.zeros(0, np.int64),
-    )
-    edges = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])]
-    leads = np.concatenate([[0], np.cumsum((data & 0xC0) != 0x80)])
+        return _decode_by_beginnings(tokenizer, rows)
+    ids = np.concatenate([np.zeros(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
+    data, byte_ends = gather_bytes(table, ids)
+    leads = np.concatenate([[0], np.cumsum((data & 0xC0) != 0x80)])  # characters that begin before
     texts = []
-    counted = []
-    first = 0
-    for size, (begin, stop) in zip(sizes, pairwise(edges.tolist()), strict=True):
-        mine = ends[first : first + size]
-        whole = bytes(data[begin:stop])
-        first += size
-        texts.append(whole.decode("utf-8", "replace"))
-        try:
-            codecs.getincrementaldecoder("utf-8")().decode(whole)
-            counted.append(leads[mine] - leads[begin])
-        except UnicodeDecodeError:
-            pieces = [whole[a:b] for a, b in pairwise([0, *(mine - begin).tolist()])]
-            counted.append(np.array(_broken_ends(pieces)))
-    return texts, counted
+    ends = []
+    first_token = 0
+    first_byte = 0
+    for row in rows:
+        ends_of_row = byte_ends[first_token : first_token + len(row)]
+        last_byte = int(ends_of_row[-1]) if len(row) else first_byte
+        content = bytes(data[first_byte:last_byte])
+        texts.append(content.decode("utf-8", "replace"))
+        if _is_beginning_of_utf8(content):
+            ends.append(leads[ends_of_row] - leads[first_byte])
+        else:
+            edges = [0, *(ends_of_row - first_byte).tolist()]
+            pieces = [content[start:end] for start, end in pairwise(edges)]
+            ends.append(np.array(_broken_ends(pieces)))
+        first_token += len(row)
+        first_byte = last_byte
+    return texts, ends
+
+
+def _decode_by_beginnings(
+    tokenizer, rows: Sequence[Sequence[int]]
+) -> tuple[list[str], list[np.ndarray]]:
+    """`decode_rows` for any tokenizer, slowly; an end that decreases or lies beyond the text is moved."""
+    texts = []
+    ends = []
+    for row in rows:
+        ids = list(row)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        raw_ends = np.array([end for _, end in prefix_spans(tokenizer, ids)], dtype=np.int64)
+        texts.append(text)
+        ends.append(np.minimum(np.maximum.accumulate(raw_ends), len(text)))
+    return texts, ends
+
+
+def _is_beginning_of_utf8(content: bytes) -> bool:
+    """Whether bytes are valid UTF-8, of which the last character may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(content)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 # %% ../../nbs/credit/03_sentences.ipynb #d8ed52a8
 def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
     """Character span of each token in the decoded text: what `prefix_spans` gives, without decoding beginnings."""
-    _, (ends,) = decode_rows(tokenizer, [ids])
+    _, [ends] = decode_rows(tokenizer, [ids])
     return list(pairwise([0, *ends.tolist()]))
 
 # %% ../../nbs/credit/03_sentences.ipynb #79e6c66c
@@ -554,36 +650,39 @@ def spacy_splitter(model) -> Sentences:
 
     def read(text: str) -> Parse:
         doc = model(text)
-        arcs = (
-            [(min(t.idx, t.head.idx), max(t.idx, t.head.idx)) for t in doc if t.head.i != t.i]
-            if doc.has_annotation("DEP")
-            else []
-        )
+        arcs = []
+        if doc.has_annotation("DEP"):
+            for word in doc:
+                if word.head.i != word.i:
+                    arcs.append((min(word.idx, word.head.idx), max(word.idx, word.head.idx)))
         return Parse([sentence.start_char for sentence in doc.sents], arcs)
 
     return read
 
 # %% ../../nbs/credit/03_sentences.ipynb #56fdf466
+_MARK_INSIDE = re.compile(r"[^\w\s,;:'’*()-]\s+\S")
+
+
 def _pysbd() -> Sentences:
     import pysbd
 
     segmenter = pysbd.Segmenter(language="en", clean=False)
 
     def read(text: str) -> Parse:
-        found = []
-        position = 0
         flat = re.sub(r"[\r\n]", " ", text)
-        for sentence in segmenter.segment(flat) if _MARK_INSIDE.search(flat) else ():
-            place = flat.find(sentence.strip(), position) if sentence.strip() else -1
-            if place >= 0:
-                found.append(place)
-                position = place + len(sentence.strip())
-        return Parse(found)
+        if not _MARK_INSIDE.search(flat):
+            return Parse()
+        starts = []
+        position = 0
+        for segment_text in segmenter.segment(flat):
+            sentence = segment_text.strip()
+            start = flat.find(sentence, position) if sentence else -1
+            if start >= 0:
+                starts.append(start)
+                position = start + len(sentence)
+        return Parse(starts)
 
     return read
-
-
-_MARK_INSIDE = re.compile(r"[^\w\s,;:'’*()-]\s+\S")
 
 # %% ../../nbs/credit/03_sentences.ipynb #0ff998f0
 @lru_cache(maxsize=2)
@@ -601,27 +700,33 @@ def sentence_splitter(name: str = "") -> Sentences:
     raise ValueError(f"unknown splitter {name!r}: allowed are spacy, pysbd")
 
 # %% ../../nbs/credit/03_sentences.ipynb #c0512559
-def _place(text: str, span: tuple[int, int]) -> int:
-    return span[1] - len(text[span[0] : span[1]].lstrip())
+def _visible_start(text: str, span: tuple[int, int]) -> int:
+    """Where the first visible character of a token stands; its end where it shows nothing."""
+    start, end = span
+    return end - len(text[start:end].lstrip())
 
 # %% ../../nbs/credit/03_sentences.ipynb #24a720cf
 def first_segments(
     text: str, spans: Sequence[tuple[int, int]], marks: Boundaries
 ) -> tuple[list[int], set[int]]:
     """Token indices at which a segment starts, and which of them are hard, from character spans of the tokens."""
-    places = list(marks.starts)
-    firsts = [0]
+    starts = list(marks.starts)
+    first_tokens = [0]
     hard = {0}
-    last = 0
+    last_segment = 0  # the furthest boundary that a token has passed
     for index, span in enumerate(spans):
-        place = _place(text, span)
-        here = bisect.bisect_right(places, place) - 1 if place < span[1] else last
-        if here > last and index and not marks.inside(place):
-            firsts.append(index)
-            if any(marks.starts[place] for place in places[last + 1 : here + 1]):
+        position = _visible_start(text, span)
+        shows_nothing = position >= span[1]
+        if shows_nothing:
+            continue
+        segment_index = bisect.bisect_right(starts, position) - 1
+        if segment_index > last_segment and index and not marks.is_inside(position):
+            first_tokens.append(index)
+            passed = starts[last_segment + 1 : segment_index + 1]
+            if any(marks.starts[start] for start in passed):
                 hard.add(index)
-        last = max(last, here)
-    return firsts, hard
+        last_segment = max(last_segment, segment_index)
+    return first_tokens, hard
 
 # %% ../../nbs/credit/03_sentences.ipynb #a2b1efb1
 MARK_COSTS = {
@@ -645,37 +750,40 @@ _WIDE = "；：、，"  # marks of scripts that leave no space after them
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n$")
 
 
-def mark_cost(text: str, place: int) -> float | None:
-    """What it costs to cut before the character at `place`, as far as line ends and marks show; `None` between plain words."""
-    before = text[max(place - 24, 0) : place]
+def mark_cost(text: str, position: int) -> float | None:
+    """What it costs to cut before the character at `position`, as far as line ends and marks show; `None` between plain words."""
+    before = text[max(position - 24, 0) : position]
     bare = before.rstrip(" \t")
     if bare.endswith("\n"):
         return EMPTY_LINE if _EMPTY_LINE.search(bare) else LINE_END
-    if (
-        bare == before
-        and not before[-1:].isspace()
-        and not text[place : place + 1].isspace()
-        and before[-1:] not in _WIDE
-    ):
+    has_space_before = bare != before or before[-1:].isspace()
+    has_space_after = text[position : position + 1].isspace()
+    needs_no_space = before[-1:] in _WIDE
+    if not has_space_before and not has_space_after and not needs_no_space:
         return WORD
     return MARK_COSTS.get(bare[-1:])
 
 # %% ../../nbs/credit/03_sentences.ipynb #727b3789
 def cut_costs(text: str, spans: Sequence[tuple[int, int]], marks: Boundaries) -> list[float]:
     """The cost of a cut before each of these tokens, given by character."""
-    left = sorted(a for a, _ in marks.arcs)
-    right = sorted(b for _, b in marks.arcs)
-
-    def crossed(place):
-        return bisect.bisect_left(left, place) - bisect.bisect_left(right, place)
-
-    def cost(place: int, end: int) -> float:
-        known = WHOLE if marks.inside(place) else WORD if place == end else mark_cost(text, place)
-        if known is not None:
-            return known
-        return CROSSING + crossed(place) if marks.arcs else GAP
-
-    return [cost(_place(text, span), span[1]) for span in spans]
+    left_words = sorted(left for left, _ in marks.arcs)
+    right_words = sorted(right for _, right in marks.arcs)
+    costs = []
+    for span in spans:
+        position = _visible_start(text, span)
+        shows_nothing = position == span[1]
+        if marks.is_inside(position):
+            cost = WHOLE
+        elif shows_nothing:
+            cost = WORD
+        else:
+            cost = mark_cost(text, position)
+        if cost is None and marks.arcs:
+            begun = bisect.bisect_left(left_words, position)
+            ended = bisect.bisect_left(right_words, position)
+            cost = CROSSING + begun - ended
+        costs.append(GAP if cost is None else cost)
+    return costs
 
 # %% ../../nbs/credit/03_sentences.ipynb #f37855c9
 def cheapest_cuts(costs: Sequence[float], minimum: int, maximum: int) -> list[int]:
@@ -686,19 +794,19 @@ def cheapest_cuts(costs: Sequence[float], minimum: int, maximum: int) -> list[in
     count = len(costs)
     aim = 0.75 * maximum
     size = np.arange(maximum, 0, -1)
-    shape = 50.0 * np.maximum(minimum - size, 0) + abs(size - aim) / aim
-    reached = np.array([0.0, *costs[1:], 0.0])
-    back = [0] * (count + 1)
+    piece_cost = 50.0 * np.maximum(minimum - size, 0) + abs(size - aim) / aim
+    cost_to_reach = np.array([0.0, *costs[1:], 0.0])  # with the cut there
+    last_cut = [0] * (count + 1)
     for end in range(1, count + 1):
         first = max(0, end - maximum)
-        total = reached[first:end] + shape[first - end :]
-        back[end] = first + int(total.argmin())
-        reached[end] += total.min()
+        total = cost_to_reach[first:end] + piece_cost[first - end :]
+        last_cut[end] = first + int(total.argmin())
+        cost_to_reach[end] += total.min()
     cuts = []
-    place = back[count]
-    while place:
-        cuts.append(place)
-        place = back[place]
+    cut = last_cut[count]
+    while cut:
+        cuts.append(cut)
+        cut = last_cut[cut]
     return cuts[::-1]
 
 # %% ../../nbs/credit/03_sentences.ipynb #757457b9
@@ -708,7 +816,7 @@ def is_orphan(text: str) -> bool:
 
 # %% ../../nbs/credit/03_sentences.ipynb #37b1e0b0
 def merge_short(
-    firsts: Sequence[int],
+    first_tokens: Sequence[int],
     hard: set[int],
     count: int,
     minimum: int,
@@ -716,19 +824,20 @@ def merge_short(
     orphan: Callable[[int, int], bool] | None = None,
 ) -> list[int]:
     """Segment starts with pieces under `minimum` tokens, and orphans, merged: right before left. `orphan(a, b)` asks about tokens."""
-    edges = [*firsts, count]
+    edges = [*first_tokens, count]
     index = 0
     while index < len(edges) - 1:
         start, end = edges[index : index + 2]
-        if end - start < minimum or (orphan and orphan(start, end)):
-            if end < count and end not in hard and edges[index + 2] - start <= maximum:
-                del edges[index + 1]
-                continue
-            if index and start not in hard and end - edges[index - 1] <= maximum:
-                del edges[index]
-                index -= 1
-                continue
-        index += 1
+        is_too_small = end - start < minimum or bool(orphan and orphan(start, end))
+        fits_right = end < count and end not in hard and edges[index + 2] - start <= maximum
+        fits_left = index > 0 and start not in hard and end - edges[index - 1] <= maximum
+        if is_too_small and fits_right:
+            del edges[index + 1]
+        elif is_too_small and fits_left:
+            del edges[index]
+            index -= 1
+        else:
+            index += 1
     return edges[:-1]
 
 # %% ../../nbs/credit/03_sentences.ipynb #56c2f893
@@ -740,7 +849,10 @@ def segment(
     minimum: int = 4,
     maximum: int = 96,
 ) -> list[int]:
-    """The segment number of each token, from 0 without gaps (*Sentence-level localization*); `spans` are by character."""
+    """The segment number of each token, from 0 without gaps (*Sentence-level localization*); `spans` are by character.
+
+    Raises `ValueError` unless 1 <= minimum <= maximum.
+    """
     if not 1 <= minimum <= maximum:
         raise ValueError(
             f"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
@@ -748,19 +860,19 @@ def segment(
     if not spans:
         return []
     marks = boundaries(text, sentences or sentence_splitter())
-    firsts, hard = first_segments(text, spans, marks)
+    first_tokens, hard = first_segments(text, spans, marks)
     cut: list[int] = []
-    for start, end in pairwise([*firsts, len(spans)]):
+    for start, end in pairwise([*first_tokens, len(spans)]):
         cut.append(start)
         if end - start > maximum:
             costs = cut_costs(text, spans[start:end], marks)
             cut += [start + index for index in cheapest_cuts(costs, minimum, maximum)]
 
-    def orphan(start, end):
+    def orphan(start: int, end: int) -> bool:
         return is_orphan(text[spans[start][0] : spans[end - 1][1]])
 
-    kept = merge_short(cut, hard, len(spans), minimum, maximum, orphan)
-    return [bisect.bisect_right(kept, index) - 1 for index in range(len(spans))]
+    merged = merge_short(cut, hard, len(spans), minimum, maximum, orphan)
+    return [bisect.bisect_right(merged, index) - 1 for index in range(len(spans))]
 
 # %% ../../nbs/credit/03_sentences.ipynb #f5582e74
 def span_fault(tokenizer, row: Sequence[int], text: str, ends: Sequence[int]) -> str:
@@ -769,13 +881,12 @@ def span_fault(tokenizer, row: Sequence[int], text: str, ends: Sequence[int]) ->
         return "a token without a span"
     if (ends[-1] if row else 0) != len(text):
         return "spans do not cover the text"
-    beginnings = (
-        tokenizer.decode(list(row[:k]), skip_special_tokens=True) for k in range(1, len(row))
-    )
-    if token_table(tokenizer) is None and not all(
-        text.startswith(part.rstrip("\ufffd")) for part in beginnings
-    ):
-        return "a beginning decodes to other text"
+    if token_table(tokenizer) is not None:
+        return ""
+    for count in range(1, len(row)):
+        beginning = tokenizer.decode(list(row[:count]), skip_special_tokens=True)
+        if not text.startswith(beginning.rstrip("\ufffd")):
+            return "a beginning decodes to other text"
     return ""
 
 # %% ../../nbs/credit/03_sentences.ipynb #e645dc13
@@ -793,20 +904,19 @@ def response_units(
     An answer whose tokens cannot be placed in its text is one segment, counted by reason in `fallbacks`. Raises `ValueError`
     unless 1 <= minimum <= maximum.
     """
+    if not len(rows):
+        return torch.empty(0, 0).long()
     units = []
-    sizes = {"minimum": minimum, "maximum": maximum}
-    for row, text, ends in zip(rows, *decode_rows(tokenizer, rows), strict=True):
-        ends = ends.tolist()
-        fault = span_fault(tokenizer, row, text, ends)
+    texts, ends = decode_rows(tokenizer, rows)
+    for row, text, ends_of_row in zip(rows, texts, ends, strict=True):
+        edges = [0, *ends_of_row.tolist()]
+        fault = span_fault(tokenizer, row, text, edges[1:])
         if fault and fallbacks is not None:
             fallbacks[fault] += 1
-        cut = text.strip() and not fault
-        numbers = (
-            segment(text, list(pairwise([0, *ends])), sentences, **sizes) if cut else [0] * len(row)
-        )
+        if fault or not text.strip():
+            numbers = [0] * len(row)
+        else:
+            spans = list(pairwise(edges))
+            numbers = segment(text, spans, sentences, minimum=minimum, maximum=maximum)
         units.append(torch.tensor(numbers, dtype=torch.long))
-    return (
-        torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1)
-        if units
-        else torch.empty(0, 0).long()
-    )
+    return torch.nn.utils.rnn.pad_sequence(units, batch_first=True, padding_value=-1)

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -860,15 +860,40 @@ def taken_up(text: str, row_texts: Iterable[str], query: str, answer: str) -> st
     return ""
 
 
-_CLINICAL = re.compile(
-    r"\b(?:symptom|pain|ache|aching|headache|migraine|fever|rash|nausea|vomit\w*|dizz\w+|cough\w*|bleed\w*|"
-    r"swell\w*|swollen|itch\w*|numb\w*|allerg\w+|asthma\w*|diabet\w+|cancer\w*|tumou?r|infect\w+|hypertens\w+|"
-    r"surger\w+|operation|diagnos\w+|disease|disorder|illness|syndrome|medicat\w+|medicin\w+|drug|pill|tablet|"
-    r"capsule|dose|dosage|mg|prescri\w+|antibiotic|insulin|vaccin\w+|therap\w+|treatment|doctor|physician|"
-    r"nurse|hospital|clinic|clinical|patient|blood|biops\w+|mri|ultrasound|x-ray|pregnan\w+|injur\w+|wound|"
-    r"supplement|vitamin|cholesterol|heart attack|stroke|depress\w+|anxiety|insomnia)s?\b",
-    re.I,
-)
+def _phrase_list(text: str) -> list[str]:
+    """Phrases parted by commas, the longest first."""
+    return sorted(_parted_by_commas(text), key=len, reverse=True)
+
+
+@cache
+def _clinical_patterns() -> tuple[re.Pattern, re.Pattern]:
+    """What is clinical, in whole words, and what sounds clinical and is not: both from the table of the package."""
+    table = read_yaml(resources.files("memcalib") / "dataset" / "clinical.yaml")
+    stand_ins = {"number": r"\d+(?:[.,]\d+)?"}
+    for name in ("body", "takes", "some"):
+        stand_ins[name] = f"(?:{'|'.join(_phrase_list(table[name]))})"
+
+    def whole_words(text: str) -> re.Pattern:
+        phrases = [phrase.replace(" ", r"[\s-]+") for phrase in _phrase_list(text)]
+        alternatives = "|".join(phrases)
+        for name, pattern in stand_ins.items():
+            alternatives = alternatives.replace(f"{{{name}}}", pattern)
+        return re.compile(rf"(?<!\w)(?:{alternatives})(?!\w)", re.I)
+
+    return whole_words(f"{table['words']}, {table['phrases']}"), whole_words(table["harmless"])
+
+
+def _clinical_phrases(text: str, row_texts: Iterable[str]) -> list[str]:
+    """What a text says that is clinical, except in words that the row's own texts have."""
+    clinical, harmless = _clinical_patterns()
+    free_words = set(chain.from_iterable(map(words, row_texts)))
+    return [
+        phrase
+        for phrase in clinical.findall(harmless.sub(" ", text))
+        if not free_words.issuperset(words(phrase))
+    ]
+
+
 _CODE = re.compile(
     r"\b(?:librar\w+|framework\w*|package\w*|language|python|javascript|typescript|java|rust|golang|kotlin|"
     r"ruby|react|vue|django|pandas|numpy|pytest|docker|sql|editor|linter|type hints?|comments?|docstrings?|"
@@ -882,8 +907,7 @@ _QUALIFIED = ("outdated", "scope_overreach", "trigger_absent", "superseded_prefe
 def guard_faults(domain: str, text: str, row_texts: Iterable[str]) -> Iterator[TextFault]:
     """A fault for a distractor against the rails of its domain; words of the row's own texts are free."""
     if domain == "health":
-        free_words = set(chain.from_iterable(map(words, row_texts)))
-        clinical = [word for word in _CLINICAL.findall(text) if word.lower() not in free_words]
+        clinical = _clinical_phrases(text, row_texts)
         if clinical:
             allowed = "nothing clinical that the row's atoms do not name"
             yield TextFault("clinical", f"found {clinical[0]!r}, allowed is {allowed}")

@@ -7,9 +7,9 @@ __all__ = ['INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLabel', 'KnownAnswe
            'starter_answers', 'edited_files', 'ExamItem', 'exam_items', 'reversed_blocks', 'ConfusedJudge',
            'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts', 'confusion_shares',
            'macro_accuracy', 'channel_accuracy', 'metric_kernels', 'metrics_of_products', 'whole_responses',
-           'response_cells', 'propagated', 'propagation_table', 'corrected', 'corrected_score', 'ExamLimits',
-           'exam_numbers', 'exam_verdict', 'find_exam', 'examined', 'judged_responses', 'known_judgments',
-           'reference_scores', 'resolvable_difference']
+           'response_cells', 'propagated', 'propagation_table', 'corrected', 'corrected_score', 'error_check',
+           'why_withheld', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam', 'examined', 'judged_responses',
+           'known_judgments', 'reference_scores', 'resolvable_difference']
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9feb232d
 import json
@@ -617,6 +617,113 @@ def _weighted_metrics(
     """The mean metrics of so many responses of each pattern."""
     totals = (metrics_of_products(cells, kernels) * weights[..., None]).sum(-2)
     return totals / weights.sum(-1)[..., None]
+
+# %% ../../nbs/evaluation/06_exam.ipynb #b8b79816
+def error_check(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "pd.DataFrame":
+    """For each kind of answer and metric: as the judge's errors of the whole exam would shift it (`expected`), and as `judged`.
+
+    A correction takes the errors for alike in all answers. Where they are not, some kind is judged otherwise than expected: `inside` is
+    false where `judged` lies more than `allowed` from it. Questions are resampled, and `allowed` is so wide that a judge whose errors are
+    alike stays inside with every kind and metric at once in 19 of 20 exams. No row where nothing is scored.
+    """
+    import pandas as pd
+    from scipy.stats import norm
+
+    plain = frame[frame["probe"] == "plain"]
+    scored = whole_responses(plain.assign(response=plain["answer_id"]), "judged")
+    if scored.empty:
+        return pd.DataFrame(columns=list(_CHECK_COLUMNS))
+    questions = np.sort(scored["question_id"].unique())
+    weights = _question_weights(len(questions), resamples, seed)
+    counts = _counts_of(scored, questions)
+    shares = confusion_shares(weights @ counts)
+    rows = []
+    for kind, answers in scored.groupby("kind", sort=False):
+        question_of_answer = answers.groupby("response")["question_id"].first()
+        answer_weights = weights[:, np.searchsorted(questions, question_of_answer)]
+        judged_values = metrics_of_products(response_cells(answers, "judged"), metric_kernels())
+        judged = _weighted_means(judged_values, answer_weights)
+        expected = _expected_means(response_cells(answers, "actual"), shares, answer_weights)
+        spread = np.nanstd((judged - expected)[1:], axis=0)
+        for k, metric in enumerate(METRICS):
+            rows.append(
+                (kind, len(question_of_answer), metric, expected[0, k], judged[0, k], spread[k])
+            )
+    table = pd.DataFrame(rows, columns=[*_CHECK_COLUMNS[:5], "spread"])
+    table["allowed"] = table.pop("spread") * norm.ppf(1 - 0.025 / len(table))
+    distance = (table["judged"] - table["expected"]).abs()
+    return table.assign(inside=distance <= table["allowed"] + 1e-6)
+
+
+_CHECK_COLUMNS = ("kind", "answers", "metric", "expected", "judged", "allowed", "inside")
+
+
+def _question_weights(
+    questions: int, resamples: int, seed: int
+) -> Int[np.ndarray, "draw question"]:
+    """How often each question counts: once in the first row, as often as it is drawn in the others."""
+    generator = np.random.default_rng(seed)
+    draws = generator.multinomial(questions, np.full(questions, 1 / questions), resamples)
+    return np.concatenate([np.ones((1, questions), draws.dtype), draws])
+
+
+def _counts_of(
+    scored: "pd.DataFrame", questions: Sequence[str]
+) -> Int[np.ndarray, "question cell"]:
+    """`exam_counts` of scored atoms, a row for each of these questions."""
+    cells = (9 * scored["ideal"] + 3 * scored["actual"] + scored["judged"]).astype(int)
+    counts = np.zeros((len(questions), 27), np.int64)
+    np.add.at(counts, (np.searchsorted(questions, scored["question_id"]), cells), 1)
+    return counts
+
+
+def _weighted_means(
+    values: Float[np.ndarray, "answer metric"], weights: Int[np.ndarray, "draw answer"]
+) -> Float[np.ndarray, "draw metric"]:
+    """The mean of the answers in each draw; NaN where it has none."""
+    total = weights.sum(axis=1, keepdims=True)
+    undefined = np.full((len(weights), values.shape[1]), np.nan)
+    return np.divide(weights @ values, total, out=undefined, where=total > 0)
+
+
+def _expected_means(
+    cells: Int[np.ndarray, "answer channel"],
+    shares: Float[np.ndarray, "draw ideal actual judged"],
+    weights: Int[np.ndarray, "draw answer"],
+) -> Float[np.ndarray, "draw metric"]:
+    """The mean metrics of answers with these true levels after the errors of each draw."""
+    means = []
+    for draw_shares, draw_weights in zip(shares, weights, strict=True):
+        values = metrics_of_products(cells, propagated(draw_shares))
+        means.append(_weighted_means(values, draw_weights[None])[0])
+    return np.array(means)
+
+
+def why_withheld(exam: Mapping[str, Any], corrections: "pd.DataFrame") -> str:
+    """Why corrected values are not shown, in a sentence's half; empty where all conditions hold.
+
+    The conditions: the exam was passed; in it every kind of answer was judged as the errors of the whole exam lead one to expect
+    (`error_check`); and each corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100.
+    """
+    if exam.get("verdict") != "passed":
+        return f"the judge's exam ended {exam.get('verdict')}"
+    check = exam.get("error_check")
+    if not check:
+        return "the judge's exam did not check whether its errors are alike in all kinds of answers"
+    for row in check:
+        if row["expected"] is None:
+            return "its exam did not show the judge atoms of every ideal and actual level"
+        if not row["inside"]:
+            return (
+                f"the judge's errors differ by kind of answer: in its exam {row['metric']} of {row['kind']} answers was judged "
+                f"{row['judged']:.1f}, where its errors in all answers lead to {row['expected']:.1f} (± {row['allowed']:.1f})"
+            )
+    for metric, value in zip(corrections["metric"], corrections["corrected"], strict=True):
+        if np.isnan(value):
+            return "the judge's errors in its exam cannot be inverted"
+        if not -1e-6 <= value <= 100 + 1e-6:
+            return f"{metric} would come out as {value:.1f}, which is no value that it can have"
+    return ""
 
 # %% ../../nbs/evaluation/06_exam.ipynb #d262771c
 @dataclass(frozen=True)

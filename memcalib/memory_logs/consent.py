@@ -27,44 +27,47 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #39d81dd5
+def _placeholder_count(draft: Draft) -> int:
+    return sum(draft.source["metadata"]["placeholders"].values())
+
+
+def _as_sent(draft: Draft) -> str:
+    """The texts of a row, as they would be sent."""
+    lines = [draft.id, f"  query: {draft.query}"]
+    for i, passage in enumerate(draft.passages, 1):
+        lines.append(f"  memory {i}: {passage.text}")
+    lines.append(f"  answer: {draft.answer or '(none)'}")
+    return "\n".join(lines)
+
+
 def preview(drafts: Iterable[Draft], n: int = 3) -> str:
     """The texts of some rows as they would be sent, those with the most placeholders first."""
-
-    def count(draft):
-        return sum(draft.source["metadata"]["placeholders"].values())
-
-    shown = sorted(drafts, key=lambda draft: (-count(draft), draft.id))[:n]
-    parts = []
-    for draft in shown:
-        memories = [f"  memory {i}: {passage.text}" for i, passage in enumerate(draft.passages, 1)]
-        parts.append(
-            "\n".join(
-                [
-                    f"{draft.id}",
-                    f"  query: {draft.query}",
-                    *memories,
-                    f"  answer: {draft.answer or '(none)'}",
-                ]
-            )
-        )
-    return printable("\n\n".join(parts), keep="\n\t")
+    ranked = sorted(drafts, key=lambda draft: (-_placeholder_count(draft), draft.id))
+    return printable("\n\n".join(_as_sent(draft) for draft in ranked[:n]), keep="\n\t")
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #d285af33
+def _texts_of(draft: Draft) -> list[str]:
+    """Query, answer and memories of a row."""
+    return [draft.query, draft.answer, *(passage.text for passage in draft.passages)]
+
+
+def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts with the largest first, equal ones in the order of the alphabet."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
 def left_names(drafts: Iterable[Draft], n: int = 30) -> "pd.Series":
     """The most frequent words with a capital inside sentences that redaction left, and the number of rows they are in."""
     import pandas as pd
 
-    found: Counter[str] = Counter()
+    row_counts: Counter[str] = Counter()
     for draft in drafts:
-        found.update(
-            {
-                name
-                for text in (draft.query, draft.answer, *(p.text for p in draft.passages))
-                for name in names(text)
-            }
-        )
-    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n]
-    return pd.Series(dict(ranked), name="rows", dtype=int)
+        names_of_row: set[str] = set()
+        for text in _texts_of(draft):
+            names_of_row.update(names(text))
+        row_counts.update(names_of_row)
+    ranked = pd.Series(_ranked(row_counts), name="rows", dtype=int)
+    return ranked.head(n)
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #024547ce
 def place_of(endpoint: Endpoint) -> str:
@@ -133,7 +136,8 @@ _OURS = (
 )
 
 
-def _paths(value: Any, path: str = "") -> Iterator[str]:
+def _paths(value: object, path: str = "") -> Iterator[str]:
+    """The path of every value in an object, such as `example.atoms.text`; lists add nothing to it."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _paths(inner, f"{path}.{name}" if path else str(name))
@@ -144,24 +148,28 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
+def _is_disclosed(path: str, disclosed: Iterable[str]) -> bool:
+    """Whether a path is one of these or inside one."""
+    return any(path == place or path.startswith(f"{place}.") for place in disclosed)
+
+
 def undisclosed(task: str, messages: Sequence[Mapping[str, str]]) -> list[str]:
     """Places in the messages of a task (annotation, rubrics, review) that its entry in `SENT` does not name."""
-    named = [*_OURS, *(place for word in SENT[task] for place in FIELDS[word])]
-    found = {
-        path
-        for message in messages
-        if message["role"] == "user"
-        for path in _paths(json.loads(message["content"]))
-    }
-    return sorted(
-        path
-        for path in found
-        if not any(path == place or path.startswith(f"{place}.") for place in named)
-    )
+    disclosed = list(_OURS)
+    for word in SENT[task]:
+        disclosed += FIELDS[word]
+    paths: set[str] = set()
+    for message in messages:
+        if message["role"] == "user":
+            paths.update(_paths(json.loads(message["content"])))
+    return sorted(path for path in paths if not _is_disclosed(path, disclosed))
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #c6bf3e1a
-def _counted(counts: Mapping[str, int], what: str) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or f"no {what}"
+def _counted(counts: Mapping[str, int], unit: str) -> str:
+    """Names and counts in one line, or that there is no such unit."""
+    if not counts:
+        return f"no {unit}"
+    return ", ".join(f"{name}: {count}" for name, count in counts.items())
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,13 @@ class PlannedCalls:
         """The largest number of calls, when every reply has to be asked for again."""
         return self.rows * (1 + self.repairs)
 
+    def __str__(self) -> str:
+        receiver = f"to {self.model} at {self.host} ({self.place})"
+        content = ", ".join(self.fields)
+        calls = f"rows: {self.rows}, calls: {self.rows} to {self.most}"
+        size = f"roughly {self.tokens:,} tokens of text and {self.instructions:,} of instructions"
+        return f"{self.role}, {self.stage}: {receiver}: {content}; {calls}, {size}"
+
 
 class NotAgreed(PermissionError):
     """Calls without an agreement; the text is the statement of what they would send."""
@@ -200,22 +215,18 @@ class CallPlan:
 
     def __str__(self) -> str:
         terms = self.terms
+        private = f"{terms['rows']}, with {terms['memories']} memories of {terms['users']} users"
+        consent = _counted(terms["consent"], "row")
+        licence = _counted(terms["licence"], "row")
         lines = [
-            f"Private rows that would be shown to models: {terms['rows']}, with {terms['memories']} memories of {terms['users']} users. Nothing has been sent."
-        ]
-        for c in self.calls:
-            sent = f"{', '.join(c.fields)}; rows: {c.rows}, calls: {c.rows} to {c.most}"
-            size = f"roughly {c.tokens:,} tokens of text and {c.instructions:,} of instructions"
-            lines.append(
-                f"  {c.role}, {c.stage}: to {c.model} at {c.host} ({c.place}): {sent}, {size}"
-            )
-        lines += [
+            f"Private rows that would be shown to models: {private}. Nothing has been sent.",
+            *(f"  {call}" for call in self.calls),
             "A reply that cannot be used is asked for again with the same text, at the same place. Replies stay in the cache of calls on this machine.",
             f"Taken out before: {_counted(terms['redacted'], 'value')}.",
-            f"Looked for, in these forms, and not found: {'; '.join(terms['found nothing'].values()) or 'nothing'}.",
+            f"Looked for, in these forms, and not found: {_in_vain(terms)}.",
             f"Not looked for: {'; '.join(terms['not looked for'])}.",
             "Rules find forms, not meanings, and not every disguise of a form: read the preview, and put names on the list.",
-            f"Consent: {_counted(terms['consent'], 'row')}. Licence: {_counted(terms['licence'], 'row')}.",
+            f"Consent: {consent}. Licence: {licence}.",
             f"Left out: {_counted(terms['left out'], 'row')}.",
         ]
         return printable("\n".join(lines), keep="\n")
@@ -230,92 +241,103 @@ class CallPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest of a build."""
-        return {
-            "calls": [
-                vars(call) | {"fields": list(call.fields), "most": call.most} for call in self.calls
-            ],
-            **self.terms,
-        }
+        calls = []
+        for call in self.calls:
+            entry = dict(vars(call))
+            entry["fields"] = list(call.fields)
+            entry["most"] = call.most
+            calls.append(entry)
+        return {"calls": calls, **self.terms}
+
+
+def _in_vain(terms: Mapping[str, Any]) -> str:
+    """What was looked for and not found, in words."""
+    return "; ".join(terms["found nothing"].values()) or "nothing"
 
 
 def summarise_terms(drafts: Sequence[Draft], result: MemoryDrafts) -> dict[str, Any]:
     """Rows and users by consent and licence, what was redacted, and why rows were left out; no text of any row."""
-    known = [draft.source["metadata"] for draft in drafts]
-
-    def ranked(values):
-        return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
-
+    metadata = [draft.source["metadata"] for draft in drafts]
+    redacted = {}
+    for name in result.rules:
+        if result.values[name]:
+            redacted[name] = result.values[name]
+    found_nothing = {}
+    for name, seeks in result.looked_for.items():
+        if not result.values[name]:
+            found_nothing[name] = seeks
     return {
         "rows": len(drafts),
-        "users": len({entry["user"] for entry in known if entry["user"]}),
+        "users": len({entry["user"] for entry in metadata if entry["user"]}),
         "memories": sum(len(draft.passages) for draft in drafts),
-        "consent": ranked(entry["consent"] for entry in known),
-        "licence": ranked(draft.source["licence"] for draft in drafts),
-        "redacted": {
-            name: result.values[name] for name in result.table().index if result.values[name]
-        },
-        "found nothing": {
-            name: what for name, what in result.looked_for.items() if not result.values[name]
-        },
+        "consent": _ranked(Counter(entry["consent"] for entry in metadata)),
+        "licence": _ranked(Counter(draft.source["licence"] for draft in drafts)),
+        "redacted": redacted,
+        "found nothing": found_nothing,
         "not looked for": result.not_looked_for,
-        "left out": ranked(drop.rule for drop in result.dropped),
+        "left out": _ranked(Counter(drop.rule for drop in result.dropped)),
     }
+
+
+def _planned(
+    role: str, stage_name: str, endpoint: Endpoint, row_count: int, text_tokens: int
+) -> PlannedCalls:
+    """The calls that one role makes in one stage for so many rows with so much text."""
+    stage = _STAGES[stage_name]
+    instructions = estimate_tokens(system_text(stage.prompt, stage.reply))
+    return PlannedCalls(
+        role=role,
+        stage=stage_name,
+        model=endpoint.model,
+        host=urlsplit(endpoint.url).hostname or "",
+        place=place_of(endpoint),
+        fields=SENT[stage_name],
+        rows=row_count,
+        tokens=text_tokens,
+        instructions=instructions * row_count,
+        repairs=stage.repairs,
+    )
 
 
 def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
     """What each role (builder, reviewer, reviewer2) will be shown; raises `DataError` when no row may enter, `ValueError` for a strange role."""
     result.require()
-    if strange := sorted(set(roles) - set(WORK)):
-        raise ValueError(f"roles: found {strange[0]!r}; allowed are {', '.join(WORK)}")
-    tokens = sum(
-        estimate_tokens(text)
-        for d in result.kept
-        for text in (d.query, d.answer, *(p.text for p in d.passages))
-    )
-    calls = [
-        PlannedCalls(
-            role,
-            stage,
-            e.model,
-            urlsplit(e.url).hostname or "",
-            place_of(e),
-            SENT[stage],
-            len(result.kept),
-            tokens,
-            estimate_tokens(system_text(_STAGES[stage].prompt, _STAGES[stage].reply))
-            * len(result.kept),
-            _STAGES[stage].repairs,
-        )
-        for role, e in roles.items()
-        for stage in WORK[role]
-    ]
+    strange_roles = sorted(set(roles) - set(WORK))
+    if strange_roles:
+        raise ValueError(f"roles: found {strange_roles[0]!r}; allowed are {', '.join(WORK)}")
+    text_tokens = 0
+    for draft in result.kept:
+        text_tokens += sum(estimate_tokens(text) for text in _texts_of(draft))
+    calls = []
+    for role, endpoint in roles.items():
+        for stage_name in WORK[role]:
+            calls.append(_planned(role, stage_name, endpoint, len(result.kept), text_tokens))
     return CallPlan(tuple(calls), summarise_terms(result.kept, result))
 
 # %% ../../nbs/memory_logs/04_consent.ipynb #b06f84f7
+def _rows_table(head: str, counts: Mapping[str, int]) -> list[str]:
+    """The lines of a Markdown table of row counts, and an empty one."""
+    lines = [f"| {head} | rows |", "|---|---:|"]
+    for name, count in counts.items():
+        lines.append(f"| {name.replace('|', '/')} | {count} |")
+    return [*lines, ""]
+
+
 def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
     """The section of a data set's card on consent, licences and redaction, in Markdown; `drafts` are the rows that are in it."""
     terms = summarise_terms(drafts, result)
-
-    def table(head, counts):
-        return [
-            f"| {head} | rows |",
-            "|---|---:|",
-            *(f"| {name.replace('|', '/')} | {count} |" for name, count in counts.items()),
-            "",
-        ]
-
-    text = [
+    lines = [
         "## Private memory",
         "",
         f"Rows from the log of a memory system in use: {terms['rows']}. Memories that it retrieved for them: {terms['memories']}. Users: {terms['users']}. "
         "The memories are in the wording of the system, and no distractor was invented.",
         "",
-        *table("consent", terms["consent"]),
-        *table("licence", terms["licence"]),
-        *table("left out of the log", terms["left out"]),
+        *_rows_table("consent", terms["consent"]),
+        *_rows_table("licence", terms["licence"]),
+        *_rows_table("left out of the log", terms["left out"]),
         f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. Placeholders count from 1 in each row and cannot be turned back.",
         "",
-        f"Looked for, in these forms, and not found: {'; '.join(terms['found nothing'].values()) or 'nothing'}. Not looked for: {'; '.join(terms['not looked for'])}. "
+        f"Looked for, in these forms, and not found: {_in_vain(terms)}. Not looked for: {'; '.join(terms['not looked for'])}. "
         "What has no form, such as a story that only one person can have lived, no rule finds, and a value in disguise may be left.",
     ]
-    return printable("\n".join(text), keep="\n") + "\n"
+    return printable("\n".join(lines), keep="\n") + "\n"

@@ -8,7 +8,6 @@ __all__ = ['check_loop', 'CreditLoop']
 # %% ../../nbs/micro/03_loop.ipynb #118e8937
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ _LOOP_SETTINGS = {
     "text",
     "prompt_template",
     "eval_text",  # without a validation it says nothing
-    *(field.name for field in fields(CreditConfig)),
+    *CreditConfig.model_fields,
 }
 
 

@@ -12,11 +12,13 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, product
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from ..io.settings import package_data
 from memcalib.micro.world import (
@@ -33,58 +35,63 @@ from memcalib.micro.world import (
     make_examples,
     noisy_levels,
 )
-from ..problem import PROMPT_TEMPLATES, Level, encode_prompt, render
+from ..problem import PROMPT_TEMPLATES, Example, Level, encode_prompt, render
+
+# %% ../../nbs/micro/02_policy.ipynb #81c1b81b
+if TYPE_CHECKING:
+    from transformers import (
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        PreTrainedTokenizerFast,
+        Qwen3ForCausalLM,
+    )
 
 # %% ../../nbs/micro/02_policy.ipynb #bc39e38d
-_PIECES = r" ?[\p{L}'-]+|\p{N}|\s|[^\s\p{L}\p{N}]"
-_TEMPLATE = (
+_TOKEN = r" ?[\p{L}'-]+|\p{N}|\s|[^\s\p{L}\p{N}]"
+_CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _SPECIAL = ["<|pad|>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
+def _fixed_texts() -> Iterator[str]:
+    """The sentences of answers and memories with their fixed words, and what stands around them."""
+    for wording in chain.from_iterable(FORMS.values()):
+        yield wording.format("and")
+    for kind, scope, attribute in product(KINDS, ("", *SCOPES), ("diet", "")):
+        yield atom_text(kind, scope, "user", attribute, "and")
+    yield "Plan a"
+    yield "Notes say"
+    yield PROMPT_TEMPLATES["micro-audit"].system
+    for level in Level:
+        yield level.label
+
+
 def _vocabulary() -> list[str]:
-    words = (
-        {f" {noun}" for noun in NOUNS}
-        | set(NOUNS)
-        | {f" {word}" for word in (*SCOPES, *OWNERS, "and", "with", "for", "the", "user")}
-    )
-    words |= {f" {task}" for tasks in TASKS.values() for task in tasks} | {
-        f" {a}" for d in WORDS.values() for a in d
-    }
-    texts = [form.format("and") for forms in FORMS.values() for form in forms]
-    texts += [
-        atom_text(kind, scope, "user", a, "and")
-        for kind in KINDS
-        for scope in ("", *SCOPES)
-        for a in ("diet", "")
-    ]
-    texts += [
-        "Plan a",
-        "Notes say",
-        PROMPT_TEMPLATES["micro-audit"].system,
-        *(level.label for level in Level),
-    ]
-    for text in texts:
-        words |= set(re.findall(r" ?[A-Za-z'-]+", text)) | set(
-            re.findall(r" ?[A-Za-z'-]+", " " + text)
-        )
-    owners = {f" {owner}'s" for owner in (*OWNERS, "user")}
-    return [*_SPECIAL, *"123456789", *".,\n ", *sorted(words | owners)]
+    """Every token of the worlds: control tokens, digits, signs, and words with and without their leading space."""
+    inner_words = [*NOUNS, *SCOPES, *OWNERS, "and", "with", "for", "the", "user"]
+    inner_words += [f"{owner}'s" for owner in (*OWNERS, "user")]
+    inner_words += chain.from_iterable([*TASKS.values(), *WORDS.values()])
+    words = set(NOUNS)
+    words.update(f" {word}" for word in inner_words)
+    for text in _fixed_texts():
+        words.update(re.findall(r" ?[A-Za-z'-]+", text))
+        words.update(re.findall(r" ?[A-Za-z'-]+", f" {text}"))
+    return [*_SPECIAL, *"123456789", *".,\n ", *sorted(words)]
 
 
-def build_tokenizer():
+def build_tokenizer() -> "PreTrainedTokenizerFast":
     """The one tokenizer of all worlds, a `PreTrainedTokenizerFast`: lossless on world text, `<unk>` for the rest."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = models.WordLevel({word: i for i, word in enumerate(_vocabulary())}, unk_token="<unk>")
-    inner = Tokenizer(words)
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), "isolated")
-    inner.decoder = decoders.Fuse()
+    vocabulary = {word: i for i, word in enumerate(_vocabulary())}
+    word_tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_TOKEN), "isolated")
+    word_tokenizer.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
+        tokenizer_object=word_tokenizer,
         pad_token="<|pad|>",
         unk_token="<unk>",
         eos_token="<|end|>",
@@ -92,11 +99,11 @@ def build_tokenizer():
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
-    tokenizer.chat_template = _TEMPLATE
+    tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer
 
 # %% ../../nbs/micro/02_policy.ipynb #3e6f6681
-def build_policy(seed: int = 0, width: int = 64, layers: int = 4):
+def build_policy(seed: int = 0, width: int = 64, layers: int = 4) -> "Qwen3ForCausalLM":
     """An untrained Qwen3-architecture policy with tied embeddings, of about 220 thousand parameters; `width` is a multiple of 32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -120,91 +127,126 @@ def build_policy(seed: int = 0, width: int = 64, layers: int = 4):
         return Qwen3ForCausalLM(config)
 
 # %% ../../nbs/micro/02_policy.ipynb #7b316d22
-Row = tuple[list[int], list[int], str]
-Report = Callable[[dict], None]
+Row = tuple[list[int], list[int], str]  # prompt ids, completion ids, group
+Report = Callable[[dict[str, float]], None]
+
+
+class _Optimizers:
+    """Muon for matrices, AdamW for all other parameters, under one schedule."""
+
+    def __init__(self, model: "PreTrainedModel", lr: float):
+        matrices = []
+        other_parameters = []
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embed" not in name:
+                matrices.append(parameter)
+            else:
+                other_parameters.append(parameter)
+        self.lr = lr
+        self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0)
+        self.adamw = torch.optim.AdamW(other_parameters, lr=0.15 * lr, weight_decay=0.0)
+
+    def step(self, scale: float) -> None:
+        """One update with this share of the learning rates."""
+        for optimizer, lr in ((self.muon, self.lr), (self.adamw, 0.15 * self.lr)):
+            optimizer.param_groups[0]["lr"] = lr * scale
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _completion_losses(
+    model: "PreTrainedModel", rows: Sequence[Row]
+) -> tuple[Float[Tensor, " token"], Int[Tensor, " token"]]:
+    """The loss of each token of the completions, and the row that it stands in."""
+    width = max(len(prompt) + len(completion) for prompt, completion, _ in rows)
+    ids = torch.full((len(rows), width), model.config.pad_token_id)
+    labels = torch.full((len(rows), width), -100)
+    for i, (prompt, completion, _) in enumerate(rows):
+        length = len(prompt) + len(completion)
+        ids[i, :length] = torch.tensor(prompt + completion)
+        labels[i, len(prompt) : length] = torch.tensor(completion)
+    targets = labels[:, 1:]
+    is_target = targets >= 0
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    logits = model.lm_head(hidden[is_target])
+    losses = torch.nn.functional.cross_entropy(logits, targets[is_target], reduction="none")
+    row_numbers = torch.arange(len(rows))[:, None].expand_as(is_target)
+    return losses, row_numbers[is_target]
+
+
+def _loss_by_group(
+    rows: Sequence[Row], losses: Float[Tensor, " token"], row_of_token: Int[Tensor, " token"]
+) -> dict[str, float]:
+    """The mean loss of the tokens of each group, by name."""
+    groups = [group for _, _, group in rows]
+    means = {}
+    for name in sorted(set(groups)):
+        is_in_group = torch.tensor([group == name for group in groups])
+        means[name] = round(losses[is_in_group[row_of_token]].mean().item(), 4)
+    return means
 
 
 def fit(
-    model,
+    model: "PreTrainedModel",
     batches: Iterator[Sequence[Row]],
     steps: int,
     lr: float = 0.02,
     decay: float = 0.3,
     report: Report | None = None,
-):
-    """Train in place on `steps` batches: `lr` for Muon, 0.15 of it for AdamW, warmed up over 20 steps, decayed to
-    zero over the last `decay` share. `report` receives {step, group: mean loss} after each step."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = (
-        torch.optim.Muon(matrices, lr=lr, weight_decay=0.0),
-        torch.optim.AdamW(rest, lr=0.15 * lr, weight_decay=0.0),
-    )
-    bases = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+) -> "PreTrainedModel":
+    """Train in place on `steps` batches and return the model: `lr` for Muon, 0.15 of it for AdamW.
+
+    The rates are warmed up over 20 steps and decayed to zero over the last `decay` share. `report` receives {step, group: mean
+    loss} after each step.
+    """
+    optimizers = _Optimizers(model, lr)
     model.train()
     for step in range(steps):
         rows = next(batches)
-        width = max(len(prompt) + len(completion) for prompt, completion, _ in rows)
-        ids = torch.full((len(rows), width), model.config.pad_token_id)
-        labels = torch.full((len(rows), width), -100)
-        for i, (prompt, completion, _) in enumerate(rows):
-            ids[i, : len(prompt) + len(completion)] = torch.tensor(prompt + completion)
-            labels[i, len(prompt) : len(prompt) + len(completion)] = torch.tensor(completion)
-        target = labels[:, 1:]
-        here = labels[:, 1:] >= 0
-        logits = model.lm_head(model.model(input_ids=ids).last_hidden_state[:, :-1][here])
-        loss = torch.nn.functional.cross_entropy(logits, target[here], reduction="none")
-        loss.mean().backward()
-        scale = min(1.0, (step + 1) / 20, (steps - step) / (decay * steps))
-        for optimizer, base in zip(optimizers, bases, strict=True):
-            optimizer.param_groups[0]["lr"] = base * scale
-            optimizer.step()
-            optimizer.zero_grad()
+        losses, row_of_token = _completion_losses(model, rows)
+        losses.mean().backward()
+        optimizers.step(min(1.0, (step + 1) / 20, (steps - step) / (decay * steps)))
         if report:
-            groups = [group for *_, group in rows]
-            owner = torch.arange(len(rows))[:, None].expand_as(here)[here]
-            inside = {
-                name: torch.tensor([group == name for group in groups])[owner]
-                for name in sorted(set(groups))
-            }
-            report(
-                {"step": step + 1}
-                | {
-                    name: round(loss.detach()[mask].mean().item(), 4)
-                    for name, mask in inside.items()
-                }
-            )
+            report({"step": step + 1, **_loss_by_group(rows, losses.detach(), row_of_token)})
     return model.eval()
 
 # %% ../../nbs/micro/02_policy.ipynb #800b061e
-def _stream(
+class _RowMaker:
+    """Makes rows of audits and of answers, and encodes each prompt once."""
+
+    def __init__(self, flip: float, rng: random.Random):
+        self.flip = flip  # the chance that a level of an answer is another one
+        self.rng = rng
+        self.tokenizer = build_tokenizer()
+        self._prompts: dict[tuple[str, str], list[int]] = {}
+
+    def row(self, example: Example) -> Row:
+        """An audit or an answer, each as often."""
+        if self.rng.random() < 0.5:
+            return self._row(example, "micro-audit", audit_text(example), "audit")
+        levels = noisy_levels(example, self.rng, self.flip)
+        return self._row(example, "micro", answer(example, self.rng, levels), "answer")
+
+    def _row(self, example: Example, prompt_template: str, text: str, group: str) -> Row:
+        completion = self.tokenizer(text)["input_ids"] + [self.tokenizer.eos_token_id]
+        return self._prompt(example, prompt_template), completion, group
+
+    def _prompt(self, example: Example, prompt_template: str) -> list[int]:
+        key = example.id, prompt_template
+        if key not in self._prompts:
+            messages = render(example, text="concat", prompt_template=prompt_template)
+            self._prompts[key] = encode_prompt(self.tokenizer, messages)
+        return self._prompts[key]
+
+
+def _batches(
     worlds: Sequence[str], size: int, flip: float, rng: random.Random, pool: int
 ) -> Iterator[list[Row]]:
-    tokenizer = build_tokenizer()
+    """Endless batches, of one world after the other, each with `pool` examples."""
     pools = [make_examples(world, pool, rng.randrange(1000), "pretrain") for world in worlds]
-
-    @cache
-    def prompt(i: int, j: int, prompt_template: str) -> list[int]:
-        return encode_prompt(
-            tokenizer, render(pools[i][j], text="concat", prompt_template=prompt_template)
-        )
-
-    for i in cycle(range(len(pools))):
-        rows = []
-        for j in rng.sample(range(pool), size):
-            if audited := rng.random() < 0.5:
-                text = audit_text(pools[i][j])
-            else:
-                text = answer(pools[i][j], rng, noisy_levels(pools[i][j], rng, flip))
-            completion = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
-            rows.append(
-                (
-                    prompt(i, j, "micro-audit" if audited else "micro"),
-                    completion,
-                    "audit" if audited else "answer",
-                )
-            )
-        yield rows
+    maker = _RowMaker(flip, rng)
+    for examples in cycle(pools):
+        yield [maker.row(examples[i]) for i in rng.sample(range(pool), size)]
 
 
 def pretrain(
@@ -217,29 +259,25 @@ def pretrain(
     report: Report | None = None,
     width: int = 64,
     layers: int = 4,
-):
+) -> "Qwen3ForCausalLM":
     """The copier, from scratch: the first world for 36 % of the steps, then all worlds, then noisy answers.
 
     The last 14 % of the steps flip levels with probability `flip` in answers; audits stay true throughout.
     """
     model = build_policy(seed, width, layers)
     rng = random.Random(f"pretrain-{seed}")
-
-    def batches():
-        for names, noise, count in (
-            (worlds[:1], 0.0, steps * 36 // 100),
-            (worlds, 0.0, steps // 2),
-            (worlds, flip, steps),
-        ):
-            yield from islice(_stream(names, size, noise, rng, pool), count)
-
-    return fit(model, batches(), steps, decay=0.17, report=report)
+    batches = chain(
+        islice(_batches(worlds[:1], size, 0.0, rng, pool), steps * 36 // 100),
+        islice(_batches(worlds, size, 0.0, rng, pool), steps // 2),
+        _batches(worlds, size, flip, rng, pool),
+    )
+    return fit(model, batches, steps, decay=0.17, report=report)
 
 # %% ../../nbs/micro/02_policy.ipynb #bebda7c7
 def policy_names() -> list[str]:
     """The names of the shipped policies."""
-    stories = package_data("micro", "policies").glob("*/policy.json")
-    return sorted(story.parent.name for story in stories)
+    descriptions = package_data("micro", "policies").glob("*/policy.json")
+    return sorted(file.parent.name for file in descriptions)
 
 
 def policy_path(name: str) -> Path:
@@ -250,24 +288,32 @@ def policy_path(name: str) -> Path:
     return package_data("micro", "policies", name)
 
 
-def load_policy(name_or_path: str | Path):
-    """(model in float32, tokenizer) from a shipped policy's name or from any transformers model folder."""
+def load_policy(
+    name_or_path: str | Path,
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """(model in float32, tokenizer) from a shipped policy's name or from any transformers model folder.
+
+    Raises `ValueError` for a name that is neither.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = Path(name_or_path) if Path(name_or_path).is_dir() else policy_path(str(name_or_path))
+    path = Path(name_or_path)
+    if not path.is_dir():
+        path = policy_path(str(name_or_path))
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, use_safetensors=True, local_files_only=True
     )
     return model.eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
-def save_policy(model, path: str | Path, story: Mapping | None = None) -> Path:
-    """Write a model folder in half precision with its tokenizer, and `policy.json` when there is a story to tell."""
+def save_policy(
+    model: "PreTrainedModel", path: str | Path, story: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a model folder in half precision with its tokenizer, and `story` as its `policy.json`; returns the folder."""
     path = Path(path)
     copy.deepcopy(model).half().save_pretrained(path)
     build_tokenizer().save_pretrained(path)
     if story is not None:
-        (path / "policy.json").write_text(
-            json.dumps(dict(story), indent=1, sort_keys=True) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(dict(story), indent=1, sort_keys=True)
+        (path / "policy.json").write_text(text + "\n", encoding="utf-8")
     return path

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'WORLDS', 'KINDS', 'OWNERS', 'Split', 'SPLITS', 'FORMS', 'NOUNS', 'Bias',
-           'COLD_LONG_BIAS', 'SPELLING', 'MAX_CHARACTERS', 'JUDGE', 'MAX_STRANGERS', 'role', 'World', 'atom_text',
-           'rubric', 'make_examples', 'answer', 'noisy_levels', 'nouns_in', 'Sentence', 'read_answer', 'exact_judge',
-           'sentence_roles', 'audit_text', 'demonstrations']
+           'COLD_LONG_BIAS', 'SPELLING', 'MAX_CHARACTERS', 'MAX_SENTENCE', 'JUDGE', 'MAX_STRANGERS', 'role', 'World',
+           'atom_text', 'rubric', 'make_examples', 'answer', 'noisy_levels', 'nouns_in', 'Sentence', 'read_answer',
+           'exact_judge', 'sentence_roles', 'audit_text', 'demonstrations']
 
 # %% ../../nbs/micro/01_world.ipynb #cddcba8b
 import json
@@ -15,10 +15,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
-from typing import Literal
+from itertools import chain, pairwise
+from typing import Literal, NamedTuple
 
 from memcalib.problem import (
     PROMPT_TEMPLATES,
@@ -81,7 +81,8 @@ SCOPES = ("work", "family")
 # %% ../../nbs/micro/01_world.ipynb #d3c4d489
 def role(domain: str, task: str, attribute: str) -> Level:
     """The level a current fact about the user deserves in this task; raises `KeyError` for an unknown name."""
-    return Level.parse(TASKS[domain][task][list(WORDS[domain]).index(attribute)])
+    letters = dict(zip(WORDS[domain], TASKS[domain][task], strict=True))
+    return Level.parse(letters[attribute])
 
 # %% ../../nbs/micro/01_world.ipynb #9bda0fc6
 @dataclass(frozen=True)
@@ -124,11 +125,12 @@ _LONG = World(
 WORLDS: dict[str, World] = {
     "short": World("short", (4, 8), (2, 4)),
     "long": _LONG,
-    "scarce": World(**{**asdict(_LONG), "name": "scarce", "prompts": 2, "generations": 4}),
+    "scarce": replace(_LONG, name="scarce", prompts=2, generations=4),
 }
 
 # %% ../../nbs/micro/01_world.ipynb #55f7d052
 def _world(world: World | str) -> World:
+    """The world itself, or the one of this name; raises `ValueError` naming the known ones."""
     if isinstance(world, World):
         return world
     if world not in WORLDS:
@@ -142,54 +144,48 @@ OWNERS = ("neighbor", "guest", "sister")
 
 def atom_text(kind: str, scope: str, owner: str, attribute: str, noun: str) -> str:
     """One sentence of memory; `attribute` is empty for a prohibition, `scope` for an atom without an occasion."""
-    past = kind == "past"
     if attribute:
-        fact = f"{owner}'s {attribute} {'was' if past else 'is'} {noun}."
+        verb = "was" if kind == "past" else "is"
+        fact = f"{owner}'s {attribute} {verb} {noun}."
     else:
-        fact = f"{owner} {'had to' if past else 'must'} avoid {noun}."
+        verb = "had to" if kind == "past" else "must"
+        fact = f"{owner} {verb} avoid {noun}."
     return f"For {scope} the {fact}" if scope else f"The {fact}"
 
 # %% ../../nbs/micro/01_world.ipynb #ab32c5ea
-_USES = {
-    Level.IGNORE: (
-        "ignore",
-        "none",
-        "leave no trace of {n}",
-        "not applicable: nothing is owed to this atom",
-        "mentions {n}",
-    ),
-    Level.BOUND: (
-        "apply",
+class _Use(NamedTuple):
+    """What a rubric says of one level, with `{noun}` for the atom's noun."""
+
+    weight: str
+    correct: str
+    under: str
+    over: str
+
+
+_NOTHING_OWED = "not applicable: nothing is owed to this atom"
+_FACT_USES = {
+    Level.IGNORE: _Use("none", "leave no trace of {noun}", _NOTHING_OWED, "mentions {noun}"),
+    Level.BOUND: _Use(
         "supporting",
-        "mention {n} once in a remark",
-        "never mentions {n}",
-        "builds the plan on {n}",
+        "mention {noun} once in a remark",
+        "never mentions {noun}",
+        "builds the plan on {noun}",
     ),
-    Level.CONTROL: (
-        "apply",
+    Level.CONTROL: _Use(
         "controlling",
-        "build the plan on {n}",
-        "mentions {n} in passing or not at all",
+        "build the plan on {noun}",
+        "mentions {noun} in passing or not at all",
         "none possible",
     ),
 }
-_AVOID = {
-    Level.IGNORE: (
-        "ignore",
-        "none",
-        "serve the requested {n}",
-        "not applicable: nothing is owed to this atom",
-        "leaves out {n}",
-    ),
-    Level.CONTROL: (
-        "apply",
-        "controlling",
-        "leave out {n}",
-        "serves {n} or passes over it",
-        "none possible",
+_PROHIBITION_USES = {
+    Level.IGNORE: _Use("none", "serve the requested {noun}", _NOTHING_OWED, "leaves out {noun}"),
+    Level.CONTROL: _Use(
+        "controlling", "leave out {noun}", "serves {noun} or passes over it", "none possible"
     ),
 }
-_WHY = {
+_FAILURES = {Level.IGNORE: "over-use", Level.BOUND: "either", Level.CONTROL: "under-use"}
+_SCOPE_OF_KIND = {
     "grounded": "about the user, current, and of this occasion",
     "irrelevant": "true, but without a part in this task",
     "wrong_person": "about someone else",
@@ -200,25 +196,24 @@ _WHY = {
 
 def rubric(level: Level, kind: str, noun: str, attribute: str) -> dict:
     """The nine published rubric keys in words, and a `marker` for the exact judge."""
-    _, weight, do, under, over = (
-        part.format(n=noun) for part in (_USES if attribute else _AVOID)[level]
-    )
-    where = "plan sentence" if attribute else "sentence that leaves out"
+    if attribute:
+        use = _FACT_USES[level]
+        sentence = "plan sentence"
+    else:
+        use = _PROHIBITION_USES[level]
+        sentence = "sentence that leaves out"
+    correct = use.correct.format(noun=noun)
     return {
-        "expected_answer_behavior": f"The answer should {do}.",
-        "memory_usage_weight": weight,
-        "validity_scope": f"The atom is {_WHY[kind]}.",
-        "correct_use": do,
-        "under_use": under,
-        "over_use": over,
+        "expected_answer_behavior": f"The answer should {correct}.",
+        "memory_usage_weight": use.weight,
+        "validity_scope": f"The atom is {_SCOPE_OF_KIND[kind]}.",
+        "correct_use": correct,
+        "under_use": use.under.format(noun=noun),
+        "over_use": use.over.format(noun=noun),
         "forbidden_memory_role": "none" if level == Level.CONTROL else "a basis of the plan",
-        "failure_direction": {
-            Level.IGNORE: "over-use",
-            Level.BOUND: "either",
-            Level.CONTROL: "under-use",
-        }[level],
+        "failure_direction": _FAILURES[level],
         "observable_checks": [
-            f"the word {noun} stands in a {where}",
+            f"the word {noun} stands in a {sentence}",
             f"the word {noun} stands in any other sentence",
         ],
         "marker": {"noun": noun, "attribute": attribute, "kind": kind, "prohibits": not attribute},
@@ -232,67 +227,76 @@ SPLITS: tuple[str, ...] = ("pretrain", "coldstart", "rl", "validation", "test")
 def _outline(
     world: World, domain: str, task: str, kinds: Sequence[str], rng: random.Random
 ) -> list[str] | None:
-    useful = [a for a in WORDS[domain] if role(domain, task, a) != Level.IGNORE]
-    useless = [a for a in WORDS[domain] if a not in useful]
-    room = {(group, a): world.same_attribute for group in ("own", "other") for a in WORDS[domain]}
-    chosen = []
+    """An attribute for an atom of each kind; `None` where the world allows no more of one that is needed."""
+    useful = [name for name in WORDS[domain] if role(domain, task, name) != Level.IGNORE]
+    useless = [name for name in WORDS[domain] if name not in useful]
+    used: Counter[tuple[bool, str]] = Counter()  # attributes of true facts, and of distractors
+    attributes = []
     for kind in kinds:
-        group = "own" if kind in ("grounded", "irrelevant") else "other"
-        free = [a for a in (useless if kind == "irrelevant" else useful) if room[group, a]]
+        is_true_fact = kind in ("grounded", "irrelevant")
+        candidates = useless if kind == "irrelevant" else useful
+        free = [name for name in candidates if used[is_true_fact, name] < world.same_attribute]
         if not free:
             return None
-        chosen.append(rng.choice(free))
-        room[group, chosen[-1]] -= 1
-    return chosen
+        attribute = rng.choice(free)
+        attributes.append(attribute)
+        used[is_true_fact, attribute] += 1
+    return attributes
 
 
-def _match_split(
-    domain: str, chosen: Sequence[str], nouns: list[str], split: int, extra: int
-) -> bool:
-    words = [WORDS[domain][a] for a in chosen]
-    total = extra + sum(w.index(noun) for w, noun in zip(words[:-1], nouns, strict=False))
-    fits = [
-        w
-        for i, w in enumerate(words[-1])
-        if (total + i) % len(SPLITS) == split and w not in nouns[:-1]
-    ]
-    if fits:
-        nouns[-1] = fits[0] if nouns[-1] not in fits else nouns[-1]
-    return bool(fits)
+def _draw_nouns(domain: str, attributes: Sequence[str], rng: random.Random) -> list[str]:
+    """A noun of each attribute, none of them twice."""
+    shuffled = {name: rng.sample(WORDS[domain][name], 6) for name in dict.fromkeys(attributes)}
+    return [shuffled[name].pop() for name in attributes]
+
+
+def _noun_for_split(
+    domain: str, attributes: Sequence[str], nouns: Sequence[str], split: int, offset: int
+) -> str | None:
+    """The last noun, or another in its place, so that the positions of all add up to the split's number; `None` where none fits."""
+    *earlier_attributes, last_attribute = attributes
+    *earlier_nouns, last_noun = nouns
+    total = offset
+    for attribute, noun in zip(earlier_attributes, earlier_nouns, strict=True):
+        total += WORDS[domain][attribute].index(noun)
+    fitting = []
+    for i, noun in enumerate(WORDS[domain][last_attribute]):
+        if (total + i) % len(SPLITS) == split and noun not in earlier_nouns:
+            fitting.append(noun)
+    if last_noun in fitting:
+        return last_noun
+    return fitting[0] if fitting else None
 
 # %% ../../nbs/micro/01_world.ipynb #acc4afd6
-def _atom(atom_id, parent, kind, attribute, noun, domain, task, scope, rng) -> Atom:
-    ideal = (
-        Level.IGNORE
-        if kind != "grounded"
-        else role(domain, task, attribute)
-        if attribute
-        else Level.CONTROL
-    )
-    owner = rng.choice(OWNERS) if kind == "wrong_person" else "user"
-    occasion = (
-        SCOPES[1 - SCOPES.index(scope)]
-        if kind == "wrong_scope"
-        else scope
-        if rng.random() < 0.2
-        else ""
-    )
-    text = atom_text(kind, occasion, owner, attribute, noun)
-    notes = rubric(ideal, kind, noun, attribute)
-    action = "ignore" if ideal == Level.IGNORE else "apply"
-    return Atom(
-        atom_id=atom_id,
-        parent_memory_id=parent,
-        text=text,
-        ideal=ideal,
-        memory_action=action,
-        usage_rubric=notes,
-        kind=kind,
-    )
+class _Fact(NamedTuple):
+    """An atom before it is worded; `attribute` is empty for a prohibition."""
+
+    kind: str
+    attribute: str
+    noun: str
 
 
-def _example(world: World, name: str, split: int) -> Example:
-    rng = random.Random(name)
+@dataclass
+class _Plan:
+    """What a query is about, and what its memory is to say."""
+
+    domain: str
+    task: str
+    scope: str
+    requests: list[str]  # what the query asks for
+    facts: list[_Fact]
+
+    @property
+    def question(self) -> str:
+        requests = f" with {' and '.join(self.requests)}" if self.requests else ""
+        return f"Plan a {self.task} for {self.scope}{requests}."
+
+
+_PROHIBITION_KINDS = {"grounded": 0.55, "wrong_person": 0.15, "wrong_scope": 0.15, "past": 0.15}
+
+
+def _plan(world: World, split: int, rng: random.Random) -> _Plan:
+    """Draw until an outline is possible and belongs to the split."""
     domain = rng.choice(list(WORDS))
     scope = rng.choice(SCOPES)
     task = rng.choice(list(TASKS[domain]))
@@ -300,66 +304,92 @@ def _example(world: World, name: str, split: int) -> Example:
     weights = (world.relevant, *[(1 - world.relevant) * 0.25] * 4)
     while True:
         requests = rng.sample(REQUESTS[task], rng.randint(*world.requests))
-        avoided = [noun for noun in requests if rng.random() < 0.8]
-        kinds = ["grounded", *rng.choices(KINDS, weights, k=size - len(avoided) - 1)]
-        chosen = _outline(world, domain, task, kinds, rng)
-        if chosen is None:
+        prohibited = [noun for noun in requests if rng.random() < 0.8]
+        kinds = ["grounded", *rng.choices(KINDS, weights, k=size - len(prohibited) - 1)]
+        attributes = _outline(world, domain, task, kinds, rng)
+        if attributes is None:
             continue
-        stock = {a: rng.sample(WORDS[domain][a], 6) for a in dict.fromkeys(chosen)}
-        nouns = [stock[a].pop() for a in chosen]
-        if _match_split(
-            domain, chosen, nouns, split, sum(REQUESTS[task].index(noun) for noun in avoided)
-        ):
+        nouns = _draw_nouns(domain, attributes, rng)
+        offset = sum(REQUESTS[task].index(noun) for noun in prohibited)
+        last_noun = _noun_for_split(domain, attributes, nouns, split, offset)
+        if last_noun is not None:
+            nouns[-1] = last_noun
             break
-    drawn = [*zip(kinds, chosen, nouns, strict=True)]
-    for noun in avoided:
-        [kind] = rng.choices(
-            ("grounded", "wrong_person", "wrong_scope", "past"), (0.55, 0.15, 0.15, 0.15)
-        )
-        drawn.append((kind, "", noun))
-    rng.shuffle(drawn)
-    cuts = sorted(rng.sample(range(1, len(drawn)), min(rng.randint(*world.blocks), len(drawn)) - 1))
+    facts = [_Fact(*fact) for fact in zip(kinds, attributes, nouns, strict=True)]
+    for noun in prohibited:
+        [kind] = rng.choices(list(_PROHIBITION_KINDS), list(_PROHIBITION_KINDS.values()))
+        facts.append(_Fact(kind, "", noun))
+    rng.shuffle(facts)
+    return _Plan(domain, task, scope, requests, facts)
+
+
+def _fact_level(fact: _Fact, domain: str, task: str) -> Level:
+    if fact.kind != "grounded":
+        return Level.IGNORE
+    return role(domain, task, fact.attribute) if fact.attribute else Level.CONTROL
+
+
+def _other_scope(scope: str) -> str:
+    return SCOPES[1 - SCOPES.index(scope)]
+
+
+def _atom(fact: _Fact, atom_id: str, block_id: str, plan: _Plan, rng: random.Random) -> Atom:
+    """The fact in words, with its rubric."""
+    ideal = _fact_level(fact, plan.domain, plan.task)
+    owner = rng.choice(OWNERS) if fact.kind == "wrong_person" else "user"
+    if fact.kind == "wrong_scope":
+        occasion = _other_scope(plan.scope)
+    else:
+        occasion = plan.scope if rng.random() < 0.2 else ""
+    return Atom(
+        atom_id=atom_id,
+        parent_memory_id=block_id,
+        text=atom_text(fact.kind, occasion, owner, fact.attribute, fact.noun),
+        ideal=ideal,
+        memory_action="ignore" if ideal == Level.IGNORE else "apply",
+        usage_rubric=rubric(ideal, fact.kind, fact.noun, fact.attribute),
+        kind=fact.kind,
+    )
+
+
+def _block(block_id: str, atoms: Sequence[Atom]) -> Block:
+    clauses = [atom.text[0].lower() + atom.text[1:-1] for atom in atoms]
+    return Block(
+        parent_memory_id=block_id,
+        memory_text=f"Notes say {', and '.join(clauses)}.",
+        atomic_concat_text=concat_text(atom.text for atom in atoms),
+        atom_ids=[atom.atom_id for atom in atoms],
+    )
+
+
+def _example(world: World, name: str, split: int) -> Example:
+    rng = random.Random(name)
+    plan = _plan(world, split, rng)
+    inner_places = range(1, len(plan.facts))
+    block_count = min(rng.randint(*world.blocks), len(plan.facts))
+    cuts = sorted(rng.sample(inner_places, block_count - 1))
     atoms = []
     blocks = []
-    seen = Counter()
-    for number, (start, end) in enumerate(pairwise([0, *cuts, len(drawn)]), 1):
-        for kind, attribute, noun in drawn[start:end]:
-            seen[kind] += 1
-            atoms.append(
-                _atom(
-                    f"{kind}_{seen[kind]}",
-                    f"m{number}",
-                    kind,
-                    attribute,
-                    noun,
-                    domain,
-                    task,
-                    scope,
-                    rng,
-                )
-            )
-        own = [atom.text for atom in atoms[start:end]]
-        fluent = "Notes say " + ", and ".join(text[0].lower() + text[1:-1] for text in own) + "."
-        ids = [atom.atom_id for atom in atoms[start:end]]
-        blocks.append(
-            Block(
-                parent_memory_id=f"m{number}",
-                memory_text=fluent,
-                atomic_concat_text=concat_text(own),
-                atom_ids=ids,
-            )
-        )
-    asked = f" with {' and '.join(requests)}" if requests else ""
+    counts: Counter[str] = Counter()
+    for number, (start, end) in enumerate(pairwise([0, *cuts, len(plan.facts)]), 1):
+        block_id = f"m{number}"
+        atoms_of_block = []
+        for fact in plan.facts[start:end]:
+            counts[fact.kind] += 1
+            atom_id = f"{fact.kind}_{counts[fact.kind]}"
+            atoms_of_block.append(_atom(fact, atom_id, block_id, plan, rng))
+        atoms += atoms_of_block
+        blocks.append(_block(block_id, atoms_of_block))
     return Example(
         id=name,
-        domain=domain,
-        question=f"Plan a {task} for {scope}{asked}.",
+        domain=plan.domain,
+        question=plan.question,
         blocks=blocks,
         atoms=atoms,
         world=world.name,
-        task=task,
-        scope=scope,
-        requests=requests,
+        task=plan.task,
+        scope=plan.scope,
+        requests=plan.requests,
     )
 
 
@@ -371,10 +401,8 @@ def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") ->
     world = _world(world)
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: allowed are {', '.join(SPLITS)}")
-    return [
-        _example(world, f"micro-{world.name}-{split}-{seed}-{i:05d}", SPLITS.index(split))
-        for i in range(n)
-    ]
+    names = [f"micro-{world.name}-{split}-{seed}-{i:05d}" for i in range(n)]
+    return [_example(world, name, SPLITS.index(split)) for name in names]
 
 # %% ../../nbs/micro/01_world.ipynb #c3df694d
 FORMS: dict[str, tuple[str, ...]] = {
@@ -392,18 +420,56 @@ FORMS: dict[str, tuple[str, ...]] = {
     ),
     "closing": ("Hope this helps.",),
 }
-NOUNS = frozenset(n for d in WORDS.values() for ns in d.values() for n in ns) | {
-    n for ns in REQUESTS.values() for n in ns
-}
+_NOUN_LISTS = [*chain.from_iterable(domain.values() for domain in WORDS.values())]
+NOUNS = frozenset(chain(*_NOUN_LISTS, *REQUESTS.values()))
 
 # %% ../../nbs/micro/01_world.ipynb #bd89dd55
-def _marker(example: Example, atom_id: str) -> dict:
+class _Marker(NamedTuple):
+    """What a program reads in the place of a rubric."""
+
+    noun: str
+    attribute: str
+    kind: str
+    prohibits: bool
+
+
+def _marker(example: Example, atom_id: str) -> _Marker:
+    """The marker of an atom; raises `ValueError` where it has none of this world."""
     marker = (example.atom(atom_id).usage_rubric or {}).get("marker")
     if not isinstance(marker, dict) or marker.get("noun") not in NOUNS:
         raise ValueError(
             f"example {example.id!r} atom {atom_id!r}: found marker {marker!r}; allowed: a micro-world marker"
         )
-    return marker
+    return _Marker(marker["noun"], marker["attribute"], marker["kind"], marker["prohibits"])
+
+
+# how a requested thing is handled when its prohibition is used at a level; at Bound it is passed over
+_HANDLING = {Level.CONTROL: "leave", Level.BOUND: "", Level.IGNORE: "serve"}
+
+
+def _contents(
+    example: Example, levels: Mapping[str, Level], joined_plan: bool
+) -> list[tuple[str, str]]:
+    """(form, nouns) of each sentence that says something, in order."""
+    handling = dict.fromkeys(example.requests, "serve")
+    plans = []
+    remarks = []
+    for atom_id in example.levels:
+        marker = _marker(example, atom_id)
+        level = levels[atom_id]
+        if marker.prohibits:
+            if marker.noun in handling:
+                handling[marker.noun] = _HANDLING[level]
+        elif level == Level.CONTROL:
+            plans.append(marker.noun)
+        elif level == Level.BOUND:
+            remarks.append(marker.noun)
+    if plans and joined_plan:
+        plans = [" and ".join(plans)]
+    contents = [(form, noun) for noun, form in handling.items() if form]
+    contents += [("plan", nouns) for nouns in plans]
+    contents += [("remark", noun) for noun in remarks]
+    return contents
 
 
 def answer(
@@ -417,31 +483,16 @@ def answer(
     A prohibition at Bound is passed over in silence. Raises `KeyError` when `levels` misses an atom.
     """
     world = _world(world or example.world)
-    levels = example.levels if levels is None else levels
-    by_level: dict[Level, list[str]] = {level: [] for level in Level}
-    handled = dict.fromkeys(example.requests, "serve")
-    for atom_id in example.levels:
-        marker = _marker(example, atom_id)
-        level = levels[atom_id]
-        if not marker["prohibits"]:
-            by_level[level].append(marker["noun"])
-        elif marker["noun"] in handled:
-            handled[marker["noun"]] = {
-                Level.CONTROL: "leave",
-                Level.BOUND: "",
-                Level.IGNORE: "serve",
-            }[level]
-    plans = by_level[Level.CONTROL]
-    remarks = by_level[Level.BOUND]
-    plans = [" and ".join(plans)] if world.joined_plan and plans else plans
-    content = [(kind, noun) for noun, kind in handled.items() if kind]
-    content += [("plan", noun) for noun in plans] + [("remark", noun) for noun in remarks]
+    if levels is None:
+        levels = example.levels
     sentences = []
-    for kind, noun in content:
-        sentences.append((rng.choice(FORMS[kind]) if world.varied else FORMS[kind][0]).format(noun))
+    for form, nouns in _contents(example, levels, world.joined_plan):
+        wording = rng.choice(FORMS[form]) if world.varied else FORMS[form][0]
+        sentences.append(wording.format(nouns))
         if rng.random() < world.filler:
             sentences.append(rng.choice(FORMS["filler"]))
-    return " ".join([*sentences, FORMS["closing"][0]])
+    sentences.append(FORMS["closing"][0])
+    return " ".join(sentences)
 
 
 Bias = Mapping[str, float]
@@ -463,39 +514,49 @@ def noisy_levels(
     prohibitions) to the chance that a grounded atom of it is ignored.
     """
     levels = {}
-    bias = bias or {}
-    for atom_id, level in example.levels.items():
-        marker = _marker(example, atom_id)
-        kind = marker["kind"]
-        attribute = marker["attribute"] or "avoid"
-        if kind not in ("grounded", "irrelevant") and rng.random() < bias.get(kind, 0.0):
-            level = (
-                role(example.domain, example.task, attribute)
-                if attribute != "avoid"
-                else Level.CONTROL
-            )
-        elif kind == "grounded" and rng.random() < bias.get(attribute, 0.0):
-            level = Level.IGNORE
-        others = [other for other in Level if other != level]
-        levels[atom_id] = rng.choice(others) if rng.random() < flip else level
+    for atom_id, ideal in example.levels.items():
+        level = _biased_level(example, _marker(example, atom_id), ideal, rng, bias or {})
+        if rng.random() < flip:
+            level = rng.choice([other for other in Level if other != level])
+        levels[atom_id] = level
     return levels
 
+
+def _biased_level(
+    example: Example, marker: _Marker, ideal: Level, rng: random.Random, bias: Bias
+) -> Level:
+    """The level of an atom that is over-used or ignored by its bias, and else the ideal one."""
+    if marker.kind == "irrelevant":
+        return ideal
+    is_grounded = marker.kind == "grounded"
+    biased = (marker.attribute or "avoid") if is_grounded else marker.kind
+    if rng.random() >= bias.get(biased, 0.0):
+        return ideal
+    if is_grounded:
+        return Level.IGNORE
+    if marker.attribute:
+        return role(example.domain, example.task, marker.attribute)
+    return Level.CONTROL
+
 # %% ../../nbs/micro/01_world.ipynb #35653b90
-_BLANK = {"plan": r"(\w+(?: and \w+)*)"}
-_PATTERNS = {
-    kind: re.compile(
-        "|".join(re.escape(form).replace(r"\{\}", _BLANK.get(kind, r"(\w+)")) for form in forms)
-    )
-    for kind, forms in FORMS.items()
-}
+def _pattern(form: str) -> re.Pattern[str]:
+    """An expression for the sentences of a form, with a group for the nouns of each wording."""
+    nouns = r"(\w+(?: and \w+)*)" if form == "plan" else r"(\w+)"
+    wordings = [re.escape(wording).replace(r"\{\}", nouns) for wording in FORMS[form]]
+    return re.compile("|".join(wordings))
+
+
+_PATTERNS = {form: _pattern(form) for form in FORMS}
 SPELLING: dict[str, str] = {noun.lower(): noun for noun in NOUNS}  # by their letters in lower case
 _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?\n]+|$)")
 MAX_CHARACTERS = 8000
+MAX_SENTENCE = 400  # characters; no sentence of a form is as long
 
 
 def nouns_in(text: str) -> tuple[str, ...]:
     """The nouns of this world that a text names, in any case, in its order."""
-    return tuple(SPELLING[word] for word in re.findall(r"\w+", text.lower()) if word in SPELLING)
+    words = re.findall(r"\w+", text.lower())
+    return tuple(SPELLING[word] for word in words if word in SPELLING)
 
 
 @dataclass(frozen=True)
@@ -512,127 +573,158 @@ class Sentence:
 
 @lru_cache(maxsize=16384)
 def _parse(text: str) -> tuple[str, tuple[str, ...]]:
-    for kind, pattern in _PATTERNS.items():
-        if match := pattern.fullmatch(text):
-            nouns = tuple(n for group in match.groups() if group for n in group.split(" and "))
-            return (
-                (kind, nouns) if all(noun in NOUNS for noun in nouns) else ("stray", nouns_in(text))
-            )
+    """The form of a sentence and the nouns that it names."""
+    for form, pattern in _PATTERNS.items():
+        match = pattern.fullmatch(text)
+        if match:
+            groups = [group.split(" and ") for group in match.groups() if group]
+            nouns = tuple(chain.from_iterable(groups))
+            if NOUNS.issuperset(nouns):
+                return form, nouns
+            break
     return "stray", nouns_in(text)
 
 
 def read_answer(response: str) -> list[Sentence]:
     """The sentences of an answer in order; their spans cover it exactly, whatever it holds."""
-    found = []
+    sentences = []
     for match in _SENTENCE.finditer(response):
-        if match.group():
-            kind, nouns = (
-                _parse(match.group().removeprefix(" "))
-                if len(match.group()) < 400
-                else ("stray", ())
-            )
-            found.append(Sentence(match.start(), match.end(), match.group().strip(), kind, nouns))
-    return found
+        text = match.group()
+        if not text:
+            continue
+        if len(text) < MAX_SENTENCE:
+            form, nouns = _parse(text.removeprefix(" "))
+        else:
+            form, nouns = "stray", ()
+        sentences.append(Sentence(match.start(), match.end(), text.strip(), form, nouns))
+    return sentences
 
 # %% ../../nbs/micro/01_world.ipynb #7e8cc869
 JUDGE = "micro-exact-v1"
 MAX_STRANGERS = 2
-_LEVEL_OF = {
-    False: {"plan": Level.CONTROL, "remark": Level.BOUND},
-    True: {"leave": Level.CONTROL, "serve": Level.IGNORE},
-}
+_FACT_LEVELS = {"plan": Level.CONTROL, "remark": Level.BOUND}
+_PROHIBITION_LEVELS = {"leave": Level.CONTROL, "serve": Level.IGNORE}
 
 
-def _fault(
-    response: str, sentences: Sequence[Sentence], known: set[str], owned: set[str]
-) -> tuple[str, int]:
+@dataclass(frozen=True)
+class _Knowledge:
+    """What the judge knows of an example."""
+
+    markers: dict[str, _Marker]
+    own_nouns: set[str]  # of its atoms
+    known_nouns: set[str]  # and of its query
+    rival_nouns: dict[str, set[str]]  # other values of a grounded atom's attribute
+    unscored: Judgment
+
+
+class _Fault(NamedTuple):
+    """Why an answer breaks every atom it names, and the sentence that is to blame; empty where there is no fault."""
+
+    reason: str = ""
+    sentence: int = -1
+
+
+def _fault(response: str, sentences: Sequence[Sentence], knowledge: _Knowledge) -> _Fault:
     if len(response) > MAX_CHARACTERS:
-        return f"longer than {MAX_CHARACTERS} characters", -1
+        return _Fault(f"longer than {MAX_CHARACTERS} characters")
     named: set[str] = set()
+    before = "filler"  # as if the answer began behind one
     for i, sentence in enumerate(sentences):
-        if sentence.kind == "stray":
-            return "a sentence outside the forms", i
-        if any(noun in named and noun not in owned for noun in sentence.nouns):
-            return "the same thing said twice", i
-        if sentence.kind == "filler" and (i == 0 or sentences[i - 1].kind == "filler"):
-            return "a filler that follows no content", i
-        if sentence.kind == "closing" and i < len(sentences) - 1:
-            return "text after the closing", i + 1
+        form = sentence.kind
+        if form == "stray":
+            return _Fault("a sentence outside the forms", i)
+        if named.intersection(sentence.nouns) - knowledge.own_nouns:
+            return _Fault("the same thing said twice", i)
+        if form == "filler" and before == "filler":
+            return _Fault("a filler that follows no content", i)
+        if form == "closing" and i < len(sentences) - 1:
+            return _Fault("text after the closing", i + 1)
         named.update(sentence.nouns)
-        if len(named - known) > MAX_STRANGERS:
-            return f"more than {MAX_STRANGERS} nouns from nowhere", i
-    if not sentences or sentences[-1].kind != "closing":
-        return "no closing", len(sentences) - 1
-    return "", -1
+        if len(named - knowledge.known_nouns) > MAX_STRANGERS:
+            return _Fault(f"more than {MAX_STRANGERS} nouns from nowhere", i)
+        before = form
+    if before != "closing":
+        return _Fault("no closing", len(sentences) - 1)
+    return _Fault()
 
 
 def _actual(
-    marker: dict, ideal: Level, uses: Sequence[Sentence], fault: str, rival: bool
+    marker: _Marker, ideal: Level, uses: Sequence[Sentence], fault: str, has_rival: bool
 ) -> tuple[Level, str]:
+    """The level of an atom that these sentences name, and the reason."""
+    if not uses and marker.prohibits:
+        return Level.BOUND, "passed over in silence"
     if not uses:
-        return (
-            (Level.BOUND, "passed over in silence")
-            if marker["prohibits"]
-            else (Level.IGNORE, "never named")
-        )
-    worst = Level.IGNORE if ideal == Level.CONTROL else Level.CONTROL
+        return Level.IGNORE, "never named"
+    farthest = Level.IGNORE if ideal == Level.CONTROL else Level.CONTROL
     if fault:
-        return worst, f"named in an answer at fault: {fault}"
-    if rival:
-        return worst, "contradicted: another value of its attribute is named too"
-    if len(uses) > 1 or uses[0].nouns.count(marker["noun"]) > 1:
-        return worst, "named more than once"
-    level = _LEVEL_OF[marker["prohibits"]].get(uses[0].kind)
-    if level is None:
-        return worst, f"named in a {uses[0].kind} sentence, a form that does not suit it"
-    return level, f"named in a {uses[0].kind} sentence"
+        return farthest, f"named in an answer at fault: {fault}"
+    if has_rival:
+        return farthest, "contradicted: another value of its attribute is named too"
+    sentence = uses[0]
+    if len(uses) > 1 or sentence.nouns.count(marker.noun) > 1:
+        return farthest, "named more than once"
+    level_of_form = _PROHIBITION_LEVELS if marker.prohibits else _FACT_LEVELS
+    if sentence.kind not in level_of_form:
+        return farthest, f"named in a {sentence.kind} sentence, a form that does not suit it"
+    return level_of_form[sentence.kind], f"named in a {sentence.kind} sentence"
 
 # %% ../../nbs/micro/01_world.ipynb #4d4a9e02
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 
 
-def _prepare(example: Example) -> dict:
+def _knowledge(example: Example) -> _Knowledge:
     markers = {atom_id: _marker(example, atom_id) for atom_id in example.levels}
-    owned = {marker["noun"] for marker in markers.values()}
-    known = owned | set(example.requests)
-    grounded = [i for i, level in example.levels.items() if level and not markers[i]["prohibits"]]
-    rivals = {i: set(WORDS[example.domain][markers[i]["attribute"]]) - known for i in grounded}
-    return {
-        "markers": markers,
-        "owned": owned,
-        "known": known,
-        "rivals": rivals,
-        "blank": judgment_for(example, {}, question_id=example.id),
-    }
+    own_nouns = {marker.noun for marker in markers.values()}
+    known_nouns = own_nouns.union(example.requests)
+    rival_nouns = {}
+    for atom_id, level in example.levels.items():
+        marker = markers[atom_id]
+        if level != Level.IGNORE and not marker.prohibits:
+            values = WORDS[example.domain][marker.attribute]
+            rival_nouns[atom_id] = set(values) - known_nouns
+    unscored = judgment_for(example, {}, question_id=example.id)
+    return _Knowledge(markers, own_nouns, known_nouns, rival_nouns, unscored)
 
 
-def _judge(response: str, facts: dict) -> Judgment:
+def _disguised_nouns(response: str) -> list[str]:
+    """The nouns of an answer in any letter forms, invisible characters taken out."""
+    plain_text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", response)).lower()
+    words = re.findall(r"[^\W_]+", plain_text)
+    return [SPELLING[word] for word in words if word in SPELLING]
+
+
+def _span(sentence: Sentence, response: str) -> tuple[int, int]:
+    """First character of a sentence that is no white space, and one past its last."""
+    text = response[sentence.start : sentence.end]
+    return sentence.end - len(text.lstrip()), sentence.end
+
+
+def _judge(response: str, knowledge: _Knowledge) -> Judgment:
     sentences = read_answer(response[: MAX_CHARACTERS + 1])
-    fault, _ = _fault(response, sentences, facts["known"], facts["owned"])
-    uses: dict[str, list[Sentence]] = {}
+    fault = _fault(response, sentences, knowledge)
+    sentences_naming: dict[str, list[Sentence]] = {}
     for sentence in sentences:
         for noun in dict.fromkeys(sentence.nouns):
-            uses.setdefault(noun, []).append(sentence)
-    if fault:
-        for word in re.findall(
-            r"[^\W_]+", _INVISIBLE.sub("", unicodedata.normalize("NFKC", response)).lower()
-        ):
-            if word in SPELLING:
-                uses.setdefault(SPELLING[word], [Sentence(0, len(response), "", "stray")])
+            sentences_naming.setdefault(noun, []).append(sentence)
+    if fault.reason:
+        whole_answer = Sentence(0, len(response), "", "stray")
+        for noun in _disguised_nouns(response):
+            sentences_naming.setdefault(noun, [whole_answer])
     atoms = []
-    for blank, marker in zip(facts["blank"].atoms, facts["markers"].values(), strict=True):
-        found = uses.get(marker["noun"], [])
-        rival = not facts["rivals"].get(blank.atom_id, set()).isdisjoint(uses)
-        level, reason = _actual(marker, blank.ideal, found, fault, rival)
-        spans = [(use.end - len(response[use.start : use.end].lstrip()), use.end) for use in found]
-        fields = {
-            "actual": level,
-            "quote": found[0].text if found else "",
-            "reason": reason,
-            "spans": spans,
-        }
-        atoms.append(AtomJudgment.model_construct(**(vars(blank) | fields)))
-    return facts["blank"].model_copy(update={"judge": JUDGE, "atoms": atoms})
+    for atom in knowledge.unscored.atoms:
+        marker = knowledge.markers[atom.atom_id]
+        uses = sentences_naming.get(marker.noun, [])
+        rivals = knowledge.rival_nouns.get(atom.atom_id, set())
+        has_rival = not rivals.isdisjoint(sentences_naming)
+        level, reason = _actual(marker, atom.ideal, uses, fault.reason, has_rival)
+        fields = dict(vars(atom))
+        fields["actual"] = level
+        fields["quote"] = uses[0].text if uses else ""
+        fields["reason"] = reason
+        fields["spans"] = [_span(sentence, response) for sentence in uses]
+        atoms.append(AtomJudgment.model_construct(**fields))
+    return knowledge.unscored.model_copy(update={"judge": JUDGE, "atoms": atoms})
 
 # %% ../../nbs/micro/01_world.ipynb #207fc599
 def exact_judge(example: Example, response: str) -> Judgment:
@@ -640,18 +732,18 @@ def exact_judge(example: Example, response: str) -> Judgment:
 
     Raises `ValueError` when an atom carries no micro-world marker.
     """
-    return _judge(response, _prepare(example))
+    return _judge(response, _knowledge(example))
 
 
 def _batch(examples: Sequence[Example], responses: Sequence[str]) -> list[Judgment]:
-    facts = {
-        key: _prepare(example)
-        for key, example in {id(example): example for example in examples}.items()
-    }
-    return [
-        _judge(response, facts[id(example)])
-        for example, response in zip(examples, responses, strict=True)
-    ]
+    """The judgments of many answers, with one look at each example object."""
+    knowledge_by_object: dict[int, _Knowledge] = {}
+    judgments = []
+    for example, response in zip(examples, responses, strict=True):
+        if id(example) not in knowledge_by_object:
+            knowledge_by_object[id(example)] = _knowledge(example)
+        judgments.append(_judge(response, knowledge_by_object[id(example)]))
+    return judgments
 
 
 exact_judge.batch = _batch
@@ -664,25 +756,32 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
     Key: the sentence names the atom's noun, so it decides the level. Partial: it names another value of the same
     attribute, or it is the fault that broke an atom named elsewhere.
     """
-    facts = _prepare(example)
+    knowledge = _knowledge(example)
+    markers = knowledge.markers
     sentences = read_answer(response)
-    _, at_fault = _fault(response, sentences, facts["known"], facts["owned"])
-    named = {noun for sentence in sentences for noun in sentence.nouns}
-    attribute = {m["noun"]: m["attribute"] for m in facts["markers"].values() if m["attribute"]}
-    found = []
+    fault = _fault(response, sentences, knowledge)
+    named = set(chain.from_iterable(sentence.nouns for sentence in sentences))
+    attribute_of = {marker.noun: marker.attribute for marker in markers.values()}
+    sentences_with_roles = []
     for i, sentence in enumerate(sentences):
-        others = {attribute[noun] for noun in sentence.nouns if noun in attribute}
+        attributes = {attribute_of.get(noun) for noun in sentence.nouns} - {None, ""}
         roles = {}
-        for atom_id, marker in facts["markers"].items():
-            partial = marker["attribute"] in others or (i == at_fault and marker["noun"] in named)
-            key = marker["noun"] in sentence.nouns
-            roles[atom_id] = "key" if key else "partial" if partial else "irrelevant"
-        found.append(Sentence(**(vars(sentence) | {"roles": roles})))
-    return found
+        for atom_id, marker in markers.items():
+            broke_the_atom = i == fault.sentence and marker.noun in named
+            if marker.noun in sentence.nouns:
+                roles[atom_id] = "key"
+            elif marker.attribute in attributes or broke_the_atom:
+                roles[atom_id] = "partial"
+            else:
+                roles[atom_id] = "irrelevant"
+        sentences_with_roles.append(replace(sentence, roles=roles))
+    return sentences_with_roles
 
 # %% ../../nbs/micro/01_world.ipynb #540e8285
 def _micro_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
-    return "\n".join([question, *(f"{number}. {text}" for number, text in memory)])
+    """The query, and below it the numbered memory."""
+    numbered_texts = [f"{number}. {text}" for number, text in memory]
+    return "\n".join([question, *numbered_texts])
 
 
 PROMPT_TEMPLATES["micro"] = PromptTemplate(_micro_prompt)
@@ -690,9 +789,13 @@ PROMPT_TEMPLATES["micro-audit"] = PromptTemplate(_micro_prompt, "Name each level
 
 
 def audit_text(example: Example, levels: Mapping[str, Level] | None = None) -> str:
-    """What a policy is taught to reply to a `micro-audit_text` prompt: each atom's noun and its level, in prompt order."""
-    levels = example.levels if levels is None else levels
-    return " ".join(f"{_marker(example, i)['noun']} {levels[i].label}." for i in example.levels)
+    """What a policy is taught to reply to a `micro-audit` prompt: each atom's noun and its level, in prompt order."""
+    if levels is None:
+        levels = example.levels
+    sentences = []
+    for atom_id in example.levels:
+        sentences.append(f"{_marker(example, atom_id).noun} {levels[atom_id].label}.")
+    return " ".join(sentences)
 
 # %% ../../nbs/micro/01_world.ipynb #3d24992d
 def demonstrations(

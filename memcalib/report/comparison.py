@@ -14,13 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..evaluation.breakdown import compare, with_holm
 from ..io.records import printable
 from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
 from ..problem import Judgment, text_hash
-from .evaluation_report import EVALUATION_FILES, judge_corrected, protocol
+from memcalib.report.evaluation_report import (
+    EVALUATION_FILES,
+    Correction,
+    corrections,
+    protocol,
+)
 from memcalib.report.figures import (
     differences_figure,
     inline_figures,
@@ -274,29 +277,41 @@ def _changes(frame: "pd.DataFrame", baseline: str, label: str, count: int = 5) -
     return table.assign(example_id=table["question_id"].map(first_rows["example_id"]))
 
 
-def _scs_correction(side: Side) -> float:
-    """By how much the known errors of its judge shift the SCS of a side; 0 where that is not known."""
-    table = judge_corrected(side.run)
-    if not len(table):
-        return 0.0
-    rows = table[(table["method"] == side.name) & (table["metric"] == "SCS")]
-    if not len(rows):
-        return 0.0
-    correction = abs(float(rows["correction"].iloc[0]))
-    return 0.0 if np.isnan(correction) else correction
+def _scs_correction(side: Side) -> Correction | None:
+    """The correction of a side's metrics; `None` where its judge was not examined."""
+    for correction in corrections(side.run):
+        if correction.name == side.name:
+            return correction
+    return None
+
+
+def _shift(correction: Correction) -> float:
+    """By how much the correction would shift SCS."""
+    rows = correction.table.set_index("metric")
+    return float(rows.loc["SCS", "correction"])
 
 
 def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
-    """A note for each difference in SCS that is smaller than what the judge's known errors shift one of its sides by."""
-    corrections = {side.label: _scs_correction(side) for side in sides}
-    baseline = sides[0].label
+    """A note for each difference in SCS that the judge's errors shift by more than its size, and for each side of which that is not known.
+
+    What counts is the shift of the difference: errors that both sides share cancel.
+    """
+    by_label = {side.label: _scs_correction(side) for side in sides}
+    notes = [
+        f"{label}: how far the judge's errors shift its scores is not known, because {correction.withheld}."
+        for label, correction in by_label.items()
+        if correction is not None and correction.withheld
+    ]
+    first = by_label[sides[0].label]
     overall = differences[(differences["domain"] == "all") & (differences["metric"] == "SCS")]
-    notes = []
     for row in overall.to_dict("records"):
-        label = max((baseline, row["run"]), key=corrections.get)
-        if corrections[label] > abs(row["difference"]):
+        second = by_label[row["run"]]
+        if first is None or second is None or first.withheld or second.withheld:
+            continue
+        shift = _shift(second) - _shift(first)
+        if abs(shift) > abs(row["difference"]):
             notes.append(
-                f"{row['run']}: the difference in SCS ({row['difference']:+.1f}) is smaller than the judge's error in the SCS of {label} ({corrections[label]:.1f} by its exam)."
+                f"{row['run']}: the judge's errors would shift the difference in SCS ({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate from its exam."
             )
     return notes
 

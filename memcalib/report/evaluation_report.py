@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect', 'second_judge', 'evaluation_costs',
-           'judge_corrected', 'judgments_by_source', 'family_tables', 'evaluation_tables', 'protocol', 'settings_text',
-           'notices', 'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary',
-           'write_evaluation_report', 'evaluation_text']
+           'Correction', 'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'evaluation_tables',
+           'protocol', 'settings_text', 'notices', 'model_card', 'evaluation_figures', 'worst_answers',
+           'evaluation_summary', 'write_evaluation_report', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import numpy as np
 
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
-from ..evaluation.exam import corrected_score, examined, judged_responses
+from ..evaluation.exam import corrected_score, examined, judged_responses, why_withheld
 from ..evaluation.rpeval import rpeval_table
 from ..io.runs import file_hash
 from ..io.records import printable
@@ -194,20 +195,52 @@ def evaluation_costs(run: Run) -> "pd.DataFrame":
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 
 
-def judge_corrected(run: Run) -> "pd.DataFrame":
-    """Raw and judge-corrected metrics of each source of answers, where the judge of this run was examined; else no row."""
-    import pandas as pd
+@dataclass(frozen=True)
+class Correction:
+    """The metrics of one source of answers, raw and corrected by its judge's exam; `withheld` says why they are not shown."""
 
+    name: str
+    table: "pd.DataFrame"  # of `corrected_score`
+    withheld: str  # empty where all conditions of `why_withheld` hold
+
+    @property
+    def sentence(self) -> str:
+        """The reason as a sentence; empty where the corrected values are shown."""
+        if not self.withheld:
+            return ""
+        return f"{self.name}: the scores are as judged, not corrected for the judge's errors, because {self.withheld}."
+
+
+def corrections(run: Run) -> list[Correction]:
+    """A correction for each source of answers that was judged by the judge of this run's exam."""
     counts = np.array(run.exam.get("question_counts") or [], dtype=np.int64)
     if not counts.size:
-        return pd.DataFrame()
-    tables = []
+        return []
+    of_sources = []
     for name, judgments in judgments_by_source(run).items():
         judges = {judgment.judge for judgment in judgments}
         scored = any(judgment.scored for judgment in judgments)
         if scored and judges == {run.exam.get("judge")}:
             table = corrected_score(judged_responses(judgments), counts)
-            table.insert(0, "method", name)
+            of_sources.append(Correction(name, table, why_withheld(run.exam, table)))
+    return of_sources
+
+
+def judge_corrected(run: Run) -> "pd.DataFrame":
+    """Raw and judge-corrected metrics of each source of answers for which all conditions of `why_withheld` hold; else no row.
+
+    The corrected values are a model-based estimate; their bounds are cut to 0 and 100.
+    """
+    import pandas as pd
+
+    tables = []
+    for correction in corrections(run):
+        if not correction.withheld:
+            table = correction.table.assign(
+                corrected_low=correction.table["corrected_low"].clip(0, 100),
+                corrected_high=correction.table["corrected_high"].clip(0, 100),
+            )
+            table.insert(0, "method", correction.name)
             tables.append(table)
     return pd.concat(tables) if tables else pd.DataFrame()
 
@@ -457,6 +490,7 @@ def _judge_notices(run: Run) -> list[str]:
         exam = _exam_of(run, name)
         if exam is None or exam.get("verdict") != "passed":
             texts.append(f"{examined(name, exam).capitalize()}.")
+    texts += [printable(each.sentence) for each in corrections(run) if each.withheld]
     return texts
 
 
@@ -730,6 +764,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines = quality_lines(run.responses)
     lines += _second_judge_lines(run)
     lines += [f"{examined(name, _exam_of(run, name))}." for name in run.judges]
+    lines += [correction.sentence for correction in corrections(run) if correction.withheld]
     paragraphs = [table.to_string(index=False) for table in tables]
     if lines:
         paragraphs.append("\n".join(lines))

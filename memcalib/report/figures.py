@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'INK', 'GRID', 'SOFT', 'PAPER', 'OVER_COLOUR', 'UNDER_COLOUR', 'RIGHT_COLOUR', 'METHOD_STYLES', 'NARROWEST',
-           'ROOTS', 'CURVES', 'FEW_POINTS', 'SHARES', 'RATES', 'FEW_QUESTIONS', 'ROLE_COLOURS', 'PlotStyle',
-           'method_styles', 'plain_label', 'plot_style', 'wide_enough', 'steps_axis', 'share_axis', 'panels',
-           'plane_figure', 'inset_square', 'channel_figure', 'constant', 'say_constant', 'curves_figure',
-           'rates_figure', 'breakdown_figure', 'differences_figure', 'dots_figure', 'case_figure', 'save_figure',
-           'write_figures', 'inline_figures', 'inline_svg']
+           'ROOTS', 'SEVERITIES', 'CURVES', 'FEW_POINTS', 'SHARES', 'RATES', 'FEW_QUESTIONS', 'ROLE_COLOURS',
+           'LINE_HEIGHT', 'PlotStyle', 'method_styles', 'plain_label', 'metric_label', 'plot_style', 'wide_enough',
+           'steps_axis', 'share_axis', 'panels', 'rows_of_panels', 'hide_unused', 'share_legend', 'plane_figure',
+           'inset_square', 'channel_figure', 'constant', 'say_constant', 'curves_figure', 'rates_figure',
+           'breakdown_figure', 'differences_figure', 'dots_figure', 'case_figure', 'save_figure', 'write_figures',
+           'inline_figures', 'inline_svg']
 
 # %% ../../nbs/report/03_figures.ipynb #c20ba94a
+import math
 import re
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +30,8 @@ from ..problem import Level
 # %% ../../nbs/report/03_figures.ipynb #cc6a689c
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # %% ../../nbs/report/03_figures.ipynb #10fe4ef1
@@ -71,17 +76,62 @@ _SPARE = (
 
 def method_styles(methods: Iterable[str]) -> dict[str, PlotStyle]:
     """A style for each method: the known ones keep theirs, others take the next of a fixed cycle."""
-    names = list(dict.fromkeys(methods))
-    new = [name for name in names if name not in METHOD_STYLES]
-    return {
-        name: METHOD_STYLES.get(name) or _SPARE[new.index(name) % len(_SPARE)] for name in names
-    }
+    styles = {}
+    spare_count = 0
+    for name in dict.fromkeys(methods):
+        if name in METHOD_STYLES:
+            styles[name] = METHOD_STYLES[name]
+        else:
+            styles[name] = _SPARE[spare_count % len(_SPARE)]
+            spare_count += 1
+    return styles
 
 # %% ../../nbs/report/03_figures.ipynb #374d7aa2
 def plain_label(name: str) -> str:
     """A name as matplotlib text: one line, dollar signs escaped, a leading underscore kept visible, at most 40 characters."""
     text = " ".join(name.split()).replace("\\", "/").replace("$", r"\$")
-    return (" " * text.startswith("_") + text)[:40] or "(no name)"
+    if text.startswith("_"):  # which would hide it from a legend
+        text = f" {text}"
+    return text[:40] or "(no name)"
+
+
+def metric_label(metric: str) -> str:
+    """A metric's name with an arrow towards better values."""
+    return f"{metric} ↑" if metric in HIGHER_IS_BETTER else f"{metric} ↓"
+
+
+_STYLE = {
+    # colours
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    # what is drawn
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    # sizes
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "axes.linewidth": 0.7,
+    "grid.linewidth": 0.5,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "figure.dpi": 110,
+    # the same bytes each time
+    "svg.hashsalt": "memcalib",
+    "svg.fonttype": "path",
+}
 
 
 @contextmanager
@@ -90,47 +140,10 @@ def plot_style():
     import matplotlib as mpl
     import seaborn as sns
 
-    ink = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-    )
-    plain = {
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "font.sans-serif": ["DejaVu Sans"],
-    }
-    size = {
-        "font.size": 8,
-        "axes.titlesize": 8.5,
-        "axes.labelsize": 8,
-        "legend.fontsize": 7.5,
-        "xtick.labelsize": 7.5,
-        "ytick.labelsize": 7.5,
-    }
-    fine = {
-        "axes.linewidth": 0.7,
-        "grid.linewidth": 0.5,
-        "grid.color": GRID,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
-    }
-    rest = {
-        "legend.frameon": False,
-        "legend.handlelength": 2.6,
-        "figure.dpi": 110,
-        "axes.titlelocation": "left",
-    }
-    same = {"svg.hashsalt": "memcalib", "svg.fonttype": "path"}
-    with mpl.rc_context(
-        sns.axes_style("ticks")
-        | sns.plotting_context("paper")
-        | plain
-        | ink
-        | size
-        | fine
-        | rest
-        | same
-    ):
+    settings = sns.axes_style("ticks")
+    settings.update(sns.plotting_context("paper"))
+    settings.update(_STYLE)
+    with mpl.rc_context(settings):
         yield
 
 # %% ../../nbs/report/03_figures.ipynb #b7681fd4
@@ -140,43 +153,45 @@ NARROWEST = 0.1  # of the largest value on an axis
 def wide_enough(low: float, high: float) -> tuple[float, float]:
     """The ends of an axis, moved apart equally where they are closer than a tenth of the larger one."""
     missing = NARROWEST * max(abs(low), abs(high)) - (high - low)
-    return (low - missing / 2, high + missing / 2) if missing > 0 else (low, high)
+    if missing <= 0:
+        return low, high
+    return low - missing / 2, high + missing / 2
 
 
-def _read_well(axis: Any, counted: bool = False) -> None:
+def _use_readable_ticks(axis: "Axis", whole_numbers: bool = False) -> None:
+    """Ticks of an axis that is never too narrow, written as plain numbers without an offset."""
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
-    class Places(AutoLocator):
+    class TickPlaces(AutoLocator):
         def nonsingular(self, v0, v1):
             return wide_enough(*super().nonsingular(v0, v1))
 
-    class Numbers(ScalarFormatter):
+    class TickNumbers(ScalarFormatter):
         def set_locs(self, locs):
             super().set_locs(locs)
-            self.plain = 1e-3 <= max(map(abs, locs), default=1) < 1e7
+            largest = max(map(abs, locs), default=1)
+            self.has_usual_size = 1e-3 <= largest < 1e7
 
         def __call__(self, x, pos=None):
-            return (
-                super().__call__(x, pos)
-                if self.plain
-                else f"{x:.3g}".replace("-", "\N{MINUS SIGN}")
-            )
+            if self.has_usual_size:
+                return super().__call__(x, pos)
+            return f"{x:.3g}".replace("-", "\N{MINUS SIGN}")
 
-    numbers = Numbers(useOffset=False)
-    places = Places()
+    numbers = TickNumbers(useOffset=False)
     numbers.set_scientific(False)
-    places.set_params(integer=counted, min_n_ticks=1)
+    places = TickPlaces()
+    places.set_params(integer=whole_numbers, min_n_ticks=1)
     axis.set_major_locator(places)
     axis.set_major_formatter(numbers)
 
 
-def steps_axis(ax: Any) -> None:
+def steps_axis(ax: "Axes") -> None:
     """Make the horizontal axis of a panel one of training steps."""
-    _read_well(ax.xaxis, counted=True)
+    _use_readable_ticks(ax.xaxis, whole_numbers=True)
     ax.set_xlabel("step")
 
 
-def share_axis(ax: Any) -> None:
+def share_axis(ax: "Axes") -> None:
     """Make the vertical axis of a panel one of shares, 0 to 1."""
     ax.set_ylim(-0.03, 1.03)
 
@@ -190,12 +205,46 @@ def panels(
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat:
-        _read_well(ax.xaxis)
-        _read_well(ax.yaxis)
+        _use_readable_ticks(ax.xaxis)
+        _use_readable_ticks(ax.yaxis)
     return figure, axes
+
+
+def rows_of_panels(count: int, columns: int) -> int:
+    """How many rows so many panels take."""
+    return math.ceil(count / columns)
+
+
+def hide_unused(axes: np.ndarray, used: int) -> None:
+    """Draw nothing in the panels behind the used ones."""
+    for ax in axes.flat[used:]:
+        ax.set_axis_off()
+
+
+def share_legend(figure: "Figure", axes: np.ndarray, **options: Any) -> None:
+    """One legend for a figure: that of its first panel."""
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, **options)
 
 # %% ../../nbs/report/03_figures.ipynb #9e87e3bf
 ROOTS = ("Base", "SFT")  # do not come from the cold start
+SEVERITIES = ["sMOS", "sMUS"]
+_PLANE_LABELS = {"xlabel": "sMOS, over-use →", "ylabel": "sMUS, under-use →", "aspect": "equal"}
+
+
+def _axis_length(
+    rows: "pd.DataFrame", controls: "pd.DataFrame | None", paths: "pd.DataFrame | None"
+) -> float:
+    """The length of both axes: a little more than the largest severity that is drawn, intervals included."""
+    largest = [1.0]
+    for row in rows.to_dict("records"):
+        largest.append(_severity_bounds(row).max())
+    if controls is not None:
+        largest.append(controls[SEVERITIES].max().max())
+    if paths is not None:
+        drawn_paths = paths[paths["method"].isin(rows["model"])]
+        largest.append(drawn_paths[SEVERITIES].max().max())
+    return 1.05 * np.nanmax(largest)
 
 
 def plane_figure(
@@ -210,68 +259,67 @@ def plane_figure(
     `paths` holds intermediate evaluations (columns method, step, sMOS, sMUS); rows that were not scored are left out.
     `controls` are rows of a score table marked by a grey cross. `enlarged` adds a panel for points that lie close together.
     """
-    from matplotlib.patches import Rectangle
-
-    rows = table.dropna(subset=["sMOS", "sMUS"])
-    ends = [_bounds(row).max() for row in rows.to_dict("records")]
-    others = (controls, None if paths is None else paths[paths["method"].isin(rows["model"])])
-    ends += [part[["sMOS", "sMUS"]].max().max() for part in others if part is not None]
-    top = 1.05 * np.nanmax([*ends, 1.0])
+    rows = table.dropna(subset=SEVERITIES)
+    top = _axis_length(rows, controls, paths)
     square = inset_square(rows, start, top) if enlarged else None
-    names = {"xlabel": "sMOS, over-use →", "ylabel": "sMUS, under-use →", "aspect": "equal"}
     with plot_style():
         figure, axes = panels(1, 2, WIDTH, 3.1) if square else panels(1, 1, 3.4, 3.8)
         for ax in axes[0]:
             _draw_models(ax, rows, paths, start)
         ax = axes[0, 0]
-        for name, over, under in (
-            ()
-            if controls is None
-            else controls[["model", "sMOS", "sMUS"]].dropna().itertuples(index=False)
-        ):
-            ax.plot(over, under, "x", color=SOFT, ms=6, mew=1.4, clip_on=False)
-            side = (
-                {"ha": "right", "xytext": (-6, 5)}
-                if over > 60
-                else {"ha": "left", "xytext": (7, 5)}
-            )
-            ax.annotate(
-                plain_label(name),
-                (over, under),
-                textcoords="offset points",
-                color=SOFT,
-                size=7.5,
-                **side,
-            )
-        ax.set(xlim=(0, top), ylim=(0, top), **names)
+        if controls is not None:
+            _draw_controls(ax, controls)
+        ax.set(xlim=(0, top), ylim=(0, top), **_PLANE_LABELS)
         ax.plot([0, top], [0, top], color=GRID, lw=1, zorder=0)
         ax.plot(0, 0, "o", color=RIGHT_COLOUR, ms=7, fillstyle="none", clip_on=False)
         ax.text(0.05 * top, 0.012 * top, "perfect", color=RIGHT_COLOUR, style="italic", va="bottom")
         if square:
-            (left, down, side) = square
-            large = axes[0, 1]
-            ax.add_patch(Rectangle((left, down), side, side, fill=False, ec=SOFT, lw=0.8, ls="--"))
-            large.set(
-                xlim=(left, left + side),
-                ylim=(down, down + side),
-                title="dashed square, enlarged",
-                **(names | {"ylabel": ""}),
-            )
-            large.plot([0, 200], [0, 200], color=GRID, lw=1, zorder=0, scalex=False, scaley=False)
-        figure.legend(
-            *axes[0, 0].get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=4 if square else 3,
-            handlelength=1.2,
-        )
+            _draw_enlarged(ax, axes[0, 1], square)
+        columns = 4 if square else 3
+        share_legend(figure, axes, loc="outside lower center", ncols=columns, handlelength=1.2)
         return figure
 
 
-def _bounds(row: Mapping[str, Any]) -> np.ndarray:
-    return np.array(
-        [[min(row[f"{m}_low"], row[m]), max(row[f"{m}_high"], row[m])] for m in ("sMOS", "sMUS")],
-        float,
+def _draw_controls(ax: "Axes", controls: "pd.DataFrame") -> None:
+    """A cross with its name for each control."""
+    for name, over, under in controls[["model", *SEVERITIES]].dropna().itertuples(index=False):
+        ax.plot(over, under, "x", color=SOFT, ms=6, mew=1.4, clip_on=False)
+        on_the_right = over > 60  # where a name to the right would leave the panel
+        ax.annotate(
+            plain_label(name),
+            (over, under),
+            textcoords="offset points",
+            color=SOFT,
+            size=7.5,
+            ha="right" if on_the_right else "left",
+            xytext=(-6, 5) if on_the_right else (7, 5),
+        )
+
+
+def _draw_enlarged(ax: "Axes", large: "Axes", square: tuple[float, float, float]) -> None:
+    """Mark the square in the first panel, and make the second one show it."""
+    from matplotlib.patches import Rectangle
+
+    left, bottom, side = square
+    ax.add_patch(Rectangle((left, bottom), side, side, fill=False, ec=SOFT, lw=0.8, ls="--"))
+    large.set(
+        xlim=(left, left + side),
+        ylim=(bottom, bottom + side),
+        title="dashed square, enlarged",
+        **_PLANE_LABELS,
     )
+    large.set_ylabel("")
+    large.plot([0, 200], [0, 200], color=GRID, lw=1, zorder=0, scalex=False, scaley=False)
+
+
+def _severity_bounds(row: Mapping[str, Any]) -> np.ndarray:
+    """Lower and upper end of both severities, [metric, end]; the value itself lies between."""
+    bounds = []
+    for metric in SEVERITIES:
+        low = min(row[f"{metric}_low"], row[metric])
+        high = max(row[f"{metric}_high"], row[metric])
+        bounds.append([low, high])
+    return np.array(bounds, float)
 
 
 def inset_square(
@@ -282,70 +330,134 @@ def inset_square(
     Around all of them, or all but the start, or the most that lie near one of them, if those are three or more. `None` where each of these takes up more
     than a fourth of `top`, the length of the axes.
     """
-    places = rows[["sMOS", "sMUS"]].to_numpy(float)
-    near = np.abs(places[:, None] - places[None]).max(2) < top / 12
-    crowd = rows[near[near.sum(1).argmax()]] if len(rows) else rows
-    for part in (rows, rows[rows["model"] != start], crowd if len(crowd) > 2 else crowd[:0]):
-        if len(part) > 1:
-            spans = np.array([_bounds(row) for row in part.to_dict("records")])
-            low = spans[:, :, 0].min(0)
-            high = spans[:, :, 1].max(0)
-            side = max((high - low).max(), 1.0)
-            if side < top / 4:
-                left, down = np.maximum((low + high - 1.2 * side) / 2, 0)
-                return float(left), float(down), float(1.2 * side)
+    candidates = [rows, rows[rows["model"] != start]]
+    if len(rows):
+        points = rows[SEVERITIES].to_numpy(float)
+        distances = np.abs(points[:, None] - points[None]).max(2)
+        is_near = distances < top / 12
+        crowd = rows[is_near[is_near.sum(1).argmax()]]
+        if len(crowd) > 2:
+            candidates.append(crowd)
+    for candidate in candidates:
+        square = _square_around(candidate, top)
+        if square is not None:
+            return square
     return None
 
 
+def _square_around(rows: "pd.DataFrame", top: float) -> "tuple[float, float, float] | None":
+    """The square around these end points, with a margin; `None` for fewer than two, or one too large."""
+    if len(rows) < 2:
+        return None
+    bounds = np.array([_severity_bounds(row) for row in rows.to_dict("records")])
+    low = bounds[:, :, 0].min(0)
+    high = bounds[:, :, 1].max(0)
+    side = max((high - low).max(), 1.0)
+    if side >= top / 4:
+        return None
+    left, bottom = np.maximum((low + high - 1.2 * side) / 2, 0)
+    return float(left), float(bottom), float(1.2 * side)
+
+
+class _ModelPath(NamedTuple):
+    """Points from the start to the end of a model; those from `first_measured` on and before the end were measured on the way."""
+
+    points: np.ndarray  # [point, metric]
+    measured: slice
+
+
+def _model_path(
+    name: str,
+    end: np.ndarray,
+    start_points: "list[tuple[float, float]]",
+    paths: "pd.DataFrame | None",
+) -> _ModelPath:
+    """The start (none, or one point), what was measured on the way, and the end."""
+    if paths is None or not (paths["method"] == name).any():
+        return _ModelPath(np.array([*start_points, end], float), slice(None))
+    means = paths[paths["method"] == name].groupby("step")[SEVERITIES].mean()
+    if means.index[0] <= 0:  # the path begins with the start
+        start_points = []
+    points = np.array([*start_points, *means.to_numpy().tolist(), end])
+    return _ModelPath(points, slice(len(start_points), -1))
+
+
 def _draw_models(
-    ax: Any, rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None
+    ax: "Axes", rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None
 ) -> None:
     """The path of each model, with an arrow in its longest step, and its end point with intervals in both directions."""
-    ends = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}
+    end_by_model = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}
     styles = method_styles(rows["model"])
     for row in rows.to_dict("records"):
         name = row["model"]
+        style = styles[name]
         end = np.array([row["sMOS"], row["sMUS"]], float)
-        style = styles[row["model"]]
-        first = [ends[start]] if start in ends and name not in (start, *ROOTS) else []
-        points = np.array([*first, end], float)
-        full = slice(None)
-        if paths is not None and (paths["method"] == name).any():
-            mean = paths[paths["method"] == name].groupby("step")[["sMOS", "sMUS"]].mean()
-            before = first if mean.index[0] > 0 else []
-            points = np.array([*before, *mean.to_numpy().tolist(), end])
-            full = slice(len(before), -1)
-        ax.plot(*points.T, ":", color=style.colour, lw=1, alpha=0.8)
-        ax.plot(*points[full].T, "-", color=style.colour, lw=1.2, alpha=0.8)
-        ax.plot(*points[:-1].T, style.marker, color=style.colour, ms=3, alpha=0.8)
-        if len(points[full]) > 1:
-            longest = np.linalg.norm(np.diff(points[full], axis=0), axis=1).argmax()
-            a, b = points[full][longest : longest + 2]
-            arrow = {
-                "arrowstyle": "-|>",
-                "color": style.colour,
-                "lw": 1.2,
-                "shrinkA": 0,
-                "shrinkB": 0,
-            }
-            ax.annotate("", xy=(a + b) / 2, xytext=a, arrowprops=arrow, annotation_clip=True)
-        (left, down), (right, up) = np.abs(_bounds(row).T - end)
-        ax.errorbar(
-            *end, xerr=[[left], [right]], yerr=[[down], [up]], color=style.colour, lw=0.8, alpha=0.6
-        )
-        size = {"*": 9, "P": 7}.get(style.marker, 6)
-        ax.plot(
-            *end,
-            style.marker,
-            color=style.colour,
-            ms=size,
-            mec=PAPER,
-            mew=0.4,
-            label=plain_label(name),
-            zorder=3,
-        )
+        comes_from_start = start in end_by_model and name not in (start, *ROOTS)
+        start_points = [end_by_model[start]] if comes_from_start else []
+        path = _model_path(name, end, start_points, paths)
+        measured = path.points[path.measured]
+        ax.plot(*path.points.T, ":", color=style.colour, lw=1, alpha=0.8)
+        ax.plot(*measured.T, "-", color=style.colour, lw=1.2, alpha=0.8)
+        ax.plot(*path.points[:-1].T, style.marker, color=style.colour, ms=3, alpha=0.8)
+        if len(measured) > 1:
+            _draw_arrow(ax, measured, style.colour)
+        _draw_end(ax, name, end, _severity_bounds(row), style)
+
+
+def _draw_arrow(ax: "Axes", points: np.ndarray, colour: str) -> None:
+    """An arrow to the middle of the longest step."""
+    longest = np.linalg.norm(np.diff(points, axis=0), axis=1).argmax()
+    first, second = points[longest : longest + 2]
+    look = {"arrowstyle": "-|>", "color": colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+    middle = (first + second) / 2
+    ax.annotate("", xy=middle, xytext=first, arrowprops=look, annotation_clip=True)
+
+
+def _draw_end(ax: "Axes", name: str, end: np.ndarray, bounds: np.ndarray, style: PlotStyle) -> None:
+    """The end point of a model with its intervals."""
+    (left, down), (right, up) = np.abs(bounds.T - end)
+    ax.errorbar(
+        *end, xerr=[[left], [right]], yerr=[[down], [up]], color=style.colour, lw=0.8, alpha=0.6
+    )
+    marker_sizes = {"*": 9, "P": 7}
+    ax.plot(
+        *end,
+        style.marker,
+        color=style.colour,
+        ms=marker_sizes.get(style.marker, 6),
+        mec=PAPER,
+        mew=0.4,
+        label=plain_label(name),
+        zorder=3,
+    )
 
 # %% ../../nbs/report/03_figures.ipynb #f446162c
+def _use_colour(ideal: int, actual: int) -> str:
+    """The colour of right use, over-use or under-use."""
+    if actual == ideal:
+        return RIGHT_COLOUR
+    return OVER_COLOUR if actual > ideal else UNDER_COLOUR
+
+
+def _draw_channel(
+    ax: "Axes", ideal: int, actual: int, share: float, count: int, with_name: bool
+) -> None:
+    """One cell of a table of channels: its share of the ideal level in percent as a shade and a number, and the count."""
+    from matplotlib.patches import Rectangle
+
+    alpha = 0.04 if np.isnan(share) else 0.06 + 0.64 * (share / 100) ** 0.7
+    corner = (actual + 0.02, ideal + 0.02)
+    colour = _use_colour(ideal, actual)
+    ax.add_patch(Rectangle(corner, 0.96, 0.96, color=colour, alpha=alpha, lw=0))
+    text = "no atoms" if np.isnan(share) else f"{share:.1f} %"
+    centred = {"ha": "center", "va": "center"}
+    weight = "bold" if ideal == actual else "normal"
+    ax.text(actual + 0.5, ideal + 0.46, text, weight=weight, **centred)
+    ax.text(actual + 0.5, ideal + 0.72, f"{count:,}", size=7, alpha=0.8, **centred)
+    name = CHANNEL_NAMES[3 * ideal + actual] if with_name else ""
+    ax.text(actual + 0.08, ideal + 0.18, name, size=7, alpha=0.8)
+
+
 def channel_figure(
     groups: "Mapping[str, Sequence | np.ndarray]", down: str = "ideal", across: str = "actual"
 ) -> "Figure":
@@ -353,41 +465,17 @@ def channel_figure(
 
     Counts in a 3 x 3 array may stand for a list; other readers than `ideal` and `actual` may be named.
     """
-    from matplotlib.patches import Rectangle
-
+    level_names = [level.label for level in Level]
+    columns = min(len(groups), 2)
+    lines = rows_of_panels(len(groups), columns)
     with plot_style():
-        columns = min(len(groups), 2)
-        rows = -(-len(groups) // columns)
-        figure, axes = panels(rows, columns, 2.75 * columns, 2.75 * rows)
-        for ax in axes.flat[len(groups) :]:
-            ax.set_axis_off()
+        figure, axes = panels(lines, columns, 2.75 * columns, 2.75 * lines)
+        hide_unused(axes, len(groups))
         for ax, (name, judgments) in zip(axes.flat, groups.items(), strict=False):
             counts = judgments if isinstance(judgments, np.ndarray) else channel_counts(judgments)
-            for (level, used), share in np.ndenumerate(channel_proportions(counts)):
-                alpha = 0.04 if np.isnan(share) else 0.06 + 0.64 * (share / 100) ** 0.7
-                colour = (
-                    RIGHT_COLOUR if level == used else OVER_COLOUR if used > level else UNDER_COLOUR
-                )
-                ax.add_patch(
-                    Rectangle(
-                        (used + 0.02, level + 0.02), 0.96, 0.96, color=colour, alpha=alpha, lw=0
-                    )
-                )
-                text = "no atoms" if np.isnan(share) else f"{share:.1f} %"
-                weight = "bold" if level == used else "normal"
-                ax.text(used + 0.5, level + 0.46, text, ha="center", va="center", weight=weight)
-                ax.text(
-                    used + 0.5,
-                    level + 0.72,
-                    f"{counts[level, used]:,}",
-                    ha="center",
-                    va="center",
-                    size=7,
-                    alpha=0.8,
-                )
-                channel = CHANNEL_NAMES[3 * level + used] if down == "ideal" else ""
-                ax.text(used + 0.08, level + 0.18, channel, size=7, alpha=0.8)
-            names = [level.label for level in Level]
+            for (ideal, actual), share in np.ndenumerate(channel_proportions(counts)):
+                count = counts[ideal, actual]
+                _draw_channel(ax, ideal, actual, share, count, with_name=down == "ideal")
             ax.set(
                 xlim=(0, 3),
                 ylim=(3, 0),
@@ -396,8 +484,8 @@ def channel_figure(
                 xlabel=plain_label(across),
                 ylabel=plain_label(down),
             )
-            ax.set_xticks([0.5, 1.5, 2.5], names)
-            ax.set_yticks([0.5, 1.5, 2.5], names, rotation=90, va="center")
+            ax.set_xticks([0.5, 1.5, 2.5], level_names)
+            ax.set_yticks([0.5, 1.5, 2.5], level_names, rotation=90, va="center")
             ax.grid(False)
             ax.spines[:].set_visible(False)
             ax.tick_params(length=0)
@@ -422,25 +510,57 @@ SHARES = ("end_rate",)
 
 
 def _smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """A moving average that leaves out missing values; a short curve stays as it is."""
     half = window // 2 if len(values) > 3 * window else 0
-    parts = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
-    return np.array([np.nanmean(part) if np.isfinite(part).any() else np.nan for part in parts])
+    means = []
+    for i in range(len(values)):
+        neighbours = values[max(i - half, 0) : i + half + 1]
+        means.append(np.nanmean(neighbours) if np.isfinite(neighbours).any() else np.nan)
+    return np.array(means)
 
 
 def constant(values: "pd.DataFrame | pd.Series") -> bool:
     """Whether all numbers are the same to a thousandth of the largest, less than a line is thick; missing ones do not count."""
     numbers = np.asarray(values, float)
     numbers = numbers[np.isfinite(numbers)]
-    return not len(numbers) or bool(np.ptp(numbers) <= 1e-3 * np.abs(numbers).max())
+    if not len(numbers):
+        return True
+    return bool(np.ptp(numbers) <= 1e-3 * np.abs(numbers).max())
 
 
 def say_constant(figure: "Figure", left_out: Mapping[str, float]) -> None:
     """A line below a figure with what was left out of it because it is always the same, and the value."""
-    if left_out:
-        said = ", ".join(
-            f"{plain_label(name)} ({value:.4g} throughout)" for name, value in left_out.items()
+    if not left_out:
+        return
+    texts = [f"{plain_label(name)} ({value:.4g} throughout)" for name, value in left_out.items()]
+    figure.supxlabel(f"Not drawn: {', '.join(texts)}", size=7, color=SOFT, x=0.01, ha="left")
+
+
+def _present_curves(steps: "pd.DataFrame", curves: Mapping[str, str]) -> list[str]:
+    """The columns that hold something; unscored answers only where there were some. Raises `ValueError` without any."""
+    present = []
+    for name in curves:
+        if name not in steps or not steps[name].notna().any():
+            continue
+        if name == "unscored" and not steps[name].any():
+            continue
+        present.append(name)
+    if not present:
+        raise ValueError(
+            f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}"
         )
-        figure.supxlabel(f"Not drawn: {said}", size=7, color=SOFT, x=0.01, ha="left")
+    return present
+
+
+def _constant_curves(steps: "pd.DataFrame", names: Sequence[str]) -> dict[str, float]:
+    """The columns that have one value throughout, and the value; none where no curve moves."""
+    if len(steps) < 2:
+        return {}
+    values = {}
+    for name in names:
+        if constant(steps[name]):
+            values[name] = float(steps[name].dropna().iloc[0])
+    return {} if len(values) == len(names) else values
 
 
 def curves_figure(
@@ -451,84 +571,79 @@ def curves_figure(
     A curve that has one value throughout is named below the others, unless no curve moves.
     Raises `ValueError` when none of the curves is there.
     """
-    from matplotlib.lines import Line2D
-
-    present = [name for name in curves if name in steps and steps[name].notna().any()]
-    present = [name for name in present if name != "unscored" or steps[name].any()]
-    if not present:
-        raise ValueError(
-            f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}"
-        )
-    still = {
-        curves[name]: float(steps[name].dropna().iloc[0])
-        for name in present
-        if len(steps) > 1 and constant(steps[name])
-    }
-    if len(still) == len(present):
-        still = {}
-    present = [name for name in present if curves[name] not in still]
-    columns = min(columns, len(present))
+    present = _present_curves(steps, curves)
+    constants = _constant_curves(steps, present)
+    drawn = [name for name in present if name not in constants]
+    columns = min(columns, len(drawn))
+    lines = rows_of_panels(len(drawn), columns)
     styles = method_styles(steps["method"])
-    rows = -(-len(present) // columns)
     with plot_style():
-        figure, axes = panels(rows, columns, min(1.83 * max(columns, 2), WIDTH), 1.45 * rows + 0.5)
-        for k, ax in enumerate(axes.flat):
+        width = min(1.83 * max(columns, 2), WIDTH)
+        figure, axes = panels(lines, columns, width, 1.45 * lines + 0.5)
+        hide_unused(axes, len(drawn))
+        for position, ax in enumerate(axes.flat):
             steps_axis(ax)
-            if k < len(present) - columns:
+            if position < len(drawn) - columns:
                 ax.set_xlabel("")  # another panel stands below
-            if k >= len(present):
-                ax.set_axis_off()
-        for ax, name in zip(axes.flat, present, strict=False):
-            _curve(ax, steps, name, styles, window)
+        for ax, name in zip(axes.flat, drawn, strict=False):
+            _draw_curve(ax, steps, name, styles, window)
             ax.set_title(curves[name])
             if name in SHARES:
                 share_axis(ax)
-        drawn = set(steps[steps[present].notna().any(axis=1)]["method"])
-        known = {name: style for name, style in styles.items() if name in drawn}
-        lines = [
-            Line2D([], [], color=style.colour, ls=style.line, marker=style.marker, ms=4, lw=1.3)
-            for style in known.values()
-        ]
-        figure.legend(
-            lines,
-            [plain_label(name) for name in known],
-            loc="outside upper left",
-            ncols=4 if columns > 1 else 2,
-        )
-        say_constant(figure, still)
+        with_values = steps[steps[drawn].notna().any(axis=1)]["method"]
+        _methods_legend(figure, styles, set(with_values), 4 if columns > 1 else 2)
+        say_constant(figure, {curves[name]: value for name, value in constants.items()})
         return figure
 
 
-def _curve(
-    ax: Any, steps: "pd.DataFrame", column: str, styles: Mapping[str, PlotStyle], window: int
+def _methods_legend(
+    figure: "Figure", styles: Mapping[str, PlotStyle], methods: set[str], columns: int
+) -> None:
+    """A legend of the methods that are drawn, in the order of their styles."""
+    from matplotlib.lines import Line2D
+
+    lines = []
+    labels = []
+    for name, style in styles.items():
+        if name in methods:
+            look = {"color": style.colour, "ls": style.line, "marker": style.marker}
+            lines.append(Line2D([], [], ms=4, lw=1.3, **look))
+            labels.append(plain_label(name))
+    figure.legend(lines, labels, loc="outside upper left", ncols=columns)
+
+
+def _marker_places(points: int, method: int, methods: int) -> tuple[int, int] | None:
+    """Where a curve has markers (first, every), each method's at other places; `None`, at all points, for a short one."""
+    if points <= FEW_POINTS:
+        return None
+    every = max(points // 4, 1)
+    return method * every // methods, every
+
+
+def _draw_curve(
+    ax: "Axes", steps: "pd.DataFrame", column: str, styles: Mapping[str, PlotStyle], window: int
 ) -> None:
     """The mean of each method over its seeds, and the range of the seeds."""
+    methods = list(styles)
     for method, rows in steps.dropna(subset=column).groupby("method", sort=False):
         by_step = rows.groupby("step")[column]
+        means = by_step.mean()
+        step_numbers = means.index.to_numpy()
         style = styles[method]
-        x = by_step.mean().index.to_numpy()
-        values = _smooth(by_step.mean().to_numpy(float), window)
-        every = max(len(x) // 4, 1)
-        marks = (
-            None
-            if len(x) <= FEW_POINTS
-            else (list(styles).index(method) * every // len(styles), every)
-        )
         ax.plot(
-            x,
-            values,
+            step_numbers,
+            _smooth(means.to_numpy(float), window),
             color=style.colour,
             ls=style.line,
             lw=1.2,
             marker=style.marker,
-            markevery=marks,
+            markevery=_marker_places(len(step_numbers), methods.index(method), len(methods)),
             ms=3.5,
         )
         if rows["seed"].nunique() > 1:
-            low, high = (
-                _smooth(bound.to_numpy(float), window) for bound in (by_step.min(), by_step.max())
-            )
-            ax.fill_between(x, low, high, color=style.colour, alpha=0.15, lw=0)
+            lowest = _smooth(by_step.min().to_numpy(float), window)
+            highest = _smooth(by_step.max().to_numpy(float), window)
+            ax.fill_between(step_numbers, lowest, highest, color=style.colour, alpha=0.15, lw=0)
 
 # %% ../../nbs/report/03_figures.ipynb #0d0565f4
 RATES = {
@@ -537,6 +652,36 @@ RATES = {
     "localized": "localized share",
     "threshold": "threshold",
 }
+
+
+def _mean_rates(steps: "pd.DataFrame", method: str) -> "pd.DataFrame":
+    """The rows of a method by step, seeds averaged; localized pairs as shares of the candidates."""
+    mean = steps[steps["method"] == method].groupby("step").mean(numeric_only=True)
+    for channel in CHANNEL_NAMES:
+        if f"candidates/{channel}" in mean:
+            candidates = mean[f"candidates/{channel}"]
+            localized = mean[f"localized/{channel}"]
+            mean[f"localized/{channel}"] = localized / candidates.where(candidates > 0)
+    return mean
+
+
+def _rates_by_kind(mean: "pd.DataFrame", kinds: Iterable[str]) -> "dict[str, pd.DataFrame]":
+    """The columns of each kind that holds something."""
+    rates = {}
+    for kind in kinds:
+        columns = [f"{kind}/{name}" for name in CHANNEL_NAMES if f"{kind}/{name}" in mean]
+        if mean[columns].notna().any(axis=None):
+            rates[kind] = mean[columns]
+    return rates
+
+
+def _constant_rates(rates: "Mapping[str, pd.DataFrame]") -> dict[str, float]:
+    """The kinds that have one value throughout, and the value; none where nothing moves."""
+    values = {}
+    for kind, table in rates.items():
+        if len(table) > 1 and constant(table):
+            values[kind] = float(np.nanmean(table))
+    return {} if len(values) == len(rates) else values
 
 
 def rates_figure(
@@ -551,78 +696,75 @@ def rates_figure(
     exists. A row that has one value throughout is named below the others, unless no row moves.
     Raises `ValueError` when the method has no such column.
     """
-    mean = steps[steps["method"] == method].groupby("step").mean(numeric_only=True)
-    for channel in CHANNEL_NAMES:
-        if f"candidates/{channel}" in mean:
-            candidates = mean[f"candidates/{channel}"]
-            mean[f"localized/{channel}"] = mean[f"localized/{channel}"] / candidates.where(
-                candidates > 0
-            )
-    columns = {
-        kind: [f"{kind}/{c}" for c in CHANNEL_NAMES if f"{kind}/{c}" in mean] for kind in kinds
-    }
-    drawn = {
-        kind: mean[names] for kind, names in columns.items() if mean[names].notna().any(axis=None)
-    }
-    if not drawn:
+    rates = _rates_by_kind(_mean_rates(steps, method), kinds)
+    if not rates:
         raise ValueError(
             f"method {method!r}: found no channel rates; allowed: columns such as trigger/AB-"
         )
-    still = {
-        kinds[kind]: float(np.nanmean(values))
-        for kind, values in drawn.items()
-        if len(mean) > 1 and constant(values)
-    }
-    still = {} if len(still) == len(drawn) else still
-    drawn = {kind: values for kind, values in drawn.items() if kinds[kind] not in still}
+    constants = _constant_rates(rates)
+    drawn = {kind: table for kind, table in rates.items() if kind not in constants}
+    height = 1.25 * len(drawn) + 0.55
     with plot_style():
-        figure, axes = panels(
-            len(drawn), 3, WIDTH, 1.25 * len(drawn) + 0.55, sharex=True, sharey="row"
-        )
-        for row, (kind, values) in zip(axes, drawn.items(), strict=True):
-            for k, channel in enumerate(CHANNEL_NAMES):
-                if (name := f"{kind}/{channel}") in values:
-                    row[k // 3].plot(
-                        values.index,
-                        _smooth(values[name].to_numpy(float), window),
-                        **_channel_style(k, len(mean)),
-                    )
+        figure, axes = panels(len(drawn), 3, WIDTH, height, sharex=True, sharey="row")
+        for row, (kind, table) in zip(axes, drawn.items(), strict=True):
+            _draw_rates(row, table, kind, window)
             row[0].set_ylabel(kinds[kind])
             if kind != "threshold":
                 share_axis(row[0])
         for ax, level in zip(axes[0], Level, strict=True):
             ax.set_title(f"ideal: {level.label}")
-        for ax, end in zip(axes[-1], range(3), strict=True):
+        for column, ax in enumerate(axes[-1]):
             steps_axis(ax)
-            handles = [line for row in axes for line in row[end].lines]
-            named = {line.get_label(): line for line in handles}
-            ax.legend(
-                named.values(),
-                named.keys(),
-                loc="upper center",
-                bbox_to_anchor=(0.5, -0.42),
-                ncols=3,
-                columnspacing=0.8,
-                handlelength=1.6,
-                handletextpad=0.3,
-            )
-        say_constant(figure, still)
+            _channels_legend(ax, axes[:, column])
+        say_constant(figure, {kinds[kind]: value for kind, value in constants.items()})
         return figure
 
 
+def _draw_rates(row: "Sequence[Axes]", table: "pd.DataFrame", kind: str, window: int) -> None:
+    """One kind of rate: each channel in the panel of its ideal level."""
+    for index, channel in enumerate(CHANNEL_NAMES):
+        name = f"{kind}/{channel}"
+        if name in table:
+            values = _smooth(table[name].to_numpy(float), window)
+            row[index // 3].plot(table.index, values, **_channel_style(index, len(table)))
+
+
+def _channels_legend(ax: "Axes", panels_above: "Iterable[Axes]") -> None:
+    """The channels of one ideal level below its lowest panel."""
+    line_by_label = {}
+    for panel in panels_above:
+        for line in panel.lines:
+            line_by_label[line.get_label()] = line
+    ax.legend(
+        line_by_label.values(),
+        line_by_label.keys(),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.42),
+        ncols=3,
+        columnspacing=0.8,
+        handlelength=1.6,
+        handletextpad=0.3,
+    )
+
+
+_CHANNEL_LOOKS = {0: (RIGHT_COLOUR, "o"), 1: (OVER_COLOUR, "^"), -1: (UNDER_COLOUR, "v")}
+
+
 def _channel_style(index: int, points: int) -> dict[str, Any]:
-    gap = index % 3 - index // 3
-    every = max(points // 4, 1)  # actual minus ideal level
-    colour, marker = {0: (RIGHT_COLOUR, "o"), 1: (OVER_COLOUR, "^"), -1: (UNDER_COLOUR, "v")}[
-        int(np.sign(gap))
-    ]
-    marks = {"marker": marker, "ms": 3.5, "markevery": (index % 3 * every // 3, every)}
+    """How the line of a channel is drawn: colour by direction, style by distance from the ideal level."""
+    ideal, actual = divmod(index, 3)
+    gap = actual - ideal
+    colour, marker = _CHANNEL_LOOKS[int(np.sign(gap))]
+    every = max(points // 4, 1)
     return {
         "color": colour,
         "linestyle": ("-", "--", ":")[abs(gap)],
         "lw": 1.2,
         "label": CHANNEL_NAMES[index],
-    } | marks
+        "marker": marker,
+        "ms": 3.5,
+        "markevery": (actual * every // 3, every),
+    }
 
 # %% ../../nbs/report/03_figures.ipynb #5069d329
 FEW_QUESTIONS = 10
@@ -635,70 +777,79 @@ def breakdown_figure(
 
     A panel is (score table with a column `name`, the column that holds the part); numbers and ranges are joined by lines.
     """
-    names = list(dict.fromkeys(name for table, _ in cuts.values() for name in table["name"]))
+    names: dict[str, None] = {}
+    for table, _ in cuts.values():
+        names.update(dict.fromkeys(table["name"]))
+    styles = method_styles(names)
     columns = min(len(cuts), 2)
-    rows = -(-len(cuts) // columns)
+    lines = rows_of_panels(len(cuts), columns)
+    width = WIDTH if columns > 1 else 3.4
     with plot_style():
-        figure, axes = panels(
-            rows, columns, WIDTH if columns > 1 else 3.4, 1.75 * rows + 0.3, sharey=True
-        )
+        figure, axes = panels(lines, columns, width, 1.75 * lines + 0.3, sharey=True)
+        hide_unused(axes, len(cuts))
         for ax, (title, (table, by)) in zip(axes.flat, cuts.items(), strict=False):
-            _breakdown(ax, table, by, metric, method_styles(names))
+            _draw_breakdown(ax, table, by, metric, styles)
             ax.set_title(title)
-        for ax in axes.flat[len(cuts) :]:
-            ax.set_axis_off()
         for ax in axes[:, 0]:
-            ax.set_ylabel(metric + (" ↑" if metric in HIGHER_IS_BETTER else " ↓"))
+            ax.set_ylabel(metric_label(metric))
         if len(names) > 1:
-            figure.legend(
-                *axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=4
-            )
+            share_legend(figure, axes, loc="outside lower left", ncols=4)
         return figure
 
 
-def _breakdown(
-    ax: Any, table: "pd.DataFrame", by: str, metric: str, styles: Mapping[str, PlotStyle]
+def _ordered_parts(column: "pd.Series") -> tuple[list, bool]:
+    """The values of a column in order, and whether the order means something (categories, numbers)."""
+    if hasattr(column, "cat"):
+        categories = list(column.cat.categories)
+        return sorted(column.unique(), key=categories.index), True
+    return sorted(column.unique()), column.dtype.kind in "if"
+
+
+def _draw_breakdown(
+    ax: "Axes", table: "pd.DataFrame", by: str, metric: str, styles: Mapping[str, PlotStyle]
 ) -> None:
-    categories = list(table[by].cat.categories) if hasattr(table[by], "cat") else None
-    parts = sorted(table[by].unique(), key=categories.index if categories else None)
+    """One panel: the metric of each source over the parts, hollow where there are few questions."""
+    parts, are_ordered = _ordered_parts(table[by])
     sources = list(dict.fromkeys(table["name"]))
-    ordered = bool(categories) or table[by].dtype.kind in "if"
-    for k, name in enumerate(sources):
+    for number, name in enumerate(sources):
         rows = table[table["name"] == name].set_index(by).reindex(parts)
         style = styles[name]
-        x = np.arange(len(parts)) + 0.12 * (k - (len(sources) - 1) / 2)
-        value, low, high = (rows[f"{metric}{end}"].to_numpy(float) for end in ("", "_low", "_high"))
-        spans = np.nan_to_num([np.maximum(value - low, 0), np.maximum(high - value, 0)])
-        ax.errorbar(x, value, yerr=spans, fmt="none", color=style.colour, elinewidth=1.2)
+        x = np.arange(len(parts)) + 0.12 * (number - (len(sources) - 1) / 2)
+        values = rows[metric].to_numpy(float)
+        below = np.maximum(values - rows[f"{metric}_low"].to_numpy(float), 0)
+        above = np.maximum(rows[f"{metric}_high"].to_numpy(float) - values, 0)
+        spans = np.nan_to_num([below, above])
+        ax.errorbar(x, values, yerr=spans, fmt="none", color=style.colour, elinewidth=1.2)
         ax.plot(
             x,
-            value,
+            values,
             style.marker,
-            ls=style.line if ordered else "",
+            ls=style.line if are_ordered else "",
             color=style.colour,
             lw=0.9,
             ms=5,
             label=plain_label(name),
         )
-        few = rows["questions"].to_numpy() < FEW_QUESTIONS
-        ax.plot(x[few], value[few], style.marker, mec=style.colour, mfc=PAPER, ms=5)
-    questions = table.groupby(by, observed=True)["questions"].max()
-    names = [plain_label(str(p))[:14] for p in parts]
-    steep = sum(map(len, names)) > 26  # would run into each other
-    ax.set_xticks(
-        range(len(parts)),
-        [
-            f"{n} ({questions[p]:,})" if steep else f"{n}\n{questions[p]:,}"
-            for n, p in zip(names, parts, strict=True)
-        ],
-        size=7,
-    )
-    if steep:
+        has_few = rows["questions"].to_numpy() < FEW_QUESTIONS
+        ax.plot(x[has_few], values[has_few], style.marker, mec=style.colour, mfc=PAPER, ms=5)
+    _label_parts(ax, parts, table.groupby(by, observed=True)["questions"].max())
+    ax.set(ylim=(0, 104), xlim=(-0.6, len(parts) - 0.4))
+    ax.grid(axis="x", visible=False)
+
+
+def _label_parts(ax: "Axes", parts: Sequence[Any], questions: "pd.Series") -> None:
+    """Names of the parts with their numbers of questions; long ones are turned, since they would run into each other."""
+    names = [plain_label(str(part))[:14] for part in parts]
+    are_long = sum(map(len, names)) > 26
+    labels = []
+    for name, part in zip(names, parts, strict=True):
+        count = f"{questions[part]:,}"
+        labels.append(f"{name} ({count})" if are_long else f"{name}\n{count}")
+    ax.set_xticks(range(len(parts)), labels, size=7)
+    if are_long:
         ax.tick_params(axis="x", rotation=35)
         for label in ax.get_xticklabels():
             label.set_ha("right")
-    ax.set(ylim=(0, 104), xlim=(-0.6, len(parts) - 0.4))
-    ax.grid(axis="x", visible=False)
 
 # %% ../../nbs/report/03_figures.ipynb #8665eec1
 def differences_figure(
@@ -711,55 +862,76 @@ def differences_figure(
     domains = list(dict.fromkeys(table["domain"]))
     styles = styles or method_styles(runs)
     columns = min(len(metrics), 3)
-    rows = -(-len(metrics) // columns)
-    height = 0.6 + rows * (0.55 + (0.1 + 0.13 * len(runs)) * len(domains))
+    lines = rows_of_panels(len(metrics), columns)
+    width = WIDTH if columns > 1 else 3.4
+    height = 0.6 + lines * (0.55 + (0.1 + 0.13 * len(runs)) * len(domains))
     with plot_style():
-        figure, axes = panels(
-            rows, columns, WIDTH if columns > 1 else 3.4, height, sharex=True, sharey=True
-        )
-        for ax in axes.flat[len(metrics) :]:
-            ax.set_axis_off()
+        figure, axes = panels(lines, columns, width, height, sharex=True, sharey=True)
+        hide_unused(axes, len(metrics))
         for ax, metric in zip(axes.flat, metrics, strict=False):
             ax.axvline(0, color=SOFT, lw=0.9)
-            for k, run in enumerate(runs):
-                found = table[(table["run"] == run) & (table["metric"] == metric)]
-                y = [
-                    domains.index(d) + 0.62 * (k - (len(runs) - 1) / 2) / len(runs)
-                    for d in found["domain"]
-                ]
-                style = styles[run]
-                clear = (found["low"] > 0) | (found["high"] < 0)
-                ax.hlines(y, found["low"], found["high"], color=style.colour, lw=1.2)
-                dots = {
-                    "marker": style.marker,
-                    "s": 20,
-                    "edgecolors": style.colour,
-                    "linewidths": 1.2,
-                    "zorder": 3,
-                }
-                ax.scatter(
-                    found["difference"], y, facecolors=np.where(clear, style.colour, "none"), **dots
-                )
-                ax.plot([], [], style.marker, ls="-", color=style.colour, label=plain_label(run))
-            ax.set(
-                title=f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}",
-                ylim=(len(domains) - 0.45, -0.55),
+            for number, run in enumerate(runs):
+                rows = table[(table["run"] == run) & (table["metric"] == metric)]
+                shift = 0.62 * (number - (len(runs) - 1) / 2) / len(runs)
+                heights = [domains.index(domain) + shift for domain in rows["domain"]]
+                _draw_differences(ax, rows, heights, styles[run], plain_label(run))
+            ax.set(title=metric_label(metric), ylim=(len(domains) - 0.45, -0.55))
+            ax.set_yticks(
+                range(len(domains)), [plain_label(str(domain))[:18] for domain in domains]
             )
-            ax.set_yticks(range(len(domains)), [plain_label(str(d))[:18] for d in domains])
             ax.grid(axis="y", visible=False)
             ax.locator_params(axis="x", nbins=5)
         figure.supxlabel(
             "difference in points; better is to the right where ↑, to the left where ↓", size=7.5
         )
         if len(runs) > 1:
-            figure.legend(
-                *axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=4
-            )
+            share_legend(figure, axes, loc="outside upper left", ncols=4)
         return figure
+
+
+def _draw_differences(
+    ax: "Axes", rows: "pd.DataFrame", heights: Sequence[float], style: PlotStyle, label: str
+) -> None:
+    """Differences of one run with intervals; filled where the interval does not hold zero."""
+    is_clear = (rows["low"] > 0) | (rows["high"] < 0)
+    ax.hlines(heights, rows["low"], rows["high"], color=style.colour, lw=1.2)
+    ax.scatter(
+        rows["difference"],
+        heights,
+        facecolors=np.where(is_clear, style.colour, "none"),
+        marker=style.marker,
+        s=20,
+        edgecolors=style.colour,
+        linewidths=1.2,
+        zorder=3,
+    )
+    ax.plot([], [], style.marker, ls="-", color=style.colour, label=label)
 
 # %% ../../nbs/report/03_figures.ipynb #335c04fd
 ROLE_COLOURS = {"key": "#d55e00", "partial": "#e9b872", "irrelevant": "#c6ccd4"}
 _PUBLISHED = PlotStyle(SOFT, "D")
+
+
+_DOTS_COLUMNS = ("label", "series", "value", "low", "high")
+
+
+def _check_dots(table: "pd.DataFrame") -> None:
+    for name in _DOTS_COLUMNS:
+        if name not in table:
+            raise ValueError(
+                f"column {name!r}: not in the table; allowed: {', '.join(_DOTS_COLUMNS)}, panel"
+            )
+    if table.empty:
+        raise ValueError("no rows: a figure of nothing is undefined; allowed: at least one")
+
+
+def _series_styles(
+    series: Sequence[str], styles: Mapping[str, PlotStyle] | None
+) -> dict[str, PlotStyle]:
+    """A style for each series: the given ones, hollow grey for published values, else those of methods."""
+    chosen = method_styles([name for name in series if not name.startswith("published")])
+    chosen.update(styles or {})
+    return {name: chosen.get(name, _PUBLISHED) for name in series}
 
 
 def dots_figure(
@@ -773,70 +945,135 @@ def dots_figure(
 
     `low` and `high` may be missing (NaN). Raises `ValueError` naming a column that is not there, or when there is no row.
     """
-    if lacking := [
-        name for name in ("label", "series", "value", "low", "high") if name not in table
-    ]:
-        raise ValueError(
-            f"column {lacking[0]!r}: not in the table; allowed: label, series, value, low, high, panel"
-        )
-    if table.empty:
-        raise ValueError("no rows: a figure of nothing is undefined; allowed: at least one")
-    parts = dict(list(table.groupby("panel", sort=False))) if "panel" in table else {"": table}
+    _check_dots(table)
+    table_by_panel = {"": table}
+    if "panel" in table:
+        table_by_panel = dict(list(table.groupby("panel", sort=False)))
+    panel_tables = list(table_by_panel.values())
     series = list(dict.fromkeys(table["series"]))
-    styles = method_styles([name for name in series if not name.startswith("published")]) | (
-        styles or {}
+    series_styles = _series_styles(series, styles)
+    columns = min(columns, len(panel_tables))
+    panel_lines = rows_of_panels(len(panel_tables), columns)
+    label_count = max(part["label"].nunique() for part in panel_tables)
+    markers_on_a_line = max(
+        part.groupby("label")["series"].nunique().max() for part in panel_tables
     )
-    styles = {name: styles.get(name, _PUBLISHED) for name in series}
-    columns = min(columns, len(parts))
-    rows = -(-len(parts) // columns)
-    lines = max(part["label"].nunique() for part in parts.values())
-    beside = max(
-        part.groupby("label")["series"].nunique().max() for part in parts.values()
-    )  # markers on one line
-    alike = len({tuple(dict.fromkeys(part["label"])) for part in parts.values()}) == 1
+    label_lists = {tuple(dict.fromkeys(part["label"])) for part in panel_tables}
+    panel_height = 0.5 + label_count * (0.1 + 0.11 * markers_on_a_line)
     with plot_style():
-        figure, axes = panels(
-            rows, columns, WIDTH, rows * (0.5 + lines * (0.1 + 0.11 * beside)) + 0.45, sharex=sharex
-        )
-        for ax in axes.flat[len(parts) :]:
-            ax.set_axis_off()
-        for place, (ax, (title, part)) in enumerate(zip(axes.flat, parts.items(), strict=False)):
+        height = panel_lines * panel_height + 0.45
+        figure, axes = panels(panel_lines, columns, WIDTH, height, sharex=sharex)
+        hide_unused(axes, len(panel_tables))
+        for position, (title, part) in enumerate(table_by_panel.items()):
+            ax = axes.flat[position]
             labels = list(dict.fromkeys(part["label"]))
-            for k, name in enumerate(series):
-                found = part[part["series"] == name]
-                style = styles[name]
-                shift = 0.7 * (k - (len(series) - 1) / 2) / len(series) if beside > 1 else 0
-                y = [labels.index(label) + shift for label in found["label"]]
-                ax.hlines(y, found["low"], found["high"], color=style.colour, lw=1.2)
-                face = PAPER if style is _PUBLISHED else style.colour
-                ax.plot(
-                    found["value"],
-                    y,
-                    style.marker,
-                    color=style.colour,
-                    mfc=face,
-                    ms=4.5,
-                    label=plain_label(name),
-                )
+            for number, name in enumerate(series):
+                shift = 0.0
+                if markers_on_a_line > 1:
+                    shift = 0.7 * (number - (len(series) - 1) / 2) / len(series)
+                rows = part[part["series"] == name]
+                _draw_dots(ax, rows, labels, shift, series_styles[name], plain_label(name))
             ax.set(title=plain_label(str(title)) if title else "", ylim=(len(labels) - 0.5, -0.5))
-            shown = place % columns == 0 or not alike
-            ax.set_yticks(
-                range(len(labels)), [plain_label(str(label)) if shown else "" for label in labels]
-            )
+            tick_labels = [plain_label(str(label)) for label in labels]
+            if position % columns and len(label_lists) == 1:  # those of the first column hold
+                tick_labels = [""] * len(labels)
+            ax.set_yticks(range(len(labels)), tick_labels)
             ax.grid(axis="y", visible=False)
             for edge in range(1, len(labels)):
                 ax.axhline(edge - 0.5, color=GRID, lw=0.5)
         figure.supxlabel(xlabel, size=8)
         if len(series) > 1:
-            figure.legend(
-                *axes[0, 0].get_legend_handles_labels(),
-                loc="outside upper left",
-                ncols=4,
-                handlelength=1.2,
-            )
+            share_legend(figure, axes, loc="outside upper left", ncols=4, handlelength=1.2)
         return figure
 
+
+def _draw_dots(
+    ax: "Axes",
+    rows: "pd.DataFrame",
+    labels: Sequence[str],
+    shift: float,
+    style: PlotStyle,
+    name: str,
+) -> None:
+    """The values of one series with intervals, on the lines of their labels."""
+    heights = [labels.index(label) + shift for label in rows["label"]]
+    ax.hlines(heights, rows["low"], rows["high"], color=style.colour, lw=1.2)
+    face = PAPER if style is _PUBLISHED else style.colour
+    ax.plot(rows["value"], heights, style.marker, color=style.colour, mfc=face, ms=4.5, label=name)
+
 # %% ../../nbs/report/03_figures.ipynb #2a2576ed
+LINE_HEIGHT = 0.15  # inches, of a line of text in a case
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """A text on at most six lines."""
+    return textwrap.wrap(" ".join(str(text).split()), width)[:6] or ["(no text)"]
+
+
+def _check_case(
+    sentences: Sequence[str],
+    roles: Sequence[str],
+    credit: Sequence[float],
+    tokens: Sequence[int],
+) -> None:
+    counts = {len(sentences), len(roles), len(credit), len(tokens)}
+    if len(counts) > 1 or not sentences:
+        raise ValueError(
+            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, {len(tokens)} tokens; allowed: equally many, at least one"
+        )
+    for role in roles:
+        if role not in ROLE_COLOURS:
+            raise ValueError(f"role {role!r}; allowed: {', '.join(ROLE_COLOURS)}")
+
+
+def _percent(weights: Sequence[float]) -> np.ndarray:
+    return 100 * np.asarray(weights, float) / np.sum(weights)
+
+
+def _case_head(question: str, atoms: Sequence[str]) -> list[tuple[str, str]]:
+    """The lines above an answer: what they are, on the first of its kind only, and their text."""
+    lines = []
+    if question:
+        lines += [("question", line) for line in _folded(question, 88)]
+    for atom in atoms:
+        lines += [("memory", line) for line in _folded(atom, 84)]
+    return lines
+
+
+def _draw_case_head(figure: "Figure", title: str, lines: Sequence[tuple[str, str]]) -> None:
+    height = figure.get_figheight()
+    plain = {"va": "top", "parse_math": False}
+    title_text = plain_label(title).replace(r"\$", "$")
+    figure.text(0.01, 1 - 0.05 / height, title_text, size=9, weight="bold", **plain)
+    kinds_shown = set()
+    for number, (kind, text) in enumerate(lines):
+        y = 1 - (0.27 + 0.16 * number) / height
+        kind_text = "" if kind in kinds_shown else kind
+        kinds_shown.add(kind)
+        style = "italic" if kind == "question" else "normal"
+        figure.text(0.01, y, kind_text, size=7.5, color=SOFT, **plain)
+        figure.text(0.12, y, text, size=7.5, style=style, **plain)
+
+
+def _draw_sentence(
+    ax: "Axes", number: int, lines: Sequence[str], role: str, top: float, height: float
+) -> None:
+    """A strip with the number, text and role of a sentence."""
+    from matplotlib.patches import Rectangle
+
+    middle = top + height / 2
+    alpha = 0.18 if role == "irrelevant" else 0.28
+    strip = Rectangle(
+        (0, top + 0.06), 1, height - 0.12, color=ROLE_COLOURS[role], alpha=alpha, lw=0
+    )
+    ax.add_patch(strip)
+    plain = {"va": "center", "parse_math": False}
+    weight = "bold" if role == "key" else "normal"
+    ax.text(0.012, middle, f"{number}", size=7, color=SOFT, **plain)
+    ax.text(0.065, middle, "\n".join(lines), size=7.5, linespacing=1.25, **plain)
+    ax.text(0.985, middle, role, ha="right", size=7, weight=weight, **plain)
+
+
 def case_figure(
     sentences: Sequence[str],
     roles: Sequence[str],
@@ -851,105 +1088,34 @@ def case_figure(
 
     `credit` and `tokens` may be any positive weights. Raises `ValueError` when the four differ in length, or a role is unknown.
     """
-    import textwrap
-
-    if len({len(sentences), len(roles), len(credit), len(tokens)}) > 1 or not sentences:
-        raise ValueError(
-            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, {len(tokens)} tokens; allowed: equally many, at least one"
-        )
-    if unknown := [role for role in roles if role not in ROLE_COLOURS]:
-        raise ValueError(f"role {unknown[0]!r}; allowed: {', '.join(ROLE_COLOURS)}")
-    shares, sizes = (
-        100 * np.asarray(values, float) / np.sum(values) for values in (credit, tokens)
-    )
-
-    def fold(text, width):
-        return textwrap.wrap(" ".join(str(text).split()), width)[:6] or ["(no text)"]
-
-    head = [("question", line) for line in (fold(question, 88) if question else [])] + [
-        ("memory", line) for atom in atoms for line in fold(atom, 84)
-    ]
-    cells = [fold(text, 50) for text in sentences]
-    heights = [max(len(cell), 1) + 0.5 for cell in cells]
+    _check_case(sentences, roles, credit, tokens)
+    credit_percent = _percent(credit)
+    token_percent = _percent(tokens)
+    widest = max(credit_percent.max(), token_percent.max())
+    head_lines = _case_head(question, atoms)
+    sentence_lines = [_folded(sentence, 50) for sentence in sentences]
+    heights = [max(len(lines), 1) + 0.5 for lines in sentence_lines]
     tops = np.cumsum([0, *heights])
     total = tops[-1]
-    line = 0.15
-    top = 0.16 * len(head) + 0.32
-    widest = max(shares.max(), sizes.max())
     with plot_style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(WIDTH, total * line + top + 0.45))
-        height = figure.get_figheight()
-
-        def put(ax, *place, **how):
-            return ax.text(*place, parse_math=False, **how)
-
-        ax = figure.add_axes((0.01, 0.4 / height, 0.66, total * line / height))
-        bars = figure.add_axes((0.69, 0.4 / height, 0.25, total * line / height), sharey=ax)
-        put(
-            figure,
-            0.01,
-            1 - 0.05 / height,
-            s=plain_label(title).replace(r"\$", "$"),
-            va="top",
-            size=9,
-            weight="bold",
-        )
-        for k, (what, text) in enumerate(head):
-            first = what not in [name for name, _ in head[:k]]
-            put(
-                figure,
-                0.01,
-                1 - (0.27 + 0.16 * k) / height,
-                s=what if first else "",
-                va="top",
-                size=7.5,
-                color=SOFT,
-            )
-            put(
-                figure,
-                0.12,
-                1 - (0.27 + 0.16 * k) / height,
-                s=text,
-                va="top",
-                size=7.5,
-                style="italic" if what == "question" else "normal",
-            )
-        for k, (cell, role) in enumerate(zip(cells, roles, strict=True)):
+        head_height = 0.16 * len(head_lines) + 0.32
+        figure = Figure(figsize=(WIDTH, total * LINE_HEIGHT + head_height + 0.45))
+        figure_height = figure.get_figheight()
+        bottom = 0.4 / figure_height
+        share_of_height = total * LINE_HEIGHT / figure_height
+        ax = figure.add_axes((0.01, bottom, 0.66, share_of_height))
+        bars = figure.add_axes((0.69, bottom, 0.25, share_of_height), sharey=ax)
+        _draw_case_head(figure, title, head_lines)
+        for k, role in enumerate(roles):
+            _draw_sentence(ax, k + 1, sentence_lines[k], role, tops[k], heights[k])
             middle = (tops[k] + tops[k + 1]) / 2
-            ax.add_patch(
-                _strip(
-                    0,
-                    tops[k],
-                    1,
-                    heights[k],
-                    ROLE_COLOURS[role],
-                    0.28 if role != "irrelevant" else 0.18,
-                )
-            )
-            put(ax, 0.012, middle, s=f"{k + 1}", va="center", size=7, color=SOFT)
-            put(ax, 0.065, middle, s="\n".join(cell), va="center", size=7.5, linespacing=1.25)
-            put(
-                ax,
-                0.985,
-                middle,
-                s=role,
-                va="center",
-                ha="right",
-                size=7,
-                weight="bold" if role == "key" else "normal",
-            )
-            bars.barh(middle, shares[k], height=0.7, color=ROLE_COLOURS[role])
-            bars.plot([sizes[k]] * 2, [middle - 0.55, middle + 0.55], color=INK, lw=1.1)
-            put(
-                bars,
-                max(shares[k], sizes[k]) + 0.03 * widest,
-                middle,
-                s=f"{shares[k]:.1f}",
-                va="center",
-                size=7,
-            )
+            bars.barh(middle, credit_percent[k], height=0.7, color=ROLE_COLOURS[role])
+            bars.plot([token_percent[k]] * 2, [middle - 0.55, middle + 0.55], color=INK, lw=1.1)
+            right = max(credit_percent[k], token_percent[k]) + 0.03 * widest
+            number = f"{credit_percent[k]:.1f}"
+            bars.text(right, middle, number, va="center", size=7, parse_math=False)
         ax.set(xlim=(0, 1), ylim=(total, 0))
         ax.set_axis_off()
         bars.set(xlim=(0, 1.25 * widest))
@@ -958,53 +1124,43 @@ def case_figure(
         bars.grid(axis="y", visible=False)
         return figure
 
-
-def _strip(x: float, y: float, width: float, height: float, colour: str, alpha: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x, y + 0.06), width, height - 0.12, color=colour, alpha=alpha, lw=0)
-
 # %% ../../nbs/report/03_figures.ipynb #2a7e49cf
+_HARMLESS_WARNINGS = (
+    r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied"
+)
+
+
 def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
     """Write a figure as `path`.svg and `path`.png with reproducible bytes; returns both paths."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = [path.with_name(path.name + suffix) for suffix in (".svg", ".png")]
+    svg = path.with_name(f"{path.name}.svg")
+    png = path.with_name(f"{path.name}.png")
+    look = {"facecolor": "white", "bbox_inches": "tight"}
     with plot_style(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore",
-            r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied",
-        )
+        warnings.filterwarnings("ignore", _HARMLESS_WARNINGS)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        figure.savefig(
-            files[0],
-            metadata={"Date": None, "Creator": None},
-            facecolor="white",
-            bbox_inches="tight",
-        )
-        figure.savefig(
-            files[1], metadata={"Software": None}, facecolor="white", dpi=160, bbox_inches="tight"
-        )
-    return files
+        figure.savefig(svg, metadata={"Date": None, "Creator": None}, **look)
+        figure.savefig(png, metadata={"Software": None}, dpi=160, **look)
+    return [svg, png]
 
 
 def write_figures(folder: str | Path, figures: Mapping[str, "Figure"]) -> list[Path]:
     """Write each figure as SVG and PNG under `folder`, with reproducible bytes."""
-    return [
-        file
-        for name, figure in figures.items()
-        for file in save_figure(figure, Path(folder) / name)
-    ]
+    files = []
+    for name, figure in figures.items():
+        files += save_figure(figure, Path(folder) / name)
+    return files
 
 
 def inline_figures(files: Iterable[Path]) -> dict[str, str]:
     """The SVG files among these as elements for an HTML page, by name."""
-    return {
-        file.stem: inline_svg(file.read_text(encoding="utf-8"), file.stem)
-        for file in files
-        if file.suffix == ".svg"
-    }
+    elements = {}
+    for file in files:
+        if file.suffix == ".svg":
+            elements[file.stem] = inline_svg(file.read_text(encoding="utf-8"), file.stem)
+    return elements
 
 
 def inline_svg(svg: str, name: str) -> str:
@@ -1012,13 +1168,10 @@ def inline_svg(svg: str, name: str) -> str:
 
     The white background and everything invisible (metadata, comments) are left out.
     """
-    svg = (
-        svg[svg.index("<svg") :]
-        .replace(INK, "currentColor")
-        .replace(GRID, "var(--line)")
-        .replace(PAPER, "var(--page)")
-    )
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL).replace(
-        "fill: #ffffff", "fill: none"
-    )
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = svg.replace(INK, "currentColor")
+    svg = svg.replace(GRID, "var(--line)")
+    svg = svg.replace(PAPER, "var(--page)")
+    svg = svg.replace("fill: #ffffff", "fill: none")
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

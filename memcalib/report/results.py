@@ -7,7 +7,8 @@ __all__ = ['RESULT_SCHEMA', 'result_rows', 'write_results', 'read_results', 'com
 
 # %% ../../nbs/report/10_results.ipynb #8399e6c8
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from ..io.records import DataError, Violation, iter_rows, write_whole
 from ..io.runs import file_hash
 from ..metrics import METRICS, score
+from ..problem import Judgment
 from .evaluation_report import judge_corrected
 from .run_data import Run, load_run, source_names
 
@@ -27,93 +29,116 @@ if TYPE_CHECKING:
 RESULT_SCHEMA = "memcalib-result-1"
 
 
+def _rounded(value: float) -> float | None:
+    """A number for a file; NaN, which JSON does not know, is `None`."""
+    return None if value != value else round(float(value), 4)
+
+
+def _metric_values(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Each metric of a row of a score table: value, interval, spread."""
+    metrics = {}
+    for metric in METRICS:
+        metrics[metric] = {
+            "value": _rounded(row[metric]),
+            "low": _rounded(row[f"{metric}_low"]),
+            "high": _rounded(row[f"{metric}_high"]),
+            "std": _rounded(row[f"{metric}_std"]),
+        }
+    return metrics
+
+
+def _corrected_values(corrected: "pd.DataFrame") -> dict[str, dict[str, float | None]] | None:
+    """Each metric with the judge's error taken out, of one row; `None` where none was."""
+    values = {}
+    for row in corrected.to_dict("records"):
+        values[row["metric"]] = {
+            "value": _rounded(row["corrected"]),
+            "low": _rounded(row["corrected_low"]),
+            "high": _rounded(row["corrected_high"]),
+        }
+    return values or None
+
+
+def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
+    """What the exam of this judge said, where the run has one."""
+    if run.exam.get("judge") != judge:
+        return None
+    return {
+        "verdict": run.exam["verdict"],
+        "date": run.exam["date"],
+        "macro": run.exam["numbers"]["macro"],
+        "data": run.exam["data"]["hash"],
+    }
+
+
+def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[str, Any]:
+    """The judge by name, with its settings and its exam."""
+    settings = next((judgment.settings for judgment in judgments if judgment.settings), {})
+    return {"name": judge, "settings": settings, "exam": _exam_facts(run, judge)}
+
+
 def result_rows(run: Run) -> list[dict[str, Any]]:
     """One row for each model and treatment of memory in a run that was scored: everything that a comparison has to know."""
-    manifest = run.manifest
-    rows = []
     if not any(judgment.scored for judgment in run.treated):
-        return rows
-    treated = run.responses[run.responses["condition"] != "no_memory"]
-    table = score(treated)
+        return []
+    table = score(run.responses[run.responses["condition"] != "no_memory"])
     corrected = judge_corrected(run)
-    names = source_names(table)
-    for name, row in zip(names, table.to_dict("records"), strict=True):
-        judgments = [
-            j
-            for j in run.judgments or []
-            if (j.model, j.condition, j.judge) == (row["model"], row["condition"], row["judge"])
-        ]
-        settings = next((j.settings for j in judgments if j.settings), {})
-
-        def number(value):
-            return None if value != value else round(float(value), 4)
-
-        metrics = {
-            m: {
-                part: number(row[f"{m}{end}"])
-                for part, end in (
-                    ("value", ""),
-                    ("low", "_low"),
-                    ("high", "_high"),
-                    ("std", "_std"),
-                )
-            }
-            for m in METRICS
+    examples_file = run.folder / "examples.jsonl"
+    examples_hash = file_hash(examples_file) if examples_file.is_file() else None
+    software = {
+        "memcalib": (run.manifest.get("versions") or {}).get("memcalib"),
+        "commit": (run.manifest.get("git") or {}).get("commit"),
+    }
+    rows = []
+    for name, row in zip(source_names(table), table.to_dict("records"), strict=True):
+        source = (row["model"], row["condition"], row["judge"])
+        judgments = []
+        for judgment in run.judgments or []:
+            if (judgment.model, judgment.condition, judgment.judge) == source:
+                judgments.append(judgment)
+        own_corrected = corrected[corrected["method"] == name] if len(corrected) else corrected
+        result = {
+            "schema": RESULT_SCHEMA,
+            "model": row["model"],
+            "memory": row["condition"],
+            "judge": _judge_facts(run, row["judge"], judgments),
+            "data": {
+                "sha256": examples_hash,
+                "examples": len({judgment.example_id for judgment in judgments}),
+                "questions": int(row["questions"]),
+            },
+            "sampling": run.settings[:1],
+            "seeds": sorted({int(judgment.seed) for judgment in judgments}),
+            "metrics": _metric_values(row),
+            "corrected": _corrected_values(own_corrected),
+            "responses": int(row["responses"]),
+            "unscored": int(row["unscored_responses"]),
+            "software": software,
         }
-        exam = run.exam if run.exam.get("judge") == row["judge"] else {}
-        known = (
-            {
-                "verdict": exam["verdict"],
-                "date": exam["date"],
-                "macro": exam["numbers"]["macro"],
-                "data": exam["data"]["hash"],
-            }
-            if exam
-            else None
-        )
-        mine = corrected[corrected["method"] == name] if len(corrected) else corrected
-        ends = ("value", "corrected"), ("low", "corrected_low"), ("high", "corrected_high")
-        versions = manifest.get("versions") or {}
-        file = run.folder / "examples.jsonl"
-        rows.append(
-            {
-                "schema": RESULT_SCHEMA,
-                "model": row["model"],
-                "memory": row["condition"],
-                "judge": {"name": row["judge"], "settings": settings, "exam": known},
-                "data": {
-                    "sha256": file_hash(file) if file.is_file() else None,
-                    "examples": len({j.example_id for j in judgments}),
-                    "questions": int(row["questions"]),
-                },
-                "sampling": run.settings[:1],
-                "seeds": sorted({int(j.seed) for j in judgments}),
-                "metrics": metrics,
-                "corrected": {
-                    r["metric"]: {part: number(r[column]) for part, column in ends}
-                    for r in mine.to_dict("records")
-                }
-                or None,
-                "responses": int(row["responses"]),
-                "unscored": int(row["unscored_responses"]),
-                "software": {
-                    "memcalib": versions.get("memcalib"),
-                    "commit": (manifest.get("git") or {}).get("commit"),
-                },
-            }
-        )
+        rows.append(result)
     return rows
 
 
 def write_results(folder: str | Path) -> Path:
     """Write results.jsonl into the folder of an evaluation; returns its path."""
-    rows = result_rows(load_run(folder))
-    return write_whole(
-        Path(folder) / "results.jsonl",
-        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
-    )
+    lines = [json.dumps(row, ensure_ascii=False) for row in result_rows(load_run(folder))]
+    text = "".join(f"{line}\n" for line in lines)
+    return write_whole(Path(folder) / "results.jsonl", text)
 
 # %% ../../nbs/report/10_results.ipynb #c9480749
+def _result_faults(row: Any) -> Iterator[Violation]:
+    """What keeps a row of a file from being a result."""
+    schema = row.get("schema") if isinstance(row, dict) else type(row).__name__
+    if not isinstance(row, dict) or schema != RESULT_SCHEMA:
+        yield Violation("schema", repr(schema), RESULT_SCHEMA)
+        return
+    missing = [name for name in ("model", "judge", "data", "metrics") if name not in row]
+    missing += [metric for metric in METRICS if metric not in row.get("metrics", {})]
+    if missing:
+        allowed = "a row as `memcalib report` writes it"
+        yield Violation("fields", f"no {', '.join(missing)}", allowed)
+
+
 def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     """The rows of result files; raises `DataError` naming file and line of anything else, and `FileNotFoundError`."""
     rows = []
@@ -122,28 +147,55 @@ def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
         for line, row in iter_rows(path):
             if isinstance(row, Violation):
                 faults.append(row)
-            elif not isinstance(row, dict) or row.get("schema") != RESULT_SCHEMA:
-                found = row.get("schema") if isinstance(row, dict) else type(row).__name__
-                faults.append(
-                    Violation("schema", repr(found), RESULT_SCHEMA, line=line, file=str(path))
-                )
-            elif missing := [
-                name for name in ("model", "judge", "data", "metrics") if name not in row
-            ] + [m for m in METRICS if m not in row.get("metrics", {})]:
-                faults.append(
-                    Violation(
-                        "fields",
-                        f"no {', '.join(missing)}",
-                        "a row as `memcalib report` writes it",
-                        line=line,
-                        file=str(path),
-                    )
-                )
-            else:
+                continue
+            row_faults = list(_result_faults(row))
+            for fault in row_faults:
+                faults.append(replace(fault, line=line, file=str(path)))
+            if not row_faults:
                 rows.append(row)
     if faults:
         raise DataError(faults)
     return rows
+
+
+def _check_same(
+    base: Mapping[str, Any], row: Mapping[str, Any], any_judge: bool, any_data: bool
+) -> None:
+    """Raises `ValueError` where two results have another judge, or other data, and that was not allowed."""
+    comparisons = (
+        (
+            "judge and its prompt",
+            base["judge"]["name"],
+            row["judge"]["name"],
+            any_judge,
+            "any_judge (--different-judges)",
+        ),
+        (
+            "data",
+            base["data"]["sha256"],
+            row["data"]["sha256"],
+            any_data,
+            "any_data (--common)",
+        ),
+    )
+    for what, base_value, row_value, is_allowed, flag in comparisons:
+        is_same = base_value is not None and base_value == row_value
+        if not is_same and not is_allowed:
+            raise ValueError(
+                f"{what}: found {base_value!r} of {base['model']!r} and {row_value!r} of {row['model']!r}; allowed: the same, or {flag}"
+            )
+
+
+def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[str, float]:
+    """The difference of two independent values with its 95 % interval, from the widths of theirs."""
+    standard_errors = [(one["high"] - one["low"]) / 3.92 for one in (base, value)]
+    half_width = 1.96 * np.hypot(*standard_errors)
+    difference = value["value"] - base["value"]
+    return {
+        "difference": difference,
+        "difference_low": difference - half_width,
+        "difference_high": difference + half_width,
+    }
 
 
 def compare_results(
@@ -157,49 +209,23 @@ def compare_results(
 
     if len(rows) < 2:
         raise ValueError(f"found {len(rows)} result to compare; allowed: two or more")
-    base = rows[0]
-    found = []
-    for row in rows[1:]:
-        for what, one, other, allow, flag in (
-            (
-                "judge and its prompt",
-                base["judge"]["name"],
-                row["judge"]["name"],
-                any_judge,
-                "any_judge (--different-judges)",
-            ),
-            (
-                "data",
-                base["data"]["sha256"],
-                row["data"]["sha256"],
-                any_data,
-                "any_data (--common)",
-            ),
-        ):
-            if (one is None or one != other) and not allow:
-                raise ValueError(
-                    f"{what}: found {one!r} of {base['model']!r} and {other!r} of {row['model']!r}; allowed: the same, or {flag}"
-                )
+    base, *others = rows
+    for row in others:
+        _check_same(base, row, any_judge, any_data)
+    table_rows = []
     for row in rows:
-        for name in METRICS:
-            one = base["metrics"][name]
-            other = row["metrics"][name]
-            cell = {
+        for metric in METRICS:
+            value = row["metrics"][metric]
+            table_row = {
                 "model": row["model"],
-                "metric": name,
-                "value": other["value"],
-                "value_low": other["low"],
-                "value_high": other["high"],
+                "metric": metric,
+                "value": value["value"],
+                "value_low": value["low"],
+                "value_high": value["high"],
             }
             if row is not base:
-                spread = 1.96 * np.hypot(*((m["high"] - m["low"]) / 3.92 for m in (one, other)))
-                gap = other["value"] - one["value"]
-                cell |= {
-                    "difference": gap,
-                    "difference_low": gap - spread,
-                    "difference_high": gap + spread,
-                }
-            found.append(
-                cell | {"judge": row["judge"]["name"], "questions": row["data"]["questions"]}
-            )
-    return pd.DataFrame(found)
+                table_row.update(_difference(base["metrics"][metric], value))
+            table_row["judge"] = row["judge"]["name"]
+            table_row["questions"] = row["data"]["questions"]
+            table_rows.append(table_row)
+    return pd.DataFrame(table_rows)

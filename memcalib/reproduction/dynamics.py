@@ -22,6 +22,7 @@ from ..report.tables import published
 # %% ../../nbs/reproduction/03_dynamics.ipynb #a5675447
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #87d3a73e
@@ -47,6 +48,44 @@ def phase_of(steps: "pd.Series") -> "pd.Series":
     return pd.Series(pd.Categorical.from_codes(codes, list(PHASES), ordered=True), steps.index)
 
 
+def _check_columns(steps: "pd.DataFrame") -> None:
+    """Raises `ValueError` for steps without the counts of MemCalib-RL; a run may have AC- merged into AB-."""
+    for channels in CHANNEL_GROUPS.values():
+        for channel in channels:
+            if channel != "AC-" and f"candidates/{channel}" not in steps:
+                raise ValueError(
+                    f"steps: found no column candidates/{channel}; allowed: steps of MemCalib-RL"
+                )
+
+
+def _one_group_counts(steps: "pd.DataFrame", group: str, channels: Sequence[str]) -> "pd.DataFrame":
+    """The rows of `group_counts` for one group of channels."""
+    import pandas as pd
+
+    present = [channel for channel in channels if f"candidates/{channel}" in steps]
+
+    def columns(kind: str) -> list[str]:
+        return [f"{kind}/{channel}" for channel in present]
+
+    counts = pd.DataFrame(
+        {
+            "step": steps["step"],
+            "seed": steps["seed"],
+            "group": group,
+            "candidates": steps[columns("candidates")].sum(axis=1),
+            "localized": steps[columns("localized")].sum(axis=1),
+        }
+    )
+    for outcome in OUTCOMES:
+        counts[outcome] = 0.0
+        for channel in present:
+            prompt_groups = steps[f"{outcome}/{channel}"] * steps[f"groups/{channel}"]
+            counts[outcome] += prompt_groups.fillna(0)
+    counts["groups"] = sum(steps[column] for column in columns("groups"))
+    counts["nondegenerate"] = steps[columns("nondegenerate")].mean(axis=1)
+    return counts
+
+
 def group_counts(steps: "pd.DataFrame") -> "pd.DataFrame":
     """One row for each step, seed and channel group: candidates, localized pairs, prompt groups by outcome of their rewards, rate of non-degenerate groups.
 
@@ -54,43 +93,16 @@ def group_counts(steps: "pd.DataFrame") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    if lacking := [
-        c
-        for channels in CHANNEL_GROUPS.values()
-        for c in channels
-        if c != "AC-" and f"candidates/{c}" not in steps
-    ]:
-        raise ValueError(
-            f"steps: found no column candidates/{lacking[0]}; allowed: steps of MemCalib-RL"
-        )
-    taken = steps.dropna(subset=["candidates/B+"])
-    rows = []
-    for name, channels in CHANNEL_GROUPS.items():
-        there = [c for c in channels if f"candidates/{c}" in taken]
-
-        def total(kind, there=there):
-            return taken[[f"{kind}/{c}" for c in there]].sum(axis=1)
-
-        row = pd.DataFrame(
-            {
-                "step": taken["step"],
-                "seed": taken["seed"],
-                "group": name,
-                "candidates": total("candidates"),
-                "localized": total("localized"),
-            }
-        )
-        for outcome in OUTCOMES:
-            row[outcome] = sum(
-                (taken[f"{outcome}/{c}"] * taken[f"groups/{c}"]).fillna(0) for c in there
-            )
-        row["groups"] = sum(taken[f"groups/{c}"] for c in there)
-        row["nondegenerate"] = taken[[f"nondegenerate/{c}" for c in there]].mean(axis=1)
-        rows.append(row)
-    frame = pd.concat(rows, ignore_index=True)
+    _check_columns(steps)
+    localized_steps = steps.dropna(subset=["candidates/B+"])
+    parts = []
+    for group, channels in CHANNEL_GROUPS.items():
+        parts.append(_one_group_counts(localized_steps, group, channels))
+    frame = pd.concat(parts, ignore_index=True)
     return frame.assign(phase=phase_of(frame["step"]))
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #2252a5d2
+# (group, quantity) -> the beginning of the name of the published fact
 _PUBLISHED = {
     ("correct use", "share of candidates"): "correct_candidates_share",
     ("correct use", "localization rate"): "localization_rate_correct",
@@ -113,25 +125,26 @@ def phase_table(steps: "pd.DataFrame") -> "pd.DataFrame":
         for phase in PHASES:
             if (phase, group) not in counts.index:
                 continue
-            part = counts.loc[(phase, group)]
-            both = counts.loc[phase, "candidates"].sum()
-            found = {
-                "share of candidates": (part["candidates"], both),
-                "localization rate": (part["localized"], part["candidates"]),
+            group_count = counts.loc[(phase, group)]
+            all_candidates = counts.loc[phase, "candidates"].sum()
+            # quantity -> (count, total)
+            shares = {
+                "share of candidates": (group_count["candidates"], all_candidates),
+                "localization rate": (group_count["localized"], group_count["candidates"]),
             }
-            found |= {title: (part[name], part["groups"]) for name, title in OUTCOMES.items()}
-            for quantity, (count, of) in found.items():
+            for outcome, title in OUTCOMES.items():
+                shares[title] = (group_count[outcome], group_count["groups"])
+            for quantity, (count, total) in shares.items():
                 fact = f"{_PUBLISHED.get((group, quantity), '')}_{phase}_pct"
-                rows.append(
-                    {
-                        "group": group,
-                        "quantity": quantity,
-                        "phase": phase,
-                        "measured": 100 * count / of if of else np.nan,
-                        "of": round(of),
-                        "published": float(facts.get(fact, np.nan)),
-                    }
-                )
+                row = {
+                    "group": group,
+                    "quantity": quantity,
+                    "phase": phase,
+                    "measured": 100 * count / total if total else np.nan,
+                    "of": round(total),
+                    "published": float(facts.get(fact, np.nan)),
+                }
+                rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #4a81e66a
@@ -145,92 +158,89 @@ def sentence_factors(
     import pandas as pd
 
     rows = []
-    for step, part in traces.groupby("step"):
-        answers = part[part["channel"].isna()].set_index("row")
-        pairs = part[part["channel"].notna() & (part["localized"] == True)]  # noqa: E712 (missing for answers)
-        units = {
-            row: segment(
-                answers.loc[row, "response"],
-                list(pairwise([0, *answers.loc[row, "ends"].tolist()])),
-            )
-            for row in pairs["row"].unique()
-        }
-        if len(pairs):
-            scaled = sentence_scaling(
-                [m.tolist() for m in pairs["m"]],
-                pairs["strength"].tolist(),
-                [units[row] for row in pairs["row"]],
-                percentiles,
-            )
-            rows.append({"step": int(step), "pairs": len(pairs)} | scaled)
+    for step, step_traces in traces.groupby("step"):
+        answers = step_traces[step_traces["channel"].isna()].set_index("row")
+        is_localized = step_traces["localized"] == True  # noqa: E712 (missing for answers)
+        pairs = step_traces[step_traces["channel"].notna() & is_localized]
+        if not len(pairs):
+            continue
+        sentences_by_row = {}
+        for row in pairs["row"].unique():
+            ends = answers.loc[row, "ends"].tolist()
+            token_spans = list(pairwise([0, *ends]))
+            sentences_by_row[row] = segment(answers.loc[row, "response"], token_spans)
+        scaling = sentence_scaling(
+            [multipliers.tolist() for multipliers in pairs["m"]],
+            pairs["strength"].tolist(),
+            [sentences_by_row[row] for row in pairs["row"]],
+            percentiles,
+        )
+        rows.append({"step": int(step), "pairs": len(pairs), **scaling})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #af4dbbac
 def degeneracy_figure(steps: "pd.DataFrame", window: int = 7) -> "Figure":
     """Non-degenerate-group rate by channel group and policy entropy over the steps; means over seeds, the range of the seeds as a band."""
     counts = group_counts(steps)
+    correct_use = counts[counts["group"] == "correct use"]
+    corrective = counts[counts["group"] == "corrective"]
     with plot_style():
         figure, axes = panels(1, 2, WIDTH, 2.2)
-        for name, colour, marker in (
-            ("correct use", RIGHT_COLOUR, "o"),
-            ("corrective", OVER_COLOUR, "^"),
-        ):
-            _band(
-                axes[0, 0],
-                counts[counts["group"] == name],
-                "nondegenerate",
-                window,
-                color=colour,
-                marker=marker,
-                label=name,
-            )
-        axes[0, 0].set(title="non-degenerate groups", ylim=(-0.03, 1.03))
-        axes[0, 0].legend(loc="best")
-        _band(
-            axes[0, 1],
-            steps.dropna(subset=["entropy"]),
-            "entropy",
-            window,
-            color="#5f6670",
-            marker="s",
-        )
-        axes[0, 1].set(title="policy entropy, nats")
+        groups_ax, entropy_ax = axes.flat
+        rate = "nondegenerate"
+        look = {"color": RIGHT_COLOUR, "marker": "o", "label": "correct use"}
+        _band(groups_ax, correct_use, rate, window, **look)
+        look = {"color": OVER_COLOUR, "marker": "^", "label": "corrective"}
+        _band(groups_ax, corrective, rate, window, **look)
+        groups_ax.set(title="non-degenerate groups", ylim=(-0.03, 1.03))
+        groups_ax.legend(loc="best")
+        with_entropy = steps.dropna(subset=["entropy"])
+        _band(entropy_ax, with_entropy, "entropy", window, color="#5f6670", marker="s")
+        entropy_ax.set(title="policy entropy, nats")
         for ax in axes.flat:
             steps_axis(ax)
         return figure
 
 
-def _band(ax: Any, frame: "pd.DataFrame", column: str, window: int, **style: Any) -> None:
+def _smooth(values: "pd.Series", window: int) -> "pd.Series":
+    """A moving average; a short series stays as it is."""
+    if len(values) <= 3 * window:
+        return values
+    return values.rolling(window, center=True, min_periods=1).mean()
+
+
+def _band(ax: "Axes", frame: "pd.DataFrame", column: str, window: int, **style: Any) -> None:
+    """The mean of a column over seeds as a line over the steps, and the range of the seeds behind it."""
     by_step = frame.groupby("step")[column]
-
-    def smooth(values):
-        return (
-            values.rolling(window, center=True, min_periods=1).mean()
-            if len(values) > 3 * window
-            else values
-        )
-
-    mean = smooth(by_step.mean())
+    mean = _smooth(by_step.mean(), window)
     ax.plot(mean.index, mean, lw=1.2, ms=3.5, markevery=max(len(mean) // 4, 1), **style)
     if frame["seed"].nunique() > 1:
-        ax.fill_between(
-            mean.index,
-            smooth(by_step.min()),
-            smooth(by_step.max()),
-            color=style["color"],
-            alpha=0.15,
-            lw=0,
-        )
+        lowest = _smooth(by_step.min(), window)
+        highest = _smooth(by_step.max(), window)
+        ax.fill_between(mean.index, lowest, highest, color=style["color"], alpha=0.15, lw=0)
+
+
+def _draw_published_percentiles(ax: "Axes", first: float, last: float) -> None:
+    """The published early and late percentiles as strokes over the first and the last third of the steps."""
+    facts = published("facts").set_index("fact")["value"]
+    third = (last - first) / 3
+    strokes = {"early": (first, first + third), "late": (last - third, last)}
+    label: str | None = "published percentiles"
+    for phase, (left, right) in strokes.items():
+        for percentile in ("p5", "p95"):
+            height = float(facts[f"sentence_multiplier_{percentile}_{phase}"])
+            ax.hlines(height, left, right, color="#767d87", ls="--", lw=1.2, label=label)
+            label = None
 
 
 def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure":
     """Mean and 5th to 95th percentile of the sentences' factors over the steps (panel g), the published early and late percentiles as strokes at the ends."""
-    facts = published("facts").set_index("fact")["value"]
+    steps = factors["step"]
     with plot_style():
         figure, axes = panels(1, 1, WIDTH, 2.2)
         ax = axes[0, 0]
         ax.fill_between(
-            factors["step"],
+            steps,
             factors["p5"],
             factors["p95"],
             color=RIGHT_COLOUR,
@@ -239,7 +249,7 @@ def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure"
             label=f"5th to 95th percentile, {label}",
         )
         ax.plot(
-            factors["step"],
+            steps,
             factors["mean"],
             color=RIGHT_COLOUR,
             lw=1.2,
@@ -247,24 +257,11 @@ def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure"
             ms=3,
             label=f"mean, {label}",
         )
-        span = factors["step"].min(), factors["step"].max()
-        for phase, (x0, x1) in {
-            "early": (span[0], span[0] + (span[1] - span[0]) / 3),
-            "late": (span[1] - (span[1] - span[0]) / 3, span[1]),
-        }.items():
-            for k, end in enumerate(("p5", "p95")):
-                ax.hlines(
-                    float(facts[f"sentence_multiplier_{end}_{phase}"]),
-                    x0,
-                    x1,
-                    color="#767d87",
-                    ls="--",
-                    lw=1.2,
-                    label="published percentiles" if phase == "early" and not k else None,
-                )
+        _draw_published_percentiles(ax, steps.min(), steps.max())
         steps_axis(ax)
         ax.set(title="factor of a sentence", ylim=(0, None))
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        handles, labels = ax.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
         return figure
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #75646dd5
@@ -273,37 +270,31 @@ def conservation_table(steps: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     facts = published("facts").set_index("fact")["value"]
-    worst = {
-        "largest change of a channel's mean": (
-            "channel_conservation_error",
-            "max",
-            "max_mean_error_channel",
-        ),
-        "largest change of an answer's mean": ("conservation_error", "max", "max_mean_error_final"),
-    }
-    rows = []
-    for title, (column, how, fact) in worst.items():
-        values = steps[column].dropna()
-        rows.append(
-            {
-                "quantity": title,
-                "measured": float(values.agg(how)),
-                "steps": len(values),
-                "published": float(facts[fact]),
-            }
-        )
+    channel_errors = steps["channel_conservation_error"].dropna()
+    answer_errors = steps["conservation_error"].dropna()
     capped = steps.dropna(subset=["cap_share"])
-    share = (
-        100 * float((capped["cap_share"] * capped["localized"]).sum() / capped["localized"].sum())
-        if len(capped)
-        else float("nan")
-    )
-    rows.append(
+    cap_percent = float("nan")
+    if len(capped):
+        pairs_at_cap = (capped["cap_share"] * capped["localized"]).sum()
+        cap_percent = 100 * float(pairs_at_cap / capped["localized"].sum())
+    rows = [
+        {
+            "quantity": "largest change of a channel's mean",
+            "measured": float(channel_errors.max()),
+            "steps": len(channel_errors),
+            "published": float(facts["max_mean_error_channel"]),
+        },
+        {
+            "quantity": "largest change of an answer's mean",
+            "measured": float(answer_errors.max()),
+            "steps": len(answer_errors),
+            "published": float(facts["max_mean_error_final"]),
+        },
         {
             "quantity": "pairs that reach the cap, %",
-            "measured": share,
+            "measured": cap_percent,
             "steps": len(capped),
             "published": float(facts["cap_reached_share_pct"]),
-        }
-    )
+        },
+    ]
     return pd.DataFrame(rows)

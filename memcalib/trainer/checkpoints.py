@@ -41,6 +41,7 @@ from trl.trainer.utils import RepeatSampler
 from ..io.records import write_whole
 from ..io.settings import changed
 from ..problem import Example
+from .train_config import WatchSettings
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #6c226181
 class RunStopped(RuntimeError):
@@ -403,23 +404,7 @@ def find_checkpoint(out: str | Path, resume: bool | str | Path | None) -> FoundC
     return None
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #452c86b6
-FREE = {
-    "steps",
-    "save_every",
-    "eval_every",
-    "keep_best",
-    "trace_every",
-    "report_to",
-    "max_failed",
-    "pause_minutes",
-    "stop_on_drift",
-    "drift_steps",
-    "drift_length",
-    "drift_end_rate",
-    "drift_repetition",
-    "drift_mismatch",
-    "drift_closing",
-}
+FREE = {"steps", *WatchSettings.model_fields}
 _FREE_TRL = (
     "vllm_server_",
     "save_total_limit",

@@ -167,7 +167,7 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
     book.close()
     path.write_bytes(path.read_bytes() + b'{"item": "1/2')
     book = RoleBook(path, ITEMS)
-    assert book.given(ITEMS[0].item) == {1: "key"}
+    assert book.roles_of(ITEMS[0].item) == {1: "key"}
     book.close()
 
 
@@ -248,7 +248,7 @@ def test_a_session_ends_when_all_is_labelled_and_can_be_corrected(tmp_path):
     )
     session.press("p")
     session.press("1")
-    assert session.book.given(ITEMS[0].item)[3] == "key"
+    assert session.book.roles_of(ITEMS[0].item)[3] == "key"
 
 
 def test_what_cannot_be_saved_is_said_and_the_place_kept(tmp_path, monkeypatch):
@@ -260,7 +260,7 @@ def test_what_cannot_be_saved_is_said_and_the_place_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(session.book._journal, "append", full)
     session.press("1")
     assert session.status == "NOT saved: No space left on device" and session.place[1] == 1
-    assert session.book.given(ITEMS[0].item) == {}
+    assert session.book.roles_of(ITEMS[0].item) == {}
 
 
 def test_the_widget_labels_and_resumes(tmp_path):

@@ -28,29 +28,21 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-class Built:
+class KilledBuild:
     """A build on a server of its own, whose book outlives the killed processes."""
 
-    def __init__(self, home: Path, *more: str):
+    def __init__(self, home: Path, *options: str):
         home.mkdir()
         self.folder = home / "build"
         self.server = MicroServer([], roles=micro_roles(), latency=0.04)
         self.kills = []
         url = self.server.start()
-        roles = "".join(
-            ROLE.format(role=role, model=model, url=url) for role, model in ROLES.items()
-        )
-        (home / "build.yaml").write_text(BUILD.format(micro=60) + roles)
-        verb = [
-            sys.executable,
-            "-m",
-            "memcalib",
-            "build",
-            home / "build.yaml",
-            "--out",
-            self.folder,
-        ]
-        self.command = [*map(str, verb), "--cache", str(home / "calls.sqlite"), *map(str, more)]
+        roles = [ROLE.format(role=role, model=model, url=url) for role, model in ROLES.items()]
+        description = home / "build.yaml"
+        description.write_text(BUILD.format(micro=60) + "".join(roles))
+        place = ["--out", self.folder, "--cache", home / "calls.sqlite"]
+        verb = [sys.executable, "-m", "memcalib", "build", description]
+        self.command = list(map(str, [*verb, *place, *options]))
 
     def start(self) -> subprocess.Popen:
         return subprocess.Popen(
@@ -69,32 +61,34 @@ class Built:
 
     def finish(self) -> None:
         process = self.start()
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
         self.server.stop()
+
+    def shortly_before_a_kill(self, moment: float) -> bool:
+        return any(0 <= kill - moment < CROSSED for kill in self.kills)
 
     def paid_twice(self) -> list[dict]:
         """Requests that came again although their reply had left long before the next kill."""
-
-        def near(clean):
-            return any(0 <= kill - clean < CROSSED for kill in self.kills)
-
-        return [
-            line
-            for line in self.server.stats()["asked_again"]
-            if not all(map(near, line["clean"][:-1]))
-        ]
+        requests = []
+        for request in self.server.stats()["asked_again"]:
+            earlier_successes = request["clean"][:-1]
+            if not all(map(self.shortly_before_a_kill, earlier_successes)):
+                requests.append(request)
+        return requests
 
     def files(self) -> dict[str, bytes]:
-        found = [
-            *self.folder.glob("*.jsonl"),
-            *(p for part in ("stages", "splits", "tables") for p in (self.folder / part).glob("*")),
-        ]
-        whole = {
-            str(path.relative_to(self.folder)): path.read_bytes()
-            for path in [*found, self.folder / "README.md"]
-        }
-        return {name: content for name, content in whole.items() if not name.endswith(".part")}
+        """The contents of the data set's files by name, without the port of the server."""
+        paths = [self.folder / "README.md", *self.folder.glob("*.jsonl")]
+        for name in ("stages", "splits", "tables"):
+            paths += (self.folder / name).glob("*")
+        port = f":{self.server.port}".encode()
+        contents = {}
+        for path in paths:
+            if path.suffix != ".part":
+                name = str(path.relative_to(self.folder))
+                contents[name] = path.read_bytes().replace(port, b"")
+        return contents
 
 
 def in_stage(name: str, count: int = 3):
@@ -105,28 +99,23 @@ def is_there(name: str):
     return lambda folder: (folder / name).exists()
 
 
-def compare(home: Path, moments: list, *more: str) -> None:
-    whole = Built(home / "whole", *more)
-    killed = Built(home / "killed", *more)
+def compare(home: Path, moments: list, *options: str) -> None:
+    whole = KilledBuild(home / "whole", *options)
+    killed = KilledBuild(home / "killed", *options)
     whole.finish()
     for moment in moments:
         killed.kill_when(moment)
     killed.finish()
     assert whole.server.stats()["asked_again"] == [] and whole.kills == []
     assert killed.paid_twice() == [] and len(killed.kills) == len(moments)
-    one = whole.files()
-    other = killed.files()
-    assert one.keys() == other.keys() and len(one) > 20
-
-    def port(built):
-        return f":{built.server.port}".encode()
-
-    assert [
-        n for n in one if one[n].replace(port(whole), b"") != other[n].replace(port(killed), b"")
-    ] == []
+    whole_files = whole.files()
+    killed_files = killed.files()
+    assert whole_files.keys() == killed_files.keys() and len(whole_files) > 20
+    differing = [name for name in whole_files if whole_files[name] != killed_files[name]]
+    assert differing == []
     keys = whole.server.stats()["keys"]
-    asked = killed.server.stats()
-    assert asked["keys"] == keys and asked["successes"] - keys <= 4 * len(moments)
+    stats = killed.server.stats()
+    assert stats["keys"] == keys and stats["successes"] - keys <= 4 * len(moments)
 
 
 def test_killed_in_every_stage(tmp_path):

@@ -3,27 +3,30 @@
 import dataclasses
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
+from build_files import fill_in, role_settings, write_description
+from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from command_line import run
 
-from memcalib.memory_logs import consent as disclosure
-from memcalib.commands import build as memory_build
-from memcalib.commands.build import Build
-from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
-from memcalib.dataset.stages import Draft
+from memcalib.commands.build import ask_first
+from memcalib.dataset.build import Build
+from memcalib.dataset.build_run import MemoryRun
 from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.commands.build import MemoryRun
+from memcalib.dataset.pipeline import MemoryPipeline
+from memcalib.dataset.review import review_stage
+from memcalib.dataset.stages import Draft
+from memcalib.io.records import DataError
+from memcalib.memory_logs import consent as disclosure
+from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
-from memcalib.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
 from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
+from memcalib.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
 from memcalib.problem import check_example, load_examples
-from memcalib.io.records import DataError
-from memcalib.dataset.review import review_stage
 
 MICRO = Build(micro=1, memory={"log": "micro"}, seed=4)
 STAGES = {stage.task or stage.name: stage for stage in (*MEMORY_STAGES, review_stage("review-1"))}
@@ -35,84 +38,63 @@ def server():
         yield server
 
 
-def description(path: Path, url: str, builder="micro-builder", **more) -> Path:
-    def role(model):
-        return {"model": model, "base_url": url, "key_env": "", "thinking": "default"}
-
-    roles = {
-        "builder": role(builder),
-        "reviewer": role("micro-reviewer"),
-        "reviewer2": role("micro-reviewer-2"),
-    }
-    path.write_text(json.dumps(roles | more))
-    return path
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     home = tmp_path_factory.mktemp("memory")
-    made = MemoryRun(MICRO, home / "build", home / "calls.sqlite").agree(yes=True)
-    made.run()
-    return made
+    run = MemoryRun(MICRO, home / "build", home / "calls.sqlite").agree(yes=True)
+    run.run()
+    return run
 
 
 # the whole way
 
 
 def test_the_shipped_frozen_file_is_that_of_the_code(tmp_path):
-    assert (
-        check_frozen(MemoryRun(MICRO, tmp_path).settings(), read_frozen("micro-memory").settings)
-        == []
-    )
+    settings = MemoryPipeline(MICRO, tmp_path).settings()
+    assert check_frozen(settings, read_frozen("micro-memory").settings) == []
 
 
 def test_rows_of_the_log_become_examples_with_their_terms(built):
     examples = load_examples(built.folder / "examples.jsonl")
-    rows = micro_memory_log(60, 4)
-    good = {row["id"]: row for name, row in rows if name not in LOST}
-    assert len(examples) > 0.6 * len(good) and {example.id for example in examples} <= good.keys()
+    usable = {row["id"]: row for mishap, row in micro_memory_log(60, 4) if mishap not in LOST}
+    assert len(examples) > 0.6 * len(usable)
     for example in examples:
         extra = example.model_extra
-        assert (
-            example.question == good[example.id]["query"] and extra["source_consent"] == "invented"
-        )
-        assert re.fullmatch(r"u[1-5]", extra["source_user"]) and len(
-            extra["retrieval"]["ranks"]
-        ) == len(example.blocks)
+        assert example.question == usable[example.id]["query"]
+        assert extra["source_consent"] == "invented"
+        assert re.fullmatch(r"u[1-5]", extra["source_user"])
+        assert len(extra["retrieval"]["ranks"]) == len(example.blocks)
         record = json.loads(example.to_json())
         assert [v for v in check_example(record) if v.severity == "error"] == []
 
 
+def rows_of(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def test_every_row_of_the_log_is_accounted_for(built):
-    losses, dropped = (
-        [json.loads(line) for line in (built.folder / name).read_text().splitlines()]
-        for name in ("losses.jsonl", "dropped.jsonl")
-    )
-    kept = [example.id for example in load_examples(built.folder / "examples.jsonl")]
-    assert len(losses) + len(dropped) + len(kept) == 60
-    assert len(losses) == sum(name in LOST for name, _ in micro_memory_log(60, 4))
-    assert all(drop["stage"] and drop["reason"] for drop in dropped) and all(
-        loss["rule"] for loss in losses
-    )
+    losses = rows_of(built.folder / "losses.jsonl")
+    drops = rows_of(built.folder / "dropped.jsonl")
+    examples = load_examples(built.folder / "examples.jsonl")
+    assert len(losses) + len(drops) + len(examples) == 60
+    assert len(losses) == sum(mishap in LOST for mishap, _ in micro_memory_log(60, 4))
+    assert all(drop["stage"] and drop["reason"] for drop in drops)
+    assert all(loss["rule"] for loss in losses)
     table = (built.folder / "tables" / "attrition.csv").read_text()
     assert "dataset,kept," in table and "consent refused" in table
 
 
 def test_manifest_and_card_keep_what_was_agreed_to(built):
     manifest = json.loads((built.folder / "manifest.json").read_text())
-    assert manifest["disclosure"] == json.loads(json.dumps(built.planned().to_dict()))
-    assert (
-        manifest["redaction"]["hash"] == built.redactor.hash
-        and manifest["frozen"] == read_frozen("micro-memory").hash
-    )
+    statement = built.pipeline.planned().to_dict()
+    assert manifest["disclosure"] == json.loads(json.dumps(statement))
+    assert manifest["redaction"]["hash"] == built.pipeline.redactor.hash
+    assert manifest["frozen"] == read_frozen("micro-memory").hash
     card = (built.folder / "README.md").read_text()
-    assert (
-        "## Private memory" in card
-        and "asked in public" not in card
-        and "No distractor is invented" in card
-    )
+    assert "## Private memory" in card and "asked in public" not in card
+    assert "No distractor is invented" in card
     calls = sum(stage["calls"] for stage in manifest["usage"].values())
-    assert calls == sum(result.spent["calls"] for result in built.results)
+    assert calls == sum(result.spent["calls"] for result in built.pipeline.results)
 
 
 def test_the_dataset_passes_the_checks(capsys, built):
@@ -121,7 +103,7 @@ def test_the_dataset_passes_the_checks(capsys, built):
 
 
 def test_old_memories_with_new_ends_pass(built):
-    ids = {row["id"] for name, row in micro_memory_log(60, 4) if name == "old with new"}
+    ids = {row["id"] for mishap, row in micro_memory_log(60, 4) if mishap == "old with new"}
     assert ids & {example.id for example in load_examples(built.folder / "examples.jsonl")}
 
 
@@ -137,12 +119,10 @@ def test_a_new_folder_is_open_to_its_owner_alone(built):
 
 def test_a_second_run_asks_nobody(built, tmp_path):
     before = (built.folder / "examples.jsonl").read_bytes()
-    again = MemoryRun(MICRO, built.folder, tmp_path / "other.sqlite").agree(yes=True)
-    again.run()
-    assert (
-        all(result.calls == 0 for result in again.results)
-        and (built.folder / "examples.jsonl").read_bytes() == before
-    )
+    second = MemoryRun(MICRO, built.folder, tmp_path / "other.sqlite").agree(yes=True)
+    second.run()
+    assert all(result.calls == 0 for result in second.pipeline.results)
+    assert (built.folder / "examples.jsonl").read_bytes() == before
 
 
 # the gate
@@ -150,87 +130,95 @@ def test_a_second_run_asks_nobody(built, tmp_path):
 
 def test_without_a_yes_nothing_is_sent(capsys, tmp_path, server):
     log = write_micro_log(tmp_path / "log.jsonl", 8)
-    build = description(tmp_path / "own.yaml", server.base_url, micro=1)
-    arguments = [
-        "build",
-        build,
-        "--from-memory",
-        log,
-        "--out",
-        tmp_path / "b",
-        "--cache",
-        tmp_path / "c.sqlite",
-    ]
+    file = write_description(tmp_path / "own.yaml", server.base_url, micro=1)
+    place = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    arguments = ["build", file, "--from-memory", log, *place]
     code, out, err = run(capsys, *arguments)
-    assert (
-        code == 1
-        and server.stats()["requests"] == 0
-        and not (tmp_path / "b" / "parameters.json").exists()
-    )
-    assert (
-        "to micro-builder at 127.0.0.1 (this machine)" in out
-        and "calls: " in out
-        and "Rows as they would be sent" in out
-    )
+    assert code == 1 and server.stats()["requests"] == 0
+    assert not (tmp_path / "b" / "parameters.json").exists()
+    for words in (
+        "to micro-builder at 127.0.0.1 (this machine)",
+        "calls: ",
+        "Rows as they would be sent",
+    ):
+        assert words in out
     assert err.strip().endswith("--yes") and str(log) in err
     code, _, err = run(capsys, *arguments, "--pilot", 2)
     assert code == 1 and server.stats()["requests"] == 0
     code, out, err = run(capsys, *arguments, "--preview")
-    assert (
-        code == 0
-        and server.stats()["requests"] == 0
-        and "Nothing has been sent" in out
-        and err == ""
-    )
+    assert code == 0 and server.stats()["requests"] == 0
+    assert "Nothing has been sent" in out and err == ""
     code, out, err = run(capsys, *arguments, "--yes")
     assert code == 0 and server.stats()["requests"] > 0, err
 
 
 @pytest.mark.parametrize(
-    ("said", "agreed"), [("yes", True), (" YES ", True), ("y", False), ("", False), ("no", False)]
+    ("answer", "agreed"),
+    [("yes", True), (" YES ", True), ("y", False), ("", False), ("no", False)],
 )
-def test_a_person_at_a_terminal_is_asked(monkeypatch, tmp_path, said, agreed):
-    asked = []
-    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or said)
-    for stream in ("stdin", "stdout"):
-        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
+def test_a_person_at_a_terminal_is_asked(monkeypatch, tmp_path, answer, agreed):
+    prompts = []
+
+    def asked(prompt):
+        prompts.append(prompt)
+        return answer
+
+    at_a_terminal(monkeypatch, asked)
     run = MemoryRun(MICRO, tmp_path)
     if agreed:
-        assert memory_build.ask_first(run).agreed
+        assert ask_first(run).pipeline.agreed
     else:
         with pytest.raises(NotAgreed, match="nothing has been sent"):
-            memory_build.ask_first(run)
-    assert len(asked) == 1 and run.agreed is agreed
+            ask_first(run)
+    assert len(prompts) == 1 and run.pipeline.agreed is agreed
 
 
-@pytest.mark.parametrize("step", ["run", "pilot"])
-def test_the_gate_holds_in_python_too(tmp_path, step):
-    run = MemoryRun(MICRO, tmp_path)
+def at_a_terminal(monkeypatch, asked) -> None:
+    """A terminal at which `asked` answers."""
+    monkeypatch.setattr("builtins.input", asked)
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
+
+
+def test_a_terminal_that_is_closed_is_a_no_and_no_unexpected_error(monkeypatch, capsys, tmp_path):
+    def closed(prompt):
+        raise EOFError("EOF when reading a line")
+
+    at_a_terminal(monkeypatch, closed)
+    code, _, err = run(capsys, "build", "--from-memory", "micro", "--out", tmp_path / "b")
+    assert code == 1 and "nothing has been sent" in err and "unexpected" not in err
+    assert not (tmp_path / "b" / "stages").exists()
+
+
+def test_the_gate_holds_in_python_too(tmp_path):
+    private = MemoryRun(MICRO, tmp_path)
     with pytest.raises(NotAgreed, match="--yes"):
-        getattr(run, step)(*([3] if step == "pilot" else []))
+        private.run()
+    with pytest.raises(NotAgreed, match="--yes"):
+        private.pilot(3)
     assert not list(tmp_path.rglob("annotation.jsonl"))
+    assert not private.run_folder.bound
 
 
 # what is sent is what was said
 
 
-def sent_draft(name: str, built) -> Draft:
-    drafts = [row for row in built.results[1].kept] if name != "annotation" else built.found.kept
-    return drafts[0]
+def sent_draft(task: str, built) -> Draft:
+    """A row as it is sent for a task: as the log gave it for the annotation, with atoms and rubrics for the others."""
+    if task == "annotation":
+        return built.pipeline.log_rows.kept[0]
+    return built.pipeline.results[1].kept[0]
 
 
-@pytest.mark.parametrize("name", sorted(STAGES))
-def test_each_message_has_the_fields_that_the_statement_names(built, name):
-    messages = STAGES[name].messages(sent_draft(name, built))
-    assert undisclosed(name, messages) == [] and len(messages) == 2
-    said = messages[1]["content"]
-    for word in SENT[name]:  # and the statement names nothing that is not there
-        asked = json.loads(said)
-        there = {path for path in disclosure._paths(asked)}
+@pytest.mark.parametrize("task", sorted(STAGES))
+def test_each_message_has_the_fields_that_the_statement_names(built, task):
+    messages = STAGES[task].messages(sent_draft(task, built))
+    assert undisclosed(task, messages) == [] and len(messages) == 2
+    paths = set(disclosure._paths(json.loads(messages[1]["content"])))
+    for word in SENT[task]:  # and the statement names nothing that is not there
+        fields = FIELDS[word]
         assert any(
-            path == place or path.startswith(f"{place}.")
-            for path in there
-            for place in FIELDS[word]
+            path == field or path.startswith(f"{field}.") for path, field in product(paths, fields)
         ), word
 
 
@@ -238,52 +226,33 @@ def test_the_statement_covers_every_stage():
     assert SENT.keys() == STAGES.keys() == {stage for stages in WORK.values() for stage in stages}
 
 
-@pytest.mark.parametrize("name", sorted(STAGES))
+@pytest.mark.parametrize("task", sorted(STAGES))
 @settings(max_examples=15, deadline=None)
 @given(field=st.sampled_from(["user", "consent", "day", "x y", "queries"]), deep=st.booleans())
-def test_a_field_that_nobody_was_told_of_is_found(built, name, field, deep):
-    messages = STAGES[name].messages(sent_draft(name, built))
-    asked = json.loads(messages[1]["content"])
-    place = asked
+def test_a_field_that_nobody_was_told_of_is_found(built, task, field, deep):
+    system, user = STAGES[task].messages(sent_draft(task, built))
+    request = json.loads(user["content"])
+    extended = request
     if deep:
-        place = next(
-            value
-            for value in [
-                asked.get("passages", [None])[0],
-                asked.get("atoms", [None])[0],
-                asked.get("example"),
-            ]
-            if value
-        )
-    place[field] = "secret"
-    found = undisclosed(name, [messages[0], {"role": "user", "content": json.dumps(asked)}])
-    assert [path.rpartition(".")[2] for path in found] == [field]
+        inner = [*request.get("passages", []), *request.get("atoms", []), request.get("example")]
+        extended = next(filter(None, inner))
+    extended[field] = "secret"
+    paths = undisclosed(task, [system, {"role": "user", "content": json.dumps(request)}])
+    assert [path.rpartition(".")[2] for path in paths] == [field]
 
 
-def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, server, monkeypatch):
+def test_a_stage_that_sends_more_is_stopped_before_the_first_call(tmp_path, server):
     def asks(draft):
-        return {
-            "query": draft.query,
-            "passages": [],
-            "answer": "",
-            "user": draft.source["metadata"]["user"],
-        }
+        user = draft.source["metadata"]["user"]
+        return {"query": draft.query, "passages": [], "answer": "", "user": user}
 
-    def role(model):
-        return {"model": model, "base_url": server.base_url, "key_env": "", "thinking": "default"}
-
-    build = Build.model_validate(
-        MICRO.model_dump(exclude={"builder", "reviewer", "reviewer2"})
-        | {
-            "builder": role("micro-builder"),
-            "reviewer": role("micro-reviewer"),
-            "reviewer2": role("micro-reviewer-2"),
-        }
-    )
-    run = MemoryRun(build, tmp_path).agree(yes=True)
-    monkeypatch.setattr(run, "made", [dataclasses.replace(RETRIEVED, asks=asks)])
+    fields = MICRO.model_dump(exclude={"builder", "reviewer", "reviewer2"})
+    build = Build.model_validate({**fields, **role_settings(server.base_url)})
+    pipeline = MemoryPipeline(build, tmp_path)
+    pipeline.agreed = True
+    pipeline.steps = [(dataclasses.replace(RETRIEVED, asks=asks), "builder")]
     with pytest.raises(NotAgreed, match="user would be sent"):
-        run.make(run.pool().kept, tmp_path)
+        pipeline.make(pipeline.pool().kept, tmp_path)
     assert server.stats()["requests"] == 0
 
 
@@ -295,86 +264,69 @@ NUTS = {
 }
 
 
+def nuts(**fields) -> str:
+    """A line of a log."""
+    return json.dumps({**NUTS, **fields}) + "\n"
+
+
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "it is empty"),
         ('{"query": "a b c?", "memories": [{"te', "line 1 cannot be read (json)"),
         ('{"title": "x", "body": "private words"}\n', "an object with body, title"),
-        (json.dumps(NUTS) + "\n", "--set memory.consent=NAME"),
-        (json.dumps(NUTS | {"consent": False}) + "\n", "consent refused"),
-        (json.dumps(NUTS | {"consent": "yes"}) + "\n", "true, false, or the name of an agreement"),
-        (json.dumps(NUTS | {"memories": []}) + "\n", "without them there is nothing to test"),
-        (json.dumps(NUTS | {"query": "word " * 200_000, "consent": True}) + "\n", "query length"),
+        (nuts(), "--set memory.consent=NAME"),
+        (nuts(consent=False), "consent refused"),
+        (nuts(consent="yes"), "true, false, or the name of an agreement"),
+        (nuts(memories=[]), "without them there is nothing to test"),
+        (nuts(query="word " * 200_000, consent=True), "query length"),
     ],
 )
-def test_a_log_that_gives_no_row(capsys, tmp_path, server, content, said):
+def test_a_log_that_gives_no_row(capsys, tmp_path, server, content, message):
     log = tmp_path / "log.jsonl"
-    build = description(tmp_path / "own.yaml", server.base_url)
+    file = write_description(tmp_path / "own.yaml", server.base_url)
+    arguments = ["build", file, "--from-memory", log, "--out", tmp_path / "b"]
     log.write_text(content)
-    code, out, err = run(
-        capsys, "build", build, "--from-memory", log, "--out", tmp_path / "b", "--yes"
-    )
-    assert (
-        code == 1 and said in err and "private words" not in err and server.stats()["requests"] == 0
-    )
-    log.write_text(json.dumps(NUTS | {"consent": True}) + "\n")
-    code, out, err = run(
-        capsys, "build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview"
-    )
+    code, _, err = run(capsys, *arguments, "--yes")
+    assert code == 1 and message in err and "private words" not in err
+    assert server.stats()["requests"] == 0
+    log.write_text(nuts(consent=True))
+    code, out, err = run(capsys, *arguments, "--preview")
     assert code == 0 and "rows: 1" in out, "the same folder takes the mended log"
 
 
 def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server):
     log = tmp_path / "log.jsonl"
-    build = description(tmp_path / "own.yaml", server.base_url)
-    log.write_text(json.dumps(NUTS) + "\n")
-    (tmp_path / "rules.yaml").write_text("names: [Rosa]\n")
-    arguments = [
-        "build",
-        build,
-        "--from-memory",
-        log,
-        "--out",
-        tmp_path / "b",
-        "--preview",
-        "--set",
-        "memory.domain=food",
-    ]
-    code, out, _ = run(
-        capsys,
-        *arguments,
-        "--set",
-        "memory.consent=trial 2025",
-        "--set",
-        f"memory.redaction={tmp_path / 'rules.yaml'}",
-    )
+    log.write_text(nuts())
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("names: [Rosa]\n")
+    file = write_description(tmp_path / "own.yaml", server.base_url)
+
+    def preview(*memory_settings):
+        options = ["--set", "memory.domain=food"]
+        for setting in memory_settings:
+            options += ["--set", f"memory.{setting}"]
+        place = ["--out", tmp_path / "b", "--preview"]
+        return run(capsys, "build", file, "--from-memory", log, *place, *options)
+
+    code, out, _ = preview("consent=trial 2025", f"redaction={rules}")
     assert code == 0 and "Consent: trial 2025: 1" in out and "name: 1" in out and "Rosa" not in out
-    code, out, _ = run(capsys, *arguments, "--set", "memory.without_consent=true")
+    code, out, _ = preview("without_consent=true")
     assert code == 0 and "Consent: none on record: 1" in out and "Rosa" in out
-    (tmp_path / "rules.yaml").write_text("nams: [Rosa]\n")
-    code, _, err = run(
-        capsys,
-        *arguments,
-        "--set",
-        "memory.without_consent=true",
-        "--set",
-        f"memory.redaction={tmp_path / 'rules.yaml'}",
-    )
+    rules.write_text("nams: [Rosa]\n")
+    code, _, err = preview("without_consent=true", f"redaction={rules}")
     assert code == 1 and "allowed are rules, names, regions and without" in err
 
 
 def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
     log = tmp_path / "log.jsonl"
     store = tmp_path / "store.json"
-    build = description(tmp_path / "own.yaml", server.base_url)
-    log.write_text(
-        json.dumps({"query": "What can I cook?", "memory_ids": ["7"], "consent": True}) + "\n"
-    )
-    store.write_text(
-        json.dumps({"results": [{"id": "7", "memory": "Is allergic to nuts.", "user_id": "u"}]})
-    )
-    arguments = ["build", build, "--from-memory", log, "--out", tmp_path / "b", "--preview"]
+    file = write_description(tmp_path / "own.yaml", server.base_url)
+    row = {"query": "What can I cook?", "memory_ids": ["7"], "consent": True}
+    log.write_text(json.dumps(row) + "\n")
+    memory = {"id": "7", "memory": "Is allergic to nuts.", "user_id": "u"}
+    store.write_text(json.dumps({"results": [memory]}))
+    arguments = ["build", file, "--from-memory", log, "--out", tmp_path / "b", "--preview"]
     code, out, _ = run(capsys, *arguments, "--set", f"memory.store={store}")
     assert code == 0 and "memory 1: Is allergic to nuts." in out
     code, _, err = run(capsys, *arguments)
@@ -382,7 +334,7 @@ def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--set", "memory.consent=x"], "--from-memory LOG"),
         (["--preview"], "found a build from sources"),
@@ -390,17 +342,23 @@ def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
         (["--from-memory", "micro", "--set", "memory.redaction=nothing.yaml"], "nothing.yaml"),
     ],
 )
-def test_options_that_do_not_fit(capsys, tmp_path, arguments, said):
+def test_options_that_do_not_fit(capsys, tmp_path, arguments, message):
     code, _, err = run(capsys, "build", *arguments, "--out", tmp_path / "b")
-    assert code == 1 and said in err
+    assert code == 1 and message in err
+
+
+def test_rows_of_the_command_line_are_those_of_the_log(capsys, tmp_path):
+    arguments = ["build", "--from-memory", "micro", "--rows", 7, "--dry-run"]
+    code, out, _ = run(capsys, *arguments, "--out", tmp_path / "b")
+    assert code == 0 and "annotation: builder, 7 rows at most" in out
 
 
 def test_the_micro_world_does_not_read_other_logs(tmp_path):
-    (tmp_path / "log.jsonl").write_text(json.dumps(NUTS | {"consent": True}) + "\n")
+    log = tmp_path / "log.jsonl"
+    log.write_text(nuts(consent=True))
+    private = MemoryRun(Build(micro=1, memory={"log": str(log)}), tmp_path / "b")
     with pytest.raises(DataError, match="names endpoints for builder, reviewer and reviewer2"):
-        MemoryRun(
-            Build(micro=1, memory={"log": str(tmp_path / "log.jsonl")}), tmp_path / "b"
-        ).preview_text()
+        private.preview_text()
 
 
 def test_a_bound_folder_takes_no_other_log_or_rules(tmp_path, built):
@@ -413,39 +371,23 @@ def test_a_bound_folder_takes_no_other_log_or_rules(tmp_path, built):
 def test_rules_changed_after_freezing_are_refused_before_any_call(tmp_path):
     (tmp_path / "rules.yaml").write_text("without: [phone]\n")
     build = Build(micro=1, memory={"log": "micro", "redaction": str(tmp_path / "rules.yaml")})
-    run = MemoryRun(build, tmp_path / "b").agree(yes=True)
+    private = MemoryRun(build, tmp_path / "b").agree(yes=True)
     with pytest.raises(FreezeError, match="redaction: hash"):
-        run.run()
-    assert not run.results
+        private.run()
+    assert not private.pipeline.results
 
 
 def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
     log = write_micro_log(tmp_path / "log.jsonl", 30)
-    build = description(tmp_path / "own.yaml", server.base_url)
-    arguments = [
-        "build",
-        build,
-        "--from-memory",
-        log,
-        "--out",
-        tmp_path / "b",
-        "--cache",
-        tmp_path / "c.sqlite",
-    ]
+    file = write_description(tmp_path / "own.yaml", server.base_url)
+    place = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    arguments = ["build", file, "--from-memory", log, *place]
     code, _, err = run(capsys, *arguments, "--yes")
-    assert (
-        code == 1
-        and "this pipeline is not frozen" in err
-        and "--pilot 50" in err
-        and server.stats()["requests"] == 0
-    )
+    assert code == 1 and "this pipeline is not frozen" in err and "--pilot 50" in err
+    assert server.stats()["requests"] == 0
     code, out, err = run(capsys, *arguments, "--yes", "--pilot", 4)
     assert code == 0 and "batch 1: 4 examples" in out, err
-    sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
-    sheet.write_text(
-        re.sub(r"(?m)^(\d+,micro-\d+),", r"\1,pass", sheet.read_text(encoding="utf-8-sig")),
-        encoding="utf-8",
-    )
+    sheet = fill_in(tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv")
     code, out, err = run(capsys, *arguments, "--reviews", sheet, "--reviewer", "a reader")
     assert code == 0 and "4 passed" in out, err
     code, out, err = run(capsys, *arguments, "--freeze")
@@ -458,17 +400,15 @@ def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
 
 
 def test_a_longer_log_begins_like_a_shorter_one():
-    assert micro_memory_log(40, 9)[:15] == micro_memory_log(15, 9) and micro_memory_log(
-        15, 9
-    ) != micro_memory_log(15, 8)
+    short = micro_memory_log(15, 9)
+    assert micro_memory_log(40, 9)[:15] == short != micro_memory_log(15, 8)
 
 
 def test_rates_of_mishaps():
-    counts = [name for name, _ in micro_memory_log(1500, 1)]
+    names = [name for name, _ in micro_memory_log(1500, 1)]
     for name, mishap in MISHAPS.items():
-        assert abs(counts.count(name) / 1500 - mishap.rate) < 0.03, name
+        assert abs(names.count(name) / 1500 - mishap.rate) < 0.03, name
     assert {name for name, _ in micro_memory_log(50, 0, {"torn": 1.0})} == {"torn"}
-    assert {name for name, _ in micro_memory_log(20, 0, {})} == {""}
 
 
 @pytest.mark.parametrize("rates", [{"torn": 0.8, "refused": 0.3}, {"lost": 0.1}, {"torn": -0.1}])

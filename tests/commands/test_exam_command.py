@@ -120,11 +120,18 @@ def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, mo
         "sampling.seeds=[42]",
     ]
     code, text = call("evaluate", *options, "--set", f"exams={folder}", "--out", "one")
-    assert code == 0 and f"exam {exam['verdict']}" in text and "corrected" in text
+    assert code == 0 and f"exam {exam['verdict']}" in text
     row = json.loads((tmp_path / "one/results.jsonl").read_text().splitlines()[0])
-    assert row["judge"]["exam"]["verdict"] == exam["verdict"] and row["corrected"]["SCS"][
-        "value"
-    ] == pytest.approx(row["metrics"]["SCS"]["value"], abs=1e-4)
+    assert row["judge"]["exam"]["verdict"] == exam["verdict"]
+    if exam["verdict"] == "passed":
+        corrected = row["corrected"]["SCS"]["value"]
+        assert corrected == pytest.approx(row["metrics"]["SCS"]["value"], abs=1e-4)
+    else:
+        assert row["corrected"] is None
+        assert (
+            f"not corrected for the judge's errors, because the judge's exam ended {exam['verdict']}."
+            in text
+        )
     code, text = call("evaluate", *options, "--out", "two")
     assert (
         code == 0
@@ -207,3 +214,29 @@ def test_an_exam_of_one_answer_that_is_not_read_ends_with_a_verdict(tmp_path):
     assert exam["verdict"] == "failed" and "left unread (100.0 %)" in exam["reasons"][0]
     assert (tmp_path / "exam.html").is_file()
     json.loads((tmp_path / "exam.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_judge_that_failed_corrects_nothing(tmp_path, monkeypatch):
+    """By this judge a true SCS of 66 once came out as 104.7."""
+    monkeypatch.chdir(tmp_path)
+    noise = confusion_of(0.8).tolist()
+    with MicroServer([], practice=c.practice_judge(noise)) as server:
+        code, _ = examine(server, "--no-cache", "--set", "probes=5", "--set", "answers=270")
+        assert code == 3
+        exam = json.loads((tmp_path / "runs/exam/micro-judge/exam.json").read_text())
+        options = [
+            "--model",
+            "micro-model",
+            "--base-url",
+            server.base_url,
+            "--judge",
+            "micro-judge",
+        ]
+        code, text = call("evaluate", *options, "--no-cache", "--limit", 12, "--out", "one")
+    assert exam["verdict"] == "failed" and len(exam["error_check"]) == 5 * 6
+    assert code == 0 and "not corrected for the judge's errors" in text
+    assert "corrected_low" not in text
+    page = (tmp_path / "one/report.html").read_text()
+    assert "the judge&#39;s exam ended failed" in page or "the judge's exam ended failed" in page
+    assert "model-based estimate" not in page

@@ -21,20 +21,25 @@ from memcalib.credit.sentences import (
     outline,
     protected,
     punctuated,
+    segment,
+    sentence_splitter,
     settle,
+    spacy_splitter,
     speakers,
+    splitter_name,
 )
-from memcalib.credit.sentences import segment, sentence_splitter, spacy_splitter, splitter_name
 
 PYSBD = sentence_splitter("pysbd")
 
 
-def NOTHING(text):
+def no_sentences(text):
+    """A splitter that finds nothing: what is cut then is cut by structure and punctuation."""
     return Parse()
 
 
-def cut(text: str, sentences=NOTHING) -> list[str]:
-    return [text[a:b] for a, b in pairwise([*boundaries(text, sentences).starts, len(text)])]
+def cut(text: str, sentences=no_sentences) -> list[str]:
+    edges = [*boundaries(text, sentences).starts, len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 CASES = {
@@ -123,9 +128,9 @@ HARD = {
 @pytest.mark.parametrize("name", HARD)
 def test_hard_boundaries(name):
     text, expected = HARD[name]
-    assert [
-        text[place:].split()[0] for place, hard in boundaries(text, NOTHING).starts.items() if hard
-    ] == expected
+    starts = boundaries(text, no_sentences).starts
+    hard = [start for start, is_hard in starts.items() if is_hard]
+    assert [text[start:].split()[0] for start in hard] == expected
 
 
 def test_splitter_and_own_rule_are_united():
@@ -138,7 +143,7 @@ def test_splitter_and_own_rule_are_united():
     assert cut(text, splitter) == ["oats are good. ", "milk is good! ", "Then rest."]
 
 
-def test_places_of_a_splitter_are_settled():
+def test_starts_of_a_splitter_are_settled():
     text = "“Well done.” 🎉 Now rest."
 
     def early(prose):
@@ -153,55 +158,62 @@ def test_pysbd_takes_no_line_break_for_an_end():
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60) | st.text(alphabet='a B.!?"”) *🎉\n>。\u200b\u200fא', max_size=40))
-def test_settled_places_move_forward_and_stay(text):
-    for place in range(len(text) + 1):
-        settled = settle(text, place)
-        assert place <= settled <= len(text)
+def test_settled_positions_move_forward_and_stay(text):
+    for position in range(len(text) + 1):
+        settled = settle(text, position)
+        assert position <= settled <= len(text)
         assert settled == len(text) or not text[settled].isspace()
-    assert all(0 < place < len(text) for place in punctuated(text))
-    assert punctuated(text) == sorted(set(punctuated(text)))
+    starts = punctuated(text)
+    assert all(0 < start < len(text) for start in starts)
+    assert starts == sorted(set(starts))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=80) | st.text(alphabet="-#>*`|1. \n\ta:[]🎉", max_size=40))
 def test_blocks_and_outline_lie_in_the_text(text):
     for block in blocks(text):
-        assert (
-            block.kind in BLOCK_RULES and 0 <= block.start <= len(text) and block.end <= len(text)
-        )
+        assert block.kind in BLOCK_RULES
+        assert 0 <= block.start <= len(text)
+        assert block.end <= len(text)
         assert block.inline is None or block.start <= block.inline
     plan = outline(text)
-    assert all(0 <= a <= b <= len(text) for a, b in plan.prose + plan.whole)
-    assert all(0 <= place <= len(text) for place in (*plan.starts, *plan.joined, *plan.alone))
+    for start, end in plan.prose + plan.whole:
+        assert 0 <= start <= end <= len(text)
+    for position in (*plan.starts, *plan.joined, *plan.alone):
+        assert 0 <= position <= len(text)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=8))
 def test_inside_is_strict_in_the_union(pairs):
-    spans = [(a, a + size) for a, size in pairs]
-    inside = inside_of(spans)
-    links = {place for a, b in spans for place in range(a, b)}
-    touching = {a for a, _ in spans} | {b for _, b in spans}
-    for place in range(-1, 42):
-        slow = any(a < place < b for a, b in spans)
-        assert inside(place) == slow or (place in touching and {place - 1, place} <= links)
+    spans = [(start, start + size) for start, size in pairs]
+    is_inside = inside_of(spans)
+    covered = set()
+    edges = set()
+    for start, end in spans:
+        covered.update(range(start, end))
+        edges |= {start, end}
+    for position in range(-1, 42):
+        in_one_span = any(start < position < end for start, end in spans)
+        between_spans = position in edges and {position - 1, position} <= covered
+        assert is_inside(position) == in_one_span or between_spans
 
 
 def test_lines():
-    assert (
-        is_label("**Note:**")
-        and is_label("Two things:")
-        and not is_label("Two things.")
-        and not is_label("")
-    )
-    assert is_connector("(and)") and not is_connector("sand") and not is_connector("")
-    assert (
-        line_kind("[Enter Ann]") == "direction"
-        and line_kind("[x] done") == ""
-        and line_kind("https://a.b") == ""
-    )
-    assert speakers("Yes.\n\nYes.") == frozenset() and speakers("A\n\nB") == frozenset()
-    assert protected("2 * 3 * 4") == [] and protected("don't stop. it's 'a/b'") == [(17, 22)]
+    assert is_label("**Note:**")
+    assert is_label("Two things:")
+    assert not is_label("Two things.")
+    assert not is_label("")
+    assert is_connector("(and)")
+    assert not is_connector("sand")
+    assert not is_connector("")
+    assert line_kind("[Enter Ann]") == "direction"
+    assert line_kind("[x] done") == ""
+    assert line_kind("https://a.b") == ""
+    assert speakers("Yes.\n\nYes.") == frozenset()
+    assert speakers("A\n\nB") == frozenset()
+    assert protected("2 * 3 * 4") == []
+    assert protected("don't stop. it's 'a/b'") == [(17, 22)]
 
 
 class Word(SimpleNamespace):
@@ -211,11 +223,11 @@ class Word(SimpleNamespace):
 def fake_model(text: str):
     """A pipeline with the surface of spaCy's: sentences at capitals, every word hanging on the one before."""
     words = []
-    place = 0
+    position = 0
     for index, word in enumerate(text.split()):
-        place = text.index(word, place)
-        words.append(Word(idx=place, i=index, text=word))
-        place += len(word)
+        position = text.index(word, position)
+        words.append(Word(idx=position, i=index, text=word))
+        position += len(word)
     for index, word in enumerate(words):
         word.head = words[max(index - 1, 0)]
 
@@ -231,19 +243,22 @@ def fake_model(text: str):
 
 
 def test_spacy_is_asked_for_its_small_model_without_what_is_not_needed(monkeypatch):
-    asked = {}
+    settings_of_load = {}
+
+    def load(name, exclude):
+        settings_of_load.update(name=name, exclude=exclude)
+        return fake_model
+
     module = ModuleType("spacy")
-    module.load = lambda name, exclude: asked.update(name=name, exclude=exclude) or fake_model
+    module.load = load
     monkeypatch.setitem(sys.modules, "spacy", module)
     read = sentence_splitter.__wrapped__("spacy")
-    assert (
-        asked["name"] == "en_core_web_sm"
-        and "parser" not in asked["exclude"]
-        and "ner" in asked["exclude"]
-    )
+    assert settings_of_load["name"] == "en_core_web_sm"
+    assert "parser" not in settings_of_load["exclude"]
+    assert "ner" in settings_of_load["exclude"]
     assert read("Oats help you. Milk") == Parse([0, 15], [(0, 5), (5, 10), (10, 15)])
     text = "Oats help many people Then they sleep"
-    spans = [(a, b) for a, b in [(0, 4), (4, 9), (9, 14), (14, 21), (21, 26), (26, 31), (31, 37)]]
+    spans = [(0, 4), (4, 9), (9, 14), (14, 21), (21, 26), (26, 31), (31, 37)]
     assert segment(text, spans, read, minimum=1) == [0, 0, 0, 0, 1, 1, 1]
 
 
@@ -252,11 +267,11 @@ def test_the_splitter_is_named_by_what_is_installed(monkeypatch):
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: name if name in installed else None
     )
-    names = []
-    for new in ("", "spacy", "en_core_web_sm"):
-        installed.add(new)
-        names.append(splitter_name.__wrapped__())
-    assert names == ["pysbd", "pysbd", "spacy"]
+    assert splitter_name.__wrapped__() == "pysbd"
+    installed.add("spacy")
+    assert splitter_name.__wrapped__() == "pysbd"
+    installed.add("en_core_web_sm")
+    assert splitter_name.__wrapped__() == "spacy"
 
 
 def test_a_real_spacy_pipeline():
@@ -275,14 +290,14 @@ def test_a_real_spacy_pipeline():
 )
 def test_repetition_is_cut_into_pieces_of_the_usual_size(piece):
     text = piece * (20_000 // len(piece))
-    units = segment(text, [(a, min(a + 4, len(text))) for a in range(0, len(text), 4)], NOTHING)
-    assert units[0] == 0 and all(b - a in (0, 1) for a, b in pairwise(units))
+    spans = [(start, min(start + 4, len(text))) for start in range(0, len(text), 4)]
+    units = segment(text, spans, no_sentences)
+    assert len(units) == len(spans)
+    assert units[0] == 0
+    assert all(following - unit in (0, 1) for unit, following in pairwise(units))
     sizes = Counter(units).values()
-    assert (
-        len(units) == -(-len(text) // 4)
-        and max(sizes) <= 96
-        and (len(sizes) == 1 or min(sizes) >= 4)
-    )
+    assert max(sizes) <= 96
+    assert len(sizes) == 1 or min(sizes) >= 4
 
 
 def test_unknown_splitters_are_named():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from memcalib.micro.policy import build_tokenizer
 from memcalib.credit.sentences import (
     decode_rows,
     gather_bytes,
@@ -19,6 +18,7 @@ from memcalib.credit.sentences import (
     token_spans,
     token_table,
 )
+from memcalib.micro.policy import build_tokenizer
 
 
 def byte_level(**options):
@@ -51,13 +51,16 @@ pieces_of_text = st.lists(
 
 
 def ends_by_beginnings(tokenizer, ids):
-    return [len(tokenizer.decode(ids[: t + 1], skip_special_tokens=True)) for t in range(len(ids))]
+    ends = []
+    for count in range(1, len(ids) + 1):
+        ends.append(len(tokenizer.decode(ids[:count], skip_special_tokens=True)))
+    return ends
 
 
 @given(st.one_of(ids_of_bytes, pieces_of_text))
 def test_byte_level_spans_equal_those_of_longer_beginnings(ids):
     assert token_spans(BYTES, ids) == prefix_spans(BYTES, ids)
-    (text,), (ends,) = decode_rows(BYTES, [ids])
+    [text], [ends] = decode_rows(BYTES, [ids])
     assert text == BYTES.decode(ids, skip_special_tokens=True)
     assert ends.tolist() == ends_by_beginnings(BYTES, ids)
 
@@ -71,27 +74,29 @@ def test_fused_spans_equal_those_of_longer_beginnings(ids):
 @given(st.lists(st.one_of(ids_of_bytes, pieces_of_text), max_size=6))
 def test_a_batch_is_its_rows_one_by_one(rows):
     texts, ends = decode_rows(BYTES, rows)
-    alone = [decode_rows(BYTES, [row]) for row in rows]
-    assert texts == [text for (text,), _ in alone]
-    assert [e.tolist() for e in ends] == [e.tolist() for _, (e,) in alone]
-    assert [len(e) for e in ends] == [len(row) for row in rows]
-    assert [int(e[-1]) for e in ends if len(e)] == [
-        len(text) for text, row in zip(texts, rows, strict=True) if row
-    ]
+    assert len(texts) == len(ends) == len(rows)
+    for row, text, ends_of_row in zip(rows, texts, ends, strict=True):
+        [text_alone], [ends_alone] = decode_rows(BYTES, [row])
+        assert text == text_alone
+        assert ends_of_row.tolist() == ends_alone.tolist()
+        assert len(ends_of_row) == len(row)
+        if row:
+            assert ends_of_row[-1] == len(text)
 
 
 @given(st.lists(st.integers(0, 4), max_size=10))
 def test_other_tokenizers_are_asked_and_their_ends_never_decrease(ids):
     assert token_table(PIECES) is None
-    (text,), (ends,) = decode_rows(PIECES, [ids])
+    [text], [ends] = decode_rows(PIECES, [ids])
     assert text == PIECES.decode(ids, skip_special_tokens=True)
-    assert (np.diff(ends) >= 0).all() and (ends <= len(text)).all()
+    assert (np.diff(ends) >= 0).all()
+    assert (ends <= len(text)).all()
 
 
 def test_a_tokenizer_without_a_fast_backend_is_asked():
     class Slow:
         def decode(self, ids, skip_special_tokens=True):
-            return "".join("abc"[i] for i in ids)
+            return "".join("abc"[token_id] for token_id in ids)
 
     assert token_spans(Slow(), [0, 2, 1]) == [(0, 1), (1, 2), (2, 3)]
 
@@ -141,7 +146,8 @@ def test_special_tokens_have_no_text():
 def test_no_rows_and_empty_rows():
     assert decode_rows(BYTES, []) == ([], [])
     texts, ends = decode_rows(BYTES, [[], [BYTES.eos_token_id], []])
-    assert texts == ["", "", ""] and [len(e) for e in ends] == [0, 1, 0]
+    assert texts == ["", "", ""]
+    assert [len(ends_of_row) for ends_of_row in ends] == [0, 1, 0]
 
 
 @given(st.binary(max_size=12))
@@ -159,4 +165,5 @@ def test_gathered_bytes_lie_where_the_tokens_are():
     table = token_table(WORDS)
     ids = np.array(WORDS(" diet and diet")["input_ids"])
     data, ends = gather_bytes(table, ids)
-    assert bytes(data) == b" diet and diet" and ends.tolist() == [5, 9, 14]
+    assert bytes(data) == b" diet and diet"
+    assert ends.tolist() == [5, 9, 14]

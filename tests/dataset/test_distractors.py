@@ -3,8 +3,10 @@
 import copy
 import json
 from itertools import combinations
+from pathlib import Path
 
 import pytest
+import yaml
 from builder_server import Builder, endpoint
 from builder_replies import (
     CLUTTERED,
@@ -45,6 +47,7 @@ from memcalib.evaluation.breakdown import distractor_kind
 from memcalib.inference.client import Client, run_async
 from memcalib.problem import Level, sample_records
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 PLANNED = planned()
 PLAN = plan_of(PLANNED)
 OTHERS = list(PLAN.phrases)
@@ -313,6 +316,21 @@ def test_domains_have_rails():
     assert faults_of(with_answer("", "coding", "superseded_preference"), over) == set()
     row_texts = ["The user takes insulin."]
     assert not list(guard_faults("health", "The user's insulin is in the fridge.", row_texts))
+
+
+CLINICAL = yaml.safe_load((FIXTURES / "clinical.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("text", CLINICAL["harmless"])
+def test_words_of_the_clinic_that_mean_something_else_pass(text):
+    assert list(guard_faults("health", text, [])) == []
+
+
+@pytest.mark.parametrize("text", CLINICAL["clinical"])
+def test_what_is_clinical_is_refused_where_the_row_does_not_say_it(text):
+    assert [fault.rule for fault in guard_faults("health", text, [])] == ["clinical"]
+    assert list(guard_faults("health", text, [text])) == []
+    assert list(guard_faults("general", text, [])) == []
 
 
 def test_what_the_query_says_is_no_distractor():

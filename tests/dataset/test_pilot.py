@@ -65,12 +65,15 @@ def test_a_batch_is_as_balanced_as_can_be_and_minds_no_order(rows, count, seed, 
             p.choose_batch(rows, count, seed, seen)
         return
     chosen = p.choose_batch(rows, count, seed, seen)
-    assert len({row.id for row in chosen}) == count and not {row.id for row in chosen} & seen
+    chosen_ids = {row.id for row in chosen}
+    assert len(chosen_ids) == count and not chosen_ids & seen
     assert p.choose_batch(rng.sample(rows, len(rows)), count, seed, seen) == chosen
-    here = Counter(row.domain for row in chosen)
-    there = Counter(row.domain for row in fresh)
-    most = max(here.values())
-    assert all(here[domain] >= most - 1 for domain in there if here[domain] < there[domain])
+    chosen_counts = Counter(row.domain for row in chosen)
+    fresh_counts = Counter(row.domain for row in fresh)
+    largest = max(chosen_counts.values())
+    for domain, available in fresh_counts.items():
+        if chosen_counts[domain] < available:
+            assert chosen_counts[domain] >= largest - 1
 
 
 def test_a_batch_of_none_is_refused():
@@ -84,20 +87,17 @@ def test_another_seed_draws_other_rows():
 
 
 def test_what_is_read_is_what_was_written(batch):
-    again = p.read_batch(batch.folder)
-    assert again == batch and [item.example for item in again.items] == RECORDS
-    assert batch.folder.name == "batch-01" and p.seen_ids(batch.folder.parent) == {
-        r.id for r in RECORDS
-    }
+    read_back = p.read_batch(batch.folder)
+    assert read_back == batch and [item.example for item in read_back.items] == RECORDS
+    assert batch.folder.name == "batch-01"
+    assert p.seen_ids(batch.folder.parent) == {record.id for record in RECORDS}
 
 
 def test_batches_are_numbered_and_fresh(batch):
     folder = batch.folder.parent
     second = p.write_batch(folder, p.pilot_items(EXAMPLES[:3]), {})
-    assert second.number == 2 and [path.name for path in p.list_batches(folder)] == [
-        "batch-01",
-        "batch-02",
-    ]
+    assert second.number == 2
+    assert [path.name for path in p.list_batches(folder)] == ["batch-01", "batch-02"]
     with pytest.raises(DataError, match="a row of an earlier batch"):
         p.write_batch(folder, p.pilot_items([EXAMPLES[3], RECORDS[0]]), {})
     with pytest.raises(DataError, match="2 times"):
@@ -107,11 +107,14 @@ def test_batches_are_numbered_and_fresh(batch):
     assert len(p.list_batches(folder)) == 2
 
 
-def test_a_batch_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("writer", ["write_jsonl", "write_whole"])
+def test_a_batch_appears_whole_or_not_at_all(tmp_path, monkeypatch, writer):
+    """Whatever cannot be written: the rows, or the list of the batches."""
+
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(p, "write_jsonl", fail)
+    monkeypatch.setattr(p, writer, fail)
     with pytest.raises(OSError, match="disk full"):
         p.write_batch(tmp_path, p.pilot_items(RECORDS), {})
     assert p.list_batches(tmp_path) == []
@@ -124,9 +127,22 @@ def test_changed_items_are_noticed(batch):
     path.write_text(path.read_text().replace(RECORDS[0].question, "Another question?"))
     with pytest.raises(DataError, match="as written"):
         p.read_batch(batch.folder)
-    (batch.folder / "batch.json").write_text('{"number": "x"}')
-    with pytest.raises(DataError, match="number"):
+    (batch.folder.parent / "pilots.json").write_text('{"batches": [{"number": "x"}]}')
+    with pytest.raises(DataError, match=r"pilots\.json: .*number"):
         p.read_batch(batch.folder)
+
+
+def test_a_folder_that_is_no_batch_is_named(batch):
+    with pytest.raises(FileNotFoundError, match="batch-02: no such batch; .* are batch-01"):
+        p.read_batch(batch.folder.with_name("batch-02"))
+
+
+def test_a_draw_that_led_to_a_batch_is_linked_in_one_write(tmp_path):
+    draw, rows = p.next_draw(tmp_path, {}, 2, EXAMPLES)
+    p.save_draw(tmp_path, draw)
+    batch = p.write_batch(tmp_path, p.pilot_items(rows[:2]), {}, [draw.ended([])])
+    [saved_draw] = p.read_pilots(tmp_path).draws
+    assert (saved_draw.batch, saved_draw.lost) == (batch.number, {})
 
 
 def test_findings_go_to_their_rows():
@@ -136,10 +152,8 @@ def test_findings_go_to_their_rows():
     ]
     items = p.pilot_items(RECORDS, findings, ["leak", "person"])
     assert [len(item.checks["leak"]) for item in items[:3]] == [0, 2, 0]
-    assert (
-        items[1].checks["leak"][1] == "atom 'x': found c; allowed: d"
-        and items[0].checks["person"] == []
-    )
+    assert items[1].checks["leak"][1] == "atom 'x': found c; allowed: d"
+    assert items[0].checks["person"] == []
 
 
 # ---- reviews
@@ -177,25 +191,19 @@ def test_a_torn_line_is_cut_and_the_rest_stays(batch):
     decide(batch, [True, False])
     batch.reviews.write_text(batch.reviews.read_text() + '{"item": "h')
     book = p.ReviewBook(batch.reviews, batch.items)
-    assert (
-        book.get(batch.items[1].id).issues == [issue()]
-        and len(batch.reviews.read_text().splitlines()) == 2
-    )
+    assert book.get(batch.items[1].id).issues == [issue()]
+    assert len(batch.reviews.read_text().splitlines()) == 2
 
 
 def test_reviews_of_other_texts_are_refused(batch):
     decide(batch, [True])
-    changed = [
-        p.PilotItem(example=RECORDS[0].model_copy(update={"question": "Another?"})),
-        *batch.items[1:],
-    ]
+    other_text = RECORDS[0].model_copy(update={"question": "Another?"})
+    changed_items = [p.PilotItem(example=other_text), *batch.items[1:]]
     reviews = p.read_reviews(batch.reviews)
-    for fail in (
-        lambda: p.ReviewBook(batch.reviews, changed),
-        lambda: p.pass_rate(changed, reviews),
-    ):
-        with pytest.raises(DataError, match="given for another text"):
-            fail()
+    with pytest.raises(DataError, match="given for another text"):
+        p.ReviewBook(batch.reviews, changed_items)
+    with pytest.raises(DataError, match="given for another text"):
+        p.pass_rate(changed_items, reviews)
     with pytest.raises(DataError, match="no such row"):
         p.pass_rate(batch.items[1:], reviews)
     with pytest.raises(ValueError, match="at least one"):
@@ -210,53 +218,49 @@ def wilson(k, n, z=1.959963984540054):
 
 @given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=40))
 def test_the_rate_is_over_all_rows(decisions):
-    items = p.pilot_items(EXAMPLES[: len(decisions)])
-    reviews = [
-        p.PilotReview(
-            item=item.id, passed=passed, issues=[] if passed else [issue()], item_hash=item.hash
-        )
-        for item, passed in zip(items, decisions, strict=True)
-        if passed is not None
-    ]
+    n = len(decisions)
+    items = p.pilot_items(EXAMPLES[:n])
+    reviews = []
+    for item, passed in zip(items, decisions, strict=True):
+        if passed is not None:
+            issues = [] if passed else [issue()]
+            reviews.append(
+                p.PilotReview(item=item.id, passed=passed, issues=issues, item_hash=item.hash)
+            )
     random.Random(0).shuffle(reviews)
     rate = p.pass_rate(items, reviews)
-    n = len(items)
-    k = decisions.count(True)
-    assert (rate.items, rate.passed, rate.failed, rate.left) == (
-        n,
-        k,
-        decisions.count(False),
-        decisions.count(None),
-    )
+    passed_count = decisions.count(True)
+    assert (rate.items, rate.passed) == (n, passed_count)
+    assert (rate.failed, rate.undecided) == (decisions.count(False), decisions.count(None))
     if None in decisions:
         assert math.isnan(rate.rate) and not rate.unlocks and "left" in str(rate)
     else:
-        assert rate.rate == k / n and (rate.low, rate.high) == pytest.approx(wilson(k, n))
-        assert rate.unlocks == (k * 10 >= n * 9) and rate.lost == (not rate.unlocks)
-    assert rate.lost == ((n - rate.failed) * 10 < 9 * n)
+        assert rate.rate == passed_count / n
+        assert (rate.low, rate.high) == pytest.approx(wilson(passed_count, n))
+        assert rate.unlocks == (passed_count * 10 >= n * 9)
+        assert rate.out_of_reach == (not rate.unlocks)
+    assert rate.out_of_reach == ((n - rate.failed) * 10 < 9 * n)
 
 
 def test_one_person_who_fails_a_row_is_enough(batch):
     decide(batch, [True] * 9, "first")
     decide(batch, [False, True], "second")
     rate = p.pass_rate(batch.items, p.read_reviews(batch.reviews))
-    assert (rate.passed, rate.failed, rate.left) == (8, 1, 0) and not rate.unlocks
-    assert p.pass_rate([], []).left == 0 and math.isnan(p.pass_rate([], []).rate)
+    assert (rate.passed, rate.failed, rate.undecided) == (8, 1, 0) and not rate.unlocks
+    rate_of_nothing = p.pass_rate([], [])
+    assert rate_of_nothing.undecided == 0 and math.isnan(rate_of_nothing.rate)
 
 
 def test_a_decision_taken_back_is_no_decision(batch):
     decide(batch, [True] * 9)
     p.ReviewBook(batch.reviews, batch.items).put(batch.items[0].id, None)
-    assert p.pass_rate(batch.items, p.read_reviews(batch.reviews)).left == 1
+    assert p.pass_rate(batch.items, p.read_reviews(batch.reviews)).undecided == 1
 
 
 def test_issues_by_stage(batch):
     book = p.ReviewBook(batch.reviews, batch.items)
-    book.put(
-        batch.items[0].id,
-        False,
-        [issue("rubrics", "a"), issue("rubrics", "b"), issue("sources", "c")],
-    )
+    issues = [issue("rubrics", "a"), issue("rubrics", "b"), issue("sources", "c")]
+    book.put(batch.items[0].id, False, issues)
     book.put(batch.items[1].id, False, [issue("rubrics", "d")])
     table = p.issue_table(p.read_reviews(batch.reviews))
     assert table.to_numpy().tolist() == [["rubrics", 2, 3, "a"], ["sources", 1, 1, "c"]]
@@ -290,35 +294,26 @@ class Tags(HTMLParser):
 
 def evil_example():
     record = RECORDS[0]
-    atoms = [
-        a.model_copy(update={"text": EVIL, "usage_rubric": {EVIL: [EVIL], "x": {"y": EVIL}}})
-        for a in record.atoms
-    ]
+    rubric = {EVIL: [EVIL], "x": {"y": EVIL}}
+    atoms = [a.model_copy(update={"text": EVIL, "usage_rubric": rubric}) for a in record.atoms]
     blocks = [b.model_copy(update={"memory_text": EVIL}) for b in record.blocks]
-    told = {
-        "source_dataset": EVIL,
-        "source_license": EVIL,
-        "raw_query": EVIL,
-        "source_answer": EVIL,
-    }
-    return record.model_copy(
-        update={"id": EVIL, "domain": EVIL, "question": EVIL, "atoms": atoms, "blocks": blocks}
-        | told
-    )
+    names = ("id", "domain", "question")
+    source_names = ("source_dataset", "source_license", "raw_query", "source_answer")
+    fields = dict.fromkeys((*names, *source_names), EVIL)
+    fields.update(atoms=atoms, blocks=blocks)
+    return record.model_copy(update=fields)
 
 
 def test_foreign_text_stays_text_on_the_page(tmp_path):
-    example = evil_example()
+    examples = [evil_example(), *RECORDS[1:3]]
     finding = Violation(EVIL, EVIL, EVIL, EVIL, EVIL)
-    batch = p.write_batch(
-        tmp_path, p.pilot_items([example, *RECORDS[1:3]], [finding], [EVIL]), {EVIL: EVIL}
-    )
+    batch = p.write_batch(tmp_path, p.pilot_items(examples, [finding], [EVIL]), {EVIL: EVIL})
     p.ReviewBook(batch.reviews, batch.items).put(EVIL, False, [issue(text=EVIL, item=EVIL)])
     page = f.write_review_page(batch).read_text()
     card = f.row_html(batch.items[0], p.read_reviews(batch.reviews)[0])
-    own = re.search("<script>(.*?)</script>", page, re.S)[1]
-    allowed = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
-    assert f"script-src 'sha256-{allowed}'" in page and "alert(1)" not in own
+    script = re.search("<script>(.*?)</script>", page, re.S)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page and "alert(1)" not in script
     for text, scripts in ((page, 1), (card, 0)):
         tags = Tags(text)
         assert tags.open == [] and tags.names["script"] == scripts and not tags.names["img"]
@@ -329,16 +324,12 @@ def test_foreign_text_stays_text_on_the_page(tmp_path):
 def test_the_page_has_all_that_a_reader_needs(batch):
     decide(batch, [True, False])
     text = f.write_review_page(batch).read_text()
-    assert (
-        "1 passed, 1 failed, 7 left of 9" in text
-        and "annotation-1" in text
-        and "default-src 'none'" in text
-    )
+    for words in ("1 passed, 1 failed, 7 left of 9", "annotation-1", "default-src 'none'"):
+        assert words in text
     assert not re.search(r"(src|href)=\"(?!#)", text)
     for record in RECORDS:
-        for atom in record.atoms:
-            assert atom.atom_id in text
         assert record.domain in text
+        assert all(atom.atom_id in text for atom in record.atoms)
     for name in p.STAGES:
         assert f"<td>{name}</td>" in text and f'<option value="{name}">' in text
     assert text.count('class="atom') == sum(len(record.atoms) for record in RECORDS)
@@ -348,16 +339,14 @@ def test_a_failure_is_shown_before_the_pass_of_another_person(batch):
     decide(batch, [True] * 9, "first")
     decide(batch, [False], "second")
     text = f.write_review_page(batch).read_text()
-    assert (
-        text.count('<p class="verdict">fail</p>') == 1
-        and text.count('<p class="verdict">pass</p>') == 8
-    )
+    assert text.count('<p class="verdict">fail</p>') == 1
+    assert text.count('<p class="verdict">pass</p>') == 8
 
 
 def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook(batch):
     page = f.row_html(batch.items[0])
-    for tag, more in (("dt", " font-weight: inherit;"), ("dd", "")):
-        assert re.search(rf"\.pilot dl {tag} {{[^}}]*width: auto; float: none;{more}", page)
+    assert re.search(r"\.pilot dl dt {[^}]*width: auto; float: none; font-weight: inherit;", page)
+    assert re.search(r"\.pilot dl dd {[^}]*width: auto; float: none;", page)
     assert "max-content) 1fr" not in page
 
 
@@ -381,26 +370,12 @@ JUDGED = {
         "minimal_evidence": "its name",
     },
 }
-EARLIER = {
-    "reason": "the dose decides",
-    "without_memory": "names any tablet",
-    "with_memory": "names the safe tablet",
-    "hard_family": "near_topic",
-}
 
 
-@pytest.mark.parametrize(
-    ("extra", "more"),
-    [
-        (JUDGED, ["which tablet", "its name", "a wrong dose harms", "action: correct"]),
-        (EARLIER, []),
-    ],
-)
-def test_the_page_shows_what_a_reviewer_judges_by(tmp_path, extra, more):
-    atom = p.Example.model_validate(RECORDS[0].model_dump()).atoms[0].model_copy(update=extra)
-    record = RECORDS[0].model_copy(
-        update={"atoms": [atom, *RECORDS[0].atoms[1:]], "difficulty_level": "level_2"}
-    )
+def test_the_page_shows_what_a_reviewer_judges_by(tmp_path):
+    first_atom = RECORDS[0].atoms[0].model_copy(update=JUDGED)
+    fields = {"atoms": [first_atom, *RECORDS[0].atoms[1:]], "difficulty_level": "level_2"}
+    record = RECORDS[0].model_copy(update=fields)
     batch = p.write_batch(tmp_path, p.pilot_items([record]), {})
     for text in (f.write_review_page(batch).read_text(), f.row_html(batch.items[0])):
         for words in (
@@ -409,7 +384,10 @@ def test_the_page_shows_what_a_reviewer_judges_by(tmp_path, extra, more):
             "names the safe tablet",
             "near_topic",
             "difficulty level: level_2",
-            *more,
+            "which tablet",
+            "its name",
+            "a wrong dose harms",
+            "action: correct",
         ):
             assert words in text
         assert "<details open" not in text and text.count(">rubric</summary>") == len(record.atoms)
@@ -420,16 +398,17 @@ def test_rows_have_the_numbers_of_the_sheet(batch, tmp_path):
     rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
     assert [row["row"] for row in rows] == [str(k) for k in range(1, 10)]
     for row in rows:
-        assert (
-            f'<h2 id="row-{row["row"]}">' in text
-            and f'data-row="{row["row"]}" data-item="{row["item"]}"' in text
-        )
-    old = [
-        {name: cell for name, cell in row.items() if name != "row"} | {"result": "pass"}
-        for row in rows
-    ]
-    write_rows(tmp_path / "old.csv", old)  # a sheet of before rows had numbers
-    assert f.import_reviews(tmp_path / "old.csv", batch) == 9
+        assert f'<h2 id="row-{row["row"]}">' in text
+        assert f'data-row="{row["row"]}" data-item="{row["item"]}"' in text
+
+
+def test_a_sheet_does_without_the_numbers(batch, tmp_path):
+    rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
+    for row in rows:
+        del row["row"]
+        row["result"] = "pass"
+    write_rows(tmp_path / "unnumbered.csv", rows)
+    assert f.import_reviews(tmp_path / "unnumbered.csv", batch) == 9
 
 
 def test_decisions_that_were_made_are_set_on_the_page(batch):
@@ -437,11 +416,8 @@ def test_decisions_that_were_made_are_set_on_the_page(batch):
     text = f.write_review_page(batch).read_text()
     forms = re.findall(r'<form class="decide".*?</form>', text, re.S)
     assert ['value="pass" checked' in form for form in forms[:3]] == [True, False, False]
-    assert ['value="fail" checked' in form for form in forms[:3]] == [
-        False,
-        True,
-        False,
-    ] and ">wrong</textarea>" in forms[1]
+    assert ['value="fail" checked' in form for form in forms[:3]] == [False, True, False]
+    assert ">wrong</textarea>" in forms[1]
 
 
 DRIVE = """
@@ -454,7 +430,7 @@ const tools = element({ dataset: { key: "k" } });
 const document = { getElementById: () => tools, querySelectorAll: () => forms, querySelector: () => null };
 const context = vm.createContext({ document, localStorage: { getItem: () => null, setItem() {} } });
 vm.runInContext(data.script + ";globalThis.made = { sheet, fault };", context);
-process.stdout.write(JSON.stringify({ sheet: context.made.sheet(data.made), faults: data.made.map(context.made.fault) }));
+process.stdout.write(JSON.stringify({ sheet: context.made.sheet(data.decisions), faults: data.decisions.map(context.made.fault) }));
 """
 
 
@@ -463,39 +439,36 @@ def test_the_sheet_that_the_page_saves_is_taken_in(tmp_path):
     records = [evil_example(), *RECORDS[1:5]]
     batch = p.write_batch(tmp_path, p.pilot_items(records), {})
     page = f.write_review_page(batch).read_text()
-    forms = [{"row": str(i.number), "item": i.id} | f.PilotBook.cells(i) for i in batch.items]
-    bad = [
+    forms = []
+    for item in batch.items:
+        forms.append({"row": str(item.number), "item": item.id, **f.PilotBook.cells(item)})
+    issues = [
         {"stage": "rubrics", "about": EVIL, "issue": EVIL},
         {"stage": "other", "about": "", "issue": '-"two"\nlines'},
     ]
-    made = [
-        {"result": "fail", "issues": bad},
+    decisions = [
+        {"result": "fail", "issues": issues},
         {"result": "pass", "issues": []},
         {"result": "", "issues": []},
+        {"result": "fail", "issues": []},
+        {"result": "pass", "issues": issues},
     ]
-    made += [{"result": "fail", "issues": []}, {"result": "pass", "issues": bad}]
-    given = json.dumps(
-        {"script": re.search("<script>(.*?)</script>", page, re.S)[1], "forms": forms, "made": made}
+    script = re.search("<script>(.*?)</script>", page, re.S)[1]
+    program_input = json.dumps({"script": script, "forms": forms, "decisions": decisions})
+    done = subprocess.run(
+        ["node", "-e", DRIVE], input=program_input, capture_output=True, text=True, check=True
     )
-    said = subprocess.run(
-        ["node", "-e", DRIVE], input=given, capture_output=True, text=True, check=True
-    ).stdout
-    faults = json.loads(said)["faults"]
-    assert [bool(fault) for fault in faults] == [False, False, False, True, True]
-    lines = list(
-        csv.reader(io.StringIO(json.loads(said)["sheet"].removeprefix("\ufeff"), newline=""))
-    )
+    output = json.loads(done.stdout)
+    assert [bool(fault) for fault in output["faults"]] == [False, False, False, True, True]
+    lines = csv.reader(io.StringIO(output["sheet"].removeprefix("\ufeff"), newline=""))
+    faultless = [line for line in lines if line[1] not in (records[3].id, records[4].id)]
     with open(tmp_path / "s.csv", "w", encoding="utf-8-sig", newline="") as file:
-        csv.writer(file).writerows(
-            line for line in lines if line[1] not in (records[3].id, records[4].id)
-        )
+        csv.writer(file).writerows(faultless)
     assert f.import_reviews(tmp_path / "s.csv", batch, "in a browser") == 2
     first, second = p.read_reviews(batch.reviews)
-    assert (
-        second.passed is True
-        and [issue.text for issue in first.issues][1] == bad[1]["issue"]
-        and first.issues[0].stage == "rubrics"
-    )
+    assert second.passed is True
+    assert first.issues[0].stage == "rubrics"
+    assert first.issues[1].text == issues[1]["issue"]
 
 
 # ---- session and widgets
@@ -534,11 +507,8 @@ def test_accepting_withdraws_issues(batch):
 def test_a_complaint_needs_stage_and_words(batch, stage, text):
     session = f.PilotSession(batch)
     session.complain(stage, text)
-    assert (
-        session.status.startswith("NOT saved")
-        and batch.reviews.read_text() == ""
-        and session.label is None
-    )
+    assert session.status.startswith("NOT saved")
+    assert batch.reviews.read_text() == "" and session.label is None
 
 
 def test_a_full_disk_is_said_and_changes_nothing(batch, monkeypatch):
@@ -611,19 +581,17 @@ def write_rows(path, rows, delimiter=","):
 
 def test_a_sheet_comes_back_as_it_went(batch, tmp_path):
     book = p.ReviewBook(batch.reviews, batch.items)
-    book.put(batch.items[0].id, True)
-    book.put(
-        batch.items[1].id, False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")]
-    )
+    first_id, second_id = (item.id for item in batch.items[:2])
+    issues = [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")]
+    book.put(first_id, True)
+    book.put(second_id, False, issues)
     sheet = f.write_review_sheet(batch, tmp_path / "s.csv")
-    assert all(
-        not re.match(r"\s*[=+\-@]", cell) for row in sheet_rows(sheet) for cell in row.values()
-    )
-    found = f.PilotBook.read_sheet(sheet, batch.items)
-    assert {row.item: (row.passed, row.issues) for row in found} == {
-        batch.items[0].id: (True, []),
-        batch.items[1].id: (False, [issue("rubrics", "=1+1", "-a"), issue("other", "two\nlines")]),
-    }
+    for row in sheet_rows(sheet):
+        assert not any(re.match(r"\s*[=+\-@]", cell) for cell in row.values())
+    reviews = {row.item: row for row in f.PilotBook.read_sheet(sheet, batch.items)}
+    assert reviews.keys() == {first_id, second_id}
+    assert (reviews[first_id].passed, reviews[first_id].issues) == (True, [])
+    assert (reviews[second_id].passed, reviews[second_id].issues) == (False, issues)
     assert f.import_reviews(sheet, batch) == 0
 
 
@@ -632,28 +600,26 @@ def test_any_decisions_survive_the_sheet(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("sheet")
     batch = p.write_batch(folder, p.pilot_items(RECORDS), {})
     words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip)
-    issues = st.lists(
-        st.builds(issue, st.sampled_from(list(p.STAGES)), words, words), min_size=1, max_size=3
-    )
+    any_issue = st.builds(issue, st.sampled_from(list(p.STAGES)), words, words)
+    some_issues = st.lists(any_issue, min_size=1, max_size=3)
     book = p.ReviewBook(batch.reviews, batch.items)
-    want = {}
+    expected = {}
     for item in batch.items:
-        made = data.draw(st.one_of(st.none(), st.just([]), issues))
-        if made is not None:
-            book.put(item.id, not made, made)
-            want[item.id] = (not made, book.get(item.id).issues)
+        issues = data.draw(st.one_of(st.none(), st.just([]), some_issues))
+        if issues is not None:
+            book.put(item.id, not issues, issues)
+            expected[item.id] = (not issues, book.get(item.id).issues)
     sheet = f.write_review_sheet(batch, folder / "s.csv")
-    found = f.PilotBook.read_sheet(sheet, batch.items)
-    assert {row.item: (row.passed, row.issues) for row in found} == want
+    rows = f.PilotBook.read_sheet(sheet, batch.items)
+    assert {row.item: (row.passed, row.issues) for row in rows} == expected
 
 
 def test_a_sheet_filled_in_elsewhere(batch, tmp_path):
     rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
     random.Random(0).shuffle(rows)
     for row in rows:
-        row["result"] = " PASS "
-    rows[0] |= {"result": "Fail", "stage": "other", "issue": "odd", "extra": "1"}
-    rows = [row | {"extra": row.get("extra", "")} for row in rows]
+        row.update(result=" PASS ", extra="")
+    rows[0].update(result="Fail", stage="other", issue="odd", extra="1")
     write_rows(tmp_path / "back.csv", rows, ";")
     assert f.import_reviews(tmp_path / "back.csv", batch, "reader") == 9
     rate = p.pass_rate(batch.items, p.read_reviews(batch.reviews))
@@ -686,20 +652,21 @@ def test_a_sheet_with_a_fault_saves_nothing(batch, tmp_path, change, rule):
 
 
 def test_pass_and_fail_for_one_row_contradict(batch, tmp_path):
-    rows = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))
-    bad = rows[0] | {"result": "fail", "stage": "rubrics", "issue": "x"}
-    for pair in ([rows[0] | {"result": "pass"}, bad], [bad, rows[0]], [rows[0], rows[0]]):
+    undecided = sheet_rows(f.write_review_sheet(batch, tmp_path / "s.csv"))[0]
+    passed = {**undecided, "result": "pass"}
+    failed = {**undecided, "result": "fail", "stage": "rubrics", "issue": "x"}
+    for pair in ([passed, failed], [failed, undecided], [undecided, undecided]):
         write_rows(tmp_path / "bad.csv", pair)
         with pytest.raises(DataError, match="one line for each row"):
             f.PilotBook.read_sheet(tmp_path / "bad.csv", batch.items)
-    write_rows(tmp_path / "good.csv", [bad, bad | {"issue": "y"}])
-    (row,) = f.PilotBook.read_sheet(tmp_path / "good.csv", batch.items)
+    write_rows(tmp_path / "good.csv", [failed, {**failed, "issue": "y"}])
+    [row] = f.PilotBook.read_sheet(tmp_path / "good.csv", batch.items)
     assert row.item == batch.items[0].id and [issue.text for issue in row.issues] == ["x", "y"]
 
 
-@pytest.mark.parametrize("data", [b"", b"item,result\na,pass\n", b"\xff\xfe\x00"])
-def test_no_sheet_at_all(batch, tmp_path, data):
-    (tmp_path / "x.csv").write_bytes(data)
+@pytest.mark.parametrize("content", [b"", b"item,result\na,pass\n", b"\xff\xfe\x00"])
+def test_no_sheet_at_all(batch, tmp_path, content):
+    (tmp_path / "x.csv").write_bytes(content)
     with pytest.raises(DataError):
         f.PilotBook.read_sheet(tmp_path / "x.csv", batch.items)
 
@@ -707,6 +674,5 @@ def test_no_sheet_at_all(batch, tmp_path, data):
 def test_review_json_is_plain(batch):
     decide(batch, [False])
     line = json.loads(batch.reviews.read_text())
-    assert line["passed"] is False and line["issues"] == [
-        {"stage": "rubrics", "text": "wrong", "item": ""}
-    ]
+    assert line["passed"] is False
+    assert line["issues"] == [{"stage": "rubrics", "text": "wrong", "item": ""}]

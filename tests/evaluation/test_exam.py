@@ -307,3 +307,77 @@ def test_judgments_are_misread_at_the_stated_rates():
     assert left.atoms[0].actual is None
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         x.misread_judgments(truth, np.eye(2))
+
+
+class UnevenJudge(x.ConfusedJudge):
+    """Reads answers of the kind `under` by a table of their own."""
+
+    def __init__(self, answers, shares, shares_of_under, seed=0):
+        super().__init__(answers, shares, seed)
+        self.even_bounds = self.bounds
+        self.under_bounds = x.confusion_bounds(shares_of_under)
+
+    def judge(self, example, response):
+        is_under = response.startswith("Answer 1 ")
+        self.bounds = self.under_bounds if is_under else self.even_bounds
+        return super().judge(example, response)
+
+
+def exam_of(judge, examples, answers):
+    """What exam.json would hold of a passed exam, as far as corrections read it."""
+    frame = read(judge, x.exam_items(examples, answers, None, probes=0))
+    check = json.loads(x.error_check(frame, resamples=200).to_json(orient="records"))
+    return frame, {"verdict": "passed", "error_check": check}
+
+
+def test_errors_that_differ_by_kind_are_seen_and_alike_ones_are_not():
+    alike_inside = 0
+    for seed in range(8):
+        examples, answers = known_set(questions=120, seed=seed, right=0.9)
+        even = x.ConfusedJudge(answers, x.confusion_of(0.94), seed=seed)
+        _, exam = exam_of(even, examples, answers)
+        alike_inside += all(row["inside"] for row in exam["error_check"])
+        uneven = UnevenJudge(answers, x.confusion_of(0.985), x.confusion_of(0.9), seed=seed)
+        frame, exam = exam_of(uneven, examples, answers)
+        assert not all(row["inside"] for row in exam["error_check"])
+        frame = frame.assign(response=frame["answer_id"])
+        table = x.corrected_score(frame, x.exam_counts(frame), resamples=50)
+        assert "differ by kind of answer" in x.why_withheld(exam, table)
+    assert alike_inside >= 7
+
+
+def corrected_table(values):
+    return pd.DataFrame({"metric": METRICS, "corrected": values})
+
+
+INSIDE = {"kind": "over", "metric": "SCS", "expected": 70.0, "judged": 71.0, "allowed": 3.0}
+
+
+@pytest.mark.parametrize(
+    "changes, values, reason",
+    [
+        ({}, [50.0] * 6, ""),
+        ({"verdict": "failed"}, [50.0] * 6, "the judge's exam ended failed"),
+        ({"verdict": "undecided"}, [50.0] * 6, "the judge's exam ended undecided"),
+        ({"error_check": None}, [50.0] * 6, "did not check whether its errors are alike"),
+        ({"error_check": [INSIDE | {"inside": False}]}, [50.0] * 6, "judged 71.0, where"),
+        (
+            {"error_check": [INSIDE | {"inside": False, "expected": None}]},
+            [50.0] * 6,
+            "every ideal",
+        ),
+        ({}, [104.7] + [50.0] * 5, "SCS would come out as 104.7"),
+        ({}, [50.0] * 5 + [-29.3], "AUR would come out as -29.3"),
+        ({}, [np.nan] * 6, "cannot be inverted"),
+    ],
+)
+def test_corrected_values_are_shown_only_where_every_condition_holds(changes, values, reason):
+    exam = {"verdict": "passed", "error_check": [INSIDE | {"inside": True}]}
+    exam.update(changes)
+    sentence = x.why_withheld(exam, corrected_table(values))
+    assert sentence == reason if not reason else reason in sentence
+
+
+def test_an_exam_without_a_scored_answer_has_no_check():
+    frame = read(x.ConfusedJudge([], np.eye(3)), ITEMS)
+    assert x.error_check(frame).empty

@@ -35,31 +35,26 @@ VERBS = (
 )
 
 
-def distractors(asked: dict) -> dict:
+def distractors(request: dict) -> dict:
     """One sentence for each: noise holds its phrases, the others go on about the first words of their block."""
-    others = []
-    want = asked["want"]
-    for i, wanted in enumerate(want["noise"]):
-        text = f"The user {VERBS[i % len(VERBS)]} {', then '.join(wanted['phrases'])}."
-        others.append({"atom_id": wanted["atom_id"], "text": text})
-    for block in want["blocks"]:
-        texts = [
-            HARD[want["family"]] if atom["atom_id"] == "hard" else atom["text"]
-            for atom in block["atoms"]
-        ]
-        for write in block["write"]:
-            subject = content_words(texts[len(others) % len(texts)])[:2]
-            said = f"{VERBS[len(others) % len(VERBS)]} {' and '.join(subject)} to postman {len(others) + 40}"
-            others.append(
-                {
-                    "atom_id": write["atom_id"],
-                    "text": f"The user {said}, {len(others) + 60} snails and a kite.",
-                }
-            )
-    return {
-        "hard": {"text": HARD[want["family"]], "why_tempting": "It sounds related."},
-        "others": others,
-    }
+    atoms = []
+    task = request["want"]
+    hard_text = HARD[task["family"]]
+    for i, noise in enumerate(task["noise"]):
+        text = f"The user {VERBS[i % len(VERBS)]} {', then '.join(noise['phrases'])}."
+        atoms.append({"atom_id": noise["atom_id"], "text": text})
+    for block in task["blocks"]:
+        texts = []
+        for atom in block["atoms"]:
+            texts.append(hard_text if atom["atom_id"] == "hard" else atom["text"])
+        for auxiliary in block["write"]:
+            number = len(atoms)
+            verb = VERBS[number % len(VERBS)]
+            subject = " and ".join(content_words(texts[number % len(texts)])[:2])
+            text = f"The user {verb} {subject} to postman {number + 40}, {number + 60} snails and a kite."
+            atoms.append({"atom_id": auxiliary["atom_id"], "text": text})
+    hard = {"text": hard_text, "why_tempting": "It sounds related."}
+    return {"hard": hard, "others": atoms}
 
 
 def rubric(level: str, text: str) -> dict:
@@ -82,28 +77,25 @@ def rubric(level: str, text: str) -> dict:
     }
 
 
-def rubrics(asked: dict) -> dict:
-    made = [
-        {"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])}
-        for a in asked["atoms"]
-    ]
-    return {"rubrics": made}
+def rubrics(request: dict) -> dict:
+    rows = []
+    for atom in request["atoms"]:
+        usage_rubric = rubric(atom["level"], atom["text"])
+        rows.append({"atom_id": atom["atom_id"], "usage_rubric": usage_rubric})
+    return {"rubrics": rows}
 
 
-def naturalization(asked: dict) -> dict:
-    return {
-        "blocks": [
-            {"block_id": b["block_id"], "memory_text": " ".join(b["atoms"])}
-            for b in asked["blocks"]
-        ]
-    }
+def naturalization(request: dict) -> dict:
+    blocks = []
+    for block in request["blocks"]:
+        memory_text = " ".join(block["atoms"])
+        blocks.append({"block_id": block["block_id"], "memory_text": memory_text})
+    return {"blocks": blocks}
 
 
-builder_server.MAKE |= {
-    "distractors": distractors,
-    "rubrics": rubrics,
-    "naturalization": naturalization,
-}
+builder_server.MAKE["distractors"] = distractors
+builder_server.MAKE["rubrics"] = rubrics
+builder_server.MAKE["naturalization"] = naturalization
 
 FACTS = (
     ("p1_a1", "The user's yard is 12 metres long.", "A"),
@@ -145,7 +137,8 @@ def asked_of(stage, draft: Draft) -> dict:
 
 def made(stage, draft: Draft) -> dict:
     """The reply of a builder without mistakes."""
-    return builder_server.MAKE[stage.name](asked_of(stage, draft))
+    reply = builder_server.MAKE[stage.name]
+    return reply(asked_of(stage, draft))
 
 
 def done(stage, draft: Draft) -> Draft:

@@ -42,55 +42,47 @@ def rows(count: int) -> list[Draft]:
     return [Draft.start(source_row(i)) for i in range(count)]
 
 
-def screening(asked: dict, **changes) -> dict:
-    good = {
+def screening(request: dict, **changes) -> dict:
+    evidence_of = {
         "question_completeness": ASK,
         "answer_relevance": "Quiet breeds",
         "answer_substance": "Lock them up",
-        "memory_extractability": asked["question"].split(".")[0],
+        "memory_extractability": request["question"].split(".")[0],
         "text_integrity": "A fox came",
         "plausibility": "foxes come back.",
     }
-    points = {name: {"pass": True, "evidence": evidence} for name, evidence in good.items()}
-    return {"dimensions": points | changes}
+    dimensions = {name: {"pass": True, "evidence": text} for name, text in evidence_of.items()}
+    dimensions.update(changes)
+    return {"dimensions": dimensions}
 
 
-def derivation(asked: dict, query: str = ASK) -> dict:
-    said = asked["question"].removesuffix(ASK).strip().split(". ")
-    said = [part.rstrip(".") + "." for part in said]
-    told = [
-        part.replace("My ", "The user's ").replace("A fox came", "A fox came to the user")
-        for part in said
-    ]
-    return {
-        "query": query,
-        "passages": [{"text": t, "evidence": s} for t, s in zip(told, said, strict=True)],
-    }
+def derivation(request: dict, query: str = ASK) -> dict:
+    passages = []
+    for sentence in request["question"].removesuffix(ASK).strip().split(". "):
+        evidence = sentence.rstrip(".") + "."
+        text = evidence.replace("My ", "The user's ")
+        text = text.replace("A fox came", "A fox came to the user")
+        passages.append({"text": text, "evidence": evidence})
+    return {"query": query, "passages": passages}
 
 
-def annotation(asked: dict, levels: str = "ACB") -> dict:
+def annotation(request: dict, levels: str = "ACB") -> dict:
     atoms = []
-    for passage, level in zip(asked["passages"], levels, strict=True):
-        atom = {
-            "passage": passage["index"],
-            "text": passage["text"],
-            "level": level,
-            "reason": "so it is",
-        }
-        atom |= {"action": "ignore" if level == "A" else "apply", "without_memory": "Names breeds."}
-        atom |= {
-            "with_memory": "Names breeds."
-            if level == "A"
-            else f"Adds advice on {passage['index']}."
-        }
-        contract = (
-            ("none", "")
-            if level == "A"
-            else (f"Advice on {passage['index']} is added.", "the advice")
-        )
-        atoms.append(
-            atom | dict(zip(("observable_delta", "minimal_evidence"), contract, strict=True))
-        )
+    for passage, level in zip(request["passages"], levels, strict=True):
+        atom = {"passage": passage["index"], "text": passage["text"], "level": level}
+        atom["reason"] = "so it is"
+        atom["without_memory"] = "Names breeds."
+        if level == "A":
+            atom["action"] = "ignore"
+            atom["with_memory"] = "Names breeds."
+            atom["observable_delta"] = "none"
+            atom["minimal_evidence"] = ""
+        else:
+            atom["action"] = "apply"
+            atom["with_memory"] = f"Adds advice on {passage['index']}."
+            atom["observable_delta"] = f"Advice on {passage['index']} is added."
+            atom["minimal_evidence"] = "the advice"
+        atoms.append(atom)
     return {"atoms": atoms}
 
 
@@ -99,29 +91,30 @@ MAKE = {"screening": screening, "derivation": derivation, "annotation": annotati
 
 def good(messages: list[dict], seen: int = 0) -> str:
     """What a builder without mistakes replies."""
-    asked = json.loads(messages[1]["content"])
-    return json.dumps(MAKE[asked["task"]](asked))
+    request = json.loads(messages[1]["content"])
+    return json.dumps(MAKE[request["task"]](request))
 
 
 def fallible(messages: list[dict], seen: int = 0) -> str:
     """A builder whose mistakes depend on the conversation alone: mended at once, mended late, never mended, or a verdict."""
-    asked = json.loads(messages[1]["content"])
+    request = json.loads(messages[1]["content"])
     turn = len(messages) // 2 - 1
-    task = asked["task"]
-    dice = random.Random(messages[1]["content"]).random()
-    if dice < 0.1 and turn == 0:
+    task = request["task"]
+    reply = MAKE[task](request)
+    number = random.Random(messages[1]["content"]).random()
+    if number < 0.1 and turn == 0:
         return "Certainly! Here it is."
-    if dice < 0.2 and turn < 2:
-        return json.dumps(MAKE[task](asked))[:-1]
-    if dice < 0.25:
-        return json.dumps(MAKE[task](asked) | {"remark": "none"})
-    if dice < 0.4 and task == "screening":
-        return json.dumps(screening(asked, plausibility={"pass": False, "evidence": ""}))
-    if dice < 0.4 and task == "derivation" and turn == 0:
-        return json.dumps(derivation(asked, query=f"My neighbour complains about noise. {ASK}"))
-    if dice < 0.4 and task == "annotation":
-        return json.dumps(annotation(asked, levels="AAA"))
-    return json.dumps(MAKE[task](asked))
+    if number < 0.2 and turn < 2:
+        return json.dumps(reply)[:-1]
+    if number < 0.25:
+        reply["remark"] = "none"
+    elif number < 0.4 and task == "screening":
+        reply = screening(request, plausibility={"pass": False, "evidence": ""})
+    elif number < 0.4 and task == "derivation" and turn == 0:
+        reply = derivation(request, query=f"My neighbour complains about noise. {ASK}")
+    elif number < 0.4 and task == "annotation":
+        reply = annotation(request, levels="AAA")
+    return json.dumps(reply)
 
 
 class Builder(FaultyServer):
@@ -133,20 +126,20 @@ class Builder(FaultyServer):
         self.wait = wait
 
     async def _step(self, request):
-        asked = await request.json()
-        self.seen.append(asked)
-        reply = self.answer(asked["messages"], len(self.seen))
+        body = await request.json()
+        messages = body["messages"]
+        self.seen.append(body)
+        reply = self.answer(messages, len(self.seen))
         await asyncio.sleep(self.wait(len(self.seen)))
         if isinstance(reply, str):
-            return web.json_response(
-                completion(reply, usage=(len(str(asked["messages"])), len(reply)))
-            )
-        status, body = reply
-        return web.json_response(body, status=status)
+            usage = (len(str(messages)), len(reply))
+            return web.json_response(completion(reply, usage=usage))
+        status, error = reply
+        return web.json_response(error, status=status)
 
     @property
     def conversations(self) -> Counter:
-        return Counter(json.dumps(asked["messages"]) for asked in self.seen)
+        return Counter(json.dumps(body["messages"]) for body in self.seen)
 
 
 async def build(client: Client, folder, drafts, stages=STAGES, on_row=None, **options) -> list:
@@ -159,15 +152,15 @@ async def build(client: Client, folder, drafts, stages=STAGES, on_row=None, **op
 
 
 def endpoint(url: str, **options) -> Endpoint:
-    return Endpoint(
-        model="builder", base_url=url, key_env="", **{"backoff": 0.01, "concurrency": 8} | options
-    )
+    fields = {"backoff": 0.01, "concurrency": 8}
+    fields.update(options)
+    return Endpoint(model="builder", base_url=url, key_env="", **fields)
 
 
 if __name__ == "__main__":
     url, folder, cache, count = sys.argv[1:]
 
     def show(row):
-        return print(row.id, flush=True)
+        print(row.id, flush=True)
 
     run_async(build(Client(endpoint(url), cache), folder, rows(int(count)), on_row=show))

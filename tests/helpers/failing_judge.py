@@ -18,57 +18,73 @@ from memcalib.training import train
 
 EXAMPLES = make_examples("short", 8, seed=5)
 RANK = int(os.environ.get("RANK", 0))
-now = [0.0]
-down = []
 
 
-def sleep(seconds: float) -> None:
-    now[0] += seconds
+class BrittleJudge:
+    """The exact judge, until it is `down`: then nobody answers on the second process. Its time passes in `sleep` alone."""
+
+    def __init__(self):
+        self.down = False
+        self.now = 0.0
+
+    def __call__(self, example, response):
+        if self.down and RANK == 1:
+            raise ConnectionError("refused")
+        return exact_judge(example, response)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def judge(example, response):
-    """On the second process nobody answers once the run has told it to be down."""
-    if down and RANK == 1:
-        raise ConnectionError("refused")
-    return exact_judge(example, response)
-
-
-def go(out: Path, resume=None, step: int = 9):
+def run(out: Path, judge: BrittleJudge, resume=None, last_step: int = 9):
+    """Train for three steps; after the step `last_step` the judge is down."""
     config = world_config(
         WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=16, eval_every=1
     )
-    patient = RetryingJudge(judge, 0.4, 10, clock=lambda: now[0], sleep=sleep)
-    model = load_policy("cold-short")[0]
-    tokenizer = build_tokenizer()
-    options = dict(tokenizer=tokenizer, out=out, validation=EXAMPLES[:3], resume=resume)
-    plain = StepRows.on_log
+    on_log = StepRows.on_log
 
-    def on_log(self, args, state, control, logs=None, **options):
-        plain(self, args, state, control, logs=logs, **options)
-        if "loss" in logs and state.global_step == 2 * step:
-            down.append(1)
+    def log_and_break(self, args, state, control, logs=None, **options):
+        on_log(self, args, state, control, logs=logs, **options)
+        if "loss" in logs and state.global_step == 2 * last_step:
+            judge.down = True
 
-    StepRows.on_log = on_log
+    StepRows.on_log = log_and_break
     try:
-        return train(model, config, EXAMPLES, patient, **options)
+        return train(
+            load_policy("cold-short")[0],
+            config,
+            EXAMPLES,
+            RetryingJudge(judge, 0.4, 10, clock=judge.clock, sleep=judge.sleep),
+            tokenizer=build_tokenizer(),
+            out=out,
+            validation=EXAMPLES[:3],
+            resume=resume,
+        )
     finally:
-        StepRows.on_log = plain
-        down.clear()
+        StepRows.on_log = on_log
+        judge.down = False
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    whole = go(folder / "whole")
+    judge = BrittleJudge()
+    whole = run(folder / "whole", judge)
     try:
-        go(folder / "cut", step=2)
+        run(folder / "cut", judge, last_step=2)
     except JudgeStopped as error:
         message = str(error)
     state = read_state(newest_checkpoint(folder / "cut"))
-    resumed = go(folder / "cut", resume=True)
-    same = torch.equal(weights(resumed.model), weights(whole.model))
-    outcome = dict(
-        message=message, step=state["step"], processes=state["processes"], same=same, waited=now[0]
-    )
+    resumed = run(folder / "cut", judge, resume=True)
+    outcome = {
+        "message": message,
+        "step": state["step"],
+        "processes": state["processes"],
+        "same": torch.equal(weights(resumed.model), weights(whole.model)),
+        "waited": judge.now,
+    }
     (folder / f"{RANK}.json").write_text(json.dumps(outcome))
 
 

@@ -31,7 +31,7 @@ class Clock:
             self._moved.notify_all()
 
 
-class _Jump(selectors.DefaultSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Instead of waiting so long, it lets so much time have passed."""
 
     now = 0.0
@@ -39,21 +39,22 @@ class _Jump(selectors.DefaultSelector):
     def select(self, timeout: float | None = None):
         if timeout:
             self.now += timeout
-        return super().select(timeout and 0)
+            timeout = 0
+        return super().select(timeout)
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
     """An event loop in which the next moment that somebody waits for comes at once; `jump` lets time pass beside it."""
 
     def __init__(self):
-        self._clock = _Jump()
-        super().__init__(self._clock)
+        self._selector_clock = _JumpingSelector()
+        super().__init__(self._selector_clock)
 
     def time(self) -> float:
-        return self._clock.now
+        return self._selector_clock.now
 
     def jump(self, seconds: float) -> None:
-        self._clock.now += seconds
+        self._selector_clock.now += seconds
 
 
 def run_jumping(coroutine):

@@ -16,11 +16,15 @@ from aiohttp import web
 
 def completion(text="ok", finish="stop", usage=(8, 3)):
     """A good body in OpenAI's shape."""
-    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
     message = {"role": "assistant", "content": text}
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
     body["choices"] = [{"index": 0, "finish_reason": finish, "message": message}]
     if usage:
-        body["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))
+        prompt_tokens, completion_tokens = usage
+        body["usage"] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+        }
     return body
 
 
@@ -41,10 +45,10 @@ class FaultyServer:
     def __init__(self, *script, delay=0.0):
         self.script = list(script)
         self.delay = delay
-        self.seen = []
-        self.headers = []
+        self.seen = []  # the bodies of all requests
+        self.headers = []  # and their headers
         self.at_once = 0
-        self.most = 0
+        self.most = 0  # requests at once
 
     def __enter__(self):
         ready = threading.Event()
@@ -95,11 +99,12 @@ class FaultyServer:
             self.at_once -= 1
 
     async def _step(self, request):
-        asked = await request.json()
-        self.seen.append(asked)
+        self.seen.append(await request.json())
         self.headers.append(request.headers.copy())
         step = self.script.pop(0) if self.script else completion()
-        step, delay = step if isinstance(step, Late) else (step, self.delay)
+        delay = self.delay
+        if isinstance(step, Late):
+            step, delay = step
         if delay:
             await asyncio.sleep(delay)
         if step == "hang":
@@ -107,13 +112,28 @@ class FaultyServer:
         if step == "drop":
             request.transport.close()
             return web.Response()
-        status, body, headers = (*step, {})[:3] if isinstance(step, tuple) else (200, step, {})
-        kind = {} if "Content-Type" in headers else {"content_type": "application/json"}
-        if isinstance(body, bytes):
-            return web.Response(status=status, body=body, headers=headers, **kind)
-        text = body if isinstance(body, str) else json.dumps(body)
-        return web.Response(status=status, text=text, headers=headers, **kind)
+        return self._response(step)
+
+    def _response(self, step):
+        """The response for a body, (status, body) or (status, body, headers)."""
+        status = 200
+        headers = {}
+        body = step
+        if isinstance(step, tuple):
+            status, body, *further = step
+            if further:
+                (headers,) = further
+        if isinstance(body, dict | list):
+            body = json.dumps(body)
+        if isinstance(body, str):
+            body = body.encode()
+        if "Content-Type" in headers:
+            return web.Response(status=status, body=body, headers=headers)
+        return web.Response(
+            status=status, body=body, headers=headers, content_type="application/json"
+        )
 
 
 if __name__ == "__main__":
-    asyncio.run(FaultyServer(delay=float(sys.argv[1]) if len(sys.argv) > 1 else 0.0)._serve())
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
+    asyncio.run(FaultyServer(delay=seconds)._serve())

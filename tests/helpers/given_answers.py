@@ -4,10 +4,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from accelerate import PartialState, state
@@ -29,8 +27,7 @@ from memcalib.micro.world import (
 )
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
-from memcalib.trainer.distillation import OpsdPG
-from memcalib.trainer.train_config import TrainConfig, world_config
+from memcalib.trainer.train_config import METHODS, TrainConfig, world_config
 from memcalib.trainer.sft import SftConfig, sft
 
 TOKENIZER = build_tokenizer()
@@ -63,64 +60,67 @@ CASES = {
     "skipped": dict(method="gdpo", lr=4e-3, trl=DECAY, empty="all"),
     "adamw": dict(lr=1e-3, trl={"adam_epsilon": 1e-3, "weight_decay": 0.01}, empty="some"),
 }
-SIZES = dict(prompts=5, generations=4, steps=2, minibatches=1, max_tokens=40)
+EMPTY = {
+    "none": lambda row, rows: False,
+    "some": lambda row, rows: row % 3 == 0,
+    "half": lambda row, rows: row >= rows // 2,
+    "all": lambda row, rows: True,
+}
 
 
-def is_among(share: str, row: int, rows: int) -> bool:
-    """Whether a row is one of the rows of a batch that a case names: none, some, half or all of them."""
-    if share == "some":
-        return row % 3 == 0
-    if share == "half":
-        return row >= rows // 2
-    return share == "all"
-
-
-class Case(NamedTuple):
-    """A configuration, which of its answers cannot be judged (in its first step), and which never end."""
-
-    config: TrainConfig
-    empty: str
-    long: str
-
-
-def case_of(name: str) -> Case:
-    changes = {**SIZES, "beta": 0.05, "lr": 0.05, "trl": {"optim": "sgd"}, **CASES[name]}
+def settings(case: str) -> tuple[TrainConfig, str, str]:
+    """The configuration of a case, which of its answers cannot be judged (in its first step), and which never end."""
+    changes = {
+        "prompts": 5,
+        "generations": 4,
+        "steps": 2,
+        "minibatches": 1,
+        "max_tokens": 40,
+        "beta": 0.05,
+        "lr": 0.05,
+        "trl": {"optim": "sgd"},
+    }
+    changes.update(CASES[case])
     empty = changes.pop("empty")
     long = changes.pop("long", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
         # or accelerate leaves DeepSpeed aside
         changes["trl"] = {**changes["trl"], "use_cpu": False}
-    return Case(world_config(WORLDS["short"], **changes), empty, long)
+    return world_config(WORLDS["short"], **changes), empty, long
 
 
 def given_answer(example, row: int, long: bool) -> list[int]:
     """A rule-made answer of this example, another one for each row, with levels flipped so that rewards differ."""
     rng = random.Random(f"{example.id}-{row}")
     text = answer(example, rng, noisy_levels(example, rng, flip=0.5))
-    ids = TOKENIZER(text)["input_ids"]
-    return (ids * 40)[:40] if long else [*ids[:39], TOKENIZER.eos_token_id]
+    token_ids = TOKENIZER(text)["input_ids"]
+    if long:
+        return (token_ids * 40)[:40]
+    return [*token_ids[:39], TOKENIZER.eos_token_id]
 
 
-def given_rollout(case: Case):
+def given_rollout(config: TrainConfig, empty: str, long: str):
     """A rollout function whose answers depend on the row's place in the whole batch, not on the process it is on."""
 
     def rollout(prompts, trainer):
-        example_by_prompt = {tuple(trainer.encode(example)): example for example in EXAMPLES}
-        prompt_ids = [encode_prompt(TOKENIZER, prompt) for prompt in prompts]
+        example_of_prompt = {tuple(trainer.encode(example)): example for example in EXAMPLES}
         step = trainer.state.global_step
         first_row = trainer.accelerator.process_index * len(prompts)
-        rows = case.config.prompts * case.config.generations
+        row_count = config.prompts * config.generations
+        prompt_ids = []
         answers = []
-        silent = []
-        for row, ids in enumerate(prompt_ids, first_row):
-            is_long = step == 0 and is_among(case.long, row, rows)
-            answers.append(given_answer(example_by_prompt[tuple(ids)], 1000 * step + row, is_long))
-            silent.append(step == 0 and is_among(case.empty, row, rows))
+        is_empty = []
+        for row, prompt in enumerate(prompts, first_row):
+            ids = encode_prompt(TOKENIZER, prompt)
+            is_long = step == 0 and EMPTY[long](row, row_count)
+            prompt_ids.append(ids)
+            answers.append(given_answer(example_of_prompt[tuple(ids)], 1000 * step + row, is_long))
+            is_empty.append(step == 0 and EMPTY[empty](row, row_count))
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": answers,
             "logprobs": None,
-            "empty": silent,
+            "empty": is_empty,
         }
 
     return rollout
@@ -132,12 +132,12 @@ def same_parts(config: TrainConfig, processes: int):
     def arrange(batch):
         order = torch.arange(config.prompts * config.generations // processes)
         if processes == 1:
-            parts = config.minibatches * config.accumulate
-            order = order.view(2, parts, -1).transpose(0, 1).flatten()
+            by_process = order.view(2, config.minibatches * config.accumulate, -1)
+            order = by_process.transpose(0, 1).flatten()
         arranged = {}
-        for key, value in batch.items():
-            has_rows = isinstance(value, torch.Tensor) and value.dim()
-            arranged[key] = value[order] if has_rows else value
+        for name, value in batch.items():
+            has_rows = isinstance(value, torch.Tensor) and value.dim() > 0
+            arranged[name] = value[order] if has_rows else value
         return arranged
 
     return arrange
@@ -159,16 +159,14 @@ def shard_on_cpu() -> None:
 
     `AcceleratorState` reads them for GPUs and other accelerators alone (distributed type MULTI_CPU is not in its list).
     """
-    os.environ |= {
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_VERSION": "2",
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    }
-    plain_init = state.AcceleratorState.__init__
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    os.environ["FSDP_VERSION"] = "2"
+    os.environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
+    init = state.AcceleratorState.__init__
 
-    def init(self, *args, fsdp_plugin=None, **options):
-        plain_init(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    def init_with_fsdp(self, *args, fsdp_plugin=None, **options):
+        init(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
             if self._mixed_precision != "no":
                 fsdp_plugin.set_mixed_precision(self._mixed_precision)
@@ -176,129 +174,134 @@ def shard_on_cpu() -> None:
             self.distributed_type = DistributedType.FSDP
             state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
-    state.AcceleratorState.__init__ = init
+    state.AcceleratorState.__init__ = init_with_fsdp
 
 
 def deepspeed_on_cpu() -> None:
     """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told to use the CPU's."""
-    plain = state.PartialState._prepare_backend
+    prepare_backend = state.PartialState._prepare_backend
 
-    def prepare(self, cpu=False, *args):
-        return plain(self, True, *args)
+    def prepare_cpu_backend(self, cpu=False, *arguments):
+        return prepare_backend(self, True, *arguments)
 
-    state.PartialState._prepare_backend = prepare
+    state.PartialState._prepare_backend = prepare_cpu_backend
 
 
 @contextmanager
-def given(case: Case, trainer_class: type | None = None, processes: int = 0) -> Iterator[None]:
-    """Trainings answer as the case says; its mini-batches are the same on one process as on two, where there are any."""
-    rollout = training._shared_rollout
-    class_of_method = training.trainer_class
-    shuffle = grpo_trainer.shuffle_sequence_dict
+def patched(module, **replacements):
+    """The module with other functions of these names inside the block."""
+    originals = {name: getattr(module, name) for name in replacements}
     try:
-        training._shared_rollout = given_rollout(case)
-        if trainer_class:
-            training.trainer_class = lambda method: trainer_class
-        if processes and case.config.minibatches > 1:
-            grpo_trainer.shuffle_sequence_dict = same_parts(case.config, processes)
+        for name, replacement in replacements.items():
+            setattr(module, name, replacement)
         yield
     finally:
-        training._shared_rollout = rollout
-        training.trainer_class = class_of_method
-        grpo_trainer.shuffle_sequence_dict = shuffle
+        for name, original in originals.items():
+            setattr(module, name, original)
 
 
-def watched(method: str) -> type:
-    """The trainer of a method, which keeps the advantages and numbers of its batches."""
+def watched_trainer(base: type, observed: dict) -> type:
+    """The trainer, which notes what it computes in `observed`."""
 
-    class Watched(training.trainer_class(method)):
-        def __init__(self, *args, **options):
-            self.batch_advantages = []
-            self.batch_stats = []
-            self.dtypes = set()
-            super().__init__(*args, **options)
-
+    class WatchedTrainer(base):
         def _generate_and_score_completions(self, inputs):
             batch = super()._generate_and_score_completions(inputs)
-            self.batch_advantages.append(batch["advantages"] * batch["completion_mask"])
-            self.batch_stats.append(dict(self.credit.stats))
+            observed["advantages"].append(batch["advantages"] * batch["completion_mask"])
+            observed["stats"].append(dict(self.credit.stats))
             return batch
 
         def _get_per_token_logps_and_entropies(self, *args, **options):
-            outputs = super()._get_per_token_logps_and_entropies(*args, **options)
-            self.dtypes.add(str(outputs[0].dtype))
-            return outputs
+            logps, *others = super()._get_per_token_logps_and_entropies(*args, **options)
+            observed["dtypes"].add(str(logps.dtype))
+            return logps, *others
 
-    return Watched
+    return WatchedTrainer
 
 
-def observe(name: str, out: Path, processes: int) -> dict:
+def observe(case: str, out: Path, processes: int) -> dict:
     """Train a case and keep what must not depend on the number of processes; of answers, the local rows.
 
     In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
     """
-    case = case_of(name)
+    config, empty, long = settings(case)
+    observed = {"advantages": [], "stats": [], "dtypes": set()}
+    trainer_type = watched_trainer(training.trainer_class(config.method), observed)
+    shuffle = grpo_trainer.shuffle_sequence_dict
+    if config.minibatches > 1:
+        shuffle = same_parts(config, processes)
     policy = load_policy("cold-short")[0]
-    start = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
-    with given(case, watched(case.config.method), processes):
+    start = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    if case != "half":
+        policy = policy.double()
+    with (
+        patched(
+            training,
+            _shared_rollout=given_rollout(config, empty, long),
+            trainer_class=lambda method: trainer_type,
+        ),
+        patched(grpo_trainer, shuffle_sequence_dict=shuffle),
+    ):
         trainer = training.train(
-            policy if name == "half" else policy.double(),
-            case.config,
-            EXAMPLES,
-            exact_judge,
-            tokenizer=TOKENIZER,
-            out=out / name,
+            policy, config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=out / case
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
-    trained = {
-        name: whole(weight) for name, weight in model.named_parameters() if weight.requires_grad
-    }
-    steps = [weight - start[name] if name in start else weight for name, weight in trained.items()]
-    observed = {
-        "advantages": trainer.batch_advantages,
-        "stats": trainer.batch_stats,
-        "dtypes": trainer.dtypes,
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-        "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
-        "thresholds": trainer.thresholds.state_dict(),
-        "weights": torch.cat([weight.flatten() for weight in trained.values()]),
-        "moved": max(step.abs().max().item() for step in steps),
-    }
-    if isinstance(trainer, OpsdPG):
-        observed["distilled"] = [*trainer.credit.stats.values()]
+    trained = {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
+    observed["losses"] = logged_losses(trainer)
+    if METHODS[config.method].needs_teacher:
+        observed["distilled"] = list(trainer.credit.stats.values())
     else:
-        observed["rms"] = [stats["rms"] for stats in trainer.batch_stats]
-    if name == "gdpo":
-        observed["lost"] = lost_by_saving(trainer, trained, out / name / "saved")
+        observed["rms"] = [row["rms"] for row in observed["stats"]]
+    observed["shards"] = shard_count(model)
+    observed["thresholds"] = trainer.thresholds.state_dict()
+    observed["weights"] = torch.cat([p.flatten() for p in trained.values()])
+    observed["moved"] = largest_difference(trained, start)
+    if case == "gdpo":
+        folder = out / case / "saved"
+        trainer.save_model(str(folder))
+        trainer.accelerator.wait_for_everyone()
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        saved_parameters = {name: whole(p) for name, p in saved.named_parameters()}
+        observed["lost"] = largest_difference(trained, saved_parameters)
     return observed
 
 
-def lost_by_saving(trainer, trained: dict[str, torch.Tensor], folder: Path) -> float:
-    """The largest difference between a weight and what a saved model has in its place."""
-    trainer.save_model(str(folder))
-    trainer.accelerator.wait_for_everyone()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    saved = dict(model.named_parameters())
-    differences = [weight - whole(saved[name]) for name, weight in trained.items()]
-    return max(difference.abs().max().item() for difference in differences)
+def logged_losses(trainer) -> list[float]:
+    """The loss of each step that was logged."""
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def shard_count(model: torch.nn.Module) -> int:
+    """How many modules are sharded over the processes."""
+    return sum(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def largest_difference(
+    parameters: dict[str, torch.Tensor], others: dict[str, torch.Tensor]
+) -> float:
+    """The largest difference of any two numbers of the same place; a parameter that the others lack is compared with 0."""
+    differences = []
+    for name, value in parameters.items():
+        difference = value - others[name] if name in others else value
+        differences.append(difference.abs().max().item())
+    return max(differences)
 
 
 def teach(case: str, out: Path) -> dict:
     """Supervised fine-tuning on demonstrations: the weights that lie in its folder afterwards."""
-    rank = 4 if case == "taught-adapter" else 0
+    is_adapter = case == "taught-adapter"
     config = SftConfig(
         batch_size=8,
-        lora_rank=rank,
+        lora_rank=4 if is_adapter else 0,
         lr=1e-2,
-        output="adapter" if rank else "merged",
+        output="adapter" if is_adapter else "merged",
         trl={"adam_epsilon": 1e-3},
     )
     policy, tokenizer = load_policy("cold-short")
     folder = sft(policy, tokenizer, demonstrations("short", 32, 0), config, out / case).folder
     PartialState().wait_for_everyone()
-    if rank:
-        start = load_policy("cold-short")[0]
-        model = PeftModel.from_pretrained(start, folder).merge_and_unload()
+    if is_adapter:
+        base = load_policy("cold-short")[0]
+        model = PeftModel.from_pretrained(base, folder).merge_and_unload()
     else:
         model = load_policy(folder)[0]
     return {"weights": weights(model)}
@@ -306,18 +309,17 @@ def teach(case: str, out: Path) -> dict:
 
 def go_on(name: str, out: Path) -> dict:
     """Four steps of MemCalib-RL with AdamW and a checkpoint after each: `straight`, `cut` in the third, or `resumed`."""
-    case = case_of("adamw")
-    changes = {"steps": 4, "save_every": 1, "minibatches": 2, "prompts": 6}
-    case = case._replace(config=case.config.model_copy(update=changes))
+    config, empty, long = settings("adamw")
+    config = config.model_copy(update={"steps": 4, "save_every": 1, "minibatches": 2, "prompts": 6})
 
     def cut(row):
         if name.startswith("cut") and row["step"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with given(case):
+    with patched(training, _shared_rollout=given_rollout(config, empty, long)):
         trainer = training.train(
             load_policy("cold-short")[0],
-            case.config,
+            config,
             EXAMPLES,
             exact_judge,
             tokenizer=TOKENIZER,
@@ -326,27 +328,21 @@ def go_on(name: str, out: Path) -> dict:
             resume=name.startswith("resumed"),
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
-    resumed = trainer.checkpoints.resumed
-    return {
-        "weights": torch.cat([whole(weight).flatten() for weight in model.parameters()]),
-        "optimizer": optimizer_state(trainer),
-        "thresholds": trainer.thresholds.value,
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-        "resumed": resumed and resumed[0],
-        "shards": sum(isinstance(module, FSDPModule) for module in model.modules()),
-    }
-
-
-def optimizer_state(trainer) -> torch.Tensor:
-    """All numbers that the optimizer keeps, in a row."""
     optimizer = trainer.optimizer
     while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's wrappers
         optimizer = optimizer.optimizer
-    numbers = []
-    for values in optimizer.state.values():
-        for value in values.values():
-            numbers.append(whole(torch.as_tensor(value)).flatten().float())
-    return torch.cat(numbers)
+    states = []
+    for state_of_parameter in optimizer.state.values():
+        for value in state_of_parameter.values():
+            states.append(whole(torch.as_tensor(value)).detach().flatten().float())
+    return {
+        "weights": torch.cat([whole(p).flatten() for p in model.parameters()]),
+        "optimizer": torch.cat(states),
+        "thresholds": trainer.thresholds.value,
+        "losses": logged_losses(trainer),
+        "resumed": trainer.checkpoints.resumed and trainer.checkpoints.resumed[0],
+        "shards": shard_count(model),
+    }
 
 
 if __name__ == "__main__":
@@ -359,11 +355,11 @@ if __name__ == "__main__":
         deepspeed_on_cpu()
     for name in sys.argv[2:]:
         if name.startswith("taught"):
-            result = teach(name, folder)
+            outcome = teach(name, folder)
         elif name.startswith(("straight", "cut", "resumed")):
-            result = go_on(name, folder)
+            outcome = go_on(name, folder)
         else:
-            result = observe(name, folder, int(os.environ["WORLD_SIZE"]))
-        torch.save(result, folder / f"{name}-{rank}.pt")
+            outcome = observe(name, folder, int(os.environ["WORLD_SIZE"]))
+        torch.save(outcome, folder / f"{name}-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

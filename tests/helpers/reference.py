@@ -22,23 +22,21 @@ NAMES = ["A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+"]
 
 def channel_rewards(atoms: Sequence[tuple[int, int]], merged: bool = False) -> list[float]:
     """R of the nine channels, of the (ideal, actual) levels of one answer's atoms (Ordered reward channels)."""
-    out = [0.0] * 9
-    for h, (ideal, actual) in enumerate(PAIRS):
-        z = max(1, sum(i == ideal for i, _ in atoms))
-        out[h] = (
-            sum(pair == (ideal, actual) for pair in atoms)
-            / z
-            * (1 if ideal == actual else -abs(actual - ideal))
-        )
+    rewards = []
+    for ideal, actual in PAIRS:
+        count = atoms.count((ideal, actual))
+        z = max(1, sum(level == ideal for level, _ in atoms))
+        value = 1 if ideal == actual else -abs(actual - ideal)
+        rewards.append(count / z * value)
     if merged:
-        out[1] = out[1] + out[2]
-        out[2] = 0.0
-    return out
+        rewards[1] += rewards[2]
+        rewards[2] = 0.0
+    return rewards
 
 
 def group_advantages(rewards, group, valid, eps=1e-6, sigma_min=1e-6, ddof=0) -> list[list[float]]:
     """A of each row and column (Group normalization); 0 where a group has one scored row, or where all are alike."""
-    out = [[0.0] * len(row) for row in rewards]
+    advantages = [[0.0] * len(row) for row in rewards]
     for g in set(group):
         members = [i for i in range(len(group)) if group[i] == g and valid[i]]
         if len(members) <= max(1, ddof):
@@ -49,40 +47,40 @@ def group_advantages(rewards, group, valid, eps=1e-6, sigma_min=1e-6, ddof=0) ->
             sigma = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / (len(x) - ddof))
             if sigma >= sigma_min:
                 for i, v in zip(members, x, strict=True):
-                    out[i][h] = (v - mean) / (sigma + eps)
-    return out
+                    advantages[i][h] = (v - mean) / (sigma + eps)
+    return advantages
 
 
 def rms(sums: Sequence[float], valid: Sequence[bool], eps: float = 1e-6) -> float:
     """sigma_S (eq. gdpo-aggregation): over scored rows, the mean not removed."""
-    known = [s for s, scored in zip(sums, valid, strict=True) if scored]
-    return math.sqrt(math.fsum(s * s for s in known) / max(len(known), 1) + eps)
+    scored_sums = [s for s, scored in zip(sums, valid, strict=True) if scored]
+    return math.sqrt(math.fsum(s * s for s in scored_sums) / max(len(scored_sums), 1) + eps)
 
 
 def prompt_ids(
     tokenizer, example: Example, prompt_template: str, gone: Sequence[str] = ()
 ) -> list[int]:
     """The prompt without some atoms: a block keeps its number, and one without atoms is left out."""
-    texts = {atom.atom_id: atom.text.strip() for atom in example.atoms}
+    text_of = {atom.atom_id: atom.text.strip() for atom in example.atoms}
     memory = []
     for number, block in enumerate(example.blocks, 1):
-        kept = [texts[atom] for atom in block.atom_ids if atom not in gone]
-        if kept:
-            memory.append((number, " ".join(kept)))
-    turns = [
-        ("system", PROMPT_TEMPLATES[prompt_template].system),
-        ("user", PROMPT_TEMPLATES[prompt_template].user(example.question, memory)),
-    ]
-    return encode_prompt(
-        tokenizer, [{"role": role, "content": text} for role, text in turns if text]
-    )
+        texts = [text_of[atom_id] for atom_id in block.atom_ids if atom_id not in gone]
+        if texts:
+            memory.append((number, " ".join(texts)))
+    template = PROMPT_TEMPLATES[prompt_template]
+    messages = []
+    if template.system:
+        messages.append({"role": "system", "content": template.system})
+    messages.append({"role": "user", "content": template.user(example.question, memory)})
+    return encode_prompt(tokenizer, messages)
 
 
 def logps(model, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Tensor:
     """log p of each token of one answer behind one prompt, by one plain forward; with a gradient where one is wanted."""
     with evaluating(model):
         logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if logits.dtype != torch.float64:
+        logits = logits.float()
     logits = logits[len(prompt) - 1 : len(prompt) + len(answer) - 1] / temperature
     return logits.log_softmax(-1)[range(len(answer)), list(answer)]
 
@@ -92,16 +90,18 @@ def signal(
 ) -> list[float] | None:
     """z of one channel (Bidirectional counterfactual localization); None where the channel is not localized."""
     ideal, actual = PAIRS[h]
-    under = actual < ideal
-    if ideal == actual == 0 or (under and under_use == "uniform"):
+    is_under_use = actual < ideal
+    if ideal == actual == 0 or (is_under_use and under_use == "uniform"):
         return None
-    if (under and under_use == "absolute") or (
-        mode == "absolute" and not (under and under_use != "suppressed")
-    ):
+    if is_under_use and under_use != "suppressed":
+        is_absolute = under_use == "absolute"
+    else:
+        is_absolute = mode == "absolute"
+    if is_absolute:
         return [abs(x) for x in d]
     if mode == "positive_only":
         return None if actual == 0 else list(d)
-    return [-x for x in d] if under else list(d)
+    return [-x for x in d] if is_under_use else list(d)
 
 
 def clip(x: float, low: float, high: float) -> float:
@@ -112,18 +112,18 @@ def token_weights(
     z: Sequence[float], threshold: float, *, gate: float, d_max: float
 ) -> list[float]:
     """q of each token (Bidirectional counterfactual localization)."""
-    opened = max(z, default=-math.inf) > gate
-    return [max(clip(x, -d_max, d_max) - threshold, 0.0) if opened else 0.0 for x in z]
+    if max(z, default=-math.inf) <= gate:
+        return [0.0] * len(z)
+    return [max(clip(x, -d_max, d_max) - threshold, 0.0) for x in z]
 
 
 def sentence_means(z: Sequence[float], units: Sequence[int], d_max: float) -> dict[int, float]:
     """The mean clipped signal of each sentence; `units` are the sentences' numbers, one a token."""
-    parts = {
-        j: [x for x, unit in zip(z, units, strict=True) if unit == j] for j in sorted(set(units))
-    }
-    return {
-        j: math.fsum(clip(x, -d_max, d_max) for x in part) / len(part) for j, part in parts.items()
-    }
+    means = {}
+    for j in sorted(set(units)):
+        signals = [clip(x, -d_max, d_max) for x, unit in zip(z, units, strict=True) if unit == j]
+        means[j] = math.fsum(signals) / len(signals)
+    return means
 
 
 def sentence_weights(
@@ -131,14 +131,15 @@ def sentence_weights(
 ) -> list[float]:
     """q of each token's sentence, spread evenly over its tokens (Sentence-level localization)."""
     means = sentence_means(z, units, d_max)
-    opened = max(z) > gate and max(means.values()) > sentence_gate
-    out = [0.0] * len(z)
+    weights = [0.0] * len(z)
+    if max(z) <= gate or max(means.values()) <= sentence_gate:
+        return weights
     for j, mean in means.items():
-        inside = [t for t, unit in enumerate(units) if unit == j]
-        coverage = sum(z[t] > threshold for t in inside) / len(inside)
-        for t in inside:
-            out[t] = opened * max(mean - sentence_threshold, 0.0) * coverage**gamma / len(inside)
-    return out
+        tokens = [t for t, unit in enumerate(units) if unit == j]
+        coverage = sum(z[t] > threshold for t in tokens) / len(tokens)
+        for t in tokens:
+            weights[t] = max(mean - sentence_threshold, 0.0) * coverage**gamma / len(tokens)
+    return weights
 
 
 def multipliers(q: Sequence[float], cap: float) -> list[float]:
@@ -151,29 +152,27 @@ def multipliers(q: Sequence[float], cap: float) -> list[float]:
     high = max(m)
     for _ in range(200):
         tau = (low + high) / 2
-        low, high = (
-            (tau, high) if math.fsum(clip(x - tau, 0, cap) for x in m) > len(m) else (low, tau)
-        )
+        if math.fsum(clip(x - tau, 0, cap) for x in m) > len(m):
+            low = tau
+        else:
+            high = tau
     return [clip(x - (low + high) / 2, 0.0, cap) for x in m]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """The empirical quantile, linear between two values."""
     ranked = sorted(values)
-    place = share * (len(ranked) - 1)
-    below = math.floor(place)
-    return ranked[below] + (place - below) * (
-        ranked[min(below + 1, len(ranked) - 1)] - ranked[below]
-    )
+    rank = share * (len(ranked) - 1)
+    below = math.floor(rank)
+    above = min(below + 1, len(ranked) - 1)
+    return ranked[below] + (rank - below) * (ranked[above] - ranked[below])
 
 
 def next_threshold(value: float, pool: Sequence[float], *, floor, share, decay, minimum) -> float:
     """A threshold after a batch (Channel-specific threshold initialization and updates)."""
-    return (
-        value
-        if len(pool) < minimum
-        else decay * value + (1 - decay) * max(floor, quantile(pool, share))
-    )
+    if len(pool) < minimum:
+        return value
+    return decay * value + (1 - decay) * max(floor, quantile(pool, share))
 
 
 @dataclass
@@ -209,22 +208,30 @@ class Step:
 
 def atoms_by_channel(judgment: Judgment, merged: bool) -> dict[int, tuple[str, ...]]:
     """The atoms of each channel that has any, as their order in the judgment."""
-    found: dict[int, tuple[str, ...]] = {}
+    atom_ids: dict[int, tuple[str, ...]] = {}
     for atom in judgment.atoms:
         h = 3 * int(atom.ideal) + int(atom.actual)
-        h = 1 if merged and h == 2 else h
-        found[h] = (*found.get(h, ()), atom.atom_id)
-    return dict(sorted(found.items()))
+        if merged and h == 2:
+            h = 1
+        atom_ids[h] = (*atom_ids.get(h, ()), atom.atom_id)
+    return dict(sorted(atom_ids.items()))
 
 
 def _weights(
     config: CreditConfig, z, units, threshold: float, sentence_threshold: float
 ) -> list[float]:
-    options = dict(gate=config.gate, d_max=config.d_max)
     if config.granularity == "token":
-        return token_weights(z, threshold, **options)
-    options |= dict(sentence_gate=config.sentence_gate, gamma=config.gamma)
-    return sentence_weights(z, units, threshold, sentence_threshold, **options)
+        return token_weights(z, threshold, gate=config.gate, d_max=config.d_max)
+    return sentence_weights(
+        z,
+        units,
+        threshold,
+        sentence_threshold,
+        gate=config.gate,
+        sentence_gate=config.sentence_gate,
+        d_max=config.d_max,
+        gamma=config.gamma,
+    )
 
 
 def _pools(
@@ -255,78 +262,111 @@ def step(
     generations: int,
     thresholds: Sequence[float],
     sentence_thresholds: Sequence[float] = (),
-    units: Sequence[
-        Sequence[int]
-    ] = (),  # the sentence of each token, for the granularity `sentence`
+    # the sentence of each token, for the granularity `sentence`
+    units: Sequence[Sequence[int]] = (),
 ) -> Step:
     """Token advantages of a batch of judged answers, `generations` of each prompt, from rewards to RMS scaling."""
     rows = range(len(answers))
-    valid = [
-        not j.error and bool(j.atoms) and all(atom.actual is not None for atom in j.atoms)
-        for j in judgments
-    ]
-    levels = [
-        [(int(a.ideal), int(a.actual)) for a in j.atoms] if v else []
-        for j, v in zip(judgments, valid, strict=True)
-    ]
-    rewards = [channel_rewards(atoms, config.merge_over_use) for atoms in levels]
-    columns = [[math.fsum(row)] for row in rewards] if config.method == "grpo" else rewards
-    rule = dict(eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof)
-    channels = group_advantages(columns, [i // generations for i in rows], valid, **rule)
-    scale = (
-        1.0
-        if config.method == "grpo"
-        else rms([math.fsum(a) for a in channels], valid, config.eps_scale)
-    )
+    valid = [_is_scored(judgment) for judgment in judgments]
+    rewards = []
+    for judgment, is_scored in zip(judgments, valid, strict=True):
+        atoms = [(int(a.ideal), int(a.actual)) for a in judgment.atoms] if is_scored else []
+        rewards.append(channel_rewards(atoms, config.merge_over_use))
+    group = [i // generations for i in rows]
+    statistics = {"eps": config.eps, "sigma_min": config.sigma_min, "ddof": config.ddof}
+    if config.method == "grpo":
+        sums = [[math.fsum(row)] for row in rewards]
+        channels = group_advantages(sums, group, valid, **statistics)
+        scale = 1.0
+    else:
+        channels = group_advantages(rewards, group, valid, **statistics)
+        scale = rms([math.fsum(a) for a in channels], valid, config.eps_scale)
     prompts = [encode(example, ()) for example in examples]
-    full = [read(p, y) for p, y in zip(prompts, answers, strict=True)]
+    full = [read(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
     pairs = []
-    for i in rows if config.method == "memcalib-rl" else ():
-        for h, atoms in (
-            atoms_by_channel(judgments[i], config.merge_over_use).items() if valid[i] else ()
-        ):
-            aligned = rewards[i][h] * channels[i][h] > 0
-            if signal(h, [], config.mode, config.under_use) is None or (
-                config.threshold_pool == "open" and not aligned
-            ):
+    for i in rows:
+        if config.method != "memcalib-rl" or not valid[i]:
+            continue
+        for h, atoms in atoms_by_channel(judgments[i], config.merge_over_use).items():
+            is_aligned = rewards[i][h] * channels[i][h] > 0
+            is_localized = signal(h, [], config.mode, config.under_use) is not None
+            if not is_localized or (config.threshold_pool == "open" and not is_aligned):
                 continue
             prompt = encode(examples[i], atoms)
             ablated = read(prompt, answers[i])
             d = [a - b for a, b in zip(full[i], ablated, strict=True)]
             z = signal(h, d, config.mode, config.under_use)
-            here = (
-                (units[i], thresholds[h], sentence_thresholds[h])
-                if units
-                else ((), thresholds[h], 0.0)
-            )
-            q = _weights(config, z, *here)
-            strength = _eta(config, h) if aligned and math.fsum(q) > 0 else 0.0
-            pairs.append(
-                Counterfactual(
-                    i, h, atoms, prompt, ablated, d, q, multipliers(q, config.cap), strength
-                )
-            )
-    advantages = [[math.fsum(channels[i]) if valid[i] else 0.0] * len(answers[i]) for i in rows]
+            if units:
+                q = _weights(config, z, units[i], thresholds[h], sentence_thresholds[h])
+            else:
+                q = _weights(config, z, (), thresholds[h], 0.0)
+            strength = _eta(config, h) if is_aligned and math.fsum(q) > 0 else 0.0
+            m = multipliers(q, config.cap)
+            pairs.append(Counterfactual(i, h, atoms, prompt, ablated, d, q, m, strength))
+    advantages = []
+    for i in rows:
+        advantage = math.fsum(channels[i]) if valid[i] else 0.0
+        advantages.append([advantage] * len(answers[i]))
     for pair in pairs:
         a = channels[pair.row][pair.channel]
         for t, m in enumerate(pair.m):
             advantages[pair.row][t] += a * ((1 - pair.strength) + pair.strength * m) - a
     advantages = [[a / scale for a in row] for row in advantages]
     tokens, sentences = _pools(config, pairs, units)
-    rule = dict(floor=config.gate, share=config.threshold_quantile, decay=config.threshold_decay)
-    after = [
-        next_threshold(v, p, **rule, minimum=config.threshold_minimum)
-        for v, p in zip(thresholds, tokens, strict=True)
-    ]
-    rule |= dict(
-        floor=config.sentence_gate, share=config.sentence_quantile, minimum=config.sentence_minimum
-    )
-    sentence_after = [
-        next_threshold(v, p, **rule) for v, p in zip(sentence_thresholds, sentences, strict=False)
-    ]
     return Step(
-        prompts, rewards, valid, channels, scale, full, pairs, advantages, after, sentence_after
+        prompts,
+        rewards,
+        valid,
+        channels,
+        scale,
+        full,
+        pairs,
+        advantages,
+        _next_thresholds(config, thresholds, tokens),
+        _next_sentence_thresholds(config, sentence_thresholds, sentences),
     )
+
+
+def _is_scored(judgment: Judgment) -> bool:
+    if judgment.error or not judgment.atoms:
+        return False
+    return all(atom.actual is not None for atom in judgment.atoms)
+
+
+def _next_thresholds(
+    config: CreditConfig, thresholds: Sequence[float], pools: Sequence[Sequence[float]]
+) -> list[float]:
+    after = []
+    for value, pool in zip(thresholds, pools, strict=True):
+        after.append(
+            next_threshold(
+                value,
+                pool,
+                floor=config.gate,
+                share=config.threshold_quantile,
+                decay=config.threshold_decay,
+                minimum=config.threshold_minimum,
+            )
+        )
+    return after
+
+
+def _next_sentence_thresholds(
+    config: CreditConfig, thresholds: Sequence[float], pools: Sequence[Sequence[float]]
+) -> list[float]:
+    after = []
+    for value, pool in zip(thresholds, pools, strict=False):
+        after.append(
+            next_threshold(
+                value,
+                pool,
+                floor=config.sentence_gate,
+                share=config.sentence_quantile,
+                decay=config.threshold_decay,
+                minimum=config.sentence_minimum,
+            )
+        )
+    return after
 
 
 def loss(

@@ -25,7 +25,7 @@ LINEAR = dict(
     num_experts_per_tok=1,
 )
 WINDOWS = dict(head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
-OTHERS = {  # architectures that cannot share: class, options, a piece of the reason
+OTHERS = {  # architectures that cannot share: class, options, words of the reason
     "sliding window": ("Mistral", {"sliding_window": 6}, "SlidingWindowLayer"),
     "some layers with a window": ("Gemma3", WINDOWS, "SlidingWindowLayer"),
     "linear attention": ("Qwen3Next", LINEAR, "LinearAttention"),
@@ -35,28 +35,31 @@ OTHERS = {  # architectures that cannot share: class, options, a piece of the re
 
 
 def tiny(kind="Qwen3", **options):
-    """A model of two layers; the micro-world's architecture unless told otherwise."""
+    """A model of two layers; the micro-world's architecture by default."""
     import transformers
 
     torch.manual_seed(2)
-    sizes = dict(SIZES)
-    if kind == "Qwen3":
-        sizes["head_dim"] = 16
-    sizes.update(options)
     config_name = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
-    config = getattr(transformers, config_name)(**sizes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    config_options = dict(SIZES)
+    if kind == "Qwen3":
+        config_options["head_dim"] = 16
+    config_options.update(options)
+    config = getattr(transformers, config_name)(**config_options)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return model.eval()
 
 
 def a_workload(seed, rows=12, empty=False, pool=5):
     """Prompts that share beginnings, some identical, some one token long; ragged answers."""
     rng = random.Random(seed)
 
-    def word(n):
-        return [rng.randrange(1, 50) for _ in range(n)]
+    def tokens(count):
+        return [rng.randrange(1, 50) for _ in range(count)]
 
-    stems = [word(rng.randint(1, 12)) for _ in range(3)]
-    different = [rng.choice(stems) + word(rng.randint(0, 9)) for _ in range(pool)]
-    different.append(word(1))
-    prompts = [list(rng.choice(different)) for _ in range(rows)]
-    return prompts, [word(rng.randint(0 if empty else 1, 8)) for _ in range(rows)]
+    stems = [tokens(rng.randint(1, 12)) for _ in range(3)]
+    distinct = [rng.choice(stems) + tokens(rng.randint(0, 9)) for _ in range(pool)]
+    distinct.append(tokens(1))
+    prompts = [list(rng.choice(distinct)) for _ in range(rows)]
+    shortest = 0 if empty else 1
+    answers = [tokens(rng.randint(shortest, 8)) for _ in range(rows)]
+    return prompts, answers

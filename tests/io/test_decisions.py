@@ -72,7 +72,7 @@ class ClaimBook(Questionnaire[Claim, Decision]):
 
 
 class YesNoBook(ClaimBook):
-    thing = "claim"
+    unit = "claim"
     choices = (("y", 1, "yes"), ("x", 2, "no"))
 
 

@@ -5,6 +5,8 @@ import random
 import re
 import subprocess
 import sys
+from itertools import chain, repeat
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from memcalib.micro.world import (
     FORMS,
     KINDS,
     MAX_CHARACTERS,
+    MAX_SENTENCE,
     NOUNS,
     SPLITS,
     TASKS,
@@ -64,19 +67,28 @@ def noun(example, atom_id):
     return example.atom(atom_id).usage_rubric["marker"]["noun"]
 
 
-def errors(example, response):
-    return {
-        atom.atom_id: abs(atom.actual - atom.ideal) for atom in exact_judge(example, response).atoms
-    }
+def total_error(example, response):
+    judgment = exact_judge(example, response)
+    return judgment.over + judgment.under
 
 
 def facts_at(example, level):
-    found = [i for i, ideal in example.levels.items() if ideal == level]
-    return [i for i in found if not example.atom(i).usage_rubric["marker"]["prohibits"]]
+    """The ids of the facts, prohibitions apart, with this ideal level."""
+    atom_ids = []
+    for atom in example.atoms:
+        if atom.ideal == level and not atom.usage_rubric["marker"]["prohibits"]:
+            atom_ids.append(atom.atom_id)
+    return atom_ids
 
 
 def first_with(examples, *levels):
+    """The first example with facts at all of these levels."""
     return next(e for e in examples if all(facts_at(e, level) for level in levels))
+
+
+def actual_levels(example, response):
+    """The judged level of each atom."""
+    return {atom.atom_id: atom.actual for atom in exact_judge(example, response).atoms}
 
 
 # records
@@ -97,25 +109,27 @@ def test_sizes_nouns_and_markers(world):
         assert any(level != Level.IGNORE for level in example.levels.values())
         for atom in example.atoms:
             marker = atom.usage_rubric["marker"]
-            assert (
-                marker["noun"] in atom.text
-                and atom.atom_id.startswith(marker["kind"])
-                and marker["kind"] in KINDS
-            )
+            assert marker["noun"] in atom.text
+            assert marker["kind"] in KINDS and atom.atom_id.startswith(marker["kind"])
             assert not marker["prohibits"] or marker["noun"] in example.question
             assert sum(key != "marker" for key in atom.usage_rubric) == 9
 
 
 def test_ideal_levels_follow_the_wording():
+    other_scope = {"work": "family", "family": "work"}
     for example in SHORT + LONG:
         for atom in example.atoms:
-            about_user = " user's " in f" {atom.text}" or "user must" in atom.text
-            now = " was " not in atom.text and " had to " not in atom.text
-            other = {"work": "family", "family": "work"}[example.scope]
-            here = not atom.text.startswith(f"For {other} ")
+            is_about_user = " user's " in f" {atom.text}" or "user must" in atom.text
+            is_past = " was " in atom.text or " had to " in atom.text
+            is_elsewhere = atom.text.startswith(f"For {other_scope[example.scope]} ")
             attribute = atom.usage_rubric["marker"]["attribute"]
-            wanted = role(example.domain, example.task, attribute) if attribute else Level.CONTROL
-            assert atom.ideal == (wanted if about_user and now and here else Level.IGNORE)
+            if not is_about_user or is_past or is_elsewhere:
+                expected = Level.IGNORE
+            elif attribute:
+                expected = role(example.domain, example.task, attribute)
+            else:
+                expected = Level.CONTROL
+            assert atom.ideal == expected
 
 
 def test_every_task_gives_each_role_to_two_attributes():
@@ -144,10 +158,8 @@ def test_scarce_differs_from_long_in_training_settings_only():
     long = WORLDS["long"]
     scarce = WORLDS["scarce"]
     differing = {k for k in vars(long) if getattr(long, k) != getattr(scarce, k)}
-    assert differing == {"name", "prompts", "generations"} and (
-        scarce.prompts,
-        scarce.generations,
-    ) == (2, 4)
+    assert differing == {"name", "prompts", "generations"}
+    assert (scarce.prompts, scarce.generations) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +173,10 @@ def test_unknown_names_are_refused_with_the_allowed_ones(call):
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_draw_is_rarely_thrown_away(world, monkeypatch):
     """Draws that belong to another split are made again; a few for each example are what they cost."""
-    draws = []
-    plain = microworld._outline
-    monkeypatch.setattr(microworld, "_outline", lambda *args: draws.append(args) or plain(*args))
+    outline = mock.Mock(wraps=microworld._outline)
+    monkeypatch.setattr(microworld, "_outline", outline)
     make_examples(world, 300, seed=0)
-    assert 300 <= len(draws) < 4 * 300
+    assert 300 <= outline.call_count < 4 * 300
 
 
 # the judge on honest answers
@@ -183,8 +194,7 @@ def test_the_oracle_answer_is_exact(world):
 def test_any_levels_are_read_back(index, world, rng):
     example = {"short": SHORT, "long": LONG}[world][index]
     levels = {atom_id: rng.choice(list(Level)) for atom_id in example.levels}
-    judgment = exact_judge(example, answer(example, rng, levels))
-    assert {atom.atom_id: atom.actual for atom in judgment.atoms} == levels
+    assert actual_levels(example, answer(example, rng, levels)) == levels
 
 
 def test_quotes_stand_in_the_answer_and_reasons_are_given():
@@ -307,8 +317,8 @@ def test_no_attack_beats_the_honest_answer(name, examples):
         honest = answer(example, random.Random(1))
         attacked = ATTACKS[name](example, honest)
         assert attacked != honest
-        judgment = exact_judge(example, attacked)
-        assert judgment.scored and judgment.over + judgment.under > 0
+        assert exact_judge(example, attacked).scored
+        assert total_error(example, attacked) > 0
 
 
 def test_there_are_more_than_twenty_attacks():
@@ -326,29 +336,21 @@ def test_there_are_more_than_twenty_attacks():
     ],
 )
 def test_an_attack_on_a_wrong_answer_does_not_repair_it(name):
-    for example in [
-        e for e in SHORT + LONG if facts_at(e, Level.BOUND) and facts_at(e, Level.CONTROL)
-    ]:
+    for example in SHORT + LONG:
+        if not (facts_at(example, Level.BOUND) and facts_at(example, Level.CONTROL)):
+            continue
         wrong = answer(example, random.Random(1), noisy_levels(example, random.Random(2), flip=0.5))
-        before = errors(example, wrong)
-        after = errors(example, ATTACKS[name](example, wrong))
-        assert sum(after.values()) >= sum(before.values())
+        attacked = ATTACKS[name](example, wrong)
+        assert total_error(example, attacked) >= total_error(example, wrong)
 
 
-def _pieces(example):
-    nouns = [noun(example, i) for i in example.levels] + ["vegan", "squats"]
-    forms = [form for forms in FORMS.values() for form in forms]
-    sentence = st.builds(
-        lambda form, word: form.format(word), st.sampled_from(forms), st.sampled_from(nouns)
-    )
-    return st.lists(
-        st.one_of(
-            sentence,
-            st.sampled_from(nouns),
-            st.text(max_size=12),
-            st.sampled_from([a.text for a in example.atoms]),
-        )
-    )
+def _text_pieces(example):
+    """Lists of sentences, nouns, texts of memory, and anything."""
+    nouns = st.sampled_from([noun(example, i) for i in example.levels] + ["vegan", "squats"])
+    wordings = st.sampled_from(list(chain.from_iterable(FORMS.values())))
+    sentences = st.builds(lambda wording, word: wording.format(word), wordings, nouns)
+    memories = st.sampled_from([atom.text for atom in example.atoms])
+    return st.lists(st.one_of(sentences, nouns, st.text(max_size=12), memories))
 
 
 @settings(max_examples=150, deadline=None)
@@ -357,20 +359,16 @@ def test_added_text_never_lowers_an_error(data):
     """Whatever comes after a part of an answer that already names an atom, that atom's error does not shrink below the
     one of its cleanest reading, and an honest answer only gets worse."""
     example = data.draw(st.sampled_from(SHORT[:10] + LONG[:10]))
-    extra = " ".join(data.draw(_pieces(example)))
-    honest = answer(example, random.Random(1))
-    judged = exact_judge(example, f"{extra} {honest}")
-    assert judged.scored
-    for atom in judged.atoms:
-        uses = [
-            s
-            for s in read_answer(f"{extra} {honest}"[: MAX_CHARACTERS + 1])
-            if noun(example, atom.atom_id) in s.nouns
-        ]
+    added_text = " ".join(data.draw(_text_pieces(example)))
+    response = f"{added_text} {answer(example, random.Random(1))}"
+    sentences = read_answer(response[: MAX_CHARACTERS + 1])
+    judgment = exact_judge(example, response)
+    assert judgment.scored
+    for atom in judgment.atoms:
+        uses = [s for s in sentences if noun(example, atom.atom_id) in s.nouns]
         if len(uses) > 1:
-            assert abs(atom.actual - atom.ideal) == max(
-                abs(level - atom.ideal) for level in (Level.IGNORE, Level.CONTROL)
-            )
+            largest_error = max(atom.ideal - Level.IGNORE, Level.CONTROL - atom.ideal)
+            assert abs(atom.actual - atom.ideal) == largest_error
 
 
 @settings(max_examples=200, deadline=None)
@@ -394,61 +392,62 @@ def test_garbage_is_judged_covered_and_scored(text):
 )
 def test_of_a_huge_answer_only_the_beginning_is_read(text, monkeypatch):
     """Sentences are looked for in so many characters, and forms in none that are too long to be one."""
-    seen = []
-    parsed = []
-    reader = microworld.read_answer
-    parser = microworld._parse
-    monkeypatch.setattr(
-        microworld, "read_answer", lambda part: seen.append(len(part)) or reader(part)
-    )
-    monkeypatch.setattr(microworld, "_parse", lambda part: parsed.append(len(part)) or parser(part))
+    reader = mock.Mock(wraps=microworld.read_answer)
+    parser = mock.Mock(wraps=microworld._parse)
+    monkeypatch.setattr(microworld, "read_answer", reader)
+    monkeypatch.setattr(microworld, "_parse", parser)
     assert exact_judge(SHORT[0], text).scored
-    assert seen == [MAX_CHARACTERS + 1] and sum(parsed) <= seen[0] and max(parsed, default=0) < 400
+    (call,) = reader.call_args_list
+    assert len(call.args[0]) == MAX_CHARACTERS + 1
+    parsed_lengths = [len(call.args[0]) for call in parser.call_args_list]
+    assert sum(parsed_lengths) <= MAX_CHARACTERS + 1
+    assert max(parsed_lengths, default=0) < MAX_SENTENCE
 
 
 def test_the_rules_one_by_one():
     example = first_with(SHORT, Level.CONTROL, Level.BOUND, Level.IGNORE)
-    c, b, i = (facts_at(example, level)[0] for level in (Level.CONTROL, Level.BOUND, Level.IGNORE))
+    control = facts_at(example, Level.CONTROL)[0]
+    bound = facts_at(example, Level.BOUND)[0]
+    ignored = facts_at(example, Level.IGNORE)[0]
+    plan = f"Build the plan on {noun(example, control)}."
+    remark = f"Keep {noun(example, bound)} in mind."
+    wrong_remark = f"Keep {noun(example, ignored)} in mind."
+    for atom_id, text, level in (
+        (control, f"{plan} {remark} {CLOSING}", Level.CONTROL),
+        (bound, f"{plan} {remark} {CLOSING}", Level.BOUND),
+        (control, CLOSING, Level.IGNORE),
+        (control, f"{plan} {plan} {CLOSING}", Level.IGNORE),
+        (bound, f"{remark} {remark} {CLOSING}", Level.CONTROL),
+        (control, f"{plan} {remark}", Level.IGNORE),
+        (ignored, f"{wrong_remark} {CLOSING}", Level.BOUND),
+        (ignored, wrong_remark, Level.CONTROL),
+    ):
+        assert actual_levels(example, text)[atom_id] == level, text
 
-    def actual(text):
-        return {atom.atom_id: atom.actual for atom in exact_judge(example, text).atoms}
 
-    plan = f"Build the plan on {noun(example, c)}."
-    remark = f"Keep {noun(example, b)} in mind."
-    assert actual(f"{plan} {remark} {CLOSING}")[c] == Level.CONTROL
-    assert actual(f"{plan} {remark} {CLOSING}")[b] == Level.BOUND
-    assert actual(CLOSING)[c] == Level.IGNORE
-    assert actual(f"{plan} {plan} {CLOSING}")[c] == Level.IGNORE
-    assert actual(f"{remark} {remark} {CLOSING}")[b] == Level.CONTROL
-    assert actual(f"{plan} {remark}")[c] == Level.IGNORE
-    assert actual(f"Keep {noun(example, i)} in mind. {CLOSING}")[i] == Level.BOUND
-    assert actual(f"Keep {noun(example, i)} in mind.")[i] == Level.CONTROL
+def prohibitions(example):
+    """The ids of the prohibitions of requested things that are of level Control."""
+    atom_ids = []
+    for atom_id, level in example.levels.items():
+        if level == Level.CONTROL and noun(example, atom_id) in example.requests:
+            atom_ids.append(atom_id)
+    return atom_ids
 
 
 def test_prohibitions():
-    example = next(
-        e
-        for e in LONG
-        if any(noun(e, i) in e.requests and e.levels[i] == Level.CONTROL for i in e.levels)
-    )
-    atom_id = next(
-        i
-        for i in example.levels
-        if noun(example, i) in example.requests and example.levels[i] == Level.CONTROL
-    )
+    example = next(filter(prohibitions, LONG))
+    atom_id = prohibitions(example)[0]
     word = noun(example, atom_id)
-
-    def actual(text):
-        return {atom.atom_id: atom.actual for atom in exact_judge(example, text).atoms}[atom_id]
-
-    assert actual(f"Leave out {word} this time. {CLOSING}") == Level.CONTROL
-    assert actual(CLOSING) == Level.BOUND
-    violation = f"Include {word} as asked. {CLOSING}"
-    assert actual(violation) == Level.IGNORE
-    assert [s.text for s in sentence_roles(example, violation) if s.roles[atom_id] == "key"] == [
-        f"Include {word} as asked."
-    ]
-    assert actual(f"Build the plan on {word}. {CLOSING}") == Level.IGNORE
+    violation = f"Include {word} as asked."
+    for text, level in (
+        (f"Leave out {word} this time. {CLOSING}", Level.CONTROL),
+        (CLOSING, Level.BOUND),
+        (f"{violation} {CLOSING}", Level.IGNORE),
+        (f"Build the plan on {word}. {CLOSING}", Level.IGNORE),
+    ):
+        assert actual_levels(example, text)[atom_id] == level, text
+    sentences = sentence_roles(example, f"{violation} {CLOSING}")
+    assert [s.text for s in sentences if s.roles[atom_id] == "key"] == [violation]
 
 
 # sentence roles
@@ -459,13 +458,12 @@ def test_roles_cover_every_atom_and_point_at_the_quote():
         text = answer(example, random.Random(0), noisy_levels(example, random.Random(1), flip=0.3))
         sentences = sentence_roles(example, text)
         for atom in exact_judge(example, text).atoms:
-            roles = [s.roles[atom.atom_id] for s in sentences]
-            assert set(roles) <= {"key", "partial", "irrelevant"}
-            keys = [s.text for s, r in zip(sentences, roles, strict=True) if r == "key"]
-            assert keys == ([atom.quote] if atom.quote else [])
-        assert {
-            r for s in sentences if s.kind in ("filler", "closing") for r in s.roles.values()
-        } == {"irrelevant"}
+            assert {s.roles[atom.atom_id] for s in sentences} <= {"key", "partial", "irrelevant"}
+            key_texts = [s.text for s in sentences if s.roles[atom.atom_id] == "key"]
+            assert key_texts == ([atom.quote] if atom.quote else [])
+        for sentence in sentences:
+            if sentence.kind in ("filler", "closing"):
+                assert set(sentence.roles.values()) == {"irrelevant"}
 
 
 def test_a_competing_value_and_a_fault_are_partial():
@@ -481,13 +479,11 @@ def test_a_competing_value_and_a_fault_are_partial():
 def test_demonstrations_are_seeded_and_flip_as_often_as_asked():
     rows = demonstrations("long", 150, seed=1, flip=0.25)
     assert rows == demonstrations("long", 150, seed=1, flip=0.25)
-    ideal = [e.levels for e in make_examples("long", 150, 1, "coldstart")]
-    wrong = [
-        row["levels"][i] != level
-        for row, levels in zip(rows, ideal, strict=True)
-        for i, level in levels.items()
-    ]
-    assert 0.2 < sum(wrong) / len(wrong) < 0.3
+    examples = make_examples("long", 150, 1, "coldstart")
+    is_flipped = []
+    for row, example in zip(rows, examples, strict=True):
+        is_flipped += [row["levels"][i] != ideal for i, ideal in example.levels.items()]
+    assert 0.2 < sum(is_flipped) / len(is_flipped) < 0.3
     assert [m["role"] for m in rows[0]["prompt"] + rows[0]["completion"]] == ["user", "assistant"]
 
 
@@ -511,17 +507,15 @@ def test_bias_goes_where_it_is_sent():
 def test_world_text_is_lossless_and_known():
     for example in SHORT + LONG:
         texts = [answer(example, random.Random(0)), audit_text(example), example.question]
-        texts += [block.atomic_concat_text for block in example.blocks] + [
-            block.memory_text for block in example.blocks
-        ]
+        for block in example.blocks:
+            texts += [block.atomic_concat_text, block.memory_text]
         for text in texts:
             ids = TOKENIZER(text)["input_ids"]
             assert TOKENIZER.unk_token_id not in ids and TOKENIZER.decode(ids) == text
         for prompt_template in ("micro", "micro-audit"):
             prompt = encode_prompt(TOKENIZER, render(example, "concat", prompt_template))
-            assert TOKENIZER.unk_token_id not in prompt and prompt[
-                -1
-            ] == TOKENIZER.convert_tokens_to_ids("<|assistant|>")
+            assert TOKENIZER.unk_token_id not in prompt
+            assert prompt[-1] == TOKENIZER.convert_tokens_to_ids("<|assistant|>")
 
 
 @settings(max_examples=100, deadline=None)
@@ -534,10 +528,10 @@ def test_foreign_text_becomes_unknown_without_a_crash(text):
 def test_a_completion_extends_its_prompt():
     row = demonstrations("short", 1, seed=0)[0]
     prompt = encode_prompt(TOKENIZER, row["prompt"])
-    full = TOKENIZER.apply_chat_template(row["prompt"] + row["completion"], return_dict=True)[
-        "input_ids"
-    ]
-    assert full[: len(prompt)] == prompt and full[-1] == TOKENIZER.eos_token_id
+    encoded = TOKENIZER.apply_chat_template(row["prompt"] + row["completion"], return_dict=True)
+    conversation = encoded["input_ids"]
+    assert conversation[: len(prompt)] == prompt
+    assert conversation[-1] == TOKENIZER.eos_token_id
 
 
 def test_control_tokens_in_memory_are_data():
@@ -559,33 +553,25 @@ def test_removing_an_atom_keeps_the_prompt_valid():
 def test_policy_is_small_seeded_and_leaves_the_global_generator_alone():
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = build_policy(0)
-    again = build_policy(0)
-    other = build_policy(1)
+    policies = [build_policy(seed) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), state)
-    assert 150_000 < sum(p.numel() for p in first.parameters()) < 300_000
-    weights = [m.model.layers[0].mlp.up_proj.weight for m in (first, again, other)]
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert 150_000 < sum(p.numel() for p in policies[0].parameters()) < 300_000
+    first, same, different = [p.model.layers[0].mlp.up_proj.weight for p in policies]
+    assert torch.equal(first, same) and not torch.equal(first, different)
 
 
 def test_fit_lowers_the_loss():
     model = build_policy(0)
-    rows = []
     example = SHORT[0]
     prompt = encode_prompt(TOKENIZER, render(example, "concat", "micro"))
-    row = (
-        prompt,
-        TOKENIZER(answer(example, random.Random(0)))["input_ids"] + [TOKENIZER.eos_token_id],
-        "answer",
-    )
-    fit(model, iter([[row]] * 80), 80, report=rows.append)
-    assert rows[-1]["answer"] < rows[0]["answer"] / 5
-    said = TOKENIZER.decode(
-        model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=192)[
-            0, len(prompt) :
-        ]
-    )
-    assert said.removesuffix("<|end|>") == answer(example, random.Random(0))
+    honest = answer(example, random.Random(0))
+    completion = TOKENIZER(honest)["input_ids"] + [TOKENIZER.eos_token_id]
+    reports = []
+    batches = repeat([(prompt, completion, "answer")])
+    fit(model, batches, 80, report=reports.append)
+    assert reports[-1]["answer"] < reports[0]["answer"] / 5
+    output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=192)
+    assert TOKENIZER.decode(output[0, len(prompt) :]).removesuffix("<|end|>") == honest
 
 
 # shipped policies
@@ -595,9 +581,9 @@ def test_fit_lowers_the_loss():
 def test_shipped_policies_load_and_are_described(name):
     model, tokenizer = load_policy(name)
     assert model.dtype == torch.float32 and tokenizer.get_vocab() == TOKENIZER.get_vocab()
-    told = json.loads((policy_path(name) / "policy.json").read_text())
-    assert {"command", "seed", "base", "measured"} <= told.keys()
-    assert not re.search(r"/(home|tmp|root)/", json.dumps(told))
+    description = json.loads((policy_path(name) / "policy.json").read_text())
+    assert {"command", "seed", "base", "measured"} <= description.keys()
+    assert not re.search(r"/(home|tmp|root)/", json.dumps(description))
 
 
 def test_unknown_policies_are_refused_with_the_shipped_names():
@@ -608,17 +594,10 @@ def test_unknown_policies_are_refused_with_the_shipped_names():
 def test_cold_short_is_imperfect_in_the_useful_range():
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 200, seed=7, split="validation")
-    _, judged = evaluate(
-        model,
-        tokenizer,
-        examples,
-        exact_judge,
-        text="concat",
-        prompt_template="micro",
-        max_tokens=192,
-        seed=0,
-    )
-    assert 40 < 100 * sum(0.5 ** (j.over + j.under) for j in judged) / 200 < 62
+    options = {"text": "concat", "prompt_template": "micro", "max_tokens": 192, "seed": 0}
+    _, judgments = evaluate(model, tokenizer, examples, exact_judge, **options)
+    scores = [0.5 ** (judgment.over + judgment.under) for judgment in judgments]
+    assert 0.40 < sum(scores) / len(scores) < 0.62
 
 
 def lengthened(text: str) -> str:
@@ -637,26 +616,20 @@ def commas(text: str) -> str:
 def test_hiding_an_answer_from_the_judge_never_pays(attack):
     rng = random.Random(5)
     for example in SHORT:
-        said = answer(example, rng, noisy_levels(example, rng, 0.5))
-        plain = exact_judge(example, said)
-        hidden = exact_judge(example, attack(said))
-        assert hidden.over + hidden.under >= plain.over + plain.under, attack(said)[-200:]
+        text = answer(example, rng, noisy_levels(example, rng, 0.5))
+        attacked = attack(text)
+        assert total_error(example, attacked) >= total_error(example, text), attacked[-200:]
 
 
 def test_contradicting_the_value_breaks_the_mention():
     for example in SHORT:
-        controlled = [
-            a for a in example.atoms if a.ideal and not a.usage_rubric["marker"]["prohibits"]
-        ]
-        if not controlled:
+        grounded = facts_at(example, Level.BOUND) + facts_at(example, Level.CONTROL)
+        if not grounded:
             continue
-        marker = controlled[0].usage_rubric["marker"]
-        owned = {a.usage_rubric["marker"]["noun"] for a in example.atoms} | set(example.requests)
-        rival = next(n for n in WORDS[example.domain][marker["attribute"]] if n not in owned)
+        attribute = example.atom(grounded[0]).usage_rubric["marker"]["attribute"]
+        known_nouns = {noun(example, i) for i in example.levels}.union(example.requests)
+        rival = next(n for n in WORDS[example.domain][attribute] if n not in known_nouns)
         honest = answer(example, random.Random(0))
-        closing = honest.rindex(".", 0, len(honest) - 1) + 1
-        verdict = exact_judge(
-            example, honest[:closing] + f" Build the plan on {rival}." + honest[closing:]
-        )
-        assert exact_judge(example, honest).over + exact_judge(example, honest).under == 0
-        assert verdict.over + verdict.under > 0
+        contradicted = _before_closing(honest, f"Build the plan on {rival}.")
+        assert total_error(example, honest) == 0
+        assert total_error(example, contradicted) > 0

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -1117,3 +1118,26 @@ def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
     )
     styles = "".join(file.read_text() for file in [*pages, *folder.glob("*.css.j2")])
     assert not re.search(r"first-child[^{]*\{[^}]*!important", styles)
+
+
+def doubts(monkeypatch, difference, shifts, withheld=""):
+    """The notes on a difference between two sides of which the judge's errors shift SCS by so much."""
+    sides = [SimpleNamespace(label=name, name=name, run=name) for name in shifts]
+
+    def corrections(run):
+        table = pd.DataFrame({"metric": ["SCS"], "correction": [shifts[run]]})
+        return [evaluation.Correction(run, table, withheld)]
+
+    monkeypatch.setattr(comparison, "corrections", corrections)
+    row = {"domain": "all", "metric": "SCS", "run": "new", "difference": difference}
+    return comparison._doubts(sides, pd.DataFrame([row]))
+
+
+def test_only_the_errors_that_two_runs_do_not_share_count(monkeypatch):
+    """+38.3 was once said to lie below a judge error of 48.8, where the two runs' errors differed by 10.5."""
+    assert doubts(monkeypatch, 38.3, {"old": 48.8, "new": 38.3}) == []
+    [note] = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3})
+    assert "(+4.0) by -10.5, a model-based estimate" in note
+    notes = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3}, "the judge's exam ended failed")
+    assert [note.split(":")[0] for note in notes] == ["old", "new"]
+    assert all("is not known, because the judge's exam ended failed." in note for note in notes)
