@@ -25,6 +25,7 @@ settings.register_profile("core", settings.get_profile("ci"), max_examples=8)  #
 settings.load_profile("ci")
 
 
+FIRST = "tests/test_trl_surface.py"  # what we rely on, before everything that relies on it
 LONG_FIRST = (
     "tests/commands/",
     "tests/trainer/",
@@ -43,13 +44,15 @@ LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8"
 def pytest_collection_modifyitems(items):
     """Cases of long.txt, each over one or two seconds when it was written down, are slow tests.
 
-    What takes longest begins first: with two workers neither waits at the end for a long file of the other one.
+    The surface of the base libraries comes first of all. What takes longest begins first: with two workers neither waits at the end for a long file of the other one.
     """
     for item in items:
         if item.nodeid in LONG:
             item.add_marker(pytest.mark.slow)
 
     def rank(item):
+        if item.nodeid.startswith(FIRST):
+            return -1
         return next(
             (k for k, place in enumerate(LONG_FIRST) if item.nodeid.startswith(place)),
             len(LONG_FIRST),

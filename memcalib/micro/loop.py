@@ -8,12 +8,12 @@ __all__ = ['check_loop', 'CreditLoop']
 # %% ../../nbs/micro/03_loop.ipynb #118e8937
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from trl.trainer.utils import RepeatSampler
 
 from ..credit.logprobs import response_logps
 from ..credit.prefix_groups import response_mask
@@ -23,7 +23,6 @@ from ..inference.local import end_tokens, prompt_encoder, sample_tokens
 from ..problem import Example, JudgeLike
 from ..rules.base import CreditConfig
 from ..trainer.callbacks import answer_stats
-from ..trainer.checkpoints import EpochSampler
 from ..trainer.rewards import ChannelRewards, assign_credit, quoting_judge
 from ..trainer.train_config import TrainConfig
 from ..training import answer_seed
@@ -44,7 +43,7 @@ _LOOP_SETTINGS = {
     "text",
     "prompt_template",
     "eval_text",  # without a validation it says nothing
-    *(field.name for field in fields(CreditConfig)),
+    *CreditConfig.model_fields,
 }
 
 
@@ -114,7 +113,7 @@ class CreditLoop:
     def _rows(self) -> Iterator[list[int]]:
         "Numbers of examples, a step's answers at a time, pass after pass."
         config = self.config
-        sampler = EpochSampler(
+        sampler = RepeatSampler(
             self.examples, config.generations, config.prompts, 1, shuffle=True, seed=config.seed
         )
         size = config.prompts * config.generations

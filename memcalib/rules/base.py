@@ -6,7 +6,7 @@
 __all__ = ['NOTHING', 'LOG_PROBABILITIES', 'DIVERGENCES', 'RulePairs', 'CREDIT_RULES', 'UNIFORM_METHODS', 'MODES',
            'COUNTERFACTUAL', 'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'JudgedAnswers', 'JudgedBatch', 'Pairs',
            'channel_atoms', 'ChannelWeights', 'OwnAdvantages', 'Rereading', 'CreditRule', 'credit_rule', 'rule_modules',
-           'rule_settings', 'eta_by_channel', 'CreditConfig']
+           'rule_settings', 'eta_by_channel', 'CreditSettings', 'CreditConfig']
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10004
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..channels import channel_index, direction_check
-from ..io.settings import import_object, need_method
+from ..io.settings import FrozenSettings, import_object, need_method
 from ..metrics import CHANNELS
 from ..problem import Example, Judgment
 
@@ -279,16 +279,12 @@ def _known_mode(mode: str) -> str:
     return mode
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
-class CreditConfig:
-    """Credit assignment: the paper's settings by default. `ValueError` names a field
-    and the value that is not allowed."""
+class CreditSettings(FrozenSettings):
+    """The settings of credit assignment, the paper's by default: each is right by itself, not
+    yet all of them together. `TrainSettings` (trainer/train_config.py) has them too."""
 
-    # how much is moved: 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of 'gdpo'
-    method: Literal["grpo", "gdpo", "memcalib-rl"] = "memcalib-rl"
-    eta: Share | dict[str, Share] = (
-        0.75  # localization strength, or one per channel name (others 0)
-    )
+    # how much is moved
+    eta: Share | dict[str, Share] = 0.75  # strength, or one per channel name (others 0)
     cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = 4.0  # largest multiplier
     # what is looked for
     d_max: Nats = 3.0  # clip of the signal
@@ -296,20 +292,15 @@ class CreditConfig:
     granularity: Literal["token", "sentence"] = "token"  # of the weights
     sentence_gate: Nats = 0.01  # absolute threshold on the largest sentence mean
     gamma: Nats = 1.0  # how strongly low coverage counts against a sentence
-    mode: Annotated[str, pydantic.AfterValidator(_known_mode)] = (
-        "ordered"  # the rule of 'memcalib-rl': one of `MODES`, or 'package.module:name'
-    )
-    under_use: Literal["suppressed", "uniform", "absolute"] = (
-        "suppressed"  # the signal of the under-use channels
-    )
-    threshold_pool: Literal["all", "open"] = (
-        "all"  # pairs that the model reads again: all, or those that the rule opens
-    )
+    # the rule of 'memcalib-rl': one of `MODES`, or 'package.module:name'
+    mode: Annotated[str, pydantic.AfterValidator(_known_mode)] = "ordered"
+    # the signal of the under-use channels
+    under_use: Literal["suppressed", "uniform", "absolute"] = "suppressed"
+    # pairs that the model reads again: all, or those that the rule opens
+    threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False  # AC- counts as AB-
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
-    threshold_start: Nats = (
-        0.02  # before the first batch; they move towards values of at least `gate`
-    )
+    threshold_start: Nats = 0.02  # before the first batch; they move to values of at least `gate`
     sentence_start: Nats = 0.01  # the same for sentence means, and `sentence_gate`
     threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: Share = 0.70
@@ -325,17 +316,26 @@ class CreditConfig:
     ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = 0  # 0 population, 1 sample deviation
     center: bool = False  # remove the batch mean before scaling
     scale_unit: Literal["response", "token"] = "response"  # what the RMS averages over
-    max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = (
-        None  # bound of a token's advantage; means are then not preserved
-    )
+    # bound of a token's advantage; means are then not preserved
+    max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = None
 
-    def __post_init__(self):
+
+class CreditConfig(CreditSettings):
+    """Credit assignment: the paper's settings by default. `ValueError` names a field
+    and the value that is not allowed."""
+
+    # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of 'gdpo'
+    method: Literal["grpo", "gdpo", "memcalib-rl"] = "memcalib-rl"
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> "CreditConfig":
         eta_by_channel(self.eta)
         if self.segment_min > self.segment_max:
             raise ValueError(
                 f"segment_min {self.segment_min}, segment_max {self.segment_max}: "
                 "allowed are segment_min <= segment_max"
             )
+        return self
 
     @property
     def rule(self) -> CreditRule:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIGNALS', 'Result', 'log', 'SEAL', 'ROWS', 'FREE', 'BEST', 'RunStopped', 'Interrupted', 'elected', 'StopSignals',
-           'random_state', 'set_random_state', 'EpochSampler', 'CheckpointError', 'checksum', 'seal', 'unseal',
-           'writing', 'read_state', 'saved_weights', 'checkpoints', 'FoundCheckpoint', 'find_checkpoint',
+           'random_state', 'set_random_state', 'start_pass', 'repeat_sampler', 'CheckpointError', 'checksum', 'seal',
+           'unseal', 'writing', 'read_state', 'saved_weights', 'checkpoints', 'FoundCheckpoint', 'find_checkpoint',
            'DecisiveSettings', 'decisive', 'with_reasons', 'examples_hash', 'check_same_run', 'restore_rows',
            'keep_best', 'restore_best', 'Checkpoints', 'by_main']
 
@@ -33,6 +33,7 @@ import xxhash
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
@@ -40,6 +41,7 @@ from trl.trainer.utils import RepeatSampler
 from ..io.records import write_whole
 from ..io.settings import changed
 from ..problem import Example
+from .train_config import WatchSettings
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #6c226181
 class RunStopped(RuntimeError):
@@ -175,26 +177,23 @@ def set_random_state(state: tuple) -> None:
         torch.cuda.set_rng_state_all(state[3])
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #cf9ae8ce
-class EpochSampler(RepeatSampler):
-    """The base trainer's sampler, whose order depends on the seed and the number of the pass alone."""
+def start_pass(sampler: RepeatSampler, epoch: int) -> None:
+    """Make the next pass over the data the `epoch`-th, counted from 0: its order depends on the seed and that number alone."""
+    if not sampler.shuffle:
+        return
+    sampler.generator.manual_seed(sampler.seed)
+    for _ in range(epoch):
+        torch.randperm(sampler.num_samples, generator=sampler.generator)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass the `epoch`-th, counted from 0."""
-        self.generator.manual_seed(self.seed)
-        for _ in range(epoch):
-            torch.randperm(self.num_samples, generator=self.generator)
 
-    @classmethod
-    def like(cls, sampler: RepeatSampler) -> "EpochSampler":
-        """A sampler with the settings of another one."""
-        return cls(
-            sampler.data_source,
-            mini_repeat_count=sampler.mini_repeat_count,
-            batch_size=sampler.batch_size,
-            repeat_count=sampler.repeat_count,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-        )
+def repeat_sampler(loader: DataLoader) -> RepeatSampler:
+    """The sampler of a trainer's loader, in one process or in several, at the start of a pass or within it."""
+    batch_sampler = loader.batch_sampler
+    while hasattr(
+        batch_sampler, "batch_sampler"
+    ):  # a process's share of the batches, or the rest of them
+        batch_sampler = batch_sampler.batch_sampler
+    return batch_sampler.sampler
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #3fe92388
 def _to_memory(storage, location: str):
@@ -405,23 +404,7 @@ def find_checkpoint(out: str | Path, resume: bool | str | Path | None) -> FoundC
     return None
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #452c86b6
-FREE = {
-    "steps",
-    "save_every",
-    "eval_every",
-    "keep_best",
-    "trace_every",
-    "report_to",
-    "max_failed",
-    "pause_minutes",
-    "stop_on_drift",
-    "drift_steps",
-    "drift_length",
-    "drift_end_rate",
-    "drift_repetition",
-    "drift_mismatch",
-    "drift_closing",
-}
+FREE = {"steps", *WatchSettings.model_fields}
 _FREE_TRL = (
     "vllm_server_",
     "save_total_limit",

@@ -622,8 +622,10 @@ class OpsdGKD(OpsdPG):
         # overridden: TRL's loss has no place for a term of each token beside advantage and KL
         of_update = {name: inputs[f"teacher_{name}"] for name in TeacherLogps._fields}
         self.teacher_logps = TeacherLogps(**of_update)
-        loss = super().compute_loss(model, inputs, *args, **options)
-        self.teacher_logps = None
+        try:
+            loss = super().compute_loss(model, inputs, *args, **options)
+        finally:
+            self.teacher_logps = None
         share = (
             self.current_gradient_accumulation_steps
             / self.args.steps_per_generation

@@ -175,7 +175,7 @@ def _token_counter(recipe: Recipe, config: MethodConfig) -> tuple[TokenCounter, 
     return count, ""
 
 # %% ../../nbs/trainer/11_forecast.ipynb #d8d63d79
-def _taught(config: MethodConfig) -> bool:
+def _has_teacher(config: MethodConfig) -> bool:
     """Whether a method reads its answers under a teacher's prompt."""
     return training_method(_method(config)).needs_teacher
 
@@ -198,7 +198,7 @@ def measure_texts(recipe: Recipe, config: MethodConfig) -> Texts:
             request = judge_request(example, "", recipe.judging)
             judge_prompts.append(estimate_tokens(request.messages))
     teacher_prompts = []
-    if _taught(config):
+    if _has_teacher(config):
         template = config.teacher_prompt_template or config.prompt_template
         for example in examples:
             messages = teacher_messages(example, config.text, template)
@@ -251,37 +251,45 @@ def _assumed_texts(recipe: Recipe, config: MethodConfig, validation: int) -> Tex
         judged=ASSUMED["judge frame"] + rubrics,
         validation=validation,
         assumptions=[assumption],
-        teacher=ASSUMED["prompt"] + rubrics if _taught(config) else 0.0,
+        teacher=ASSUMED["prompt"] + rubrics if _has_teacher(config) else 0.0,
     )
 
 # %% ../../nbs/trainer/11_forecast.ipynb #5286f913
-def _again(config: Any, texts: Texts) -> Rereading:
+def _rereading(config: TrainConfig, texts: Texts) -> Rereading:
     """How often an answer is read without some of its memory, and what that assumes."""
-    credit = getattr(config, "credit", None)
-    if credit is None:
-        return Rereading()
-    return credit.rule.rereading(texts.atoms)
+    return config.credit.rule.rereading(texts.atoms)
 
 
-def epoch_work(config: Any, texts: Texts) -> dict[str, float]:
+def _assumed_answer(config: MethodConfig) -> int:
+    """The tokens that an answer is assumed to have, at most those that the settings admit."""
+    if isinstance(config, TrainConfig):
+        return min(ASSUMED["answer"], config.max_tokens)
+    return ASSUMED["answer"]
+
+
+def epoch_work(config: TrainConfig, texts: Texts) -> dict[str, float]:
     """Steps, answers and tokens of one epoch of a method that samples answers; tokens rest on what is assumed of answers and channels."""
     steps = texts.examples // config.prompts
-    rows = config.prompts * config.generations
-    answers = steps * rows
-    answer = min(ASSUMED["answer"], config.max_tokens)
-    each = min(texts.prompt, config.max_prompt) + answer
-    taught = min(texts.teacher, config.max_teacher) + answer if _taught(config) else 0
-    passes = (config.minibatches > 1 or _taught(config)) + (config.beta > 0)
-    pairs = _again(config, texts)[0]
+    answers = steps * config.prompts * config.generations
+    answer_tokens = _assumed_answer(config)
+    row_tokens = min(texts.prompt, config.max_prompt) + answer_tokens
+    teacher_tokens = 0
+    if _has_teacher(config):
+        teacher_tokens = min(texts.teacher, config.max_teacher) + answer_tokens
+    passes = 0
+    if config.minibatches > 1 or _has_teacher(config):
+        passes += 1  # of the policy
+    if config.beta > 0:
+        passes += 1  # of the reference
     return {
         "steps per epoch": steps,
         "epochs": config.steps / steps if steps else 0.0,
         "answers": answers,
-        "tokens sampled": answers * answer,
-        "tokens read by the update": answers * each,
-        "tokens read by policy and reference": answers * each * passes,
-        "tokens read by counterfactuals": answers * each * pairs,
-        "tokens read by the teacher": answers * taught,
+        "tokens sampled": answers * answer_tokens,
+        "tokens read by the update": answers * row_tokens,
+        "tokens read by policy and reference": answers * row_tokens * passes,
+        "tokens read by counterfactuals": answers * row_tokens * _rereading(config, texts).times,
+        "tokens read by the teacher": answers * teacher_tokens,
     }
 
 # %% ../../nbs/trainer/11_forecast.ipynb #6072712d
@@ -333,13 +341,6 @@ def judge_work(
         "completion tokens": reply_tokens,
         "cost": cost,
     }
-
-
-def _assumed_answer(config: MethodConfig) -> int:
-    """The tokens that an answer is assumed to have, at most those that the settings admit."""
-    if isinstance(config, TrainConfig):
-        return min(ASSUMED["answer"], config.max_tokens)
-    return ASSUMED["answer"]
 
 
 def _validations(config: MethodConfig, texts: Texts, work: Mapping[str, float]) -> int:
@@ -640,7 +641,7 @@ def _copies(config: MethodConfig) -> int:
     if config.lora_rank and not config.teacher:
         return 0  # the adapter, switched off, leaves the model it began with
     reference = config.beta > 0 and not config.lora_rank
-    if not _taught(config):
+    if not _has_teacher(config):
         return int(reference)
     if reference and not config.teacher:
         return 1  # the reference serves as teacher
@@ -875,29 +876,27 @@ def forecast(
     """
     config = method_config(recipe, method, seed)
     texts = measure_texts(recipe, config)
-    work = teaching_work(recipe, config, texts) if method == "sft" else epoch_work(config, texts)
     shape = recipe_shape(recipe, config)
-    memory, notes = _memory(recipe, config, texts, shape)
-    assumed = [
-        f"answers of {min(ASSUMED['answer'], getattr(config, 'max_tokens', 500))} tokens",
-        *texts.assumptions,
-        *notes,
-    ]
-    assumed += filter(None, [_again(config, texts)[1]])
-    judge = judge_work(recipe, config, texts, work)
-    problems = list(warnings_of(recipe, config, shape, memory))
-    seen = None if texts.longest is None else texts.examples
-    refused = list(preflight(recipe, method, config, seen, texts.validation, local=True))
-    gpus = recipe.launch.processes if _on_gpus(recipe.launch) else 0
+    memory, memory_notes = _memory(recipe, config, texts, shape)
+    assumptions = [f"answers of {_assumed_answer(config)} tokens"]
+    assumptions += [*texts.assumptions, *memory_notes]
+    if isinstance(config, TrainConfig):
+        work = epoch_work(config, texts)
+        rereading = _rereading(config, texts)
+        if rereading.assumption:
+            assumptions.append(rereading.assumption)
+    else:
+        work = teaching_work(recipe, config, texts)
+    counted = None if texts.longest is None else texts.examples
     return Forecast(
-        method,
-        resolved(recipe, method, seed, settings),
-        work,
-        judge,
-        shape,
-        gpus,
-        memory,
-        assumed,
-        problems,
-        refused,
+        method=method,
+        settings=resolved(recipe, method, seed, settings),
+        work=work,
+        judge=judge_work(recipe, config, texts, work),
+        shape=shape,
+        gpus=recipe.launch.processes if _on_gpus(recipe.launch) else 0,
+        memory=memory,
+        assumptions=assumptions,
+        warnings=list(warnings_of(recipe, config, shape, memory)),
+        refused=list(preflight(recipe, method, config, counted, texts.validation, local=True)),
     )

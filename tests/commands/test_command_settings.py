@@ -86,11 +86,8 @@ def test_what_is_not_known_is_one_line_with_what_is_allowed(capsys, data, typed,
     code, _, err = run(
         capsys, "evaluate", data, "--model", "m", "--judge", "micro-exact", "--dry-run", *typed
     )
-    assert (
-        code in (1, 2)
-        and len(err.strip().splitlines()) == 1
-        and all(needle in err for needle in needles)
-    ), err
+    assert code in (1, 2) and len(err.strip().splitlines()) == 1, err
+    assert all(needle in err for needle in needles), err
     assert err.count("found") <= 1, "a value is shown once"
 
 
@@ -104,24 +101,18 @@ def test_a_later_place_wins(tmp_path):
     file.write_text(
         "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {temperature: 0.1, top_p: 0.2}\n"
     )
-    found = load_settings(
+    evaluation = load_settings(
         Evaluation,
         file,
         {"sampling": {"temperature": 0.3}, "limit": 4},
         ["limit=5"],
         defaults={"split": "dev", "limit": 9},
     )
-    assert (found.sampling.temperature, found.sampling.top_p, found.limit, found.split) == (
-        0.3,
-        0.2,
-        5,
-        "dev",
-    )
-    assert found.judge == "micro-exact" == load_recipe("micro", ["judge=exact"]).judge
-    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {
-        "a": {"b": 3, "c": 2},
-        "d": 4,
-    }
+    assert (evaluation.sampling.temperature, evaluation.sampling.top_p) == (0.3, 0.2)
+    assert (evaluation.limit, evaluation.split) == (5, "dev")
+    assert evaluation.judge == "micro-exact" == load_recipe("micro", ["judge=exact"]).judge
+    nested = merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4})
+    assert nested == {"a": {"b": 3, "c": 2}, "d": 4}
 
 
 def test_locations_are_those_of_the_file():
@@ -146,7 +137,7 @@ def test_a_key_is_never_repeated():
         assert secret not in str(error.value)
 
 
-MINE = """
+MODULE = """
 from memcalib.dataset.sources import SourceRow
 from memcalib.micro.world import exact_judge
 
@@ -172,124 +163,89 @@ def strange():
 
 
 def posts(path):
-    asked, answered = path.read_text().split("|")
-    yield {"number": 1, "asked": asked, "answered": answered}
+    title, text = path.read_text().split("|")
+    yield {"number": 1, "title": title, "text": text}
 
 
-columns = {"id": "number", "question": "asked", "answer": "answered"}
+columns = {"id": "number", "question": "title", "answer": "text"}
 forum = {"domain": "general", "licence": "cc0", "columns": columns, "records": posts}
 """
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch) -> str:
+def module(tmp_path, monkeypatch) -> str:
+    """A module of one's own in the current folder, which is not on the path of imports."""
     name = f"mine_{abs(hash(str(tmp_path)))}"
-    (tmp_path / f"{name}.py").write_text(MINE)
+    (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
-    )
+    folders = [folder for folder in sys.path if folder not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", folders)
     return name
 
 
-def test_a_judge_of_ones_own_judges(capsys, data, mine, tmp_path):
+def test_a_judge_of_ones_own_judges(capsys, data, module, tmp_path):
+    folder = tmp_path / "run"
     with MicroServer(EXAMPLES) as server:
-        common = [
-            "evaluate",
-            data,
-            "--model",
-            "micro-model",
-            "--base-url",
-            server.base_url,
-            "--no-cache",
-        ]
-        common += [
-            "--set",
-            "sampling.max_tokens=64",
-            "--set",
-            "sampling.seeds=[1]",
-            "--out",
-            tmp_path / "run",
-        ]
-        code, _, err = run(capsys, *common, "--judge", f"{mine}:Strict")
+        words = ["evaluate", data, "--model", "micro-model", "--base-url", server.base_url]
+        words += ["--set", "sampling.max_tokens=64", "--set", "sampling.seeds=[1]"]
+        words += ["--judge", f"{module}:Strict", "--out", folder, "--no-cache"]
+        code, _, err = run(capsys, *words)
     assert code == 0, err
-    assert {row.judge for row in load_judgments(tmp_path / "run" / "judgments.jsonl")} == {"strict"}
-    assert (
-        json.loads((tmp_path / "run" / "parameters.json").read_text())["judge"] == f"{mine}:Strict"
-    )
+    assert {row.judge for row in load_judgments(folder / "judgments.jsonl")} == {"strict"}
+    parameters = json.loads((folder / "parameters.json").read_text())
+    assert parameters["judge"] == f"{module}:Strict"
 
 
 @pytest.mark.parametrize(
     ("name", "needle"),
     [("Mute", "no method __call__"), ("Needy", "Needy()"), ("Strickt", "perhaps Strict")],
 )
-def test_a_class_that_cannot_judge_is_refused(mine, name, needle):
+def test_a_class_that_cannot_judge_is_refused(module, name, needle):
     with pytest.raises(ValueError, match="judge: found") as error:
-        load_recipe("micro", [f"judge={mine}:{name}"])
-    assert (
-        needle in str(error.value)
-        and "allowed" in str(error.value)
-        and len(str(error.value).splitlines()) == 1
-    )
+        load_recipe("micro", [f"judge={module}:{name}"])
+    (line,) = str(error.value).splitlines()
+    assert needle in line and "allowed" in line
 
 
-def test_a_source_of_ones_own_is_read(mine):
-    assert [row.id for row in SourcePlan(source=f"{mine}:rows", limit=3).rows()] == [
-        "r0",
-        "r1",
-        "r2",
-    ]
-    assert {row.answer for row in SourcePlan(source=f"{mine}:rows", path="a.csv").rows()} == {
-        "a.csv"
-    }
+def test_a_source_of_ones_own_is_read(module):
+    rows = SourcePlan(source=f"{module}:rows", limit=3).rows()
+    assert [row.id for row in rows] == ["r0", "r1", "r2"]
+    rows = SourcePlan(source=f"{module}:rows", path="a.csv").rows()
+    assert {row.answer for row in rows} == {"a.csv"}
     with pytest.raises(ValueError, match=r"row 1: found .*allowed are SourceRow"):
-        list(SourcePlan(source=f"{mine}:strange").rows())
+        list(SourcePlan(source=f"{module}:strange").rows())
     (Path.cwd() / "posts.txt").write_text("Where do I park?|Behind the mill.")
-    rows = list(SourcePlan(source=f"{mine}:forum", path="posts.txt").rows())
+    rows = list(SourcePlan(source=f"{module}:forum", path="posts.txt").rows())
     assert [(row.id, row.answer) for row in rows] == [("forum:1", "Behind the mill.")]
     with pytest.raises(ValueError, match="package.module:name"):
         import_object("no_colon")
 
 
 @pytest.mark.parametrize(
-    "typed",
+    ("typed", "shown"),
     [
-        ["build", "micro", "--rows", "5"],
-        ["quickstart", "--profile", "smoke", "--set", "eval_examples=7"],
-        ["demonstrations", "--set", "making.rounds=2", "--limit", "2"],
+        (["build", "micro", "--rows", "5"], "rows: 5"),
+        (["quickstart", "--profile", "smoke", "--set", "eval_examples=7"], "eval_examples: 7"),
+        (["demonstrations", "--set", "making.rounds=2", "--limit", "2"], "rounds: 2"),
     ],
 )
-def test_a_dry_run_prints_the_settings_and_writes_nothing(capsys, tmp_path, typed):
+def test_a_dry_run_prints_the_settings_and_writes_nothing(capsys, tmp_path, typed, shown):
     code, out, err = run(capsys, *typed, "--out", tmp_path / "run", "--dry-run")
     assert code == 0 and not (tmp_path / "run").exists(), err
-    assert {"build": "rows: 5", "quickstart": "eval_examples: 7", "demonstrations": "rounds: 2"}[
-        typed[0]
-    ] in out
+    assert shown in out
 
 
 def test_dry_runs_of_the_steps_alone(capsys, data, tmp_path):
     answers = tmp_path / "answers.jsonl"
     judged = tmp_path / "judged.jsonl"
     with MicroServer(EXAMPLES) as server:
-        asked = [
-            "generate",
-            data,
-            "--model",
-            "micro-model",
-            "--base-url",
-            server.base_url,
-            "--set",
-            "sampling.seeds=[1,2]",
-            "--set",
-            "sampling.max_tokens=64",
-            "--out",
-            answers,
-        ]
-        code, out, err = run(capsys, *asked, "--dry-run")
-        assert (
-            code == 0 and not answers.exists() and not server.stats()["requests"] and "12" in out
-        ), err
-        run(capsys, *asked, "--no-cache")
+        words = ["generate", data, "--model", "micro-model", "--base-url", server.base_url]
+        words += ["--set", "sampling.seeds=[1,2]", "--set", "sampling.max_tokens=64"]
+        words += ["--out", answers]
+        code, out, err = run(capsys, *words, "--dry-run")
+        assert code == 0 and "12" in out, err
+        assert not answers.exists() and not server.stats()["requests"]
+        run(capsys, *words, "--no-cache")
     code, out, err = run(
         capsys,
         "judge",

@@ -90,9 +90,8 @@ def options(data, server, tmp_path, **changes) -> list[str]:
 def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
     code, out, err = run(capsys, *options(data, server, tmp_path))
     assert code == 0, err
-    assert (
-        "to ask" in out and "no price given" in out and "all Ignore" in out and "report.html" in out
-    )
+    for needle in ("to ask", "no price given", "all Ignore", "report.html"):
+        assert needle in out
     folder = tmp_path / "run"
     assert len(list(read_jsonl(folder / "rollouts.jsonl", Rollout))) == 10 * 3 + 10
     for file in [*folder.rglob("*"), *tmp_path.glob("calls.sqlite*")]:
@@ -101,19 +100,15 @@ def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
     assert (tmp_path / "calls.sqlite").stat().st_mode & 0o077 == 0
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["usage"]["model"]["rows"] == 40 and manifest["usage"]["model"]["cost"] is None
-    asked = server.stats()["requests"]
+    requests = server.stats()["requests"]
     code, out, _ = run(capsys, *options(data, server, tmp_path))
-    assert code == 0 and server.stats()["requests"] == asked
+    assert code == 0 and server.stats()["requests"] == requests
 
 
 def test_dry_run_asks_nobody_and_writes_nothing(capsys, data, server, tmp_path):
     code, out, _ = run(capsys, *options(data, server, tmp_path), "--dry-run")
-    assert (
-        code == 0
-        and "micro-judge" in out
-        and not (tmp_path / "run").exists()
-        and not server.stats()["requests"]
-    )
+    assert code == 0 and "micro-judge" in out
+    assert not (tmp_path / "run").exists() and not server.stats()["requests"]
 
 
 def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
@@ -168,7 +163,7 @@ def test_other_settings_are_never_mixed(capsys, data, server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, needle",
     [
         ({"model": "nobody"}, "nobody"),
         ({"base_url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
@@ -176,10 +171,10 @@ def test_other_settings_are_never_mixed(capsys, data, server, tmp_path):
     ],
 )
 def test_hopeless_calls_stop_with_the_command_that_goes_on(
-    capsys, data, server, tmp_path, change, said
+    capsys, data, server, tmp_path, change, needle
 ):
     code, _, err = run(capsys, *options(data, server, tmp_path, **change))
-    assert code == 1 and said in err and "go on with: memcalib evaluate" in err
+    assert code == 1 and needle in err and "go on with: memcalib evaluate" in err
 
 
 @pytest.mark.parametrize(
@@ -195,20 +190,16 @@ def test_hopeless_calls_stop_with_the_command_that_goes_on(
 def test_a_wrong_name_spoils_no_folder(capsys, data, server, tmp_path, change):
     code, _, _ = run(capsys, *options(data, server, tmp_path, **change), "--set", "control=false")
     assert code == 1
-    answered = server.stats()["requests"]
+    requests_before = server.stats()["requests"]
     code, _, err = run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     assert code == 0, err
-    asked = (
-        server.stats()["requests"] - answered
-    )  # empty answers are asked for twice and not judged; the judge is tried once
-    assert 50 <= asked <= 71
+    # empty answers are asked for twice and not judged; the judge is tried once
+    assert 50 <= server.stats()["requests"] - requests_before <= 71
     run_folder = tmp_path / "run"
-    assert (
-        json.loads((run_folder / "parameters.json").read_text())["model"]["model"] == "micro-model"
-    )
-    assert {row.model for row in read_jsonl(run_folder / "rollouts.jsonl", Rollout)} == {
-        "micro-model"
-    }
+    parameters = json.loads((run_folder / "parameters.json").read_text())
+    assert parameters["model"]["model"] == "micro-model"
+    rows = read_jsonl(run_folder / "rollouts.jsonl", Rollout)
+    assert {row.model for row in rows} == {"micro-model"}
 
 
 def test_another_path_of_the_same_data_goes_on(capsys, data, server, tmp_path, monkeypatch):
@@ -229,12 +220,10 @@ def test_a_torn_file_goes_on(capsys, data, server, tmp_path, name):
     code, _, err = run(capsys, *options(data, server, tmp_path), "--set", "control=false")
     assert code == 0 and server.stats()["requests"] <= answered + 1, err
 
-    def place(row):
-        return (row.key, [atom.actual for atom in row.atoms])
+    def levels(judgments):
+        return sorted((row.key, [atom.actual for atom in row.atoms]) for row in judgments)
 
-    assert sorted(map(place, load_judgments(tmp_path / "run" / "judgments.jsonl"))) == sorted(
-        map(place, whole)
-    )
+    assert levels(load_judgments(tmp_path / "run" / "judgments.jsonl")) == levels(whole)
 
 
 def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path):
@@ -242,7 +231,7 @@ def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path)
     file = tmp_path / "run" / "rollouts.jsonl"
     whole = len(file.read_bytes().splitlines())
     os.truncate(file, file.stat().st_size - 30)
-    where = [
+    judge = [
         "--data",
         str(data),
         "--model",
@@ -253,7 +242,7 @@ def test_the_judge_reads_a_torn_file_and_says_so(capsys, data, server, tmp_path)
         "MICRO_KEY",
     ]
     code, out, err = run(
-        capsys, "judge", str(file), *where, "--no-cache", "--out", str(tmp_path / "again.jsonl")
+        capsys, "judge", str(file), *judge, "--no-cache", "--out", str(tmp_path / "again.jsonl")
     )
     assert code == 0 and f"{whole - 1} judged now" in out and "half written" in out, err
 
@@ -272,8 +261,8 @@ def test_a_wrong_key_is_said_and_not_shown(capsys, data, server, tmp_path, monke
 
 def test_context_too_long_is_a_row_with_a_reason(capsys, data, tmp_path):
     with MicroServer(EXAMPLES, context=20) as server:
-        given = options(data, server, tmp_path, key_env="", judge="micro-exact", judge_key_env=None)
-        code, _, err = run(capsys, *given)
+        words = options(data, server, tmp_path, key_env="", judge="micro-exact", judge_key_env=None)
+        code, _, err = run(capsys, *words)
     assert code == 1 and "context_too_long" in err
     rows = list(read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout))
     assert rows and all(
@@ -296,31 +285,20 @@ def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(caps
         "--set",
         "sampling.seeds=[1]",
     ]
-    code, said, err = run(
-        capsys,
-        "evaluate",
-        file,
-        *words,
-        "--judge",
-        "micro-exact",
-        "--set",
-        "sampling.max_tokens=32",
-        "--out",
-        out,
-    )
-    assert code == 3 and "1 of 4" in said and "2 of 8 answers are not scored" in err
-    told = {
-        row.example_id: row
-        for row in read_jsonl(out / "rollouts.jsonl", Rollout)
-        if row.condition == "micro"
-    }
-    tokens = int(told["too-long"].usage["prompt_tokens"])
-    found = f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer included"
-    assert told["too-long"].error == f"context_too_long: {found}" and tokens > 1024
-    judged = {
-        j.example_id: j for j in load_judgments(out / "judgments.jsonl") if j.condition == "micro"
-    }
-    assert [name for name, j in judged.items() if not j.scored] == ["too-long"] and len(judged) == 4
+    words += ["--set", "sampling.max_tokens=32", "--judge", "micro-exact", "--out", out]
+    code, text, err = run(capsys, "evaluate", file, *words)
+    assert code == 3 and "1 of 4" in text and "2 of 8 answers are not scored" in err
+
+    def with_memory(rows):
+        return {row.example_id: row for row in rows if row.condition == "micro"}
+
+    answer = with_memory(read_jsonl(out / "rollouts.jsonl", Rollout))["too-long"]
+    tokens = int(answer.usage["prompt_tokens"])
+    reason = f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer included"
+    assert answer.error == f"context_too_long: {reason}" and tokens > 1024
+    judgments = with_memory(load_judgments(out / "judgments.jsonl"))
+    unscored = [name for name, judgment in judgments.items() if not judgment.scored]
+    assert unscored == ["too-long"] and len(judgments) == 4
     assert "context_too_long" in (out / "tables" / "reasons.csv").read_text()
 
 
@@ -331,7 +309,7 @@ def _start(arguments: list[str], **environment: str) -> subprocess.Popen:
         "import sys; from memcalib.commands.cli import main; main(sys.argv[1:])",
         *arguments,
     ]
-    env = os.environ | {"MICRO_KEY": KEY} | environment
+    env = {**os.environ, "MICRO_KEY": KEY, **environment}
     return subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -347,28 +325,24 @@ def _until_rows(file: Path, count: int, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_stopped_run_goes_on(data, tmp_path, how):
+def test_a_stopped_run_goes_on(data, tmp_path, stop):
     with MicroServer(EXAMPLES, key=KEY, latency=0.05) as server:
         arguments = [*options(data, server, tmp_path, concurrency=4), "--set", "control=false"]
         process = _start(arguments)
         _until_rows(tmp_path / "run" / "rollouts.jsonl", 7, process)
-        process.send_signal(how)
+        process.send_signal(stop)
         _, err = process.communicate(timeout=60)
-        if how == signal.SIGINT:
-            assert (
-                process.returncode == 130
-                and "interrupted" in err
-                and "go on with: memcalib evaluate" in err
-            ), err
-        done = _start(arguments)
-        _, err = done.communicate(timeout=120)
-        assert done.returncode == 0, err
+        if stop == signal.SIGINT:
+            assert process.returncode == 130, err
+            assert "interrupted" in err and "go on with: memcalib evaluate" in err
+        process = _start(arguments)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
         assert len(load_judgments(tmp_path / "run" / "judgments.jsonl")) == 30
-        assert (
-            len(server.stats()["asked_again"]) <= 4
-        )  # replies that were on the wire when the process died
+        # replies that were on the wire when the process died
+        assert len(server.stats()["asked_again"]) <= 4
 
 
 def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
@@ -376,12 +350,8 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
     run_folder = tmp_path / "run"
     (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
     code, _, err = run(capsys, *options(data, server, tmp_path))
-    assert (
-        code == 1
-        and "No space left" in err
-        and "rollouts.jsonl" in err
-        and "go on with: memcalib evaluate" in err
-    )
+    assert code == 1 and "No space left" in err and "rollouts.jsonl" in err
+    assert "go on with: memcalib evaluate" in err
 
 
 def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(
@@ -394,8 +364,8 @@ def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(
         "judge.price": "{prompt: 3, completion: 4, cached: 0.5}",
     }
     words = options(data, server, tmp_path)
-    for place, value in settings.items():
-        words += ["--set", f"{place}={value}"]
+    for setting, value in settings.items():
+        words += ["--set", f"{setting}={value}"]
     code, out, err = run(capsys, *words, "--dry-run")
     assert code == 0 and "no price given" not in out and out.count("$") == 2, err
     code, _, err = run(capsys, *words, "--set", "model.price=cheap", "--dry-run")
@@ -433,11 +403,9 @@ def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_d
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it(capsys, data):
     code, _, err = run(capsys, "evaluate", data)
-    assert (
-        code == 1
-        and "model: missing option; give --model" in err
-        and "judge: missing option; give --judge" in err
-    )
+    assert code == 1
+    assert "model: missing option; give --model" in err
+    assert "judge: missing option; give --judge" in err
 
 
 def test_other_settings_are_named_to_the_leaf(capsys, data, server, tmp_path):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,48 +66,43 @@ def lasting_stderr():
             handler.flush = sys.__stderr__.flush
 
 
-def small(*more: str) -> list[str]:
-    return [word for place in (*SMALL, *more) for word in ("--set", place)]
+def small(*settings: str) -> list[str]:
+    """The words that set a small training, and these settings beside it."""
+    words = []
+    for setting in (*SMALL, *settings):
+        words += ["--set", setting]
+    return words
 
 
 def call(capsys, *arguments) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as exit:
         main(["train", *map(str, arguments)])
-    said = capsys.readouterr()
-    assert "Traceback" not in said.out + said.err
-    return exit.value.code or 0, said.out, said.err
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err
+    return exit.value.code or 0, captured.out, captured.err
 
 
 @pytest.mark.parametrize("method", LABELS.values())
 def test_every_method_from_one_recipe(capsys, tmp_path, method):
     out = tmp_path / method
-    code, said, err = call(
+    code, output, err = call(
         capsys, "micro", "--method", method, "--out", out, "--seed", "5", *small()
     )
     assert code == 0, err
-    assert (
-        said.splitlines()[0].startswith(f"{method}, seed 5")
-        and "best" in said
-        and str(out / "policy") in said
-    )
+    assert output.splitlines()[0].startswith(f"{method}, seed 5")
+    assert "best" in output and str(out / "policy") in output
     model, tokenizer = load_policy(out / "policy")
     assert all(p.isfinite().all() for p in model.parameters()) and tokenizer.chat_template
-    begin = load_policy("pretrained" if method == "sft" else "cold-short")[0]
-    moved = sum(
-        (a - b).abs().sum() for a, b in zip(model.parameters(), begin.parameters(), strict=True)
-    )
-    assert moved > 0, "the policy is not the one it started from"
+    start, _ = load_policy("pretrained" if method == "sft" else "cold-short")
+    pairs = zip(model.parameters(), start.parameters(), strict=True)
+    distance = sum((trained - before).abs().sum() for trained, before in pairs)
+    assert distance > 0, "the policy is not the one it started from"
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["config"]["method"] == method and manifest["seeds"] == {"train": 5}
-    assert (
-        manifest["judge"]
-        == exact_judge(read_splits(load_recipe("micro", SMALL)).train[0], "").judge
-    )
-    assert (
-        manifest["cost"] == 0
-        and manifest["sessions"][0]["step"] == 2
-        and manifest["versions"]["torch"]
-    )
+    example = read_splits(load_recipe("micro", SMALL)).train[0]
+    assert manifest["judge"] == exact_judge(example, "").judge
+    assert manifest["cost"] == 0 and manifest["sessions"][0]["step"] == 2
+    assert manifest["versions"]["torch"]
     rows = read_rows(out / "steps.jsonl")
     assert rows[-1]["step"] == 2 and any("valid_SCS" in row for row in rows)
     if method.startswith("opsd"):
@@ -114,23 +110,26 @@ def test_every_method_from_one_recipe(capsys, tmp_path, method):
     assert load_recipe(out / "recipe.yaml").data.world.train == 8
 
 
-def started(out: Path, method: str = "memcalib-rl", *more: str) -> subprocess.Popen:
+def started(out: Path, method: str = "memcalib-rl", *settings: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "memcalib", "train", "--method", method, "--out", str(out)]
-    command += small("train.steps=4", *more)
+    command += small("train.steps=4", *settings)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(found, process: subprocess.Popen, seconds: float = 150) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen, seconds: float = 150
+) -> None:
     deadline = time.monotonic() + seconds
-    while not found() and process.poll() is None and time.monotonic() < deadline:
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def numbers(folder: Path) -> list[dict]:
-    return [
-        {k: v for k, v in row.items() if k != "seconds"}
-        for row in read_rows(folder / "steps.jsonl")
-    ]
+    """The rows of a run without what its time was."""
+    rows = read_rows(folder / "steps.jsonl")
+    for row in rows:
+        row.pop("seconds", None)
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -142,22 +141,18 @@ def straight(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
+def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, stop):
     out = tmp_path / "stopped"
     process = started(out)
     wait_for(lambda: (out / "checkpoint-2" / "memcalib.json").is_file(), process)
-    process.send_signal(how)
+    process.send_signal(stop)
     _, err = process.communicate(timeout=120)
     assert not (out / "policy").exists()
-    if how == signal.SIGINT:
-        assert (
-            process.returncode == 130
-            and "--resume" in err
-            and str(out) in err
-            and "Traceback" not in err
-        )
+    if stop == signal.SIGINT:
+        assert process.returncode == 130 and "Traceback" not in err
+        assert "--resume" in err and str(out) in err
     code, _, err = call(
         capsys,
         "micro",
@@ -170,8 +165,8 @@ def test_stopped_and_resumed_equals_straight(capsys, tmp_path, straight, how):
     )
     assert code == 0, err
     assert numbers(out) == numbers(straight)
-    files = ["policy/model.safetensors", "best/model.safetensors"]
-    assert [(out / f).read_bytes() for f in files] == [(straight / f).read_bytes() for f in files]
+    for file in ("policy/model.safetensors", "best/model.safetensors"):
+        assert (out / file).read_bytes() == (straight / file).read_bytes()
     assert json.loads((out / "manifest.json").read_text())["sessions"][-1]["step"] == 4
 
 
@@ -205,8 +200,9 @@ def test_rows_damaged_in_the_middle_do_not_stop_a_run_from_going_on(
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
     assert code == 0, err
     assert numbers(out) == numbers(straight) and (out / "policy").is_dir()
-    said = [text for text in caplog.messages if "cannot be read" in text]
-    assert len(said) == (b"no" not in damage) and all("line 3 " in text for text in said)
+    warnings = [text for text in caplog.messages if "cannot be read" in text]
+    assert all("line 3 " in text for text in warnings)
+    assert len(warnings) == (0 if b"no" in damage else 1)
 
 
 @pytest.mark.slow
@@ -225,10 +221,10 @@ def test_going_on_with_tied_weights_warns_of_nothing(tmp_path, straight):
         str(out),
         "--resume",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, *small("train.steps=5")], capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0 and done.stderr == ""
+    assert completed.returncode == 0 and completed.stderr == ""
 
 
 @pytest.mark.slow
@@ -270,10 +266,8 @@ def test_supervised_fine_tuning_resumes_too(capsys, tmp_path):
     process.communicate(timeout=60)
     TrainRun(recipe, "sft", out, resume=True).run()
     assert [r["step"] for r in read_rows(out / "steps.jsonl") if "loss" in r] == [1, 2, 3, 4, 5, 6]
-    one, two = (
-        (f / "policy" / "model.safetensors").read_bytes() for f in (out, tmp_path / "straight")
-    )
-    assert one == two
+    weights = (out / "policy" / "model.safetensors").read_bytes()
+    assert weights == (tmp_path / "straight" / "policy" / "model.safetensors").read_bytes()
 
 
 def test_a_finished_run_is_not_trained_again(capsys, straight):
@@ -282,10 +276,10 @@ def test_a_finished_run_is_not_trained_again(capsys, straight):
         capsys, "--method", "memcalib-rl", "--out", straight, *small("train.steps=4")
     )
     assert code == 1 and "--resume" in err
-    code, said, _ = call(
+    code, output, _ = call(
         capsys, "--method", "memcalib-rl", "--out", straight, "--resume", *small("train.steps=4")
     )
-    assert code == 0 and "best" in said
+    assert code == 0 and "best" in output
     assert (straight / "policy" / "model.safetensors").stat().st_mtime_ns == before
     code, _, err = call(
         capsys, "--method", "gdpo", "--out", straight, "--resume", *small("train.steps=4")
@@ -303,7 +297,9 @@ def byte_tokenizer():
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    texts = [message["content"] for e in make_examples("short", 40, 3) for message in render(e)]
+    texts = []
+    for example in make_examples("short", 40, 3):
+        texts += [message["content"] for message in render(example)]
     special = ["<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     inner.train_from_iterator(
@@ -318,7 +314,7 @@ def byte_tokenizer():
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory) -> Path:
+def model_folder(tmp_path_factory) -> Path:
     """A model folder as anybody's: Qwen3 architecture, byte-level BPE, a chat template, no padding token."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -342,7 +338,7 @@ def own(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory, own) -> dict:
+def file_recipe(tmp_path_factory, model_folder) -> dict:
     """A recipe for files, that model and a judge behind an address; the judge's server lives as long as the module."""
     folder = tmp_path_factory.mktemp("mine")
     examples = make_examples("short", 6, 5)
@@ -351,7 +347,7 @@ def mine(tmp_path_factory, own) -> dict:
     write_jsonl(folder / "validation.jsonl", held_out)
     with MicroServer([*examples, *held_out]) as server:
         yield {
-            "start": {"model": str(own)},
+            "start": {"model": str(model_folder)},
             "data": {
                 "train": str(folder / "train.jsonl"),
                 "validation": str(folder / "validation.jsonl"),
@@ -382,10 +378,10 @@ def written(folder: Path, content: dict) -> Path:
 
 
 @pytest.mark.parametrize(("method", "rank"), [("memcalib-rl", 0), ("grpo", 2)])
-def test_own_model_own_files_llm_judge(capsys, tmp_path, own, mine, method, rank):
-    recipe = written(tmp_path, mine)
+def test_own_model_own_files_llm_judge(capsys, tmp_path, model_folder, file_recipe, method, rank):
+    recipe = written(tmp_path, file_recipe)
     out = tmp_path / "run"
-    code, said, err = call(
+    code, output, err = call(
         capsys,
         recipe,
         "--method",
@@ -402,49 +398,43 @@ def test_own_model_own_files_llm_judge(capsys, tmp_path, own, mine, method, rank
     assert manifest["cost"] > 0 and manifest["sessions"][0]["judge"]["calls"] >= 4
     assert (out / "adapter" / "adapter_config.json").is_file() == (rank > 0)
     assert not (out / "policy" / "adapter_config.json").exists(), "any program can load it"
-    assert "validation examples" in said
+    assert "validation examples" in output
     model, tokenizer = load_start(Start(model=str(out / "policy")))
-    before = load_start(Start(model=str(own)))[0]
-    assert any(
-        not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)
-    )
+    before = load_start(Start(model=str(model_folder)))[0]
+    pairs = zip(model.parameters(), before.parameters(), strict=True)
+    assert not all(torch.equal(trained, start) for trained, start in pairs)
     assert tokenizer.chat_template == TEMPLATE
 
 
-def test_the_policy_can_be_evaluated(capsys, tmp_path, mine):
-    run = TrainRun(Recipe.model_validate(mine), "gdpo", tmp_path / "run")
+def test_the_policy_can_be_evaluated(capsys, tmp_path, file_recipe):
+    run = TrainRun(Recipe.model_validate(file_recipe), "gdpo", tmp_path / "run")
     run.run()
-    words = ["evaluate", mine["data"]["validation"], "--weights", str(tmp_path / "run" / "policy")]
-    words += [
-        "--judge",
-        "micro-exact",
-        "--set",
-        "sampling.seeds=[1]",
-        "--set",
-        "sampling.max_tokens=8",
-        "--set",
-        "control=false",
-        "--no-cache",
-        "--out",
-        str(tmp_path / "eval"),
+    words = [
+        "evaluate",
+        file_recipe["data"]["validation"],
+        "--weights",
+        str(tmp_path / "run" / "policy"),
     ]
+    for setting in ("sampling.seeds=[1]", "sampling.max_tokens=8", "control=false"):
+        words += ["--set", setting]
+    words += ["--judge", "micro-exact", "--no-cache", "--out", str(tmp_path / "eval")]
     with pytest.raises(SystemExit) as exit:
         main(words)
     assert not exit.value.code, capsys.readouterr().err
     assert (tmp_path / "eval" / "report.html").is_file()
 
 
-def test_an_adapter_is_merged_into_the_start(tmp_path, own):
+def test_an_adapter_is_merged_into_the_start(tmp_path, model_folder):
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    model, _ = load_start(Start(model=str(own)))
+    model, _ = load_start(Start(model=str(model_folder)))
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     adapted = get_peft_model(
         model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     )
     adapted.save_pretrained(tmp_path / "adapter")
-    merged, _ = load_start(Start(model=str(own), adapter=str(tmp_path / "adapter")))
+    merged, _ = load_start(Start(model=str(model_folder), adapter=str(tmp_path / "adapter")))
     after = torch.cat([p.detach().flatten() for p in merged.parameters()])
     assert type(merged).__name__ == "Qwen3ForCausalLM" and after.shape == before.shape
     assert not torch.equal(before, after)
@@ -453,6 +443,16 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def without_nothing(content: dict) -> dict:
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def refused_lines(forecast: str) -> list[str]:
+    """The lines that say, at the end of a forecast, what a run would be refused for."""
+    refused = forecast.partition("A run on this machine would be refused\n")[2]
+    return [line.removeprefix("  ") for line in refused.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -541,58 +541,62 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, own):
     ],
 )
 def test_what_is_missing_is_named_before_the_folder_is_bound(
-    capsys, tmp_path, mine, monkeypatch, change, method, needle
+    capsys, tmp_path, file_recipe, monkeypatch, change, method, needle
 ):
     hear(monkeypatch)
-    changed = mine | {k: mine[k] | v if k == "train" else v for k, v in change.items()}
-    recipe = written(tmp_path, {k: v for k, v in changed.items() if v is not None})
+    train = {**file_recipe["train"], **change.get("train", {})}
+    content = {**file_recipe, **change, "train": train}
+    recipe = written(tmp_path, without_nothing(content))
     code, _, err = call(capsys, recipe, "--method", method, "--out", tmp_path / "run", "--no-cache")
     assert code == 1 and needle in err and "unexpected" not in err
     assert not (tmp_path / "run").exists()
-    dry, said, told = call(
+    dry_code, dry_out, dry_err = call(
         capsys, recipe, "--method", method, "--out", tmp_path / "run", "--dry-run"
     )
-    if dry:
-        assert told == err, "a fault of the recipe"
+    if dry_code:
+        assert dry_err == err, "a fault of the recipe"
     elif change not in ({"start": {"model": "no-such/model"}}, {"data": {"train": "none.jsonl"}}):
-        refused = said.partition("A run on this machine would be refused\n")[2]
-        assert refused.splitlines() == [
-            f"  {line}" for line in err.removeprefix("memcalib: ").splitlines()
-        ]
+        assert refused_lines(dry_out) == err.removeprefix("memcalib: ").splitlines()
     assert not (tmp_path / "run").exists()
 
 
-def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, mine):
+def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, file_recipe):
     hub = {
         "start": {"model": "owner/cold", "adapter": "owner/adapter"},
         "base": {"model": "owner/base"},
     }
-    recipe = written(tmp_path, mine | hub | {"train": mine["train"] | {"teacher": "owner/teacher"}})
+    train = {**file_recipe["train"], "teacher": "owner/teacher"}
+    recipe = written(tmp_path, {**file_recipe, **hub, "train": train})
     for method in ("opsd-pg", "gdpo"):
-        code, said, _ = call(capsys, recipe, "--method", method, "--dry-run")
-        assert code == 0 and "memory unknown" in said and "refused" not in said
-    for start, place in (
-        ({"base": {"model": "nowhere"}}, "base.model"),
-        ({"base": {"model": "cold-short", "adapter": "/no"}}, "base: adapter"),
+        code, output, _ = call(capsys, recipe, "--method", method, "--dry-run")
+        assert code == 0 and "memory unknown" in output and "refused" not in output
+    for base, line_start in (
+        ({"model": "nowhere"}, "base.model"),
+        ({"model": "cold-short", "adapter": "/no"}, "base: adapter"),
     ):
-        recipe = written(tmp_path, mine | hub | start | {"demonstrations": mine["data"]["train"]})
-        said = call(capsys, recipe, "--method", "sft", "--dry-run")[1].partition(
-            "would be refused"
-        )[2]
-        assert (
-            said.strip().startswith(place)
-            and "refused" not in call(capsys, recipe, "--method", "gdpo", "--dry-run")[1]
-        )
+        content = {
+            **file_recipe,
+            **hub,
+            "base": base,
+            "demonstrations": file_recipe["data"]["train"],
+        }
+        recipe = written(tmp_path, content)
+        _, taught_forecast, _ = call(capsys, recipe, "--method", "sft", "--dry-run")
+        assert refused_lines(taught_forecast)[0].startswith(line_start)
+        _, forecast, _ = call(capsys, recipe, "--method", "gdpo", "--dry-run")
+        assert "refused" not in forecast
 
 
-def test_every_refusal_is_said_at_once_and_alike(capsys, tmp_path, mine):
+def test_every_refusal_is_said_at_once_and_alike(capsys, tmp_path, file_recipe):
     changes = {
         "start": {"model": "no-such-model"},
         "judge": None,
         "methods": {"opsd-pg": {"teacher": "x", "prompts": 7}},
     }
-    recipe = written(tmp_path, {k: v for k, v in (mine | changes).items() if v is not None})
-    _, said, _ = call(capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--dry-run")
+    recipe = written(tmp_path, without_nothing({**file_recipe, **changes}))
+    _, forecast, _ = call(
+        capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--dry-run"
+    )
     code, _, err = call(
         capsys, recipe, "--method", "opsd-pg", "--out", tmp_path / "run", "--no-cache"
     )
@@ -603,16 +607,12 @@ def test_every_refusal_is_said_at_once_and_alike(capsys, tmp_path, mine):
         "start.model",
         "methods.opsd-pg.teacher",
     ]
-    assert code == 1 and said.partition("would be refused\n")[2].splitlines() == [
-        f"  {line}" for line in lines
-    ]
+    assert code == 1 and refused_lines(forecast) == lines
 
 
-def test_a_judge_that_is_not_asked_needs_no_key(tmp_path, mine):
-    content = mine | {
-        "judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"},
-        "train": mine["train"] | {"eval_every": 0},
-    }
+def test_a_judge_that_is_not_asked_needs_no_key(tmp_path, file_recipe):
+    judge = {"model": "m", "key_env": "NO_SUCH_KEY_HERE"}
+    content = {**file_recipe, "judge": judge, "train": {**file_recipe["train"], "eval_every": 0}}
     assert TrainRun(Recipe.model_validate(content), "opsd-pg", tmp_path / "run").judge is not None
     with pytest.raises(ValueError, match="judge.key_env"):
         TrainRun(Recipe.model_validate(content), "gdpo", tmp_path / "other")
@@ -623,75 +623,74 @@ def test_a_logger_hears_what_the_rows_say(capsys, tmp_path, monkeypatch):
     out = tmp_path / "run"
     code, _, err = call(capsys, "micro", "--out", out, *small("train.report_to=notes"))
     assert code == 0, err
-    told = {}
+    logged_by_update = {}
     for update, logs in notes:
-        told.setdefault(update, {}).update(
-            {k.removeprefix("memcalib/"): v for k, v in logs.items() if "memcalib/" in k}
-        )
+        logged = logged_by_update.setdefault(update, {})
+        for name, value in logs.items():
+            if "memcalib/" in name:
+                logged[name.removeprefix("memcalib/")] = value
     rows = read_rows(out / "steps.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows:
-        heard = told.get(2 * row["step"], {})
-        kept = {name: value for name, value in row.items() if name in heard}
-        assert kept == {name: heard[name] for name in kept}
-        own = {
-            name
-            for name, value in row.items()
-            if isinstance(value, int | float) and name not in ("loss", *LOGGED)
-        }
-        assert own - {"step", "seed"} <= heard.keys(), "every number of the row"
+        logged = logged_by_update.get(2 * row["step"], {})
+        for name, value in row.items():
+            if name in logged:
+                assert logged[name] == value
+            elif isinstance(value, int | float):
+                assert name in ("loss", *LOGGED, "step", "seed"), "every number of the row"
 
 
-def test_wrong_calls(capsys, tmp_path, mine):
-    recipe = written(tmp_path, mine)
+def test_wrong_calls(capsys, tmp_path, file_recipe):
+    recipe = written(tmp_path, file_recipe)
     assert "opsd-gkd" in call(capsys, recipe, "--method", "ppo", "--out", tmp_path / "a")[2]
     assert "--set" in call(capsys, recipe, "--set", "steps", "--out", tmp_path / "b")[2]
     assert "micro" in call(capsys, "no-such-recipe", "--out", tmp_path / "c")[2]
-    err = call(
-        capsys, recipe, "--set", "train.stepz=1", "--set", "judge.rmp=1", "--out", tmp_path / "d"
-    )[2]
+    mistyped = ["--set", "train.stepz=1", "--set", "judge.rmp=1"]
+    _, _, err = call(capsys, recipe, *mistyped, "--out", tmp_path / "d")
     assert "train.stepz" in err and "judge.rmp" in err and "steps" in err
     assert not any((tmp_path / name).exists() for name in "abcd")
 
 
-def test_bad_examples_are_all_listed(capsys, tmp_path, mine):
+def test_bad_examples_are_all_listed(capsys, tmp_path, file_recipe):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "x"}\n{oops\n')
-    recipe = written(tmp_path, mine | {"data": {"train": str(bad)}})
+    recipe = written(tmp_path, {**file_recipe, "data": {"train": str(bad)}})
     code, _, err = call(capsys, recipe, "--method", "grpo", "--out", tmp_path / "run", "--no-cache")
     assert code == 1 and "bad.jsonl:1" in err and "bad.jsonl:2" in err
 
 
-def test_validation_examples_must_not_be_trained_on(tmp_path, mine):
-    recipe = Recipe.model_validate(
-        mine | {"data": {"train": mine["data"]["train"], "validation": mine["data"]["train"]}}
-    )
+def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
+    train = file_recipe["data"]["train"]
+    recipe = Recipe.model_validate({**file_recipe, "data": {"train": train, "validation": train}})
     with pytest.raises(ValueError, match="6 validation examples are training examples too"):
         read_splits(recipe)
-    two = Recipe.model_validate(
-        mine | {"data": {"train": {"path": mine["data"]["train"], "limit": 2}}}
-    )
+    two = Recipe.model_validate({**file_recipe, "data": {"train": {"path": train, "limit": 2}}})
     assert len(read_splits(two).train) == 2
 
 
-def test_the_exact_judge_needs_its_own_world(tmp_path, mine):
+def test_the_exact_judge_needs_its_own_world(tmp_path, file_recipe):
     data = str(write_jsonl(tmp_path / "nine.jsonl", sample_records()))
-    recipe = Recipe.model_validate(mine | {"judge": "exact", "data": {"train": data}})
+    recipe = Recipe.model_validate({**file_recipe, "judge": "exact", "data": {"train": data}})
     with pytest.raises(ValueError, match="marker"):
         TrainRun(recipe, "grpo", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tokenizer_without_a_chat_template(tmp_path, own):
+def test_a_tokenizer_without_a_chat_template(tmp_path, model_folder):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(own)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
     tokenizer.chat_template = None
-    model, _ = load_start(Start(model=str(own)))
+    model, _ = load_start(Start(model=str(model_folder)))
     model.save_pretrained(tmp_path / "bare")
     tokenizer.save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="no chat template"):
         load_start(Start(model=str(tmp_path / "bare")))
+
+
+def write_lines(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
 
 
 @pytest.mark.parametrize(
@@ -710,95 +709,83 @@ def test_a_tokenizer_without_a_chat_template(tmp_path, own):
         ),
     ],
 )
-def test_bad_demonstrations(tmp_path, mine, rows, needle):
-    examples = read_splits(Recipe.model_validate(mine))
-    rows = [
-        row | {"example_id": examples.train[0].id if row["example_id"] == 0 else row["example_id"]}
-        for row in rows
-    ]
-    file = tmp_path / "said.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_bad_demonstrations(tmp_path, file_recipe, rows, needle):
+    examples = read_splits(Recipe.model_validate(file_recipe))
+    lines = []
+    for row in rows:
+        example_id = examples.train[0].id if row["example_id"] == 0 else row["example_id"]
+        lines.append({**row, "example_id": example_id})
+    file = write_lines(tmp_path / "answers.jsonl", lines)
+    recipe = Recipe.model_validate({**file_recipe, "demonstrations": str(file)})
     with pytest.raises(ValueError, match=needle):
-        teaching_rows(Recipe.model_validate(mine | {"demonstrations": str(file)}), examples)
+        teaching_rows(recipe, examples)
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 @pytest.mark.parametrize("origin", ["world", "files"])
-def test_answers_to_examples_that_measure_are_not_taught(tmp_path, mine, split, origin):
-    file = tmp_path / "said.jsonl"
-    other = tmp_path / "test.jsonl"
+def test_answers_to_examples_that_measure_are_not_taught(tmp_path, file_recipe, split, origin):
+    file = tmp_path / "answers.jsonl"
+    test_file = tmp_path / "test.jsonl"
     recipe = load_recipe("micro", [*SMALL, f"demonstrations={file}"])
     if origin == "files":
-        write_jsonl(other, make_examples("short", 3, 99, "test"))
-        recipe = Recipe.model_validate(
-            mine | {"demonstrations": str(file), "data": mine["data"] | {"test": str(other)}}
-        )
+        write_jsonl(test_file, make_examples("short", 3, 99, "test"))
+        data = {**file_recipe["data"], "test": str(test_file)}
+        recipe = Recipe.model_validate({**file_recipe, "demonstrations": str(file), "data": data})
     examples = read_splits(recipe)
-    held_out = (examples.test or load_examples(other)) if split == "test" else examples.validation
-    talk = dict(
-        prompt=[{"role": "user", "content": "x"}],
-        completion=[{"role": "assistant", "content": "y"}],
-    )
-    fine = [
+    held_out = examples.validation
+    if split == "test":
+        held_out = examples.test or load_examples(test_file)
+    prompt = [{"role": "user", "content": "x"}]
+    talk = {"prompt": prompt, "completion": [{"role": "assistant", "content": "y"}]}
+    rows = [
         {"example_id": examples.train[0].id, "response": "x"},
         talk,
-        talk | {"example_id": ["odd"]},
+        {**talk, "example_id": ["odd"]},
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in fine))
+    write_lines(file, rows)
     assert len(teaching_rows(recipe, examples)) == 3
-    file.write_text(
-        "".join(json.dumps(row) + "\n" for row in [*fine, talk | {"example_id": held_out[1].id}])
-    )
-    with pytest.raises(
-        ValueError, match=f"answers to 1 {split} examples: {held_out[1].id}; allowed is none"
-    ):
+    write_lines(file, [*rows, {**talk, "example_id": held_out[1].id}])
+    message = f"answers to 1 {split} examples: {held_out[1].id}; allowed is none"
+    with pytest.raises(ValueError, match=message):
         TrainRun(recipe, "sft", tmp_path / "run", cache=False)
     assert not (tmp_path / "run").exists()
 
 
-def test_sft_on_own_demonstrations(tmp_path, mine):
-    examples = read_splits(Recipe.model_validate(mine))
-    file = tmp_path / "said.jsonl"
-    lines = [
+def test_sft_on_own_demonstrations(tmp_path, file_recipe):
+    examples = read_splits(Recipe.model_validate(file_recipe))
+    rows = [
         {"example_id": e.id, "response": "Keep July in mind.", "status": "accepted"}
         for e in examples.train
     ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    content = mine | {
-        "demonstrations": str(file),
-        "sft": {"lora_rank": 2, "batch_size": 3, "output": "adapter"},
-    }
+    file = write_lines(tmp_path / "answers.jsonl", rows)
+    settings = {"lora_rank": 2, "batch_size": 3, "output": "adapter"}
+    content = {**file_recipe, "demonstrations": str(file), "sft": settings}
     run = TrainRun(Recipe.model_validate(content), "sft", tmp_path / "run")
-    assert (run.run() / "config.json").is_file() and (
-        tmp_path / "run" / "adapter" / "adapter_config.json"
-    ).is_file()
+    assert (run.run() / "config.json").is_file()
+    assert (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
     assert [row["step"] for row in run.steps if "loss" in row] == [1, 2]
 
 
-def taught(tmp_path, validation, **more) -> dict:
+def fine_tuning(tmp_path, validation, **parts) -> dict:
     """A recipe that fine-tunes the cold start of `short` on six answers and validates after each of two updates."""
     train = make_examples("short", 6, 5)
-    file = tmp_path / "said.jsonl"
     write_jsonl(tmp_path / "train.jsonl", train)
     write_jsonl(tmp_path / "validation.jsonl", validation)
-    file.write_text(
-        "".join(json.dumps({"example_id": e.id, "response": "Keep July."}) + "\n" for e in train)
-    )
+    rows = [{"example_id": example.id, "response": "Keep July."} for example in train]
+    file = write_lines(tmp_path / "answers.jsonl", rows)
     data = {
         "train": str(tmp_path / "train.jsonl"),
         "validation": str(tmp_path / "validation.jsonl"),
     }
-    how = {"prompt_template": "micro", "eval_text": "concat", "max_tokens": 12}
-    content = {
+    return {
         "start": {"model": "cold-short"},
         "data": data,
         "judge": "exact",
-        "train": how,
+        "train": {"prompt_template": "micro", "eval_text": "concat", "max_tokens": 12},
         "demonstrations": str(file),
+        "sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1},
+        **parts,
     }
-    return (
-        content | {"sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1}} | more
-    )
 
 
 def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(capsys, tmp_path):
@@ -808,32 +795,22 @@ def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(caps
         for k, e in enumerate(held_out[2:])
     ]
     out = tmp_path / "run"
-    recipe = written(tmp_path, taught(tmp_path, [*held_out[:2], *long]))
-    code, said, err = call(capsys, recipe, "--method", "sft", "--out", out)
+    recipe = written(tmp_path, fine_tuning(tmp_path, [*held_out[:2], *long]))
+    code, output, err = call(capsys, recipe, "--method", "sft", "--out", out)
     assert code == 0, err
-    listed = [json.loads(line) for line in (out / "overlong.jsonl").read_text().splitlines()]
-    assert [
-        (row["example_id"], row["prompt"], row["context_without_answer"]) for row in listed
-    ] == [
-        ("long-0", "validation", 1024 - 12),
-        ("long-1", "validation", 1024 - 12),
-    ]
-    assert (
-        f"4 validation examples, 2 of them left out for their length ({out / 'overlong.jsonl'})"
-        in said
-    )
+    overlong = [json.loads(line) for line in (out / "overlong.jsonl").read_text().splitlines()]
+    assert [row["example_id"] for row in overlong] == ["long-0", "long-1"]
+    for row in overlong:
+        assert (row["prompt"], row["context_without_answer"]) == ("validation", 1024 - 12)
+    file = out / "overlong.jsonl"
+    assert f"4 validation examples, 2 of them left out for their length ({file})" in output
     rows = [row for row in read_rows(out / "steps.jsonl") if "valid_SCS" in row]
-    assert [(row["step"], row["valid_overlong"], row["valid_unscored"]) for row in rows] == [
-        (1, 2, 0),
-        (2, 2, 0),
-    ]
-    recipe = written(tmp_path, taught(tmp_path, long))
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all((row["valid_overlong"], row["valid_unscored"]) == (2, 0) for row in rows)
+    recipe = written(tmp_path, fine_tuning(tmp_path, long))
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", tmp_path / "none")
-    assert (
-        code == 1
-        and "no prompt of at most 1012 tokens (context_without_answer) among 2 validation examples"
-        in err
-    )
+    needle = "no prompt of at most 1012 tokens (context_without_answer) among 2 validation examples"
+    assert code == 1 and needle in err
     assert not (tmp_path / "none" / "steps.jsonl").exists()
 
 
@@ -849,16 +826,14 @@ def test_fine_tuning_waits_for_its_judge_and_ends_with_a_checkpoint(capsys, tmp_
         "attempts": 1,
         "backoff": 0,
     }
-    content = taught(tmp_path, held_out, judge=judge)
-    content["train"] = content["train"] | {"pause_minutes": 0}
+    content = fine_tuning(tmp_path, held_out, judge=judge)
+    content["train"]["pause_minutes"] = 0
     server.stop()
     recipe = written(tmp_path, content)
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache")
     assert code == 1 and "3 of 3 judgments of this batch failed (limit max_failed 50%)" in err
-    assert (
-        f"saved in {out / 'checkpoint-1'}: go on, once the judge answers again" in err
-        and "--resume" in err
-    )
+    assert f"saved in {out / 'checkpoint-1'}: go on, once the judge answers again" in err
+    assert "--resume" in err
     assert read_state(out / "checkpoint-1")["updates"] == 1 and not (out / "policy").exists()
     server.start()
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache", "--resume")
@@ -871,43 +846,32 @@ def test_fine_tuning_waits_for_its_judge_and_ends_with_a_checkpoint(capsys, tmp_
 
 def test_hashes_tell_examples_and_their_order_apart():
     first, second = make_examples("short", 2, 1)
-    there = {
-        Examples(list(split)).hashes["train"]
-        for split in ((first, second), (second, first), (first,))
-    }
-    assert len(there) == 3 and "validation" not in Examples([first]).hashes
+    splits = ([first, second], [second, first], [first])
+    hashes = {Examples(split).hashes["train"] for split in splits}
+    assert len(hashes) == 3 and "validation" not in Examples([first]).hashes
 
 
 @pytest.mark.slow
 def test_two_processes_write_one_run(tmp_path):
-    out = (
-        tmp_path / "run"
-    )  # what `accelerate launch` starts on GPUs is torchrun; on the CPU it starts one process only
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-    ]
-    command += ["-m", "memcalib", "train", "micro"]
+    out = tmp_path / "run"
+    # what `accelerate launch` starts on GPUs is torchrun; on the CPU it starts one process only
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node", "2", "-m", "memcalib", "train", "micro"]
     command += ["--method", "gdpo", "--out", out, *small()]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=280,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Policy: ") == 1
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert completed.stdout.count("Policy: ") == 1
     assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2]
     assert json.loads((out / "manifest.json").read_text())["sessions"][0]["processes"] == 2
-    assert (
-        load_policy(out / "policy")[0].num_parameters()
-        == load_policy("cold-short")[0].num_parameters()
-    )
+    policy, _ = load_policy(out / "policy")
+    start, _ = load_policy("cold-short")
+    assert policy.num_parameters() == start.num_parameters()
 
 
 def test_the_tokenizer_of_a_micro_policy_goes_with_it(straight):
@@ -921,27 +885,27 @@ def test_the_tokenizer_of_a_micro_policy_goes_with_it(straight):
 def test_a_teacher_may_live_on_the_hub(monkeypatch):
     import memcalib.trainer.distillation as distillation
 
-    asked = []
-    student = load_policy("cold-short")[0]
-    monkeypatch.setattr(
-        distillation, "create_model_from_path", lambda path, dtype: asked.append(path) or student
-    )
+    paths = []
+    student, _ = load_policy("cold-short")
+
+    def create_model(path, dtype):
+        paths.append(path)
+        return student
+
+    monkeypatch.setattr(distillation, "create_model_from_path", create_model)
     for name in ("owner/teacher-8b", "teacher-short"):
         assert distillation.load_teacher(name, student) is student
-    assert asked == ["owner/teacher-8b", str(policy_path("teacher-short"))]
+    assert paths == ["owner/teacher-8b", str(policy_path("teacher-short"))]
 
 
 def test_what_a_terminal_shows_at_the_end(straight):
     run = TrainRun(
         load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", straight, resume=True
     )
-    head, *_, read, policy, best, measure = run.text().splitlines()
+    head, *_, reading, policy, best, measure = run.text().splitlines()
     assert head == "memcalib-rl, seed 42, 4 steps, 4 validation examples"
-    assert (
-        "higher the better" in read
-        and policy.endswith("policy")
-        and measure.startswith("Measure it: memcalib evaluate")
-    )
+    assert "higher the better" in reading and policy.endswith("policy")
+    assert measure.startswith("Measure it: memcalib evaluate")
     step = json.loads((straight / "best" / "best.json").read_text())["step"]
     assert best == f"Best on validation, after step {step}: {straight / 'best'}"
 
@@ -951,41 +915,35 @@ def test_a_run_that_was_not_validated_says_why(tmp_path):
     run = TrainRun(recipe, "sft", tmp_path / "run")
     run.run()
     assert run.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 0"
-    late = TrainRun(
-        load_recipe("micro", [*SMALL, "sft.eval_every=50", "sft.log_every=50"]),
-        "sft",
-        tmp_path / "late",
-    )
-    assert (
-        late.text().splitlines()[0]
-        == "sft, seed 42, 2 steps, not validated: eval_every is 50, more than 2 steps"
-    )
+    recipe = load_recipe("micro", [*SMALL, "sft.eval_every=50", "sft.log_every=50"])
+    head = TrainRun(recipe, "sft", tmp_path / "late").text().splitlines()[0]
+    reason = "eval_every is 50, more than 2 steps"
+    assert head == f"sft, seed 42, 2 steps, not validated: {reason}"
 
 
 def validated(tmp_path, unscored: dict[int, int]) -> list[str]:
+    """The lines that a run shows whose validations left so many answers unscored, by step."""
     run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path)
-    scores = dict.fromkeys(METRICS, 50.0)
     count = len(run.examples.validation)
-    rows = [
-        {"step": step, "valid_unscored": lost}
-        | {f"valid_{m}": None if lost == count else v for m, v in scores.items()}
-        for step, lost in unscored.items()
-    ]
-    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = []
+    for step, lost in unscored.items():
+        metrics = dict.fromkeys([f"valid_{m}" for m in METRICS], None if lost == count else 50.0)
+        rows.append({"step": step, "valid_unscored": lost, **metrics})
+    write_lines(tmp_path / "steps.jsonl", rows)
     return run.text().splitlines()
 
 
 def test_answers_that_were_not_scored_are_counted(tmp_path):
-    said = validated(tmp_path, {0: 0, 2: 3})
-    assert said[1].split() == ["step", *METRICS, "unscored"]
-    assert [line.split()[-1] for line in said[2:4]] == ["0", "3"] and said[3].split()[0] == "last"
+    _, header, first, last, *_ = validated(tmp_path, {0: 0, 2: 3})
+    assert header.split() == ["step", *METRICS, "unscored"]
+    assert first.split()[-1] == "0"
+    assert last.split()[0] == "last" and last.split()[-1] == "3"
 
 
 def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
-    said = validated(tmp_path, {0: 4, 2: 4})
-    assert said[0].endswith(
-        "not validated: none of 4 validation answers could be scored, after step 0, 2"
-    )
+    head, *_ = validated(tmp_path, {0: 4, 2: 4})
+    reason = "none of 4 validation answers could be scored, after step 0, 2"
+    assert head.endswith(f"not validated: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -1000,35 +958,29 @@ def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
 def test_a_row_whose_score_is_no_number_is_not_shown(tmp_path, row):
     validated(tmp_path, {0: 0, 2: 3})
     with open(tmp_path / "steps.jsonl", "a") as file:
-        file.write(json.dumps({"step": 4, "valid_overlong": "many"} | row) + "\n")
+        file.write(json.dumps({"step": 4, "valid_overlong": "many", **row}) + "\n")
     run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path, resume=True)
-    said = run.text().splitlines()
-    assert said[0].endswith("4 validation examples") and said[3].split()[:3] == [
-        "last",
-        "2",
-        "50.0",
-    ]
+    head, _, _, last, *_ = run.text().splitlines()
+    assert head.endswith("4 validation examples")
+    assert last.split()[:3] == ["last", "2", "50.0"]
 
 
 def test_a_metric_that_a_row_lacks_is_shown_as_missing(tmp_path):
     validated(tmp_path, {0: 0, 2: 3})
     with open(tmp_path / "steps.jsonl", "a") as file:
         file.write(json.dumps({"step": 4, "valid_SCS": 3.0}) + "\n")
-    said = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path, resume=True).text().splitlines()
-    assert said[3].split() == ["last", "4", "3.0", *["NaN"] * len(METRICS)]
+    run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path, resume=True)
+    last = run.text().splitlines()[3]
+    assert last.split() == ["last", "4", "3.0", *["NaN"] * len(METRICS)]
 
 
 def test_a_run_whose_only_validation_was_stopped_says_so(tmp_path):
     """Its judge went away at the last step; the run went on, and what is done is not done again."""
     run = TrainRun(load_recipe("micro", [*SMALL, "sft.eval_every=2"]), "sft", tmp_path)
     (tmp_path / "steps.jsonl").write_text('{"step": 2, "loss": 0.5}\n')
-    assert (
-        run.text()
-        .splitlines()[0]
-        .endswith(
-            "2 steps, not validated: no validation came to its end, and none is made again when a run goes on"
-        )
-    )
+    head = run.text().splitlines()[0]
+    reason = "no validation came to its end, and none is made again when a run goes on"
+    assert head.endswith(f"2 steps, not validated: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -1036,14 +988,11 @@ def test_a_run_whose_only_validation_was_stopped_says_so(tmp_path):
 )
 def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path, config):
     run = TrainRun(load_recipe("micro", SMALL), "gdpo", tmp_path)
-    there = json.loads((tmp_path / "parameters.json").read_text()) | {
-        "config": config,
-        "method": "grpo",
-    }
-    (tmp_path / "parameters.json").write_text(json.dumps(there))
-    with pytest.raises(
-        ValueError, match="holds a run of other settings .*method: 'grpo' there, 'gdpo' now"
-    ):
+    parameters = json.loads((tmp_path / "parameters.json").read_text())
+    parameters.update(config=config, method="grpo")
+    (tmp_path / "parameters.json").write_text(json.dumps(parameters))
+    message = "holds a run of other settings .*method: 'grpo' there, 'gdpo' now"
+    with pytest.raises(ValueError, match=message):
         run.run()
 
 
@@ -1057,15 +1006,13 @@ def test_a_signal_before_the_first_step_does_not_bind_the_folder(capsys, tmp_pat
     wait_for(lambda: (out / "steps.jsonl").is_file(), process)
     process.kill()
     process.communicate(timeout=60)
-    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0] and (
-        out / "best"
-    ).is_dir()
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0]
+    assert (out / "best").is_dir()
     (out / "notes.txt").write_text("mine")
     code, _, err = call(capsys, "micro", "--out", out, *small("train.lr=1e-4", "train.beta=0"))
     assert code == 0, err
-    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2] and (
-        out / "notes.txt"
-    ).is_file()
+    assert [row["step"] for row in read_rows(out / "steps.jsonl")] == [0, 1, 2]
+    assert (out / "notes.txt").is_file()
 
 
 def test_a_run_that_diverged_at_its_first_step_may_have_another_rate(capsys, tmp_path):
@@ -1078,25 +1025,18 @@ def test_a_run_that_diverged_at_its_first_step_may_have_another_rate(capsys, tmp
 
 def test_more_prompts_than_examples(capsys, tmp_path):
     code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *small("train.prompts=100"))
-    assert (
-        code == 1
-        and "train.prompts: found 100; allowed: at most 8" in err
-        and not (tmp_path / "run").exists()
-    )
+    assert code == 1 and "train.prompts: found 100; allowed: at most 8" in err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("option", ["--teacher-url", "--evaluator-url", "--evaluator2-key-env"])
 def test_options_of_a_model_without_its_name(capsys, tmp_path, option):
     with pytest.raises(SystemExit) as exit:
         main(["demonstrations", "--out", str(tmp_path / "run"), option, "0.5,1"])
-    said = capsys.readouterr().err
+    err = capsys.readouterr().err
     role = option[2:].partition("-")[0]
-    assert (
-        exit.value.code == 1
-        and f"--{role}" in said
-        and "model" in said
-        and (option in said or f"{role}.model: missing" in said)
-    )
+    assert exit.value.code == 1 and f"--{role}" in err and "model" in err
+    assert option in err or f"{role}.model: missing" in err
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "mine.v2.yaml", "mine.v2.yml"])
@@ -1105,9 +1045,8 @@ def test_the_usual_folder_has_the_whole_name_of_the_recipe(capsys, tmp_path, mon
     monkeypatch.setattr(recipes, "load_recipe", lambda *_: load_recipe("micro", SMALL))
     code, _, err = call(capsys, name, "--method", "grpo", "--seed", "7")
     assert code == 0, err
-    assert [p.name for p in Path("runs/train").iterdir()] == [
-        f"{name.removesuffix('.yaml').removesuffix('.yml')}-grpo-7"
-    ]
+    stem = name.removesuffix(".yaml").removesuffix(".yml")
+    assert [path.name for path in Path("runs/train").iterdir()] == [f"{stem}-grpo-7"]
 
 
 def test_a_folder_bound_and_killed_while_loading_is_free(tmp_path):
@@ -1136,7 +1075,10 @@ def test_a_policy_that_cannot_be_read_is_made_again(capsys, tmp_path, straight, 
         (policy / "model.safetensors").write_bytes(weights.read_bytes()[:10])
     else:
         shutil.rmtree(policy)
-        policy.mkdir() if damage == "empty" else policy.write_text("a note")
+        if damage == "empty":
+            policy.mkdir()
+        else:
+            policy.write_text("a note")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
     assert code == 0, err
     assert (policy / "model.safetensors").read_bytes() == weights.read_bytes()
@@ -1148,9 +1090,8 @@ def test_a_policy_that_cannot_be_made_again_is_said(capsys, tmp_path, straight):
     shutil.copytree(straight, out, ignore=shutil.ignore_patterns("checkpoint-*"))
     (out / "policy" / "model.safetensors").write_bytes(b"cut short!")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
-    assert (
-        code == 1 and "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
-    )
+    assert code == 1
+    assert "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
 
 
 def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
@@ -1159,9 +1100,8 @@ def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
     run = TrainRun(load_recipe("micro", [*SMALL, "train.steps=4"]), "memcalib-rl", out, resume=True)
     (out / "best" / "best.json").write_text('{"step": 3, "SCS": 1.0}')
     assert f"Best on validation, after step 3: {out / 'best'}" in run.text()
-    assert [
-        line.split()[:2] for line in run.text().splitlines() if line.split()[:1] == ["best"]
-    ] == [["best", "3"]]
+    rows = [line.split() for line in run.text().splitlines()]
+    assert [row[:2] for row in rows if row[:1] == ["best"]] == [["best", "3"]]
     shutil.rmtree(out / "best")
     assert "The best policy is not there" in run.text() and "after step" not in run.text()
 
@@ -1183,9 +1123,9 @@ def test_damaged_sessions_are_left_out(capsys, tmp_path, straight, caplog, sessi
 def forget(folder: Path, name: str) -> None:
     """As if a run and its checkpoints had been written before the setting was there."""
     file = folder / "parameters.json"
-    bound = json.loads(file.read_text())
-    bound["config"].pop(name, None)
-    file.write_text(json.dumps(bound))
+    parameters = json.loads(file.read_text())
+    parameters["config"].pop(name, None)
+    file.write_text(json.dumps(parameters))
     for checkpoint in checkpoints(folder):
         state = read_state(checkpoint)
         state["config"].pop(name)
@@ -1193,30 +1133,28 @@ def forget(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "other", "now"),
+    ("method", "name", "change", "value"),
     [
         ("gdpo", "tail", "train.tail=truncate", "'truncate'"),
         ("sft", "weight_decay", "sft.weight_decay=0.1", "0.1"),
     ],
 )
 def test_a_run_older_than_a_setting_goes_on_with_its_default(
-    capsys, tmp_path, method, name, other, now
+    capsys, tmp_path, method, name, change, value
 ):
     out = tmp_path / "older"
-    more = ["--method", method, "--out", out]
-    code, _, err = call(capsys, "micro", *more, *small("sft.save_every=2"))
+    words = ["micro", "--method", method, "--out", out]
+    code, _, err = call(capsys, *words, *small("sft.save_every=2"))
     assert code == 0, err
     shutil.rmtree(out / "policy")
     forget(out, name)
-    code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2", other))
-    assert code == 1 and f"config.{name}: nothing there, {now} now" in err
-    code, _, err = call(
-        capsys, "micro", *more, "--resume", *small("sft.save_every=2", "train.lr=0.5", "sft.lr=0.5")
-    )
-    assert code == 1 and "config.lr: 0.00" in err and "there, 0.5 now" in err, (
-        "a setting that was there has changed"
-    )
-    code, _, err = call(capsys, "micro", *more, "--resume", *small("sft.save_every=2"))
+    code, _, err = call(capsys, *words, "--resume", *small("sft.save_every=2", change))
+    assert code == 1 and f"config.{name}: nothing there, {value} now" in err
+    faster = small("sft.save_every=2", "train.lr=0.5", "sft.lr=0.5")
+    code, _, err = call(capsys, *words, "--resume", *faster)
+    assert code == 1, "a setting that was there has changed"
+    assert "config.lr: 0.00" in err and "there, 0.5 now" in err
+    code, _, err = call(capsys, *words, "--resume", *small("sft.save_every=2"))
     assert code == 0 and (out / "policy").is_dir(), err
 
 
@@ -1227,22 +1165,17 @@ def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, ca
     code, _, err = call(capsys, "micro", "--method", method, "--out", out, *first)
     assert code == 0, err
     shutil.rmtree(out / "policy")
-    server = [
-        "train.trl.vllm_mode=server",
-        "train.trl.vllm_server_base_url=http://localhost:8000",
-        "train.trl.vllm_enable_sleep_mode=false",
-    ]
-    more = [
+    in_parts = small(
         "train.steps=2",
         "train.accumulate=2",
         "sft.accumulate=4",
         "sft.save_every=1",
         "data.world.demonstrations=24",
-        *server,
-    ]
-    code, _, err = call(
-        capsys, "micro", "--method", method, "--out", out, "--resume", *small(*more)
+        "train.trl.vllm_mode=server",
+        "train.trl.vllm_server_base_url=http://localhost:8000",
+        "train.trl.vllm_enable_sleep_mode=false",
     )
+    code, _, err = call(capsys, "micro", "--method", method, "--out", out, "--resume", *in_parts)
     assert code == 0 and (out / "policy").is_dir(), err
     assert "other settings of memory" in caplog.text
 
@@ -1253,71 +1186,72 @@ def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path
         capsys, "micro", "--out", out, *small("train.steps=1", "train.eval_every=2")
     )
     assert code == 0, err
-    bound = out / "parameters.json"
-    older = json.loads(bound.read_text())
-    assert not {"eval_every", "share_prompts"} & older["config"].keys()
-    older["config"] |= {
-        "eval_every": 2,
-        "share_prompts": True,
-    }  # as an older version bound its folders
-    bound.write_text(json.dumps(older))
-    other = small("train.share_prompts=false")
+    file = out / "parameters.json"
+    parameters = json.loads(file.read_text())
+    assert not {"eval_every", "share_prompts"} & parameters["config"].keys()
+    # names that decide nothing, in a folder that says them all the same
+    parameters["config"].update(eval_every=2, share_prompts=True)
+    file.write_text(json.dumps(parameters))
+    changes = small("train.share_prompts=false")
     code, _, err = call(
-        capsys, "micro", "--out", out, "--resume", *other, "--set", "train.sampler=generate"
+        capsys, "micro", "--out", out, "--resume", *changes, "--set", "train.sampler=generate"
     )
     assert code == 1 and "config.sampler: 'shared' there, 'generate' now" in err
     assert "another sampler draws other random numbers" in err
     shutil.rmtree(out / "policy")
-    code, _, err = call(capsys, "micro", "--out", out, "--resume", *other)
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *changes)
     assert code == 0 and (out / "policy").is_dir(), err
-    assert "other settings of memory: share_prompts: True there, False now" in caplog.text
-    assert (
-        "goes on with eval_every 1, 2 before: the best policy is chosen among other steps"
-        in caplog.text
-    )
-    assert json.loads(bound.read_text()) == older, "a folder keeps what it was bound with"
+    for warning in (
+        "other settings of memory: share_prompts: True there, False now",
+        "goes on with eval_every 1, 2 before: the best policy is chosen among other steps",
+    ):
+        assert warning in caplog.text
+    stored = json.loads(file.read_text())
+    assert stored == parameters, "a folder keeps what it was bound with"
 
 
 def test_what_is_named_like_a_checkpoint_and_is_no_folder_is_said_once(tmp_path, caplog):
-    TrainRun(load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run").run()
-    (tmp_path / "run" / "checkpoint-9").write_text("a file")
-    (tmp_path / "run" / "checkpoint-11").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "run" / "checkpoint-1").write_text("an older one is not asked for")
-    shutil.rmtree(tmp_path / "run" / "policy")
-    TrainRun(
-        load_recipe("micro", [*SMALL, "train.steps=1"]), "grpo", tmp_path / "run", resume=True
-    ).run()
-    said = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
-    assert [
-        message.count("checkpoint-9: no memcalib.json (a file, not a folder)") for message in said
-    ] == [0, 1]
-    assert "checkpoint-11: no memcalib.json (no such folder)" in said[0]
+    recipe = load_recipe("micro", [*SMALL, "train.steps=1"])
+    folder = tmp_path / "run"
+    TrainRun(recipe, "grpo", folder).run()
+    (folder / "checkpoint-9").write_text("a file")
+    (folder / "checkpoint-11").symlink_to(tmp_path / "nowhere")
+    (folder / "checkpoint-1").write_text("an older one is not asked for")
+    shutil.rmtree(folder / "policy")
+    TrainRun(recipe, "grpo", folder, resume=True).run()
+    no_folder, file = [message for message in caplog.messages if "skipped" in message]
+    assert "checkpoint-11: no memcalib.json (no such folder)" in no_folder
+    assert file.count("checkpoint-9: no memcalib.json (a file, not a folder)") == 1
 
 
 @pytest.mark.parametrize(("read", "configured"), [("concat", "fluent"), ("fluent", "concat")])
 def test_fine_tuning_shows_its_judge_what_the_policy_reads(
-    tmp_path, mine, monkeypatch, read, configured
+    tmp_path, file_recipe, monkeypatch, read, configured
 ):
-    asked = []
+    asked_policy = []
+    asked_judge = []
 
     def answered(model, tokenizer, examples, *, text, **options):
-        asked.append(text)
+        asked_policy.append(text)
         return [SimpleNamespace(response="x") for _ in examples]
 
     def judged(judge, examples, responses):
-        asked.append((judge.config.text, judge.name))
+        asked_judge.append((judge.config.text, judge.name))
         return [exact_judge(example, "") for example in examples]
 
     monkeypatch.setattr("memcalib.trainer.rewards.sample_answers", answered)
     monkeypatch.setattr(LLMJudge, "batch", judged)
-    changes = {"judging": {"text": configured}, "train": mine["train"] | {"eval_text": read}}
-    run = TrainRun(Recipe.model_validate(mine | changes), "gdpo", tmp_path / "run")
-    how = method_config(run.recipe, "grpo", run.config.seed)
+    train = {**file_recipe["train"], "eval_text": read}
+    recipe = Recipe.model_validate({**file_recipe, "judging": {"text": configured}, "train": train})
+    run = TrainRun(recipe, "gdpo", tmp_path / "run")
+    config = method_config(run.recipe, "grpo", run.config.seed)
+    _, tokenizer = load_start(run.recipe.start)
     held_out = HeldOutScores(
-        how, load_start(run.recipe.start)[1], run.examples.validation, run.judge, None, run.folder
+        config, tokenizer, run.examples.validation, run.judge, None, run.folder
     )
     assert "SCS" in held_out(None)
-    assert asked == [read, (read, run.judge.name)] and run.judge.config.text == configured
+    assert asked_policy == [read] and asked_judge == [(read, run.judge.name)]
+    assert run.judge.config.text == configured
 
 
 @pytest.mark.slow
@@ -1328,13 +1262,13 @@ def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_pa
         "train.drift_length=1.0001",
         "train.drift_repetition=0.0001",
     ]
-    more = ["micro", "--method", "gdpo", "--out", tmp_path / "run", "--seed", "1"]
-    code, _, err = call(capsys, *more, *small("train.steps=6", *nervous))
+    words = ["micro", "--method", "gdpo", "--out", tmp_path / "run", "--seed", "1"]
+    code, _, err = call(capsys, *words, *small("train.steps=6", *nervous))
     last = max(int(path.name[11:]) for path in checkpoints(tmp_path / "run"))
     assert code == 1 and last < 12 and f"saved in {tmp_path / 'run' / f'checkpoint-{last}'}" in err
     assert "wider limits of drift or without stop_on_drift" in err and "--resume" in err
     code, _, err = call(
-        capsys, *more, "--resume", *small("train.steps=6", "train.stop_on_drift=false")
+        capsys, *words, "--resume", *small("train.steps=6", "train.stop_on_drift=false")
     )
     assert code == 0 and read_rows(tmp_path / "run" / "steps.jsonl")[-1]["step"] == 6, err
 
@@ -1355,33 +1289,29 @@ def no_file_larger_than(size: int):
 )  # too small for the weights, and for the optimizer
 def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, straight, size):
     out = tmp_path / "run"
-    more = small("train.keep_best=false", "train.beta=0.0", "data.world.test=2")
-    whole = call(capsys, "micro", "--out", tmp_path / "whole", *more, "--set", "train.steps=3")
-    code, _, err = call(capsys, "micro", "--out", out, *more, "--set", "train.steps=1")
-    assert whole[0] == code == 0, err
+    whole = tmp_path / "whole"
+    settings = ("train.keep_best=false", "train.beta=0.0", "data.world.test=2")
+    one_step = small(*settings, "train.steps=1")
+    three_steps = small(*settings, "train.steps=3")
+    code, _, err = call(capsys, "micro", "--out", whole, *three_steps)
+    assert code == 0, err
+    code, _, err = call(capsys, "micro", "--out", out, *one_step)
+    assert code == 0, err
     with no_file_larger_than(size):
-        code, _, err = call(
-            capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3"
-        )
-    assert (
-        code == 1
-        and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ")
-        and "what was saved before is whole" in err
-    )
-    assert "--resume" in err and [path.name for path in checkpoints(out)] == ["checkpoint-2"]
-    assert (
-        read_state(out / "checkpoint-2")["updates"] == 2
-        and json.loads((out / "manifest.json").read_text())["sessions"]
-    )
-    code, _, err = call(capsys, "micro", "--out", out, "--resume", *more, "--set", "train.steps=3")
-    assert code == 0 and numbers(out) == numbers(tmp_path / "whole"), err
-    assert (out / "policy" / "model.safetensors").read_bytes() == (
-        tmp_path / "whole/policy/model.safetensors"
-    ).read_bytes()
+        code, _, err = call(capsys, "micro", "--out", out, "--resume", *three_steps)
+    assert code == 1 and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ")
+    assert "what was saved before is whole" in err and "--resume" in err
+    assert [path.name for path in checkpoints(out)] == ["checkpoint-2"]
+    assert read_state(out / "checkpoint-2")["updates"] == 2
+    assert json.loads((out / "manifest.json").read_text())["sessions"]
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *three_steps)
+    assert code == 0 and numbers(out) == numbers(whole), err
+    policy = Path("policy") / "model.safetensors"
+    assert (out / policy).read_bytes() == (whole / policy).read_bytes()
 
 
 def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
-    more = small(
+    words = small(
         "train.eval_every=0",
         "train.beta=0.0",
         "train.save_every=0",
@@ -1389,26 +1319,23 @@ def test_a_disk_that_gives_out_names_the_policy(capsys, tmp_path):
         "data.world.test=2",
     )
     with no_file_larger_than(300_000):
-        code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *more)
+        code, _, err = call(capsys, "micro", "--out", tmp_path / "run", *words)
     assert code == 1 and err.startswith(f"memcalib: {tmp_path / 'run' / 'policy'}: ")
-    assert (
-        not (tmp_path / "run" / "policy.part").exists()
-        and not (tmp_path / "run" / "policy").exists()
-    )
+    assert not (tmp_path / "run" / "policy.part").exists()
+    assert not (tmp_path / "run" / "policy").exists()
 
 
 def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
-    here = SimpleNamespace(
+    trainer = SimpleNamespace(
         accelerator=SimpleNamespace(is_main_process=True),
         args=SimpleNamespace(output_dir=str(tmp_path)),
         config=TrainConfig(),
         judged=SimpleNamespace(judge=None),
     )
-    with pytest.raises(
-        OSError, match="No space left on device; what was saved before is whole"
-    ) as caught:
-        StepRows(here).write({"step": 1})
+    message = "No space left on device; what was saved before is whole"
+    with pytest.raises(OSError, match=message) as caught:
+        StepRows(trainer).write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
 
 

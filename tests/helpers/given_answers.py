@@ -212,7 +212,7 @@ def watched_trainer(base: type, observed: dict) -> type:
 
         def _get_per_token_logps_and_entropies(self, *args, **options):
             logps, *others = super()._get_per_token_logps_and_entropies(*args, **options)
-            observed["kinds"].add(str(logps.dtype))
+            observed["dtypes"].add(str(logps.dtype))
             return logps, *others
 
     return WatchedTrainer
@@ -224,7 +224,7 @@ def observe(case: str, out: Path, processes: int) -> dict:
     In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
     """
     config, empty, long = settings(case)
-    observed = {"advantages": [], "stats": [], "kinds": set()}
+    observed = {"advantages": [], "stats": [], "dtypes": set()}
     trainer_type = watched_trainer(training.trainer_class(config.method), observed)
     shuffle = grpo_trainer.shuffle_sequence_dict
     if config.minibatches > 1:
@@ -248,7 +248,7 @@ def observe(case: str, out: Path, processes: int) -> dict:
     trained = {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
     observed["losses"] = logged_losses(trainer)
     if METHODS[config.method].needs_teacher:
-        observed["told"] = list(trainer.credit.stats.values())
+        observed["distilled"] = list(trainer.credit.stats.values())
     else:
         observed["rms"] = [row["rms"] for row in observed["stats"]]
     observed["shards"] = shard_count(model)

@@ -7,10 +7,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 class Notes(TrainerCallback):
     """Keeps what it is told, and at which update."""
 
-    told: list[tuple[int, dict]] = []  # noqa: RUF012 (of all instances: the trainer makes its own)
+    heard: list[tuple[int, dict]] = []  # noqa: RUF012 (of all instances: the trainer makes its own)
 
     def on_log(self, args, state, control, logs=None, **_):
-        self.told.append((state.global_step, dict(logs)))
+        self.heard.append((state.global_step, dict(logs)))
 
 
 class Missing(TrainerCallback):
@@ -21,8 +21,8 @@ class Missing(TrainerCallback):
 
 
 def hear(monkeypatch) -> list[tuple[int, dict]]:
-    """`report_to: notes` is a logger, `report_to: missing` one that is not installed; returns what `notes` is told."""
-    monkeypatch.setattr(Notes, "told", [])
+    """`report_to: notes` is a logger, `report_to: missing` one that is not installed; returns what `notes` hears."""
+    monkeypatch.setattr(Notes, "heard", [])
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "notes", Notes)
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "missing", Missing)
-    return Notes.told
+    return Notes.heard

@@ -29,12 +29,14 @@ still = st.just({"localized": 0, "cap_share": math.nan, "multiplier_p50": math.n
 @given(st.lists(moved | still, min_size=1, max_size=5))
 def test_shares_and_percentiles_are_means_over_localized_pairs(parts):
     """Slow reference: one entry a pair; processes that localized nothing have no entry."""
-    parts = [part | {"multiplier_max": part["multiplier_p50"]} for part in parts]
+    parts = [{**part, "multiplier_max": part["multiplier_p50"]} for part in parts]
     merged = merge_stats(parts)
     for name in ("cap_share", "multiplier_p50"):
-        pairs = [part[name] for part in parts for _ in range(part["localized"])]
-        wanted = sum(pairs) / len(pairs) if pairs else math.nan
-        assert merged[name] == pytest.approx(wanted, nan_ok=True)
+        values = []
+        for part in parts:
+            values += [part[name]] * part["localized"]
+        mean = sum(values) / len(values) if values else math.nan
+        assert merged[name] == pytest.approx(mean, nan_ok=True)
     largest = [part["multiplier_max"] for part in parts if part["localized"]]
     assert merged["multiplier_max"] == pytest.approx(max(largest, default=math.nan), nan_ok=True)
     assert merged["localized"] == sum(part["localized"] for part in parts)
@@ -45,13 +47,9 @@ def test_the_closing_advantage_is_of_scored_answers_that_ended():
     advantages = torch.zeros(4, 3)
     advantages[0, 2] = -0.8
     advantages[1, 1] = -0.4
-    found = answer_stats(ids, [2], advantages, torch.tensor([True, True, False, True]))
-    assert found[:, 3].nanmean().item() == pytest.approx(-0.6) and found[:, 1].tolist() == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    stats = answer_stats(ids, [2], advantages, torch.tensor([True, True, False, True]))
+    assert stats[:, 3].nanmean().item() == pytest.approx(-0.6)
+    assert stats[:, 1].tolist() == [1, 1, 1, 0]
 
 
 def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
@@ -59,11 +57,9 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
     rows = []
 
     def judge(example, response):
-        return (
-            judgment_for(example, {}, error="no level")
-            if next(calls) % 2
-            else exact_judge(example, response)
-        )
+        if next(calls) % 2:
+            return judgment_for(example, {}, error="no level")
+        return exact_judge(example, response)
 
     tokenizer = build_tokenizer()
     examples = make_examples("short", 8, seed=5)
@@ -74,13 +70,13 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
         model, config, examples, judge, tokenizer=tokenizer, out=tmp_path, on_step=rows.append
     )
     judged = trainer.judged
-    ended = [
-        k
-        for k, ids in enumerate(judged.ids)
-        if ids[-1] in trainer.eos_token_ids and judged.valid[k]
-    ]
-    closing = [trainer.advantages[k, len(judged.ids[k]) - 1].item() for k in ended]
-    assert rows[0]["unscored"] == 16 and 0 < len(ended) < 16 and abs(sum(closing)) > 0.1
+    closing = []
+    for row, ids in enumerate(judged.ids):
+        if ids[-1] in trainer.eos_token_ids and judged.valid[row]:
+            closing.append(trainer.advantages[row, len(ids) - 1].item())
+    assert rows[0]["unscored"] == 16
+    assert 0 < len(closing) < 16
+    assert abs(sum(closing)) > 0.1
     assert rows[0]["closing_advantage"] == pytest.approx(sum(closing) / len(closing), rel=1e-5)
 
 
@@ -93,21 +89,17 @@ def test_answers_without_a_score_do_not_dilute_the_closing_advantage(tmp_path):
     ],
 )
 def test_a_limit_is_passed_in_its_direction_alone(limit, inside, beyond):
-    assert [limit.passed(1.0, now) for now in (*inside, *beyond)] == [False] * len(inside) + [
-        True
-    ] * len(beyond)
+    assert not any(limit.passed(1.0, now) for now in inside)
+    assert all(limit.passed(1.0, now) for now in beyond)
 
 
 def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it():
     monitor = DriftMonitor({"end_rate": DriftLimit(by=-0.25)}, 2)
-    told = [
-        monitor.update({"step": k, "end_rate": rate})
-        for k, rate in enumerate((1.0, 0.5, 0.25, 0.0, 0.25, 1.0, 1.0, 0.0, 0.0))
-    ]
-    assert [len(found) for found in told] == [0, 0, 0, 1, 0, 0, 0, 0, 1], (
-        "once when it is passed, and again after going back"
-    )
-    assert told[3] == [
+    rates = (1.0, 0.5, 0.25, 0.0, 0.25, 1.0, 1.0, 0.0, 0.0)
+    messages = [monitor.update({"step": step, "end_rate": rate}) for step, rate in enumerate(rates)]
+    counts = [len(of_step) for of_step in messages]
+    assert counts == [0, 0, 0, 1, 0, 0, 0, 0, 1], "when it is passed, and after going back"
+    assert messages[3] == [
         "step 3: end_rate moved from 0.75 in the first 2 steps to 0.125 in the last 2; the limit is a change of -0.25"
     ]
 

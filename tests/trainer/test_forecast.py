@@ -106,22 +106,19 @@ def test_linear_layers_keep_no_keys_and_values():
 
 def saved(model, tokens: int) -> float:
     """Elements of a token in a layer that PyTorch keeps for the backward pass, parameters apart."""
-    seen = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    size_by_storage = {}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def pack(tensor):
-        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        size_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         states = model.get_decoder()(input_ids=torch.arange(tokens)[None] % 101, use_cache=False)[0]
         states.sum().backward()
-    return (
-        sum(size for place, size in seen.items() if place not in own)
-        / 4
-        / tokens
-        / model.config.num_hidden_layers
-    )
+    size = sum(size for storage, size in size_by_storage.items() if storage not in parameters)
+    return size / 4 / tokens / model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral"])
@@ -169,9 +166,10 @@ KINDS = strategies.sampled_from(["fsdp2", "zero3"])
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(SHAPES, KINDS, strategies.integers(1, 64), strategies.integers(0, 2))
 def test_sharding_divides_what_is_held(shape, kind, gpus, copies):
-    one, many = (estimate_memory(shape, Plan(kind, gpus=n, copies=copies)).parts for n in (1, gpus))
-    for part in ("weights", "gradients", "optimizer", "reference or teacher"):
-        assert many[part] * gpus == pytest.approx(one[part])
+    one = estimate_memory(shape, Plan(kind, gpus=1, copies=copies)).parts
+    many = estimate_memory(shape, Plan(kind, gpus=gpus, copies=copies)).parts
+    for name in ("weights", "gradients", "optimizer", "reference or teacher"):
+        assert many[name] * gpus == pytest.approx(one[name])
     trained = shape.adapter or shape.parameters
     states = one["weights"] + one["gradients"] + one["optimizer"]
     assert states == 16 * trained + (2 * shape.parameters if shape.adapter else 0)
@@ -185,44 +183,37 @@ def test_sharding_divides_what_is_held(shape, kind, gpus, copies):
     strategies.integers(1, 4000),
 )
 def test_more_tokens_never_need_less(shape, kind, rows, answer):
-    small, large = (
-        estimate_memory(shape, Plan(kind, 8, rows=rows, answer=n)) for n in (answer, answer + 1)
-    )
+    small = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer))
+    large = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer + 1))
     assert small.update <= large.update and small.peak <= large.peak
     assert all(value >= 0 and math.isfinite(value) for value in large.parts.values())
-    kept = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer, checkpointing=False))
+    uncut = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer, checkpointing=False))
     if shape.layers > 2 and shape.inner > 8 * shape.hidden:
-        assert kept.parts["activations"] >= small.parts["activations"]
+        assert uncut.parts["activations"] >= small.parts["activations"]
 
 
 def test_a_sleeping_sampler_leaves_room_for_the_update():
     shape = model_shape(MODELS["qwen3"])
-    awake, asleep = (
-        estimate_memory(shape, Plan(colocated=0.5, sleeping=s, gpu_gib=80)) for s in (False, True)
-    )
+    awake = estimate_memory(shape, Plan(colocated=0.5, sleeping=False, gpu_gib=80))
+    asleep = estimate_memory(shape, Plan(colocated=0.5, sleeping=True, gpu_gib=80))
     assert awake.update - asleep.update == 40 * GIB and awake.sampling == asleep.sampling
 
 
 def test_settings_say_who_set_them():
     changes = ["train.lr=0.01", "methods.grpo.clip=0.3"]
     recipe = load_recipe("micro", changes)
-    grpo = {s.name: s for s in resolved(recipe, "grpo", seed=7, settings=changes)}
-    gdpo = {s.name: s for s in resolved(recipe, "gdpo", settings=changes[:1])}
+
+    def by_name(*arguments, **options):
+        return {setting.name: setting for setting in resolved(recipe, *arguments, **options)}
+
+    grpo = by_name("grpo", seed=7, settings=changes)
+    gdpo = by_name("gdpo", settings=changes[:1])
     assert grpo.keys() == TrainConfig.model_fields.keys()
-    assert (grpo["clip"].source, grpo["clip"].value, gdpo["clip"].source) == (
-        "command",
-        0.3,
-        "default",
-    )
-    assert (grpo["seed"].value, grpo["seed"].source, gdpo["seed"].source) == (
-        7,
-        "command",
-        "default",
-    )
-    assert {s.name: s.source for s in resolved(recipe, "grpo")}["clip"] == "recipe for this method"
-    assert {s.value for s in resolved(recipe, "sft") if s.name == "lr"} == {
-        method_config(recipe, "sft").lr
-    }
+    assert (grpo["clip"].value, grpo["clip"].source) == (0.3, "command")
+    assert (grpo["seed"].value, grpo["seed"].source) == (7, "command")
+    assert gdpo["clip"].source == gdpo["seed"].source == "default"
+    assert by_name("grpo")["clip"].source == "recipe for this method"
+    assert by_name("sft")["lr"].value == method_config(recipe, "sft").lr
 
 
 @pytest.mark.parametrize(
@@ -248,21 +239,18 @@ def test_settings_say_who_set_them():
     ],
 )
 def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, changes, name, source):
-    own = {"memcalib-rl": {"eta": {"C+": 0.25}}}
     content = {
         "start": {"model": "cold-short"},
         "data": {"world": {}},
         "judge": "exact",
-        "methods": own,
+        "methods": {"memcalib-rl": {"eta": {"C+": 0.25}}},
+        "train": {"trl": {"bf16": False}, "lr": 0.01},
     }
-    (tmp_path / "r.yaml").write_text(
-        yaml.safe_dump(content | {"train": {"trl": {"bf16": False}, "lr": 0.01}})
-    )
-    found = {
-        s.name: s
-        for s in resolved(load_recipe(tmp_path / "r.yaml", changes), method, settings=changes)
-    }
-    assert found[name].source == source and found["seed"].source == "default"
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    recipe = load_recipe(tmp_path / "r.yaml", changes)
+    settings = resolved(recipe, method, settings=changes)
+    sources = {setting.name: setting.source for setting in settings}
+    assert sources[name] == source and sources["seed"] == "default"
 
 
 def test_prompts_are_counted_with_the_tokenizer(tmp_path):
@@ -280,13 +268,10 @@ def test_prompts_are_counted_with_the_tokenizer(tmp_path):
     )
     texts = measure_texts(recipe, method_config(recipe, "grpo"))
     tokenizer = load_policy("cold-short")[1]
-    lengths = [
-        len(encode_prompt(tokenizer, render(e, text="concat", prompt_template="micro")))
-        for e in examples
-    ]
-    assert (texts.examples, texts.longest) == (9, max(lengths)) and texts.prompt == pytest.approx(
-        sum(lengths) / 9
-    )
+    prompts = [render(e, text="concat", prompt_template="micro") for e in examples]
+    lengths = [len(encode_prompt(tokenizer, prompt)) for prompt in prompts]
+    assert (texts.examples, texts.longest) == (9, max(lengths))
+    assert texts.prompt == pytest.approx(sum(lengths) / 9)
     assert texts.atoms == pytest.approx(sum(len(e.atoms) for e in examples) / 9)
     work = epoch_work(method_config(recipe, "grpo"), texts)
     assert work["steps per epoch"] == 4 and work["answers"] == 4 * 2 * 8, (
@@ -325,9 +310,9 @@ def test_fine_tuning_scores_nothing_before_its_first_step():
     settings = ["sft.eval_every=5", "train.eval_every=5"]
     recipe = load_recipe("micro", settings)
     for method, before in (("sft", 0), ("grpo", 1), ("opsd-gkd", 1)):
-        found = forecast(recipe, method)
-        rounds = before + found.work["steps per epoch"] // 5
-        assert found.judge["of them validation"] == rounds * recipe.data.world.validation > 0
+        plan = forecast(recipe, method)
+        rounds = before + plan.work["steps per epoch"] // 5
+        assert plan.judge["of them validation"] == rounds * recipe.data.world.validation > 0
 
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
@@ -350,19 +335,19 @@ def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
     config = method_config(recipe, method)
     encode = teacher_encoder(load_policy("cold-short")[1], prompt_template="micro-hinted")
     texts = measure_texts(recipe, config)
-    assert (
-        texts.teacher == pytest.approx(sum(len(encode(e)) for e in examples) / 9)
-        and texts.teacher > texts.prompt
-    )
-    read = epoch_work(config, texts)["tokens read by the teacher"]
+    assert texts.teacher == pytest.approx(sum(len(encode(e)) for e in examples) / 9)
+    assert texts.teacher > texts.prompt
+
+    def tokens_read(config, texts):
+        return epoch_work(config, texts)["tokens read by the teacher"]
+
     answer = min(500, config.max_tokens)
-    assert read == pytest.approx(9 * config.generations * (texts.teacher + answer))
-    short = epoch_work(config.model_copy(update={"max_teacher": 2}), texts)[
-        "tokens read by the teacher"
-    ]
-    assert short == 9 * config.generations * (2 + answer)
-    other = method_config(recipe, "gdpo")
-    assert epoch_work(other, measure_texts(recipe, other))["tokens read by the teacher"] == 0
+    answers = 9 * config.generations
+    assert tokens_read(config, texts) == pytest.approx(answers * (texts.teacher + answer))
+    limited = config.model_copy(update={"max_teacher": 2})
+    assert tokens_read(limited, texts) == answers * (2 + answer)
+    without_teacher = method_config(recipe, "gdpo")
+    assert tokens_read(without_teacher, measure_texts(recipe, without_teacher)) == 0
 
 
 def test_an_unknown_price_is_not_zero():
@@ -389,17 +374,14 @@ def test_counterfactuals_are_read_by_one_method_alone():
 
 def test_a_distilled_policy_holds_one_frozen_copy():
     recipe = load_recipe("qwen3-8b")
-    copies = {
-        m: training_plan(recipe, method_config(recipe, m), 1000, 500).copies
-        for m in ("grpo", "opsd-pg", "opsd-gkd")
-    }
-    assert copies == {"grpo": 1, "opsd-pg": 1, "opsd-gkd": 1}
-    free = load_recipe("qwen3-8b", ["train.beta=0"])
-    copies = [
-        training_plan(free, method_config(free, m), 1000, 500).copies
-        for m in ("grpo", "opsd-pg", "sft")
-    ]
-    assert copies == [0, 1, 0]
+    without_reference = load_recipe("qwen3-8b", ["train.beta=0"])
+
+    def copies(recipe, method):
+        return training_plan(recipe, method_config(recipe, method), 1000, 500).copies
+
+    assert [copies(recipe, method) for method in ("grpo", "opsd-pg", "opsd-gkd")] == [1, 1, 1]
+    methods = ("grpo", "opsd-pg", "sft")
+    assert [copies(without_reference, method) for method in methods] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -426,9 +408,8 @@ def test_faults_are_named(changes, message):
     ],
 )
 def test_mistakes_are_warned_of(changes, warning):
-    assert any(
-        warning in text for text in forecast(load_recipe("qwen3-8b", changes), "grpo").warnings
-    )
+    plan = forecast(load_recipe("qwen3-8b", changes), "grpo")
+    assert any(warning in text for text in plan.warnings)
 
 
 def test_strategies(tmp_path):
@@ -467,14 +448,10 @@ def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
     def refused(method, *changes, name="qwen3-8b"):
         return forecast(load_recipe(name, changes), method).refused
 
-    asked = [
-        m
-        for m in LABELS.values()
-        if any("judge.key_env: found 'JUDGE_API_KEY'" in text for text in refused(m))
-    ]
-    assert asked == ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"], (
-        "fine-tuning asks no judge here"
-    )
+    needle = "judge.key_env: found 'JUDGE_API_KEY'"
+    needs_key = [m for m in LABELS.values() if any(needle in text for text in refused(m))]
+    expected = ["opsd-pg", "opsd-gkd", "grpo", "gdpo", "memcalib-rl"]
+    assert needs_key == expected, "fine-tuning asks no judge here"
     monkeypatch.setenv("JUDGE_API_KEY", "any")
     assert not any("JUDGE_API_KEY" in text for text in refused("grpo"))
     changes = ["train.report_to=missing", "train.max_tokens=5000", "sft.report_to=notes"]
@@ -497,7 +474,8 @@ def test_fine_tuning_begins_with_its_own_model():
         (["start.model=owner/name", "base.model=pretrained"], "sft", []),
         (["base.model=owner/base"], "sft", ["memory unknown: owner/base"]),
     ):
-        said = forecast(load_recipe("micro", changes), method).warnings
-        assert [text.split(" bfloat16")[0].split(" is not")[0] for text in said] == warned, changes
+        warnings = forecast(load_recipe("micro", changes), method).warnings
+        heads = [text.split(" bfloat16")[0].split(" is not")[0] for text in warnings]
+        assert heads == warned, changes
     wide = load_recipe("micro", ["launch.memory_gib=80", "start.model=owner/name"])
     assert forecast(wide, "sft").shape.parameters > 200_000 and forecast(wide, "gdpo").shape is None

@@ -2,7 +2,9 @@
 
 import copy
 import random
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import reference
@@ -14,6 +16,10 @@ from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import load_policy
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
+from memcalib.redistribution import Credit
+from memcalib.localization import Thresholds
+from memcalib.rules.base import Pairs
+from memcalib.trainer.rewards import ChannelRewards
 from memcalib.credit.sentences import response_units
 from memcalib.trainer.train_config import world_config
 
@@ -73,50 +79,78 @@ def plain(model):
     return model
 
 
+@dataclass
+class RolloutRecord:
+    """What a rollout batch started from, and what was made of it."""
+
+    policy: torch.nn.Module
+    before: Thresholds
+    batch: dict
+    judged: ChannelRewards
+    after: Thresholds
+    pairs: Pairs
+    credit: Credit
+
+
+@dataclass
+class UpdateRecord:
+    """What an update started from, and what was made of it."""
+
+    policy: torch.nn.Module
+    rollout: RolloutRecord
+    parts: list[dict] = field(default_factory=list)
+    loss: float = 0.0
+    gradient: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
 class Watched(training.CreditTrainer):
-    """Keeps of each rollout batch and each update what it started from and what was made of it."""
+    """Keeps a record of each rollout batch and of each update."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.batches = []
-        self.updates = []
+        self.rollouts: list[RolloutRecord] = []
+        self.updates: list[UpdateRecord] = []
 
     def _generate_and_score_completions(self, inputs):
-        seen = {
-            "policy": plain(self.accelerator.unwrap_model(self.model)),
-            "before": copy.deepcopy(self.thresholds),
-        }
-        seen["batch"] = super()._generate_and_score_completions(inputs)
-        seen |= {"judged": copy.copy(self.judged), "after": copy.deepcopy(self.thresholds)}
-        self.batches.append(seen | {"pairs": self.pairs, "credit": self.credit})
-        return seen["batch"]
+        policy = plain(self.accelerator.unwrap_model(self.model))
+        before = copy.deepcopy(self.thresholds)
+        batch = super()._generate_and_score_completions(inputs)
+        self.rollouts.append(
+            RolloutRecord(
+                policy=policy,
+                before=before,
+                batch=batch,
+                judged=copy.copy(self.judged),
+                after=copy.deepcopy(self.thresholds),
+                pairs=self.pairs,
+                credit=self.credit,
+            )
+        )
+        return batch
 
     def compute_loss(self, model, inputs, *args, **options):
         policy = plain(self.accelerator.unwrap_model(model))
         number = self.state.global_step
         loss = super().compute_loss(model, inputs, *args, **options)
         if number == len(self.updates):  # the first of those that make one update together
-            self.updates.append(
-                {"policy": policy, "parts": [], "loss": 0.0, "batch": self.batches[-1]}
-            )
-        self.updates[-1]["parts"].append(inputs)
-        self.updates[-1]["loss"] += loss.item()
+            self.updates.append(UpdateRecord(policy, self.rollouts[-1]))
+        self.updates[-1].parts.append(inputs)
+        self.updates[-1].loss += loss.item()
         return loss
 
     def training_step(self, model, *args, **options):
         loss = super().training_step(model, *args, **options)
-        found = self.accelerator.unwrap_model(model).named_parameters()
-        self.updates[-1]["gradient"] = {
-            name: p.grad.clone() for name, p in found if p.grad is not None
-        }
+        for name, weight in self.accelerator.unwrap_model(model).named_parameters():
+            if weight.grad is not None:
+                self.updates[-1].gradient[name] = weight.grad.clone()
         return loss
 
 
 def watch(out, *, double=True, judge=drawn, **changes) -> Watched:
     """Two steps of two updates each, from a policy that has learnt some of its task."""
     model = load_policy("cold-short")[0]
-    config = world_config(WORLDS["short"], **(SIZES | UPDATE | changes))
-    kept = training.trainer_class
+    config = world_config(WORLDS["short"], **{**SIZES, **UPDATE, **changes})
+    class_of_method = training.trainer_class
     training.trainer_class = lambda method: Watched
     try:
         return training.train(
@@ -128,7 +162,7 @@ def watch(out, *, double=True, judge=drawn, **changes) -> Watched:
             out=out,
         )
     finally:
-        training.trainer_class = kept
+        training.trainer_class = class_of_method
 
 
 @torch.no_grad()
@@ -136,26 +170,28 @@ def read(model, temperature, prompt, answer) -> list[float]:
     return reference.logps(model, prompt, answer, temperature).tolist()
 
 
-def slow_step(trainer, seen, reader=None) -> reference.Step:
+def slow_step(trainer, rollout: RolloutRecord, reader=None) -> reference.Step:
     """The slow reading of a rollout batch from what the judge said of it; `reader` in the place of its policy."""
     config = trainer.config.credit
-    judged = seen["judged"]
-    before = seen["before"]
-    encode = partial(
-        reference.prompt_ids, TOKENIZER, prompt_template=trainer.config.prompt_template
-    )
-    cut = response_units(TOKENIZER, judged.ids) if config.granularity == "sentence" else []
+    judged = rollout.judged
+    template = trainer.config.prompt_template
+    encode = partial(reference.prompt_ids, TOKENIZER, prompt_template=template)
+    units = []
+    if config.granularity == "sentence":
+        cut = response_units(TOKENIZER, judged.ids)
+        units = [row[: len(ids)].tolist() for row, ids in zip(cut, judged.ids, strict=True)]
+    sentence = rollout.before.sentence
     return reference.step(
-        reader or partial(read, seen["policy"], trainer.temperature),
+        reader or partial(read, rollout.policy, trainer.temperature),
         lambda example, gone: encode(example, gone=gone),
         config,
         judged.examples,
         judged.judgments,
         judged.ids,
         trainer.config.generations,
-        before.value.tolist(),
-        before.sentence.value.tolist() if before.sentence else (),
-        [row[: len(ids)].tolist() for row, ids in zip(cut, judged.ids, strict=False)],
+        rollout.before.value.tolist(),
+        sentence.value.tolist() if sentence else (),
+        units,
     )
 
 
@@ -164,85 +200,89 @@ def ragged(rows) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
-def apart(found, wanted, rounding: float = 0.0) -> float:
+def gap(values, expected, rounding: float = 0.0) -> float:
     """The largest difference between a rectangle and ragged rows, or of two rows, beyond a relative rounding."""
-    nested = bool(len(wanted)) and isinstance(wanted[0], list)
-    wanted = ragged(wanted) if nested else torch.tensor(wanted, dtype=torch.float64)
-    found = torch.as_tensor(found).double()
-    if nested:
-        assert not found[:, wanted.size(1) :].any()
-        found = found[:, : wanted.size(1)]
-    assert found.shape == wanted.shape or not found.numel() + wanted.numel()
-    return ((found - wanted).abs() - rounding * wanted.abs()).max().item() if found.numel() else 0.0
+    values = torch.as_tensor(values).double()
+    if len(expected) and isinstance(expected[0], list):
+        expected = ragged(expected)
+        assert not values[:, expected.size(1) :].any()
+        values = values[:, : expected.size(1)]
+    else:
+        expected = torch.tensor(expected, dtype=torch.float64)
+    if not values.numel() and not expected.numel():
+        return 0.0
+    assert values.shape == expected.shape
+    return ((values - expected).abs() - rounding * expected.abs()).max().item()
 
 
-def gaps(seen, slow: reference.Step) -> dict[str, float]:
+def gaps(rollout: RolloutRecord, slow: reference.Step) -> dict[str, float]:
     """The largest difference of each stage between what the trainer made and the slow reading."""
-    judged = seen["judged"]
-    credit = seen["credit"]
-    pairs = seen["pairs"]
+    judged = rollout.judged
+    credit = rollout.credit
     assert judged.valid.tolist() == slow.valid
-    out = {
-        "rewards": apart(
-            judged.rewards[judged.valid],
-            [r for r, v in zip(slow.rewards, slow.valid, strict=True) if v],
-        )
-    }
-    out |= {
-        "channels": apart(credit.channels, slow.channels),
+    assert rollout.pairs.rows == [pair.row for pair in slow.pairs]
+    assert rollout.pairs.channels == [pair.channel for pair in slow.pairs]
+    assert rollout.pairs.atoms == [pair.atoms for pair in slow.pairs]
+    assert rollout.pairs.prompts == [pair.prompt for pair in slow.pairs]
+    scored = [row for row, valid in enumerate(slow.valid) if valid]
+    stages = {
+        "rewards": gap(judged.rewards[scored], [slow.rewards[row] for row in scored]),
+        "channels": gap(credit.channels, slow.channels),
         "scale": abs(credit.stats["rms"] - slow.scale),
+        "old": gap(rollout.batch["old_per_token_logps"], slow.full),
+        "advantages": gap(credit.advantages, slow.advantages, ROUNDING),
     }
-    assert pairs.rows == [p.row for p in slow.pairs] and pairs.channels == [
-        p.channel for p in slow.pairs
-    ]
-    assert pairs.atoms == [p.atoms for p in slow.pairs] and pairs.prompts == [
-        p.prompt for p in slow.pairs
-    ]
-    out["old"] = apart(seen["batch"]["old_per_token_logps"], slow.full)
     if credit.pairs is not None:
-        found = credit.pairs
-        out |= {
-            name: apart(getattr(found, name), [getattr(p, name) for p in slow.pairs])
-            for name in ("d", "q", "m")
-        }
-        out["strength"] = apart(found.strength, [p.strength for p in slow.pairs])
-        out["thresholds"] = apart(seen["after"].value, slow.thresholds)
+        for name in ("d", "q", "m", "strength"):
+            of_pairs = [getattr(pair, name) for pair in slow.pairs]
+            stages[name] = gap(getattr(credit.pairs, name), of_pairs)
+        stages["thresholds"] = gap(rollout.after.value, slow.thresholds)
     if slow.sentence_thresholds:
-        out["sentence thresholds"] = apart(seen["after"].sentence.value, slow.sentence_thresholds)
-    return out | {"advantages": apart(credit.advantages, slow.advantages, ROUNDING)}
+        sentence = rollout.after.sentence.value
+        stages["sentence thresholds"] = gap(sentence, slow.sentence_thresholds)
+    return stages
 
 
-def slow_update(trainer, update, slow: reference.Step, start):
-    """Loss and gradient of one update from plain forwards, and how far it is from the old policy and the reference."""
-    answers = update["batch"]["judged"].ids
-    known = {
-        (tuple(p), tuple(y)): i for i, (p, y) in enumerate(zip(slow.prompts, answers, strict=True))
-    }
-    rows = []
-    moved = []
-    for part in update["parts"]:
+class SlowUpdate(NamedTuple):
+    loss: torch.Tensor
+    gradient: dict[str, torch.Tensor]
+    from_old: float  # the largest change of a log-probability since the answers were written
+    from_reference: float
+
+
+def answers_of(parts: list[dict]):
+    """Prompt and answer of each row of an update that is in the loss."""
+    for part in parts:
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        for p, pm, y, ym in zip(*(part[name] for name in names), strict=True):
-            prompt = p[pm.bool()].tolist()
-            answer = y[ym.bool()].tolist()
-            if answer:  # one without a judgment is in no loss
-                at = known[tuple(prompt), tuple(answer)]
-                assert slow.valid[at]
-                now = reference.logps(update["policy"], prompt, answer, trainer.temperature)
-                anchor = torch.tensor(
-                    read(start, trainer.temperature, prompt, answer), dtype=torch.float64
-                )
-                old = torch.tensor(slow.full[at], dtype=torch.float64)
-                rows.append((now, old, anchor, slow.advantages[at]))
-                moved.append(torch.stack([now.detach() - old, now.detach() - anchor]).abs())
+        for prompt, prompt_mask, answer, mask in zip(*(part[name] for name in names), strict=True):
+            if mask.any():  # an answer without a judgment is in no loss
+                yield prompt[prompt_mask.bool()].tolist(), answer[mask.bool()].tolist()
+
+
+def slow_update(trainer, update: UpdateRecord, slow: reference.Step, start) -> SlowUpdate:
+    """Loss and gradient of one update from plain forwards, and how far it is from the old policy and the reference."""
+    row_by_text = {}
+    for row, (prompt, answer) in enumerate(
+        zip(slow.prompts, update.rollout.judged.ids, strict=True)
+    ):
+        row_by_text[tuple(prompt), tuple(answer)] = row
+    rows = []
+    changes = []
+    for prompt, answer in answers_of(update.parts):
+        row = row_by_text[tuple(prompt), tuple(answer)]
+        assert slow.valid[row]
+        logps = reference.logps(update.policy, prompt, answer, trainer.temperature)
+        of_reference = read(start, trainer.temperature, prompt, answer)
+        of_reference = torch.tensor(of_reference, dtype=torch.float64)
+        old = torch.tensor(slow.full[row], dtype=torch.float64)
+        rows.append((logps, old, of_reference, slow.advantages[row]))
+        now = logps.detach()
+        changes.append(torch.stack([now - old, now - of_reference]).abs())
     loss = reference.loss(rows, trainer.config.clip, trainer.config.beta)
-    trained = {name: p for name, p in update["policy"].named_parameters() if p.requires_grad}
-    far = torch.cat(moved, 1).amax(1).tolist()
-    return (
-        loss,
-        dict(zip(trained, torch.autograd.grad(loss, [*trained.values()]), strict=True)),
-        far,
-    )
+    trained = {name: p for name, p in update.policy.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, [*trained.values()])
+    from_old, from_reference = torch.cat(changes, 1).amax(1).tolist()
+    return SlowUpdate(loss, dict(zip(trained, gradients, strict=True)), from_old, from_reference)
 
 
 LONG = {
@@ -255,14 +295,15 @@ LONG = {
 }  # left to `make test-slow`
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, marks=pytest.mark.slow) if case in LONG else case for case in CASES],
-)
+def marked(case: str):
+    return pytest.param(case, marks=pytest.mark.slow) if case in LONG else case
+
+
+@pytest.fixture(scope="module", params=[marked(case) for case in CASES])
 def trained(request, tmp_path_factory):
     """One run of a case in float64, and the slow reading of its batches."""
     trainer = watch(tmp_path_factory.mktemp("run"), **CASES[request.param])
-    return request.param, trainer, [slow_step(trainer, seen) for seen in trainer.batches]
+    return request.param, trainer, [slow_step(trainer, rollout) for rollout in trainer.rollouts]
 
 
 LIMITS = dict(
@@ -272,13 +313,12 @@ LIMITS = dict(
 
 def test_every_stage_of_the_credit_is_the_slow_one(trained):
     case, trainer, slow = trained
-    limits = dict.fromkeys(("strength", "thresholds", "sentence thresholds"), 1e-11) | LIMITS
+    limits = {"strength": 1e-11, "thresholds": 1e-11, "sentence thresholds": 1e-11, **LIMITS}
     if case == "plain":  # the library reads the old policy in float32
         limits["old"] = 1e-5
-    for seen, wanted in zip(trainer.batches, slow, strict=True):
-        assert {
-            name: gap for name, gap in gaps(seen, wanted).items() if not gap < limits[name]
-        } == {}
+    for rollout, step in zip(trainer.rollouts, slow, strict=True):
+        for stage, difference in gaps(rollout, step).items():
+            assert difference < limits[stage], stage
     ways = {"cache": ""} if case == "plain" else {"cache": "", "tree": ""}
     assert sharing_faults(trainer.model) == ways, "the fast ways were used"
 
@@ -290,65 +330,61 @@ def test_every_update_is_the_slow_one(trained):
     clip = trainer.config.clip
     assert len(trainer.updates) == 2 * len(slow)
     for number, update in enumerate(trainer.updates):
-        loss, gradient, (old, anchor) = slow_update(trainer, update, slow[number // 2], start)
-        assert abs(update["loss"] - loss.item()) < 1e-6
-        assert gradient.keys() == update["gradient"].keys()
-        norm = sum(g.square().sum() for g in gradient.values()).sqrt()
-        gap = sum(
-            (g - update["gradient"][name]).square().sum() for name, g in gradient.items()
-        ).sqrt()
-        assert gap < 1e-5 * norm and norm > 1e-3
-        assert (old > clip) == (number % 2 == 1) and (anchor > clip) == (number > 0), (
-            "there is something to clip"
-        )
-    tokens = sum(
-        part["completion_mask"].sum().item()
-        for update in trainer.updates
-        for part in update["parts"]
-    )
-    assert tokens == sum(
-        len(row)
-        for step in slow
-        for row, scored in zip(step.full, step.valid, strict=True)
-        if scored
-    )
+        expected = slow_update(trainer, update, slow[number // 2], start)
+        assert abs(update.loss - expected.loss.item()) < 1e-6
+        assert expected.gradient.keys() == update.gradient.keys()
+        squares = [g.square().sum() for g in expected.gradient.values()]
+        differences = [
+            (g - update.gradient[name]).square().sum() for name, g in expected.gradient.items()
+        ]
+        norm = sum(squares).sqrt()
+        assert norm > 1e-3
+        assert sum(differences).sqrt() < 1e-5 * norm
+        assert (expected.from_old > clip) == (number % 2 == 1), "there is something to clip"
+        assert (expected.from_reference > clip) == (number > 0)
+    tokens = 0
+    for update in trainer.updates:
+        tokens += sum(part["completion_mask"].sum().item() for part in update.parts)
+    expected_tokens = 0
+    for step in slow:
+        for row, scored in zip(step.full, step.valid, strict=True):
+            expected_tokens += len(row) if scored else 0
+    assert tokens == expected_tokens
 
 
 @pytest.mark.parametrize("trained", ["token"], indirect=True)
 def test_the_first_case_holds_what_it_should(trained):
     _, trainer, slow = trained
-    pairs = [pair for step in slow for pair in step.pairs]
-    assert {pair.channel for pair in pairs} == set(range(1, 9)) and {
-        pair.strength for pair in pairs
-    } == {0.0, 0.75}
-    assert not all(slow[0].valid) and sum(slow[0].valid) > 8
-    assert (
-        max(slow[0].thresholds) > 0.03 and trainer.batches[1]["before"].value.tolist() != [0.02] * 9
-    )
-    assert any(max(pair.m) == 4 for pair in pairs) and any(set(pair.m) == {1.0} for pair in pairs)
+    pairs = [*slow[0].pairs, *slow[1].pairs]
+    assert {pair.channel for pair in pairs} == set(range(1, 9))
+    assert {pair.strength for pair in pairs} == {0.0, 0.75}
+    assert 8 < sum(slow[0].valid) < len(slow[0].valid)
+    assert max(slow[0].thresholds) > 0.03
+    assert trainer.rollouts[1].before.value.tolist() != [0.02] * 9
+    assert any(max(pair.m) == 4 for pair in pairs)
+    assert any(set(pair.m) == {1.0} for pair in pairs)
 
 
-def as_read(seen, slow: reference.Step) -> dict[tuple, list[float]]:
+def logps_read(rollout: RolloutRecord, slow: reference.Step) -> dict[tuple, list[float]]:
     """The log-probabilities that the trainer read, by prompt and answer."""
-    full = seen["batch"]["old_per_token_logps"].double()
-    d = seen["credit"].pairs.d
-    answers = seen["judged"].ids
-    known = {
-        (*p, -1, *y): full[i, : len(y)].tolist()
-        for i, (p, y) in enumerate(zip(slow.prompts, answers, strict=True))
-    }
+    full = rollout.batch["old_per_token_logps"].double()
+    d = rollout.credit.pairs.d
+    answers = rollout.judged.ids
+    logps = {}
+    for row, (prompt, answer) in enumerate(zip(slow.prompts, answers, strict=True)):
+        logps[tuple(prompt), tuple(answer)] = full[row, : len(answer)].tolist()
     for k, pair in enumerate(slow.pairs):
         answer = answers[pair.row]
-        known[*pair.prompt, -1, *answer] = (
-            full[pair.row, : len(answer)] - d[k, : len(answer)]
-        ).tolist()
-    return known
+        without = full[pair.row, : len(answer)] - d[k, : len(answer)]
+        logps[tuple(pair.prompt), tuple(answer)] = without.tolist()
+    return logps
 
 
-SINGLE = [("token", drawn), ("sentence", drawn)]
-SINGLE += [
-    pytest.param(case, marks=pytest.mark.slow)
-    for case in (("token", exact_judge), ("sentence", exact_judge))
+SINGLE = [
+    ("token", drawn),
+    ("sentence", drawn),
+    pytest.param(("token", exact_judge), marks=pytest.mark.slow),
+    pytest.param(("sentence", exact_judge), marks=pytest.mark.slow),
 ]
 
 
@@ -356,34 +392,33 @@ SINGLE += [
 def single(request, tmp_path_factory):
     """One run in float32, and the slow reading of its batches, in float32 too."""
     granularity, judge = request.param
-    trainer = watch(
-        tmp_path_factory.mktemp("run"), double=False, granularity=granularity, judge=judge
-    )
-    return trainer, [slow_step(trainer, seen) for seen in trainer.batches]
+    out = tmp_path_factory.mktemp("run")
+    trainer = watch(out, double=False, granularity=granularity, judge=judge)
+    return trainer, [slow_step(trainer, rollout) for rollout in trainer.rollouts]
 
 
 def test_in_float32_the_same_log_probabilities_give_the_same_credit(single):
     trainer, slow = single
-    for seen, other in zip(trainer.batches, slow, strict=True):
-        known = as_read(seen, other)
-        same = slow_step(
-            trainer, seen, lambda prompt, answer, known=known: known[*prompt, -1, *answer]
-        )
-        found = gaps(seen, same)
-        assert found["m"] < 1e-11 and found["advantages"] < 1e-11
+    for rollout, step in zip(trainer.rollouts, slow, strict=True):
+        logps = logps_read(rollout, step)
+
+        def look_up(prompt, answer, logps=logps):
+            return logps[tuple(prompt), tuple(answer)]
+
+        differences = gaps(rollout, slow_step(trainer, rollout, look_up))
+        assert differences["m"] < 1e-11
+        assert differences["advantages"] < 1e-11
 
 
 def test_in_float32_the_fast_and_the_slow_forward_round_alike(single):
     trainer, slow = single
-    for seen, other in zip(trainer.batches, slow, strict=True):
-        exact = slow_step(trainer, seen, partial(read, copy.deepcopy(seen["policy"]).double(), 1.0))
-        fast = seen["batch"]["old_per_token_logps"]
-        plain = ragged(other.full)
-        assert (
-            apart(fast, exact.full) < 5e-5
-            and apart(plain, exact.full) < 5e-5
-            and apart(fast, other.full) < 5e-5
-        )
+    for rollout, step in zip(trainer.rollouts, slow, strict=True):
+        in_double = partial(read, copy.deepcopy(rollout.policy).double(), 1.0)
+        exact = slow_step(trainer, rollout, in_double)
+        fast = rollout.batch["old_per_token_logps"]
+        assert gap(fast, exact.full) < 5e-5
+        assert gap(ragged(step.full), exact.full) < 5e-5
+        assert gap(fast, step.full) < 5e-5
 
 
 def test_in_float32_advantages_differ_by_what_rounding_allows(single):
@@ -392,31 +427,26 @@ def test_in_float32_advantages_differ_by_what_rounding_allows(single):
     So where the signals sum to little, the rounding of a forward pass is made larger, whichever way it is done.
     """
     trainer, slow = single
-    for seen, other in zip(trainer.batches, slow, strict=True):
-        found = seen["credit"].pairs
-        allowed = [[1e-9 + ROUNDING * abs(a) for a in row] for row in other.advantages]
-        strengths = found.strength.tolist()
+    for rollout, step in zip(trainer.rollouts, slow, strict=True):
+        pairs = rollout.credit.pairs
+        allowed = (1e-9 + ROUNDING * ragged(step.advantages).abs()).tolist()
         turned = 0
         for pair, strength, q, m in zip(
-            other.pairs, strengths, found.q.tolist(), found.m.tolist(), strict=True
+            step.pairs, pairs.strength.tolist(), pairs.q.tolist(), pairs.m.tolist(), strict=True
         ):
             moved = sum(abs(a - b) for a, b in zip(q, pair.q, strict=False))
             change = max(abs(a - b) for a, b in zip(m, pair.m, strict=False))
             total = max(sum(q), sum(pair.q))
-            assert not total or change <= 2 * len(pair.m) * moved / total + 1e-9
+            if total:
+                assert change <= 2 * len(pair.m) * moved / total + 1e-9
             if bool(strength) != bool(pair.strength):  # rounding opened or closed the gate
-                turned = turned + 1
+                turned += 1
                 change = torch.inf
-            part = (
-                abs(other.channels[pair.row][pair.channel])
-                / other.scale
-                * max(strength, pair.strength)
-            )
-            allowed[pair.row] = [
-                limit + part * change if part else limit for limit in allowed[pair.row]
-            ]
+            advantage = abs(step.channels[pair.row][pair.channel]) / step.scale
+            weight = advantage * max(strength, pair.strength)
+            if weight:
+                allowed[pair.row] = [limit + weight * change for limit in allowed[pair.row]]
         assert turned <= 1
-        gap = (
-            seen["credit"].advantages[:, : ragged(allowed).size(1)] - ragged(other.advantages)
-        ).abs()
-        assert (gap <= ragged(allowed)).all()
+        width = ragged(step.advantages).size(1)
+        difference = rollout.credit.advantages[:, :width] - ragged(step.advantages)
+        assert (difference.abs() <= ragged(allowed)[:, :width]).all()

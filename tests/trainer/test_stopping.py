@@ -54,17 +54,15 @@ def handlers():
 
 
 def test_handlers_of_others_stay():
-    def mine(number, frame):
+    def ignore(number, frame):
         return None
 
-    for other in (mine, signal.SIG_IGN):
-        signal.signal(signal.SIGTERM, other)
+    for handler in (ignore, signal.SIG_IGN):
+        signal.signal(signal.SIGTERM, handler)
         with StopSignals(active=True).listening() as signals:
-            assert (
-                signal.getsignal(signal.SIGTERM) == other
-                and signal.getsignal(signal.SIGINT) == signals._handle
-            )
-        assert signal.getsignal(signal.SIGTERM) == other
+            assert signal.getsignal(signal.SIGTERM) == handler
+            assert signal.getsignal(signal.SIGINT) == signals._handle
+        assert signal.getsignal(signal.SIGTERM) == handler
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -74,40 +72,44 @@ def test_handlers_are_back_after_an_error():
 
 
 def test_not_off_the_main_thread():
-    found = []
+    handled = []
+    results = []
 
     def work():
         with StopSignals(active=True).listening() as signals:
-            found.extend(signal.getsignal(number) == signals._handle for number in SIGNALS)
-            found.append(signals.run(lambda: "done"))
+            handled.extend(signal.getsignal(number) == signals._handle for number in SIGNALS)
+            results.append(signals.run(lambda: "done"))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [False, False, "done"]
+    assert handled == [False, False]
+    assert results == ["done"]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6))
 def test_all_processes_elect_the_same(heard):
-    processes = [StopSignals(active=True) for _ in heard]
-    for process, (term, interrupt) in zip(processes, heard, strict=True):
-        process.received = signal.SIGTERM if term else signal.SIGINT if interrupt else 0
-    sums = [sum(votes) for votes in zip(*(process.votes() for process in processes), strict=True)]
+    processes = []
+    for term, interrupt in heard:
+        process = StopSignals(active=True)
+        if interrupt:
+            process.received = signal.SIGINT
+        if term:
+            process.received = signal.SIGTERM
+        processes.append(process)
+    votes = torch.tensor([process.votes() for process in processes])
+    sums = votes.sum(0).tolist()
     for process in processes:
         process.total = lambda votes: sums
-    expected = (
-        signal.SIGTERM
-        if any(t for t, _ in heard)
-        else signal.SIGINT
-        if any(i for _, i in heard)
-        else 0
-    )
-    assert {process.agreed() for process in processes} == {expected} == {elected(sums)}
+    received = {process.received for process in processes}
+    expected = next((number for number in SIGNALS if number in received), 0)
+    assert {process.agreed() for process in processes} == {expected}
+    assert elected(sums) == expected
 
 
 def test_calls_under_way_are_given_up_and_cleared():
     """The judge's calls run in an event loop; what they hold is given back."""
-    left = []
+    given_up = []
 
     async def call(number):
         try:
@@ -115,14 +117,15 @@ def test_calls_under_way_are_given_up_and_cleared():
                 signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(3600)
         finally:
-            left.append(number)
+            given_up.append(number)
 
     async def calls():
         await asyncio.gather(*map(call, range(4)))
 
     with StopSignals(active=True).listening() as signals:
         assert signals.run(lambda: run_async(calls())) is None
-    assert sorted(left) == [0, 1, 2, 3] and signals.agreed() == signal.SIGINT
+    assert sorted(given_up) == [0, 1, 2, 3]
+    assert signals.agreed() == signal.SIGINT
 
 
 SECOND = """
@@ -171,21 +174,14 @@ def test_a_second_signal_ends_the_process_at_once_and_an_echo_does_not(first, se
 )
 def test_not_finite_against_plain_code(values):
     mask = [[(row + token) % 3 != 0 for token in range(3)] for row in range(len(values))]
-    places = [
-        (r, t)
-        for r in range(len(values))
-        for t in range(3)
-        if mask[r][t] and not math.isfinite(values[r][t])
-    ]
-    found = not_finite(
-        torch.tensor(values).view(-1, 3), torch.tensor(mask, dtype=torch.bool).view(-1, 3)
-    )
-    expected = (
-        f"row {places[0][0]}, token {places[0][1]} is {values[places[0][0]][places[0][1]]}"
-        if places
-        else ""
-    )
-    assert found == expected
+    expected = ""
+    for row in reversed(range(len(values))):
+        for token in reversed(range(3)):
+            value = values[row][token]
+            if mask[row][token] and not math.isfinite(value):
+                expected = f"row {row}, token {token} is {value}"
+    mask_of_rows = torch.tensor(mask, dtype=torch.bool).view(-1, 3)
+    assert not_finite(torch.tensor(values).view(-1, 3), mask_of_rows) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -201,7 +197,7 @@ def test_damaged_weights_in_every_precision(dtype):
 
 
 def test_messages_say_what_to_do_and_not_to_go_on():
-    said = str(diverged(7, "loss nan", 12, 0.5, torch.bfloat16, "run/checkpoint-6"))
+    message = str(diverged(7, "loss nan", 12, 0.5, torch.bfloat16, "run/checkpoint-6"))
     for part in (
         "step 7: loss nan",
         "finite",
@@ -209,10 +205,10 @@ def test_messages_say_what_to_do_and_not_to_go_on():
         "(bfloat16)",
         "run/checkpoint-6 are from before",
     ):
-        assert part in said
-    assert "resume" not in said and "memory" in str(
-        diverged(1, "x", 3, 1, torch.float32, look="look at the memory")
-    )
+        assert part in message
+    assert "resume" not in message
+    message = str(diverged(1, "x", 3, 1, torch.float32, advice="look at the memory"))
+    assert "memory" in message
 
 
 def go(out, judge=exact_judge, resume=None, on_step=None, model=None, **changes):
@@ -229,104 +225,99 @@ def straight(tmp_path_factory):
     return go(out), out
 
 
-class Told:
-    """Raises a signal when the run is at one place, once."""
+class SignalAt:
+    """Raises a signal when the run comes to one place for the `turn`-th time."""
 
-    def __init__(self, monkeypatch, place: str, number: int, at: int):
+    def __init__(self, monkeypatch, place: str, number: int, turn: int):
         self.place = place
         self.number = number
-        self.at = at
+        self.turn = turn
         self.count = 0
         self.wrap(monkeypatch, training_module, "sample_tokens", "sampling")
         self.wrap(monkeypatch, desk_module, "sample_answers", "validation")
         self.wrap(monkeypatch, training_module.GRPOTrainer, "compute_loss", "update")
 
-    def wrap(self, monkeypatch, home, name, place):
-        plain = getattr(home, name)
+    def wrap(self, monkeypatch, owner, name, place):
+        plain = getattr(owner, name)
 
         def watched(*args, **options):
-            self.tell(place)
+            self.pass_by(place)
             return plain(*args, **options)
 
-        monkeypatch.setattr(home, name, watched)
+        monkeypatch.setattr(owner, name, watched)
 
-    def tell(self, place: str) -> None:
+    def pass_by(self, place: str) -> None:
         if place == self.place:
             self.count += 1
-            if self.count == self.at:
+            if self.count == self.turn:
                 signal.raise_signal(self.number)
 
     def judge(self, example, response):
-        self.tell("judging")
+        self.pass_by("judging")
         return exact_judge(example, response)
 
     def on_step(self, row):
-        self.tell("row")
+        self.pass_by("row")
 
 
+SLOW = pytest.mark.slow
 PLACES = [
     ("sampling", 3, 2),  # the third rollout: given up
-    ("judging", 2 + 32 + 5, 2),  # two of validation, two batches, and into the third
+    pytest.param("judging", 2 + 32 + 5, 2, marks=SLOW),  # validation, two batches, into the third
     ("update", 5, 3),  # the first mini-batch of the third step: both are finished
-    ("update", 6, 3),
+    pytest.param("update", 6, 3, marks=SLOW),
     ("validation", 2, 2),  # the scores of the second step are in its row
     ("row", 3, 2),  # rows 0, 1 and 2; the next rollout does not begin
 ]
 
 
-@pytest.mark.parametrize(
-    ("place", "at", "step"),
-    [pytest.param(*where, marks=[pytest.mark.slow] * (k % 2)) for k, where in enumerate(PLACES[:5])]
-    + PLACES[5:],
-)
+@pytest.mark.parametrize(("place", "turn", "step"), PLACES)
 def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(
-    tmp_path, straight, monkeypatch, place, at, step
+    tmp_path, straight, monkeypatch, place, turn, step
 ):
-    number = SIGNALS[at % 2]
-    with monkeypatch.context() as patches:
-        told = Told(patches, place, number, at)
-        with pytest.raises(Interrupted) as found:
-            go(tmp_path, told.judge, on_step=told.on_step)
-    assert told.count == (2 * step if place == "update" else at), (
-        "an update is finished, and nothing else goes on"
-    )
-    assert (
-        found.value.exit_code == 128 + number
-        and newest_checkpoint(tmp_path).name == f"checkpoint-{2 * step}"
-    )
-    said = f"{signal.Signals(number).name}: the run was stopped by a signal"
+    number = SIGNALS[turn % 2]
     folder = tmp_path / f"checkpoint-{2 * step}"
+    with monkeypatch.context() as patches:
+        stop = SignalAt(patches, place, number, turn)
+        with pytest.raises(Interrupted) as error:
+            go(tmp_path, stop.judge, on_step=stop.on_step)
+    expected = 2 * step if place == "update" else turn
+    assert stop.count == expected, "an update is finished, and nothing else goes on"
+    assert error.value.exit_code == 128 + number
+    assert newest_checkpoint(tmp_path) == folder
+    name = signal.Signals(number).name
     advice = "go on with resume=True, or with --resume on the command line"
-    assert str(found.value) == f"{said}. Everything so far is saved in {folder}: {advice}"
-    assert [row["step"] for row in rows(tmp_path)] == [*range(step + 1)] and "valid_SCS" in rows(
-        tmp_path
-    )[2]
+    assert str(error.value) == (
+        f"{name}: the run was stopped by a signal. Everything so far is saved in {folder}: {advice}"
+    )
+    assert [row["step"] for row in rows(tmp_path)] == [*range(step + 1)]
+    assert "valid_SCS" in rows(tmp_path)[2]
     assert len(checkpoints(tmp_path)) == 1
     assert_same((go(tmp_path, resume=True), tmp_path), straight)
 
 
 def test_a_signal_in_the_last_step_comes_too_late(tmp_path, straight, monkeypatch):
-    told = Told(monkeypatch, "update", signal.SIGTERM, 8)
-    trainer = go(tmp_path, told.judge)
+    stop = SignalAt(monkeypatch, "update", signal.SIGTERM, 8)
+    trainer = go(tmp_path, stop.judge)
     assert_same((trainer, tmp_path), straight)
 
 
 def test_before_the_first_step_nothing_is_saved(tmp_path, monkeypatch):
-    told = Told(monkeypatch, "sampling", signal.SIGTERM, 1)
+    stop = SignalAt(monkeypatch, "sampling", signal.SIGTERM, 1)
     with pytest.raises(Interrupted, match="Nothing was trained yet: start again$"):
-        go(tmp_path, told.judge)
+        go(tmp_path, stop.judge)
     assert checkpoints(tmp_path) == []
 
 
 def test_told_again_right_after_going_on(tmp_path, straight, monkeypatch):
     with monkeypatch.context() as patches, pytest.raises(Interrupted):
-        go(tmp_path, Told(patches, "sampling", signal.SIGTERM, 3).judge)
+        go(tmp_path, SignalAt(patches, "sampling", signal.SIGTERM, 3).judge)
     saved = (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns
     with (
         monkeypatch.context() as patches,
         pytest.raises(Interrupted, match="saved in .*checkpoint-4"),
     ):
-        go(tmp_path, Told(patches, "sampling", signal.SIGTERM, 1).judge, resume=True)
+        go(tmp_path, SignalAt(patches, "sampling", signal.SIGTERM, 1).judge, resume=True)
     assert (tmp_path / "checkpoint-4" / "memcalib.json").stat().st_mtime_ns == saved, (
         "it is saved already"
     )
@@ -341,14 +332,19 @@ def test_a_judge_that_is_down_does_not_keep_the_run(tmp_path, straight):
             raise ConnectionError("refused")
         return exact_judge(example, response)
 
+    def go_down(row):
+        if row["step"] == 1:
+            down.append(True)
+
+    waits = []
+
     def wait(seconds):
         waits.append(seconds)
         signal.raise_signal(signal.SIGTERM)
 
-    waits = []
     patient = RetryingJudge(judge, clock=lambda: 0.0, sleep=wait)
     with pytest.raises(Interrupted, match=r"saved in .*checkpoint-2: go on with"):
-        go(tmp_path, patient, on_step=lambda row: down.append(1) if row["step"] == 1 else None)
+        go(tmp_path, patient, on_step=go_down)
     assert waits == [5.0]
     assert_same((go(tmp_path, resume=True), tmp_path), straight)
 
@@ -366,7 +362,7 @@ def test_an_adapter_is_saved_too(tmp_path, monkeypatch):
     options = dict(lora_rank=4, steps=3, lr=1e-2)
     whole = go(tmp_path / "whole", **options)
     with monkeypatch.context() as patches, pytest.raises(Interrupted):
-        go(tmp_path / "cut", Told(patches, "sampling", signal.SIGTERM, 2).judge, **options)
+        go(tmp_path / "cut", SignalAt(patches, "sampling", signal.SIGTERM, 2).judge, **options)
     assert_same(
         (go(tmp_path / "cut", resume=True, **options), tmp_path / "cut"),
         (whole, tmp_path / "whole"),
@@ -404,9 +400,10 @@ def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
     process = subprocess.Popen([sys.executable, "-c", script], **options)
     assert process.stdout.readline() == "judging\n", process.communicate(timeout=60)
     process.send_signal(number)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, said
-    assert "Traceback" not in said and f"saved in {tmp_path / 'checkpoint-4'}: go on with" in said
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    assert f"saved in {tmp_path / 'checkpoint-4'}: go on with" in errors
     assert read_state(tmp_path / "checkpoint-4")["step"] == 2
     assert_same((go(tmp_path, resume=True), tmp_path), straight)
 
@@ -433,13 +430,12 @@ def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, where):
     if where == "launcher":
         assert process.stdout.readline() == "judging\n"
         process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=240)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     step = 3 if where == "update" else 2
-    for found in (first, second):
-        assert found["code"] == 143 and f"checkpoint-{2 * step}: go on with" in found["message"], (
-            said[-2000:]
-        )
+    for process_end in (first, second):
+        assert process_end["code"] == 143, errors[-2000:]
+        assert f"checkpoint-{2 * step}: go on with" in process_end["message"], errors[-2000:]
     assert read_state(tmp_path / "cut" / f"checkpoint-{2 * step}")["step"] == step
     if where != "launcher":
         assert first["same"] and second["same"]

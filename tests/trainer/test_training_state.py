@@ -14,7 +14,7 @@ from memcalib.rules.base import CreditConfig
 from memcalib.micro.world import WORLDS, exact_judge
 from memcalib.micro.policy import build_policy
 from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows
-from memcalib.trainer.checkpoints import EpochSampler, random_state, set_random_state
+from memcalib.trainer.checkpoints import random_state, set_random_state, start_pass
 from memcalib.trainer.train_config import TrainConfig, world_config
 from memcalib.trainer.callbacks import Diverged
 from memcalib.training import train
@@ -39,31 +39,28 @@ def begun():
 
 
 def test_all_that_is_kept_comes_back_from_a_file():
-    one = begun()
-    other = begun()
-    one.rows.skipped = 3
-    one.rows.worst_mean = 1e-7
-    one.rows.best = {"step": 4, "SCS": 61.5}
-    one.thresholds.value[1] = 0.5
-    one.thresholds.sentence.value[2] = 0.25
-    warned = [
-        one.rows.drift.update({"step": k, "response_length": 10.0 if k < 3 else 40.0})
-        for k in range(1, 6)
-    ]
-    kept = json.loads(json.dumps(one.checkpoints.extra_state()))
-    assert kept["step"] == 6 and [bool(found) for found in warned] == [
-        False,
-        False,
-        False,
-        True,
-        False,
-    ]
-    assert kept != json.loads(json.dumps(other.checkpoints.extra_state()))
-    other.checkpoints.restore_extra(kept)
-    assert json.loads(json.dumps(other.checkpoints.extra_state())) == kept
-    assert other.rows.drift.update({"step": 6, "response_length": 40.0}) == [], (
-        "it was reported before"
-    )
+    def saved(trainer):
+        return json.loads(json.dumps(trainer.checkpoints.extra_state()))
+
+    trainer = begun()
+    trainer.rows.skipped = 3
+    trainer.rows.worst_mean = 1e-7
+    trainer.rows.best = {"step": 4, "SCS": 61.5}
+    trainer.thresholds.value[1] = 0.5
+    trainer.thresholds.sentence.value[2] = 0.25
+    messages = []
+    for step in range(1, 6):
+        length = 10.0 if step < 3 else 40.0
+        messages.append(trainer.rows.drift.update({"step": step, "response_length": length}))
+    assert [len(of_step) for of_step in messages] == [0, 0, 0, 1, 0]
+    state = saved(trainer)
+    assert state["step"] == 6
+    resumed = begun()
+    assert saved(resumed) != state
+    resumed.checkpoints.restore_extra(state)
+    assert saved(resumed) == state
+    again = resumed.rows.drift.update({"step": 6, "response_length": 40.0})
+    assert again == [], "it was reported before"
 
 
 def test_weights_that_give_no_probability_are_found_after_the_update(tmp_path, monkeypatch):
@@ -114,7 +111,13 @@ def test_each_pass_over_the_data_has_its_order_and_any_can_be_made_again():
     base = RepeatSampler(list(range(8)), **options)
     straight = [list(base) for _ in range(4)]
     assert len({tuple(order) for order in straight}) == 4
-    again = EpochSampler.like(base)
+    again = RepeatSampler(list(range(8)), **options)
     for epoch in (2, 0, 3, 1):
-        again.set_epoch(epoch)
+        start_pass(again, epoch)
         assert list(again) == straight[epoch]
+
+
+def test_an_order_that_is_not_shuffled_needs_no_generator():
+    sampler = RepeatSampler(list(range(4)), mini_repeat_count=1, batch_size=2, shuffle=False)
+    start_pass(sampler, 3)
+    assert list(sampler) == [0, 1, 2, 3]
