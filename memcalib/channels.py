@@ -7,8 +7,6 @@ __all__ = ['channel_index', 'atom_rewards', 'channel_rewards', 'group_advantages
            'direction_check', 'judgment_tensors']
 
 # %% ../nbs/04_channels.ipynb #6a01adcf
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -24,7 +22,9 @@ def channel_index(
     """Position h in `CHANNELS` of each (ideal, actual) pair (paper, Ordered reward
     channels)."""
     index = 3 * ideal + actual
-    return torch.where(index == 2, 1, index) if merge_over_use else index
+    if merge_over_use:
+        return torch.where(index == 2, 1, index)
+    return index
 
 # %% ../nbs/04_channels.ipynb #88209667
 def atom_rewards(
@@ -47,20 +47,8 @@ def channel_rewards(
     if not ideal.shape == actual.shape == mask.shape or mask.dim() != 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (ideal, actual, mask))
         raise ValueError(f"ideal, actual and mask must share one [row, atom] shape, found {shapes}")
-    for name, level in (("ideal", ideal), ("actual", actual)):
-        if (
-            level.is_floating_point()
-            or level.is_complex()
-            or level.dtype in (torch.bool, torch.uint8)
-        ):
-            raise ValueError(f"{name} levels are {level.dtype}, must be signed integers")
-        bad = (mask & ((level < 0) | (level > 2))).nonzero()
-        if len(bad):
-            row, atom = bad[0].tolist()
-            raise ValueError(
-                f"row {row}, atom {atom}: {name} level {level[row, atom].item()}, "
-                "allowed are 0, 1, 2"
-            )
+    _check_levels("ideal", ideal, mask)
+    _check_levels("actual", actual, mask)
     ideal = torch.where(mask, ideal, 0).long()
     actual = torch.where(mask, actual, 0).long()
     empty = torch.zeros(len(mask), 9, dtype=torch.float64, device=mask.device)
@@ -68,6 +56,19 @@ def channel_rewards(
     total = empty.scatter_add(1, channel_index(ideal, actual, merge_over_use), earned)
     per_level = empty[:, :3].scatter_add(1, ideal, mask.double())
     return total / per_level.clamp(min=1).repeat_interleave(3, dim=1)
+
+
+def _check_levels(name: str, levels: Tensor, mask: Tensor) -> None:
+    """Raises `ValueError` for levels that are no signed integers, and for one outside 0, 1, 2."""
+    unsigned = levels.dtype in (torch.bool, torch.uint8)
+    if levels.is_floating_point() or levels.is_complex() or unsigned:
+        raise ValueError(f"{name} levels are {levels.dtype}, must be signed integers")
+    outside = (mask & ((levels < 0) | (levels > 2))).nonzero()
+    if len(outside):
+        row, atom = outside[0].tolist()
+        raise ValueError(
+            f"row {row}, atom {atom}: {name} level {levels[row, atom].item()}, allowed are 0, 1, 2"
+        )
 
 # %% ../nbs/04_channels.ipynb #a8698622
 def group_advantages(
@@ -81,9 +82,33 @@ def group_advantages(
 ) -> Float[Tensor, "row channel"]:
     """$A_i^{(h)}$ (Group normalization). Any number of columns. `ValueError` when a
     scored row holds NaN or infinity."""
+    _check_rewards(rewards, group, valid)
+    if not (eps > 0 and sigma_min >= 0 and ddof >= 0):
+        raise ValueError(
+            f"eps must be > 0, sigma_min and ddof >= 0; found {eps}, {sigma_min}, {ddof}"
+        )
+    names, member = torch.unique(group, return_inverse=True)
+
+    def total(values):
+        "The sum over each group, of all its members."
+        sums = values.new_zeros(len(names), values.shape[1])
+        return sums.index_add(0, member, values)[member]
+
+    scored = valid[:, None]
+    values = torch.where(scored, rewards, 0).double()
+    size = total(scored.double())
+    centred = torch.where(scored, values - total(values) / size.clamp(min=1), 0)
+    sigma = (total(centred**2) / (size - ddof).clamp(min=1)).sqrt()
+    usable = scored & (size > max(1, ddof)) & (sigma >= sigma_min)
+    advantages = torch.where(usable, centred / (sigma + eps), 0)
+    return advantages.to(rewards.dtype) if rewards.is_floating_point() else advantages
+
+
+def _check_rewards(rewards: Tensor, group: Tensor, valid: Tensor) -> None:
+    """Raises `ValueError` for shapes that do not fit, and for a scored row that is not finite."""
     if rewards.dim() != 2 or not group.shape == valid.shape == rewards.shape[:1]:
-        found = f"{tuple(rewards.shape)}, {tuple(group.shape)}, {tuple(valid.shape)}"
-        raise ValueError(f"rewards must be [row, channel] and group, valid [row]; found {found}")
+        shapes = f"{tuple(rewards.shape)}, {tuple(group.shape)}, {tuple(valid.shape)}"
+        raise ValueError(f"rewards must be [row, channel] and group, valid [row]; found {shapes}")
     bad = (valid[:, None] & ~rewards.isfinite()).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
@@ -91,23 +116,6 @@ def group_advantages(
             f"row {row}, column {column}: reward {rewards[row, column].item()} of a "
             "scored answer, must be finite"
         )
-    if not (eps > 0 and sigma_min >= 0 and ddof >= 0):
-        raise ValueError(
-            f"eps must be > 0, sigma_min and ddof >= 0; found {eps}, {sigma_min}, {ddof}"
-        )
-    names, member = torch.unique(group, return_inverse=True)
-
-    def total(x):
-        return x.new_zeros(len(names), x.shape[1]).index_add(0, member, x)
-
-    known = valid[:, None]
-    x = torch.where(known, rewards, 0).double()
-    n = total(known.double())
-    centred = torch.where(known, x - (total(x) / n.clamp(min=1))[member], 0)
-    sigma = (total(centred**2) / (n - ddof).clamp(min=1)).sqrt()[member]
-    usable = known & (n > max(1, ddof))[member] & (sigma >= sigma_min)
-    advantages = torch.where(usable, centred / (sigma + eps), 0)
-    return advantages.to(rewards.dtype) if rewards.is_floating_point() else advantages
 
 # %% ../nbs/04_channels.ipynb #81a72237
 def rms_scale(
@@ -121,11 +129,13 @@ def rms_scale(
     """Shift (0 unless `center`) and $\\sigma_S$ (eq. gdpo-aggregation) over scored
     rows; of none: 0 and sqrt(eps)."""
     weight = torch.where(valid, 1 if weights is None else weights, 0).double()
-    x = torch.where(valid, sums, 0).double()
+    scored_sums = torch.where(valid, sums, 0).double()
     total = weight.sum()
     total = torch.where(total > 0, total, 1)
-    shift = (weight * x).sum() / total if center else x.new_zeros(())
-    return shift, ((weight * (x - shift) ** 2).sum() / total + eps).sqrt()
+    shift = scored_sums.new_zeros(())
+    if center:
+        shift = (weight * scored_sums).sum() / total
+    return shift, ((weight * (scored_sums - shift) ** 2).sum() / total + eps).sqrt()
 
 # %% ../nbs/04_channels.ipynb #cd42a4fa
 def sequence_advantages(
@@ -144,10 +154,13 @@ def sequence_advantages(
     objective)."""
     if method not in ("gdpo", "grpo"):
         raise ValueError(f"method {method!r}, allowed are 'gdpo', 'grpo'")
-    options: dict[str, Any] = dict(eps=eps, sigma_min=sigma_min, ddof=ddof)
+    columns = rewards
     if method == "grpo":
-        return group_advantages(rewards.sum(1, keepdim=True), group, valid, **options).squeeze(1)
-    sums = group_advantages(rewards, group, valid, **options).sum(1)
+        columns = rewards.sum(1, keepdim=True)
+    advantages = group_advantages(columns, group, valid, eps=eps, sigma_min=sigma_min, ddof=ddof)
+    sums = advantages.sum(1)
+    if method == "grpo":
+        return sums
     shift, scale = rms_scale(sums, valid, eps=eps, center=center, weights=weights)
     return torch.where(valid, (sums.double() - shift) / scale, 0).to(rewards.dtype)
 
@@ -170,21 +183,21 @@ def judgment_tensors(
 ]:
     """Ideal level, actual level, atom mask, and whether the row is scored; padding is 0
     with mask False."""
-    rows = [
-        [(int(a.ideal), int(a.actual)) for a in j.atoms if a.actual is not None]
-        if j.scored and not j.error
-        else []
-        for j in judgments
-    ]
+    rows = [_levels(judgment) for judgment in judgments]
+    sizes = torch.tensor([len(row) for row in rows], dtype=torch.long)
     width = max(map(len, rows), default=0)
-    padded = (
-        torch.tensor([row + [(0, 0)] * (width - len(row)) for row in rows])
-        .reshape(len(rows), width, 2)
-        .long()
-    )
-    valid = torch.tensor([bool(row) for row in rows], dtype=torch.bool)
-    mask = (
-        torch.arange(width)[None]
-        < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
-    )
-    return padded[..., 0], padded[..., 1], mask, valid
+    levels = torch.zeros(len(rows), width, 2, dtype=torch.long)
+    for k, row in enumerate(rows):
+        if row:
+            levels[k, : len(row)] = torch.tensor(row)
+    mask = torch.arange(width)[None] < sizes[:, None]
+    return levels[..., 0], levels[..., 1], mask, sizes > 0
+
+
+def _levels(judgment: Judgment) -> list[tuple[int, int]]:
+    """Ideal and actual level of each atom; none of a judgment without a score."""
+    if judgment.error or not judgment.scored:
+        return []
+    return [
+        (int(atom.ideal), int(atom.actual)) for atom in judgment.atoms if atom.actual is not None
+    ]

@@ -1,0 +1,127 @@
+"""Each shipped rule of credit against an independent reading in plain loops, on answers with open and with closed pairs."""
+
+import pytest
+import slow_rules
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from micro_policy import TOKENIZER
+from slow_rules import divergences, judged_answers, log_probabilities, slow_credit
+
+from memcalib.credit.token_credit import CreditRequest, TokenCredit
+from memcalib.inference.local import prompt_encoder
+from memcalib.metrics import CHANNELS
+from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule, rule_settings
+
+torch.set_num_threads(1)
+ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
+SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
+SMALL = dict(threshold_minimum=16, sentence_minimum=4)
+PLACING = [name for name in CREDIT_RULES if credit_rule(name).places and name != "exact"]
+ETA = {name: 0.2 + 0.1 * h for h, name in enumerate(CHANNELS)} | {"A+": 0.0}
+
+
+def read(request: CreditRequest) -> list[list[float]]:
+    """What a model would say of the rows of a request."""
+    if request.without:
+        rows = zip(request.prompts, request.without, request.responses, strict=True)
+        return [divergences(*row) for row in rows]
+    rows = zip(request.prompts, request.responses, strict=True)
+    return [log_probabilities(*row) for row in rows]
+
+
+def credited(config: CreditConfig, asked, judged, answers) -> tuple[TokenCredit, torch.Tensor]:
+    """The package's credit of a batch, and its token advantages."""
+    credit = TokenCredit(TOKENIZER, config, ENCODE)
+    request = credit.requests(asked, judged, answers)
+    return credit, credit.assign(request, read(request))
+
+
+def check(rule: str, config: CreditConfig, seed: int, cut: bool) -> None:
+    asked, judged, answers = judged_answers(seed, cut)
+    slow = slow_credit(rule, config, asked, judged, answers)
+    credit, advantages = credited(config, asked, judged, answers)
+    for row, values in enumerate(slow.advantages):
+        expected = torch.tensor(values, dtype=torch.float64)
+        torch.testing.assert_close(
+            advantages[row, : len(values)].double(), expected, atol=2e-5, rtol=1e-5
+        )
+        assert not advantages[row, len(values) :].any()
+    assert credit.thresholds.value.tolist() == pytest.approx(slow.thresholds, abs=1e-9)
+    detail = credit.last.pairs
+    if detail is None:
+        assert not slow.placements
+        return
+    found = list(zip(detail.row.tolist(), detail.channel.tolist(), strict=True))
+    assert found == [(placement.row, placement.column) for placement in slow.placements]
+    assert detail.opened.tolist() == [placement.opened for placement in slow.placements]
+
+
+@SETTINGS
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(["token", "sentence"]),
+    st.sampled_from(["all", "open"]),
+    st.sampled_from(["suppressed", "uniform", "absolute"]),
+    st.booleans(),
+    st.booleans(),
+)
+@pytest.mark.parametrize("rule", PLACING)
+def test_a_rule_is_what_plain_loops_give(rule, seed, granularity, pool, under_use, merged, cut):
+    config = CreditConfig(
+        **rule_settings(rule),
+        granularity=granularity,
+        threshold_pool=pool,
+        under_use=under_use,
+        merge_over_use=merged,
+        eta=ETA,
+        **SMALL,
+    )
+    check(rule, config, seed, cut)
+
+
+@SETTINGS
+@given(st.integers(0, 10_000), st.booleans(), st.booleans())
+@pytest.mark.parametrize("rule", ["grpo", "gdpo", "exact"])
+def test_rules_without_pairs_are_what_plain_loops_give(rule, seed, merged, cut):
+    config = CreditConfig(**rule_settings(rule), merge_over_use=merged, **SMALL)
+    check(rule, config, seed, cut)
+
+
+def test_every_rule_has_a_slow_reading():
+    assert slow_rules.PLACEMENTS.keys() == CREDIT_RULES.keys()
+
+
+@pytest.mark.parametrize("rule", [name for name in PLACING if name != "contrast"])
+def test_the_answers_hold_closed_pairs_that_would_be_moved(rule):
+    """A rule that forgot its condition would be seen: pairs with R A <= 0 have weights to follow."""
+    config = CreditConfig(**rule_settings(rule), **SMALL)
+    weighted = 0
+    moved = 0
+    closed = 0
+    for seed in range(4):
+        asked, judged, answers = judged_answers(seed)
+        for placement in slow_credit(rule, config, asked, judged, answers).placements:
+            has_weights = any(part.share * sum(part.q) > 0 for part in placement.parts)
+            weighted += has_weights and not placement.opened
+            moved += has_weights and placement.opened
+        credit, _ = credited(config, asked, judged, answers)
+        closed += credit.last.stats["fallback_closed"]
+    assert weighted >= 5 and moved >= 5 and closed >= weighted
+
+
+@pytest.mark.parametrize("rule", PLACING)
+def test_what_could_not_be_read_keeps_its_share_uniform_and_teaches_nothing(rule):
+    asked, judged, answers = judged_answers(3)
+    config = CreditConfig(**rule_settings(rule), **SMALL)
+    credit = TokenCredit(TOKENIZER, config, ENCODE)
+    request = credit.requests(asked, judged, answers)
+    again = sorted({k for k in request.read_again if k >= 0})
+    scores = [None if k in again else row for k, row in enumerate(read(request))]
+    credit.assign(request, scores)
+    detail = credit.last.pairs
+    needs = torch.tensor([bool(prompt) for prompt in request.pairs.prompts])
+    shares = getattr(request.pairs, "shares", torch.zeros(len(needs), 2))
+    assert detail.scored.tolist() == (~needs | (shares[:, 0] > 0)).tolist()
+    assert credit.thresholds.value.tolist() == [config.threshold_start] * 9
+    assert not detail.strength[~detail.scored].any()
