@@ -46,6 +46,7 @@ from memcalib.io.records import (
     printable,
     pydantic_violation,
     short_repr,
+    storage_faults,
     without_nulls,
 )
 
@@ -859,6 +860,7 @@ def _all_rules(row: dict) -> Iterator[Violation]:
     yield from _membership_rules(blocks, atom_by_id)
     yield from _optional_text_rule(row, "group")
     yield from _turn_rules(row)
+    yield from storage_faults(row)
     if atoms and all(atom.get("u_star") == "A" for atom in atoms):
         allowed = "at least one Bound or Control atom"
         yield Violation("levels", "only Ignore", allowed, severity="warning")

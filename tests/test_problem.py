@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -471,3 +472,58 @@ def test_examples_come_from_rows_and_data_sets_as_from_files(tmp_path):
         p.load_examples([raw(0), row])
     with pytest.raises(p.DataError, match="no records"):
         p.load_examples([])
+
+
+def nested(levels: int):
+    value = "deep"
+    for _ in range(levels):
+        value = {"inner": [value]}
+    return value
+
+
+CANNOT_BE_STORED = {
+    "NaN": ({"note": float("nan")}, "note: found nan; allowed: a finite number"),
+    "Infinity in a list": ({"scores": [1, float("-inf")]}, "scores.1: found -inf"),
+    "half a character": ({"note": "x\ud800"}, r"note: found \\ud800, half a character"),
+    "half a character in a name": ({"\udcff": 1}, r"half a character; allowed: whole characters"),
+    "a nesting of 300": ({"note": nested(150)}, r"note\.inner\.0.*found more than 100"),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT_BE_STORED)
+@pytest.mark.parametrize("in_rubric", [False, True])
+def test_what_a_later_step_cannot_carry_is_refused_with_its_place(tmp_path, name, in_rubric):
+    """Such a record was read, asked about and paid for, and could then not be written or reported."""
+    fields, message = CANNOT_BE_STORED[name]
+    row = raw()
+    (row["memories"][0]["usage_rubric"] if in_rubric else row).update(fields)
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{RECORDS[1].to_json()}\n{json.dumps(row)}\n")
+    (error,) = p.validate_examples(file).errors
+    assert error.line == 2 and error.file == str(file) and error.example_id == row["id"]
+    assert re.search(message, str(error))
+    assert error.rule.startswith("memories.0.usage_rubric.") == in_rubric
+    with pytest.raises(p.DataError, match=r"rows\.jsonl:2"):
+        p.load_examples(file)
+
+
+storable = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5).map("x{}".format), storable, max_size=4))
+def test_the_copy_of_a_record_hashes_as_its_source(tmp_path_factory, fields):
+    folder = tmp_path_factory.mktemp("copy")
+    row = raw()
+    row.update(fields)
+    (folder / "source.jsonl").write_text(json.dumps(row))
+    if p.validate_examples(folder / "source.jsonl").errors:
+        return  # infinity
+    (source,) = p.load_examples(folder / "source.jsonl")
+    write_jsonl(folder / "copy.jsonl", [source])
+    (copied,) = p.load_examples(folder / "copy.jsonl")
+    assert copied.to_json() == source.to_json()
+    assert copied.content_hash == source.content_hash
