@@ -12,6 +12,12 @@ import pytest
 from memcalib.io.tasks import LOG_SECONDS, Task, TaskProgress, TasksFailed, run_in_turn, run_tasks
 
 
+@pytest.fixture(autouse=True)
+def main_module_as_in_a_program(monkeypatch):
+    """A page that ran in this process may leave a `__main__` without `__spec__`, which new processes ask for."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+
+
 def ended_names(lines: list[str]) -> list[str]:
     return [line.split("] ")[1].split(":")[0] for line in lines if line.startswith("[")]
 
