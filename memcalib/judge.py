@@ -7,7 +7,7 @@ __all__ = ['JUDGE_PARTS', 'LONGEST_QUOTE', 'HUGE', 'AnswerKey', 'TRIAL', 'JudgeC
            'load_prompt', 'reply_model', 'response_format', 'system_prompt', 'JudgeRequest', 'NamedBlock',
            'named_atoms', 'judge_payload', 'judge_request', 'Reading', 'read_reply', 'repair_messages', 'blanked',
            'fold', 'quote_pieces', 'quote_places', 'grounded', 'locate', 'evidence_spans', 'judgment_from', 'Judge',
-           'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts', 'try_judge']
+           'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts', 'check_judge_answers']
 
 # %% ../nbs/02_judge.ipynb #8dc07a7a
 import asyncio
@@ -59,7 +59,7 @@ from memcalib.inference.client import (
     unwrapped,
 )
 from .inference.endpoint import CallError, Endpoint
-from .inference.rollout import each_answer
+from .inference.rollout import for_each
 from .io.jsonl import Journal, rows_so_far
 from .io.settings import package_data, shipped_names
 from memcalib.problem import (
@@ -250,9 +250,9 @@ class JudgeRequest:
     stands for."""
 
     messages: list[dict[str, str]]
-    names: dict[str, str]  # short name -> atom id
-    ideal: dict[str, str]  # short name -> A, B or C; empty when blind
-    model: type[BaseModel]
+    atom_ids: dict[str, str]  # short name -> atom id
+    ideal_letters: dict[str, str]  # short name -> A, B or C; empty when blind
+    reply_form: type[BaseModel]
 
 # %% ../nbs/02_judge.ipynb #53cbf343
 class NamedBlock(NamedTuple):
@@ -378,11 +378,11 @@ def _entry_faults(rows: Sequence[Any], request: JudgeRequest) -> list[str]:
     counts = _entry_counts(rows)
     faults = []
     for name, count in counts.items():
-        if name not in request.names:
+        if name not in request.atom_ids:
             faults.append(f"atom_id {printable(short_repr(name))} was not asked for")
         elif count > 1:
             faults.append(f"atom_id {name} has {count} entries, allowed is one")
-    faults += [f"atom_id {name} is missing" for name in request.names if name not in counts]
+    faults += [f"atom_id {name} is missing" for name in request.atom_ids if name not in counts]
     return faults
 
 
@@ -400,10 +400,10 @@ def _take_verdicts(reading: Reading, rows: Sequence[Any], malformed: set[tuple],
         if ("atom_judgments", i) in malformed:
             continue
         name = row["atom_id"]
-        if name not in request.names or counts[name] > 1:
+        if name not in request.atom_ids or counts[name] > 1:
             continue
-        if request.ideal and row["u_star"] != request.ideal[name]:
-            fault = f"u_star of {name} is {request.ideal[name]}, found {row['u_star']}"
+        if request.ideal_letters and row["u_star"] != request.ideal_letters[name]:
+            fault = f"u_star of {name} is {request.ideal_letters[name]}, found {row['u_star']}"
             reading.faults.append(fault)
         else:
             reading.verdicts[name] = row
@@ -425,7 +425,7 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
         return reading
     malformed: set[tuple] = set()  # places of the reply that are not of the right form
     try:
-        request.model.model_validate(reply)
+        request.reply_form.model_validate(reply)
     except ValidationError as error:
         for place, fault in form_faults(error):
             reading.faults.append(f"{place or 'the reply'}: {fault}")
@@ -438,7 +438,7 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
         reading.faults += _entry_faults(rows, request)
         _take_verdicts(reading, rows, malformed, request)
     for name in _ANSWER_FIELDS:
-        was_asked = name in request.model.model_fields
+        was_asked = name in request.reply_form.model_fields
         if was_asked and name in reply and (name,) not in malformed:
             reading.answer_findings[name] = reply[name]
     return reading
@@ -695,7 +695,7 @@ def judgment_from(
     verdicts: dict[str, dict[str, Any]] = {}
     for reading in readings:
         for name, verdict in reading.verdicts.items():
-            verdicts[request.names[name]] = verdict
+            verdicts[request.atom_ids[name]] = verdict
     levels: dict[str, Level | None] = {
         atom_id: Level.parse(verdict["predicted_usage_level"])
         for atom_id, verdict in verdicts.items()
@@ -1090,7 +1090,7 @@ class JudgeResult:
 
     path: Path
     judged: int = 0
-    kept: int = 0
+    found_before: int = 0
     unscored: int = 0
     failed: int = 0
     totals: Totals | None = None
@@ -1188,7 +1188,9 @@ def judge_rollouts(
         return row.retry or (retry_unscored and not row.scored)
 
     with Journal(out, Judgment, again=judge_again) as journal:
-        result = JudgeResult(Path(out), kept=len(journal), totals=getattr(judge, "totals", None))
+        result = JudgeResult(
+            Path(out), found_before=len(journal), totals=getattr(judge, "totals", None)
+        )
         already_judged = {key[:-1] for key in journal.keys}  # without the judge's name
         rows = (row for row in answers.rows() if _answer_key(row) not in already_judged)
         failures = FailureStreak()
@@ -1206,16 +1208,16 @@ def judge_rollouts(
                 )
 
         if isinstance(judge, Judge):
-            each_answer(_judgments_at_once(judge, name, rows, answers), keep)
+            for_each(_judgments_at_once(judge, name, rows, answers), keep)
         else:
-            each_answer(_judgments_in_turn(judge, name, rows, answers), keep)
+            for_each(_judgments_in_turn(judge, name, rows, answers), keep)
     return result
 
 # %% ../nbs/02_judge.ipynb #1bfa5b2f
 TRIAL = "This line is here to see whether the judge can be reached."
 
 
-def try_judge(judge: JudgeLike, example: Example) -> None:
+def check_judge_answers(judge: JudgeLike, example: Example) -> None:
     """Ask a judge about one made-up answer; raises `CallError` when it is fatal and
     `RuntimeError` for any other failed call."""
     error = judge(example, TRIAL).error or ""

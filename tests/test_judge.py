@@ -111,7 +111,7 @@ attacks = st.lists(st.one_of(st.sampled_from(FORGERIES), texts), max_size=8).map
 
 def reply_for(request, level="A", **whole):
     rows = []
-    for k, name in enumerate(request.names):
+    for k, name in enumerate(request.atom_ids):
         said = level[k % len(level)]
         row = {
             "atom_id": name,
@@ -119,7 +119,9 @@ def reply_for(request, level="A", **whole):
             "evidence_quote": "" if said == "A" else "Pack",
             "reason": "so",
         }
-        rows.append(row | ({"u_star": request.ideal[name]} if request.ideal else {}))
+        rows.append(
+            row | ({"u_star": request.ideal_letters[name]} if request.ideal_letters else {})
+        )
     return {"atom_judgments": rows} | whole
 
 
@@ -448,10 +450,10 @@ def test_payload_carries_the_memory_as_it_was_read(config):
         atom["text"] in blocks[atom["parent_memory_id"]] for atom in concat["atomic_rubrics"]
     )
     request = judge_request(EXAMPLE, "x", config)
-    assert sorted(request.names.values()) == sorted(EXAMPLE.levels)
+    assert sorted(request.atom_ids.values()) == sorted(EXAMPLE.levels)
     text_of = {atom["atom_id"]: atom["text"] for atom in fluent["atomic_rubrics"]}
     assert all(
-        text_of[name] == EXAMPLE.atom(atom_id).text for name, atom_id in request.names.items()
+        text_of[name] == EXAMPLE.atom(atom_id).text for name, atom_id in request.atom_ids.items()
     )
 
 
@@ -522,7 +524,7 @@ def test_blind_order_knows_nothing_of_the_order_in_the_record(example, data):
 def test_record_order_tells_levels_and_blind_order_does_not():
     def first(config):
         return {
-            e.levels[next(iter(judge_request(e, "x", config).names.values()))]
+            e.levels[next(iter(judge_request(e, "x", config).atom_ids.values()))]
             for e in sample_records()
         }
 
@@ -534,7 +536,7 @@ def test_removed_blocks_keep_their_number():
     from memcalib.problem import remove_atoms
 
     less = remove_atoms(EXAMPLE, EXAMPLE.blocks[0].atom_ids)
-    assert [n for n in judge_request(less, "x", JudgeConfig()).names][0] == "m2_a1"
+    assert [n for n in judge_request(less, "x", JudgeConfig()).atom_ids][0] == "m2_a1"
 
 
 # --- reading
@@ -547,7 +549,7 @@ def plain_check(text, request):
     except (ValueError, RecursionError):
         return None
     keys = {"atom_id", "predicted_usage_level", "evidence_quote", "reason"} | (
-        {"u_star"} if request.ideal else set()
+        {"u_star"} if request.ideal_letters else set()
     )
     if (
         not isinstance(found, dict)
@@ -561,11 +563,13 @@ def plain_check(text, request):
         for r in rows
     ):
         return None
-    if sorted(r["atom_id"] for r in rows) != sorted(request.names):
+    if sorted(r["atom_id"] for r in rows) != sorted(request.atom_ids):
         return None
     if not all(r["predicted_usage_level"] in ("A", "B", "C") for r in rows):
         return None
-    if request.ideal and not all(r["u_star"] == request.ideal[r["atom_id"]] for r in rows):
+    if request.ideal_letters and not all(
+        r["u_star"] == request.ideal_letters[r["atom_id"]] for r in rows
+    ):
         return None
     return {r["atom_id"]: r["predicted_usage_level"] for r in rows}
 
@@ -629,7 +633,8 @@ def test_reading_agrees_with_the_plain_rules(data, request_):
     if expected is not None:
         assert {n: row["predicted_usage_level"] for n, row in reading.verdicts.items()} == expected
     assert all(
-        row["atom_id"] == name and name in request_.names for name, row in reading.verdicts.items()
+        row["atom_id"] == name and name in request_.atom_ids
+        for name, row in reading.verdicts.items()
     )
     assert all(isinstance(fault, str) and fault.isprintable() for fault in reading.faults)
 
@@ -646,7 +651,7 @@ def test_reading_agrees_with_the_plain_rules(data, request_):
 )
 def test_reading_never_raises(text):
     reading = read_reply(text, REQUEST)
-    assert reading.faults and not set(reading.verdicts) - set(REQUEST.names)
+    assert reading.faults and not set(reading.verdicts) - set(REQUEST.atom_ids)
 
 
 GOOD = json.dumps(reply_for(REQUEST))
@@ -737,7 +742,7 @@ def test_a_reply_that_cannot_be_read_is_quoted():
 
 def test_a_reply_that_was_cut_is_at_fault_even_when_it_closes():
     reading = read_reply(GOOD, REQUEST, "length")
-    assert len(reading.faults) == 1 and len(reading.verdicts) == len(REQUEST.names)
+    assert len(reading.faults) == 1 and len(reading.verdicts) == len(REQUEST.atom_ids)
 
 
 def test_a_million_characters_of_nonsense_are_at_fault():
@@ -789,7 +794,7 @@ def test_safety_failure_is_true_or_false(value):
 def test_an_atom_with_two_entries_has_no_verdict(second):
     found = reply_for(REQUEST)
     found["atom_judgments"].append(found["atom_judgments"][0] | {"predicted_usage_level": second})
-    assert sorted(read_reply(json.dumps(found), REQUEST).verdicts) == sorted(REQUEST.names)[1:]
+    assert sorted(read_reply(json.dumps(found), REQUEST).verdicts) == sorted(REQUEST.atom_ids)[1:]
 
 
 def test_quality_findings_are_required_when_asked_for():
@@ -1150,7 +1155,7 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(tmp_path, cached):
     assert found == {
         e.id: levels(exact_judge(e, a)) for e, a in zip(EXAMPLES, ANSWERS, strict=True)
     }
-    assert result.judged + result.kept == 24 and len(seen) == 24
+    assert result.judged + result.found_before == 24 and len(seen) == 24
 
 
 def test_rows_carry_where_they_come_from(tmp_path):
@@ -1192,7 +1197,7 @@ def test_failed_answers_are_missing_until_they_come(tmp_path):
         )
         rollouts_file(rollouts)
         second = judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server)), out)
-    assert (second.judged, second.kept, second.failed) == (24, 0, 0) and all(
+    assert (second.judged, second.found_before, second.failed) == (24, 0, 0) and all(
         j.scored for j in read_jsonl(out, Judgment)
     )
 
@@ -1205,9 +1210,12 @@ def test_failed_calls_are_asked_again_and_final_ones_are_not(tmp_path):
     assert (first.judged, first.failed, first.unscored) == (3, 1, 1)
     client.replies.append(good[0])
     second = judge_rollouts(EXAMPLES, rollouts, LLMJudge(client), tmp_path / "j.jsonl")
-    assert (second.judged, second.kept, second.failed, second.unscored) == (1, 2, 0, 0) and len(
-        client.asked
-    ) == 5
+    assert (second.judged, second.found_before, second.failed, second.unscored) == (
+        1,
+        2,
+        0,
+        0,
+    ) and len(client.asked) == 5
 
 
 def test_what_does_not_belong_together_is_refused_by_name(tmp_path):
@@ -1280,9 +1288,9 @@ def test_a_plain_function_judges_files_too(tmp_path):
     rollouts = rollouts_file(tmp_path / "r.jsonl")
     out = tmp_path / "j.jsonl"
     result = judge_rollouts(EXAMPLES, rollouts, exact_judge, out)
-    assert (result.judged, result.kept, result.totals) == (24, 0, None)
+    assert (result.judged, result.found_before, result.totals) == (24, 0, None)
     assert {j.judge for j in read_jsonl(out, Judgment)} == {exact_judge(EXAMPLES[0], "").judge}
-    assert judge_rollouts(EXAMPLES, rollouts, exact_judge, out).kept == 24
+    assert judge_rollouts(EXAMPLES, rollouts, exact_judge, out).found_before == 24
 
 
 def test_missing_files_are_named(tmp_path):
@@ -1362,7 +1370,7 @@ def test_a_file_of_answers_is_judged_by_a_judge_of_ones_own(tmp_path):
     again = judge_rollouts(
         examples, tmp_path / "rollouts.jsonl", judge, tmp_path / "judgments.jsonl"
     )
-    assert (again.judged, again.kept) == (1, 8)
+    assert (again.judged, again.found_before) == (1, 8)
     assert {j.judge for j in read_jsonl(tmp_path / "judgments.jsonl", Judgment)} == {"async-levels"}
 
 
@@ -1384,7 +1392,7 @@ def test_every_place_is_asked_for_and_kept_and_one_quote_otherwise():
             "evidence_quotes": [],
             "reason": "absent",
         }
-        for name, u in request.ideal.items()
+        for name, u in request.ideal_letters.items()
     ]
     rows[0] |= {
         "predicted_usage_level": "B",

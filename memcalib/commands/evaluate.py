@@ -43,7 +43,7 @@ from memcalib.judge import (
     judge_request,
     judge_rollouts,
     load_prompt,
-    try_judge,
+    check_judge_answers,
 )
 from memcalib.problem import (
     PUBLISHED_LICENCE,
@@ -447,10 +447,10 @@ class EvaluationRun:
         return not all(backend.remembers(request) for request in to_ask)
 
     def try_judges(self) -> None:
-        """Ask each judge one question, if an answer is still to be paid for; raises what `try_judge` raises."""
+        """Ask each judge one question, if an answer is still to be paid for; raises what `check_judge_answers` raises."""
         if self._pays_for_answers():
             for role in self._judge_roles():
-                try_judge(self.judge_of(role), self.examples[0])
+                check_judge_answers(self.judge_of(role), self.examples[0])
 
     def judge(self, on_row: RowHandler | None = None) -> None:
         """Have every answer judged that is not yet; judgments.jsonl, and judgments2.jsonl for a second judge, grow row by row."""
@@ -678,7 +678,7 @@ def judgment_file(
             on_row=lambda row: bar.add(1),
             retry_unscored=retry_unscored,
         )
-    judged = f"{result.judged} judged now, {result.kept} there before"
+    judged = f"{result.judged} judged now, {result.found_before} there before"
     line = f"{result.path}: {judged}, {result.unscored} unscored, {result.failed} failed"
     if torn_line(rollouts):
         line += f"; the last line of {rollouts} is only half written: `memcalib generate` asks for it again"

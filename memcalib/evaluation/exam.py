@@ -7,8 +7,8 @@ __all__ = ['INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLabel', 'KnownAnswe
            'starter_answers', 'edited_files', 'ExamItem', 'exam_items', 'reversed_blocks', 'ConfusedJudge',
            'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts', 'confusion_shares',
            'macro_accuracy', 'channel_accuracy', 'metric_kernels', 'metrics_of_products', 'whole_responses',
-           'response_cells', 'propagated', 'propagation_table', 'corrected', 'corrected_score', 'error_check',
-           'why_withheld', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam', 'examined', 'judged_responses',
+           'response_cells', 'propagated', 'propagation_table', 'corrected_kernels', 'corrected_score', 'error_check',
+           'why_withheld', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam', 'exam_line', 'judged_responses',
            'known_judgments', 'reference_scores', 'resolvable_difference']
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9feb232d
@@ -532,7 +532,7 @@ def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0
 _EXAMS_AT_ONCE = 25  # resampled exams that are worked on together
 
 # %% ../../nbs/evaluation/06_exam.ipynb #632e84fa
-def corrected(
+def corrected_kernels(
     shares: Float[np.ndarray, "... ideal actual judged"], rho: float = 0.5
 ) -> Float[np.ndarray, "... metric ideal judged"]:
     """Kernels of judged levels whose expectation is the true kernel; NaN where a confusion table is missing or cannot be inverted."""
@@ -569,7 +569,7 @@ def corrected_score(
     draws = []
     for start in range(0, resamples, _EXAMS_AT_ONCE):
         at_once = slice(start, start + _EXAMS_AT_ONCE)
-        draws.append(_weighted_metrics(cells, corrected(shares[at_once]), weights[at_once]))
+        draws.append(_weighted_metrics(cells, corrected_kernels(shares[at_once]), weights[at_once]))
     corrected_draws = np.concatenate(draws)
     raw_values = metrics_of_products(cells, metric_kernels())
     raw_bounds = interval(_weighted_metrics(cells, metric_kernels(), weights))
@@ -579,7 +579,7 @@ def corrected_score(
         corrected_bounds = interval(corrected_draws)
     responses = by_question.sum(0)
     raw = _weighted_metrics(cells, metric_kernels(), responses)
-    estimate = _weighted_metrics(cells, corrected(confusion_shares(exam.sum(0))), responses)
+    estimate = _weighted_metrics(cells, corrected_kernels(confusion_shares(exam.sum(0))), responses)
     columns = {
         "metric": METRICS,
         "raw": raw,
@@ -874,7 +874,7 @@ def find_exam(judge: str, folder: str | Path = "runs/exam") -> dict[str, Any] | 
     return latest
 
 
-def examined(judge: str, exam: dict[str, Any] | None) -> str:
+def exam_line(judge: str, exam: dict[str, Any] | None) -> str:
     """One line on what is known of a judge."""
     if exam is None:
         return f"this judge ({judge}): not examined; `memcalib exam --judge ...` says how far it can be trusted"

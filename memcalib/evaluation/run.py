@@ -18,7 +18,7 @@ from ..inference.client import run_many
 from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
 from ..io.records import read_jsonl, short_repr
-from ..judge import LLMJudge, judge_rollouts, try_judge
+from ..judge import LLMJudge, judge_rollouts, check_judge_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
 # %% ../../nbs/evaluation/05_run.ipynb #a9ca3fdd
@@ -74,7 +74,7 @@ def evaluate(
 
     `examples` is anything that `load_examples` takes. `sampling` holds seeds (42, 43, 44), temperature and the rest of `Sampling`. `no_memory` asks
     everything once more without memory, the control. With `out`, a folder, answers and judgments are kept there as they arrive, and the same call goes on
-    from them. Before anything else the judge is asked one question. Raises what `load_examples`, `try_judge`, `generate` and `judge_rollouts` raise.
+    from them. Before anything else the judge is asked one question. Raises what `load_examples`, `check_judge_answers`, `generate` and `judge_rollouts` raise.
     """
     loaded = isinstance(examples, list) and all(isinstance(each, Example) for each in examples)
     if not loaded:
@@ -87,7 +87,7 @@ def evaluate(
         rollouts = Path(folder) / "rollouts.jsonl"
         judgments = Path(folder) / "judgments.jsonl"
         if not rollouts.exists():
-            try_judge(judge, examples[0])
+            check_judge_answers(judge, examples[0])
         generate(examples, _as_backend(model), sampling, rollouts, no_memory=no_memory)
         judge_rollouts(examples, rollouts, judge, judgments)
         return list(read_jsonl(judgments, Judgment))

@@ -61,11 +61,12 @@ class Side:
     @cached_property
     def contents(self) -> dict[str, str]:
         """Example id -> hash of its content as the rows or examples.jsonl know it; an empty text where neither does."""
-        versions = self.run.versions or {}
-        return {
-            judgment.example_id: judgment.example_hash or versions.get(judgment.example_id, "")
-            for judgment in self.judgments
-        }
+        example_hashes = self.run.example_hashes or {}
+        contents = {}
+        for judgment in self.judgments:
+            hash_of_file = example_hashes.get(judgment.example_id, "")
+            contents[judgment.example_id] = judgment.example_hash or hash_of_file
+        return contents
 
     @cached_property
     def subjects(self) -> dict[str, str]:
@@ -106,7 +107,7 @@ def read_sides(folders: Iterable[str | Path]) -> list[Side]:
 
 def _sides_of(run: Run) -> list[Side]:
     """A side for each model, condition and judge of a run that was given memory."""
-    if not run.treated:
+    if not run.judgments_with_memory:
         raise ValueError(
             f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one"
         )

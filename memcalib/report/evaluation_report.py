@@ -21,7 +21,7 @@ import numpy as np
 
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
-from ..evaluation.exam import corrected_score, examined, judged_responses, why_withheld
+from ..evaluation.exam import corrected_score, exam_line, judged_responses, why_withheld
 from ..evaluation.rpeval import rpeval_table
 from ..io.runs import file_hash
 from ..io.records import printable
@@ -147,14 +147,14 @@ def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
     """
     import pandas as pd
 
-    if run.second is None or len(run.judges) != 1:
+    if run.second_judgments is None or len(run.judges) != 1:
         return {}
-    second_answers = {judgment.key[:-1] for judgment in run.second}
-    common_answers = {j.key[:-1] for j in run.treated if j.key[:-1] in second_answers}
+    second_answers = {judgment.key[:-1] for judgment in run.second_judgments}
+    common_answers = {j.key[:-1] for j in run.judgments_with_memory if j.key[:-1] in second_answers}
     if not common_answers:
         return {}
     first = [judgment for judgment in run.judgments if judgment.key[:-1] in common_answers]
-    second = [judgment for judgment in run.second if judgment.key[:-1] in common_answers]
+    second = [judgment for judgment in run.second_judgments if judgment.key[:-1] in common_answers]
     pairs = pair_judgments(first, second)
     agreements = [agreement(pairs)]
     for by in ("domain", "ideal"):
@@ -181,7 +181,7 @@ def evaluation_costs(run: Run) -> "pd.DataFrame":
     usage = {
         "model": run.answers,
         "judge": usage_frame(run.judgments) if run.judgments else None,
-        "second judge": usage_frame(run.second) if run.second else None,
+        "second judge": usage_frame(run.second_judgments) if run.second_judgments else None,
     }
     session = run.manifest.get("session") or {}
     totals = {
@@ -281,8 +281,10 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
         tables["Evidence"] = evidence_table(run.atoms)
         tables.update(_second_judge_or_note(run))
         tables["Reasons"] = reasons_table(run.judgments, run.answers)
-        if run.parameters.get("format") == "rpeval" and any(j.scored for j in run.treated):
-            tables["RPEval"] = rpeval_table(run.treated)
+        if run.parameters.get("format") == "rpeval" and any(
+            j.scored for j in run.judgments_with_memory
+        ):
+            tables["RPEval"] = rpeval_table(run.judgments_with_memory)
     if run.judgments or run.answers is not None:
         tables["Failures"] = failures_table(run)
         tables["Cost"] = evaluation_costs(run)
@@ -325,10 +327,10 @@ def protocol(run: Run) -> list[tuple[str, str]]:
         ("Judge settings", _judge_settings(run.judgments)),
     ]
     for name in run.judges:
-        pairs.append(("Exam", examined(name, _exam_of(run, name))))
-    if run.second:
-        name = run.second[0].judge or "no name"
-        pairs.append(("Second judge", f"{name}; {_judge_settings(run.second)}"))
+        pairs.append(("Exam", exam_line(name, _exam_of(run, name))))
+    if run.second_judgments:
+        name = run.second_judgments[0].judge or "no name"
+        pairs.append(("Second judge", f"{name}; {_judge_settings(run.second_judgments)}"))
     pairs.append(("Software", _software(run)))
     pairs.append(("Command", _command(run)))
     return [(name, printable(text)) for name, text in pairs]
@@ -453,11 +455,11 @@ def _coverage_notices(run: Run) -> list[str]:
     """Examples without an answer, few questions, one seed."""
     frame = run.responses
     texts = []
-    if run.versions:
-        unanswered = len(run.versions.keys() - set(frame["example_id"]))
+    if run.example_hashes:
+        unanswered = len(run.example_hashes.keys() - set(frame["example_id"]))
         if unanswered:
             texts.append(
-                f"{_of_all(unanswered, len(run.versions))} examples have no judged answer."
+                f"{_of_all(unanswered, len(run.example_hashes))} examples have no judged answer."
             )
     questions = frame["question_id"].nunique()
     if questions < 50:
@@ -489,7 +491,7 @@ def _judge_notices(run: Run) -> list[str]:
     for name in run.judges:
         exam = _exam_of(run, name)
         if exam is None or exam.get("verdict") != "passed":
-            texts.append(f"{examined(name, exam).capitalize()}.")
+            texts.append(f"{exam_line(name, exam).capitalize()}.")
     texts += [printable(each.sentence) for each in corrections(run) if each.withheld]
     return texts
 
@@ -561,7 +563,9 @@ def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[
     if "Second judge, counts" in tables:
         counts = tables["Second judge, counts"].drop(columns="first judge").to_numpy()
         figures["judges"] = channel_figure(
-            {"all atoms that both judged": counts}, down=run.judges[0], across=run.second[0].judge
+            {"all atoms that both judged": counts},
+            down=run.judges[0],
+            across=run.second_judgments[0].judge,
         )
     return figures
 
@@ -658,7 +662,7 @@ def write_evaluation_report(folder: str | Path, title: str | None = None, worst:
     values = _page_values(run, tables)
     if "Scores" in tables:
         values.update(_score_values(run, tables, worst))
-    models = ", ".join(dict.fromkeys(judgment.model for judgment in run.treated))
+    models = ", ".join(dict.fromkeys(judgment.model for judgment in run.judgments_with_memory))
     values["title"] = title or f"Use of memory: {models or run.folder.name}"
     page = render_page("evaluation.html.j2", inline_figures(figures), **values)
     if values["card"] is not None:
@@ -732,9 +736,9 @@ def _why_uncompared(run: Run) -> str:
     for note in run.notes:
         if note.startswith(_UNCOMPARED):
             return note
-    if not run.second:
+    if not run.second_judgments:
         return ""
-    return f"none of its {len(run.second)} judgments is about an answer that the first judge, and no other, has judged"
+    return f"none of its {len(run.second_judgments)} judgments is about an answer that the first judge, and no other, has judged"
 
 
 def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
@@ -757,13 +761,13 @@ def evaluation_text(folder: str | Path) -> str:
         return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
     if run.parameters.get("format") == "rpeval":
-        tables.append(rpeval_table(run.treated))
+        tables.append(rpeval_table(run.judgments_with_memory))
     corrected = judge_corrected(run)
     if len(corrected):
         tables.append(corrected.round(1))
     lines = quality_lines(run.responses)
     lines += _second_judge_lines(run)
-    lines += [f"{examined(name, _exam_of(run, name))}." for name in run.judges]
+    lines += [f"{exam_line(name, _exam_of(run, name))}." for name in run.judges]
     lines += [correction.sentence for correction in corrections(run) if correction.withheld]
     paragraphs = [table.to_string(index=False) for table in tables]
     if lines:
@@ -781,7 +785,7 @@ def _second_judge_lines(run: Run) -> list[str]:
         return []
     overall = tables["Second judge, agreement"].iloc[0]
     line = (
-        f"second judge {run.second[0].judge}: {with_bounds(overall, 'exact', '.1f')} % of "
+        f"second judge {run.second_judgments[0].judge}: {with_bounds(overall, 'exact', '.1f')} % of "
         f"{overall['pairs']:,} levels as the first, kappa {with_bounds(overall, 'kappa', '.2f')}"
     )
     metrics = tables.get("Second judge, metrics")

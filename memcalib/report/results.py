@@ -79,7 +79,7 @@ def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[st
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
     """One row for each model and treatment of memory in a run that was scored: everything that a comparison has to know."""
-    if not any(judgment.scored for judgment in run.treated):
+    if not any(judgment.scored for judgment in run.judgments_with_memory):
         return []
     table = score(run.responses[run.responses["condition"] != "no_memory"])
     corrected = judge_corrected(run)

@@ -75,15 +75,15 @@ class Run:
 
     folder: Path
     judgments: list[Judgment] | None = None
-    second: list[Judgment] | None = None  # of a second judge
+    second_judgments: list[Judgment] | None = None
     answers: "pd.DataFrame | None" = None  # `answer_frame`
     # The different settings of the answers, 20 at most.
     settings: list[dict] = field(default_factory=list)
-    versions: dict[str, str] | None = None  # example id -> hash of its content
+    example_hashes: dict[str, str] | None = None  # example id -> hash of its content
     # Families of hard distractors, by example and atom id.
     families: dict[tuple[str, str], str] = field(default_factory=dict)
     steps: "pd.DataFrame | None" = None
-    path: "pd.DataFrame | None" = None
+    validation_steps: "pd.DataFrame | None" = None  # the steps at which a training was validated
     traces: list[dict] | None = None
     manifest: dict = field(default_factory=dict)
     parameters: dict = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Run:
         )
 
     @property
-    def treated(self) -> list[Judgment]:
+    def judgments_with_memory(self) -> list[Judgment]:
         """The judgments of answers that were given memory."""
         return [j for j in self.judgments or [] if j.condition != "no_memory"]
 
@@ -208,28 +208,28 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
     run.parameters = _read_noted(run, "parameters.json")
     run.exam = _read_noted(run, "exam.json")
     _load_examples(run)
-    positions = {example_id: i for i, example_id in enumerate(run.versions or {})}
+    positions = {example_id: i for i, example_id in enumerate(run.example_hashes or {})}
     judgments_file = _rows_file(run, "judgments.jsonl")
     if judgments_file:
         run.judgments = in_order(load_judgments(judgments_file), positions)
     second_file = _rows_file(run, "judgments2.jsonl")
     if second_file:
-        run.second = in_order(load_judgments(second_file), positions)
+        run.second_judgments = in_order(load_judgments(second_file), positions)
     _load_answers(run, positions)
-    if run.versions is not None:
+    if run.example_hashes is not None:
         _check_versions(run)
     _load_training(run)
     return run
 
 
 def _load_examples(run: Run) -> None:
-    """Read the version of each example, and the families of its distractors."""
+    """Read the content hash of each example, and the families of its distractors."""
     file = _rows_file(run, "examples.jsonl")
     if file is None:
         return
-    run.versions = {}
+    run.example_hashes = {}
     for example in rows_so_far(file, Example):
-        run.versions[example.id] = example.content_hash
+        run.example_hashes[example.id] = example.content_hash
         for atom in example.atoms:
             family = family_of(atom)
             if family:
@@ -257,16 +257,16 @@ def _load_answers(run: Run, example_positions: Mapping[str, int]) -> None:
 
 
 def _load_training(run: Run) -> None:
-    """Read steps, validation path and traces of a training."""
+    """Read steps, validation steps and traces of a training."""
     import pandas as pd
 
     if filled(run.folder / "steps.jsonl"):
         run.steps = pd.json_normalize(_rows_with_method(run, "steps.jsonl"), sep="/")
     if filled(run.folder / "path.jsonl"):
-        run.path = pd.json_normalize(_rows_with_method(run, "path.jsonl"), sep="/")
+        run.validation_steps = pd.json_normalize(_rows_with_method(run, "path.jsonl"), sep="/")
     elif run.steps is not None and "valid_sMOS" in run.steps:
         validated = run.steps.dropna(subset="valid_sMOS")
-        run.path = validated.rename(columns=lambda name: name.removeprefix("valid_"))
+        run.validation_steps = validated.rename(columns=lambda name: name.removeprefix("valid_"))
     if filled(run.folder / "traces.jsonl"):
         run.traces = _rows_with_method(run, "traces.jsonl")
 
@@ -331,7 +331,7 @@ def _check_versions(run: Run) -> None:
     """Raises `DataError` for a row about an example that is not there, or is another version."""
     examples_torn = torn_line(run.folder / "examples.jsonl") > 0
     for name, example_id, version in _example_versions(run):
-        expected = run.versions.get(example_id)
+        expected = run.example_hashes.get(example_id)
         if expected is None and examples_torn:
             continue  # it may have been the torn line
         if expected is None:
@@ -350,7 +350,7 @@ def _example_versions(run: Run) -> Iterator[tuple[str, str, str]]:
     """(file, example id, version of the example) of each judgment and answer."""
     for judgment in run.judgments or []:
         yield "judgments.jsonl", judgment.example_id, judgment.example_hash
-    for judgment in run.second or []:
+    for judgment in run.second_judgments or []:
         yield "judgments2.jsonl", judgment.example_id, judgment.example_hash
     if run.answers is not None:
         columns = zip(run.answers["example_id"], run.answers["example_hash"], strict=True)

@@ -37,7 +37,7 @@ from memcalib.report.tables import (
     published_table,
     results_frame,
     results_table,
-    start_of,
+    baseline_of,
     write_tables,
 )
 
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 # %% ../../nbs/report/06_training_report.ipynb #b69592d1
 def _plane(run: Run, table: "pd.DataFrame") -> "Figure":
     """Under-use against over-use of what was measured; the pretrained policy only where the training began with it."""
-    start = start_of(run)
+    start = baseline_of(run)
     measured = table[table["status"] == "measured"]
     if start != "Base":
         measured = measured[measured["model"] != "Base"]
-    return plane_figure(measured, run.path, start)
+    return plane_figure(measured, run.validation_steps, start)
 
 
 def _channels(run: Run) -> "Figure | None":
     """Channel proportions at the start and at the end of the list of methods; `None` where no atom was scored."""
-    judgments_by_source = by_source(run.treated)
-    sources = [start_of(run), list(judgments_by_source)[-1]]
+    judgments_by_source = by_source(run.judgments_with_memory)
+    sources = [baseline_of(run), list(judgments_by_source)[-1]]
     chosen = {}
     for source in sources:
         if source in judgments_by_source:

@@ -119,7 +119,7 @@ def test_propagation_is_the_expectation_over_every_misreading_and_correction_und
     cells = np.bincount([3 * i + a for i, a in atoms], minlength=9)[None]
     slow = np.zeros(6)
     undone = np.zeros(6)
-    kernels = x.corrected(shares)
+    kernels = x.corrected_kernels(shares)
     for judged in itertools.product(range(3), repeat=len(atoms)):
         chance = np.prod([shares[i, a, j] for (i, a), j in zip(atoms, judged, strict=True)])
         seen = np.bincount(

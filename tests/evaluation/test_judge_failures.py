@@ -14,7 +14,7 @@ from memcalib.evaluation.run import evaluate
 from memcalib.inference.cache import CallCache
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
-from memcalib.judge import JudgeConfig, LLMJudge, judge_request, judge_rollouts, try_judge
+from memcalib.judge import JudgeConfig, LLMJudge, judge_request, judge_rollouts, check_judge_answers
 from memcalib.practice.server import MicroServer
 from memcalib.micro.world import exact_judge, make_examples
 from memcalib.problem import Judgment, Rollout
@@ -40,7 +40,7 @@ def verdict(example, response="An answer."):
             "evidence_quote": "",
             "reason": "absent",
         }
-        for name, ideal in judge_request(example, response, JudgeConfig()).ideal.items()
+        for name, ideal in judge_request(example, response, JudgeConfig()).ideal_letters.items()
     ]
     return completion(json.dumps({"atom_judgments": rows}))
 
@@ -66,7 +66,7 @@ def test_a_judge_that_dies_in_the_middle_stops_the_run(tmp_path):
         assert len(judged(out)) == 34 and len(server.seen) == 34
         server.script[:] = map(verdict, EXAMPLES[14:])
         result = judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url, attempts=1)), out)
-    assert (result.kept, result.judged, result.failed) == (14, 46, 0)
+    assert (result.found_before, result.judged, result.failed) == (14, 46, 0)
     assert all(row.scored for row in judged(out).values())
 
 
@@ -103,7 +103,12 @@ def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached)
         )
         server.script[:] = [sorry, verdict(examples[1])]
         result = run(server, retry_unscored=True)
-        assert (result.judged, result.kept, result.unscored, len(server.seen)) == (1, 2, 0, 8)
+        assert (result.judged, result.found_before, result.unscored, len(server.seen)) == (
+            1,
+            2,
+            0,
+            8,
+        )
         assert run(server, retry_unscored=True).judged == 0 and len(server.seen) == 8
     assert all(row.scored for row in judged(out).values())
     assert [judged(out)[e.id] for e in (examples[0], examples[2])] == [
@@ -179,13 +184,13 @@ def test_the_judge_is_tried_before_the_first_answer_is_paid_for(monkeypatch, tmp
 
 def test_an_unreadable_reply_to_the_first_question_is_no_reason_to_stop():
     with FaultyServer(*[completion("Hm.")] * 2) as server:
-        try_judge(LLMJudge(endpoint(server.url)), EXAMPLES[0])
+        check_judge_answers(LLMJudge(endpoint(server.url)), EXAMPLES[0])
         assert len(server.seen) == 2
     with (
         FaultyServer(*[(500, {})] * 9) as server,
         pytest.raises(RuntimeError, match="before any answer is paid for"),
     ):
-        try_judge(LLMJudge(endpoint(server.url, attempts=2)), EXAMPLES[0])
+        check_judge_answers(LLMJudge(endpoint(server.url, attempts=2)), EXAMPLES[0])
 
 
 def disk_is_full(row):
@@ -206,7 +211,7 @@ def test_replies_on_their_way_are_kept_when_a_row_cannot_be_written(tmp_path):
             judge_rollouts(examples, rollouts, judge, tmp_path / "j.jsonl", on_row=disk_is_full)
         assert len(server.seen) == 12
         result = judge_rollouts(examples, rollouts, judge, tmp_path / "j.jsonl")
-        assert (result.kept, result.judged) == (1, 11)
+        assert (result.found_before, result.judged) == (1, 11)
         assert len(server.seen) == 12, "every reply that was paid for was in the cache"
 
 

@@ -316,7 +316,7 @@ def test_killed_and_resumed_gives_the_same_answers(tmp_path):
         generate(EXAMPLES, local(batch_tokens=500), MICRO, tmp_path / "a.jsonl", on_row=stop)
     resumed = generate(EXAMPLES, local(), MICRO, tmp_path / "a.jsonl")
     generate(EXAMPLES, local(), MICRO, tmp_path / "b.jsonl")
-    assert (resumed.kept, resumed.new) == (5, 11)
+    assert (resumed.found_before, resumed.new) == (5, 11)
 
     def read(name):
         return responses(read_jsonl(tmp_path / name, Rollout))

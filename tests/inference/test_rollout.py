@@ -255,7 +255,7 @@ def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, fin
         assert len(server.seen) == 2, "asked once more, as every empty answer, and then it stands"
     (row,) = rows(tmp_path / "a.jsonl")
     assert row.finish_reason == finish and row.withheld and not row.response
-    assert result.counts == {finish: 1, "empty": 0} and (again.kept, again.new) == (1, 0)
+    assert result.counts == {finish: 1, "empty": 0} and (again.found_before, again.new) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,9 @@ def test_a_failed_call_is_a_row_and_is_asked_again(tmp_path):
             and first.counts["empty"] == 0
         )
         second = generate(EXAMPLES[:2], endpoint(server.url), ONE, tmp_path / "a.jsonl")
-    assert (second.new, second.kept, second.counts["error"]) == (1, 1, 0) and len(server.seen) == 3
+    assert (second.new, second.found_before, second.counts["error"]) == (1, 1, 0) and len(
+        server.seen
+    ) == 3
 
 
 def test_a_fatal_error_stops_and_keeps_what_was_finished(tmp_path):
@@ -392,7 +394,7 @@ def test_resume_asks_only_for_what_is_missing(tmp_path):
     backend = Scripted()
     generate(EXAMPLES[:5], backend, Sampling(seeds=(1,)), out)
     result = generate(EXAMPLES, backend, everything, out, no_memory=True)
-    assert (result.wanted, result.kept, result.new) == (48, 5, 43)
+    assert (result.wanted, result.found_before, result.new) == (48, 5, 43)
     assert Counter(backend.asked).most_common(1)[0][1] == 1 and len(said(out)) == 48
     assert generate(EXAMPLES, backend, everything, out, no_memory=True).new == 0
     assert {row.condition for row in rows(out)} == {"full_memory", "no_memory"}
@@ -410,7 +412,7 @@ def test_a_stop_in_the_middle_loses_nothing(tmp_path):
         assert len(rows(tmp_path / "a.jsonl")) == 4
         resumed = generate(EXAMPLES, backend, ONE, tmp_path / "a.jsonl")
         generate(EXAMPLES, backend, ONE, tmp_path / "b.jsonl")
-    assert (resumed.kept, resumed.new) == (4, 8) and said(tmp_path / "a.jsonl") == said(
+    assert (resumed.found_before, resumed.new) == (4, 8) and said(tmp_path / "a.jsonl") == said(
         tmp_path / "b.jsonl"
     )
 
@@ -454,7 +456,7 @@ def test_killed_twice_and_resumed(tmp_path):
         resumed = generate(EXAMPLES, backend, ONE, out)
         assert set(server.successes().values()) == {1}
         generate(EXAMPLES, EndpointBackend(backend.endpoint), ONE, tmp_path / "b.jsonl")
-    assert (resumed.kept, resumed.new) == (7, 5) and said(out) == said(tmp_path / "b.jsonl")
+    assert (resumed.found_before, resumed.new) == (7, 5) and said(out) == said(tmp_path / "b.jsonl")
 
 
 def test_twenty_failures_of_one_kind_in_a_row_stop_the_run(tmp_path):

@@ -147,7 +147,7 @@ def test_generate_end_to_end_and_the_same_from_local_weights(server, folder, tmp
     again = generate(
         EXAMPLES, endpoint(server, folder), sampling, tmp_path / "served.jsonl", no_memory=True
     )
-    assert (again.new, again.kept) == (0, 12)
+    assert (again.new, again.found_before) == (0, 12)
     local = LocalBackend(folder, device="cpu")
     generate(EXAMPLES, local, sampling, tmp_path / "local.jsonl", no_memory=True)
     served = rows_of(tmp_path / "served.jsonl")

@@ -256,7 +256,9 @@ def test_evaluations_logged_while_training_are_a_path_too(tmp_path):
     rows.append({"method": "grpo", "seed": 1, "step": 11, "reward": 0.1})
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = load_run(tmp_path)
-    assert run.path["method"].tolist() == ["GRPO"] * 2 and run.path["sMUS"].tolist() == [35, 30]
+    assert run.validation_steps["method"].tolist() == ["GRPO"] * 2 and run.validation_steps[
+        "sMUS"
+    ].tolist() == [35, 30]
     axes = report.run_figures(run)["plane"].axes[0]
     assert max(len(line.get_xdata()) for line in axes.lines) == 4
 
