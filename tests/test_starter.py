@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+from memcalib.commands.evaluate import drawn_evenly
 from memcalib.dataset.duplicates import similar_pairs
 from memcalib.dataset.lint import lint_files
 from memcalib.dataset.writing import FAMILIES
@@ -106,3 +107,19 @@ def test_the_card_is_what_the_tool_writes():
     assert f"{sizes} with {len(labels):,} labelled atoms" in card
     disputed = sum(label.disputed for label in labels)
     assert f"{disputed} labels in all" in card
+
+
+def test_subsets_have_names_and_one_that_does_not_exist_is_told():
+    core = load_examples("starter:core")
+    assert len(core) == 120
+    assert {example.model_extra["subset"] for example in core} == {"core"}
+    with pytest.raises(ValueError, match="found 'agnetic'.*agentic"):
+        load_examples("starter:agnetic")
+
+
+def test_a_first_look_is_drawn_evenly_and_the_same_each_time():
+    drawn = drawn_evenly(EXAMPLES, 60)
+    assert drawn == drawn_evenly(EXAMPLES, 60) and len(drawn) == 60
+    counts = Counter(example.model_extra["subset"] for example in drawn)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert drawn_evenly(EXAMPLES, 10_000) == EXAMPLES

@@ -46,7 +46,7 @@ from memcalib.dataset.writing import (
     rubric_text,
     taken_up,
 )
-from ..io.records import Violation, iter_rows, pydantic_violation, short_repr
+from ..io.records import Violation, pydantic_violation, short_repr
 from memcalib.problem import (
     ACTIONS,
     Atom,
@@ -54,7 +54,7 @@ from memcalib.problem import (
     Example,
     Level,
     check_example,
-    named_source,
+    source_rows,
     text_hash,
 )
 
@@ -994,9 +994,7 @@ def lint_files(
     lints = choose_lints(rules)
     if model:
         lints.append(meaning_lint(model))
-    streams = {
-        name: iter_rows(*named_source(path)) for name, path in zip(names, paths, strict=True)
-    }
+    streams = {name: source_rows(path) for name, path in zip(names, paths, strict=True)}
     result = _lint_streams(streams, lints, limits)
     if not result.rows:
         raise ValueError(
