@@ -409,16 +409,22 @@ def audited_pairs(
         tokens, credit = sentence_credit(pair_weights, item.units)
         item_roles = roles_by_item.get(item.item, {})
         roles = [item_roles.get(number) for number in range(1, len(item.sentences) + 1)]
-        pairs.append(AuditedPair(item.channel, tokens, credit, roles, item.item))
+        pair = AuditedPair(item.channel, tokens, credit, roles, item.item, question=item.example_id)
+        pairs.append(pair)
     return pairs
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #3d5aebfb
 def _sentence_role(item: RoleItem, spans: Iterable[Sentence], start: int, end: int) -> str:
-    """The most direct role that one of the target atoms has in the characters from `start` to `end`."""
+    """The most direct role that one of the target atoms has in the characters from `start` to `end`.
+
+    In a channel of use that is a use of the atom, in a channel of under-use a violation of it.
+    """
+    breaks = channel_group(item.channel) == "under-use"
     roles = set()
     for span in spans:
         if span.start < end and start < span.end:
-            roles |= {span.roles[atom.atom_id] for atom in item.atoms}
+            role_by_atom = span.violations if breaks else span.roles
+            roles |= {role_by_atom[atom.atom_id] for atom in item.atoms}
     return next((role for role in ROLES if role in roles), "irrelevant")
 
 

@@ -561,7 +561,10 @@ def nouns_in(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A stretch of an answer: characters `start` to `end`, its form, and its role for each atom."""
+    """A stretch of an answer: characters `start` to `end`, its form, and its roles for each atom.
+
+    `roles` say how it uses the atom, `violations` how it breaks what the atom demands.
+    """
 
     start: int
     end: int
@@ -569,6 +572,7 @@ class Sentence:
     kind: str
     nouns: tuple[str, ...] = ()
     roles: Mapping[str, str] | None = None
+    violations: Mapping[str, str] | None = None
 
 
 @lru_cache(maxsize=16384)
@@ -751,22 +755,24 @@ exact_judge.gives_quotes = True
 
 # %% ../../nbs/micro/01_world.ipynb #76bd5975
 def sentence_roles(example: Example, response: str) -> list[Sentence]:
-    """The sentences of an answer with their true role for each atom: `key`, `partial` or `irrelevant`.
+    """The sentences of an answer with their true roles for each atom: `key`, `partial` or `irrelevant`.
 
-    Key: the sentence names the atom's noun, so it decides the level. Partial: it names another value of the same
-    attribute, or it is the fault that broke an atom named elsewhere.
+    `roles`, for channels of use. Key: the sentence names the atom's noun, so it decides the level. Partial: it names
+    another value of the same attribute, or it is the fault that broke an atom named elsewhere.
+    `violations`, for channels of under-use. Key: the sentence breaks what the atom demands: another value of its
+    attribute, a forbidden thing that is served, the fault. Partial: another value beside the right one.
     """
     knowledge = _knowledge(example)
-    markers = knowledge.markers
     sentences = read_answer(response)
     fault = _fault(response, sentences, knowledge)
     named = set(chain.from_iterable(sentence.nouns for sentence in sentences))
-    attribute_of = {marker.noun: marker.attribute for marker in markers.values()}
+    attribute_of = {marker.noun: marker.attribute for marker in knowledge.markers.values()}
     sentences_with_roles = []
     for i, sentence in enumerate(sentences):
         attributes = {attribute_of.get(noun) for noun in sentence.nouns} - {None, ""}
         roles = {}
-        for atom_id, marker in markers.items():
+        violations = {}
+        for atom_id, marker in knowledge.markers.items():
             broke_the_atom = i == fault.sentence and marker.noun in named
             if marker.noun in sentence.nouns:
                 roles[atom_id] = "key"
@@ -774,8 +780,33 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
                 roles[atom_id] = "partial"
             else:
                 roles[atom_id] = "irrelevant"
-        sentences_with_roles.append(replace(sentence, roles=roles))
+            rivals = knowledge.rival_nouns.get(atom_id, set())
+            violations[atom_id] = _violation(sentence, marker, rivals, attribute_of, broke_the_atom)
+        sentences_with_roles.append(replace(sentence, roles=roles, violations=violations))
     return sentences_with_roles
+
+
+def _violation(
+    sentence: Sentence,
+    marker: _Marker,
+    rivals: set[str],
+    attribute_of: Mapping[str, str],
+    broke_the_atom: bool,
+) -> str:
+    """How a sentence breaks what one atom demands: `key`, `partial` beside the right value, or `irrelevant`."""
+    names_the_atom = marker.noun in sentence.nouns
+    if marker.prohibits:
+        serves = names_the_atom and sentence.kind != "leave"
+        return "key" if serves or broke_the_atom else "irrelevant"
+    other_nouns = set(sentence.nouns) - {marker.noun}
+    names_another_value = not rivals.isdisjoint(other_nouns) or any(
+        attribute_of.get(noun) == marker.attribute for noun in other_nouns
+    )
+    if broke_the_atom:
+        return "key"
+    if names_another_value:
+        return "partial" if names_the_atom else "key"
+    return "irrelevant"
 
 # %% ../../nbs/micro/01_world.ipynb #540e8285
 def _micro_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:

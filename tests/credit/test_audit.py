@@ -100,25 +100,34 @@ def test_sentences_without_credit_are_never_among_the_highest():
     assert top_hit(pair) == (False, False)
 
 
+def mean_over_channels(members, value):
+    """The mean over channels of each channel's mean over its pairs."""
+    values_of = {}
+    for pair in members:
+        values_of.setdefault(pair.channel, []).append(value(pair))
+    return sum(sum(values) / len(values) for values in values_of.values()) / len(values_of)
+
+
 @given(st.lists(pairs(), min_size=1, max_size=12))
-def test_tables_average_over_pairs_with_equal_weight(found):
-    table = shares_table(found, resamples=50)
-    hits = hits_table(found, resamples=50)
+def test_tables_average_over_channels_and_within_one_over_pairs(audited):
+    table = shares_table(audited, resamples=50)
+    hits = hits_table(audited, resamples=50).set_index("slice")
     for name in table["slice"].unique():
-        part = [p for p in found if name in ("all", p.channel, channel_group(p.channel))]
+        members = [p for p in audited if name in ("all", p.channel, channel_group(p.channel))]
         rows = table[table["slice"] == name]
-        assert (rows["pairs"] == len(part)).all()
+        assert (rows["pairs"] == len(members)).all()
         for k, role in enumerate(ROLES):
             row = rows[rows["role"] == role].iloc[0]
-            assert row["credit_share"] == pytest.approx(
-                np.mean([role_shares(p)[1][k] for p in part])
-            )
-            assert row["token_share"] == pytest.approx(
-                np.mean([role_shares(p)[0][k] for p in part])
-            )
+            token_share = mean_over_channels(members, lambda p, k=k: role_shares(p)[0][k])
+            credit_share = mean_over_channels(members, lambda p, k=k: role_shares(p)[1][k])
+            assert row["token_share"] == pytest.approx(token_share)
+            assert row["credit_share"] == pytest.approx(credit_share)
             assert row["credit_share_low"] - 1e-9 <= row["credit_share_high"]
         assert rows["credit_share"].sum() == pytest.approx(1)
-        assert hits.set_index("slice").loc[name, "hits"] == sum(top_hit(p)[0] for p in part)
+        assert hits.loc[name, "hits"] == sum(top_hit(p).hit for p in members)
+        assert hits.loc[name, "rate"] == pytest.approx(
+            mean_over_channels(members, lambda p: top_hit(p).hit)
+        )
 
 
 @given(st.lists(pairs(roles=(*ROLES, None)), min_size=1, max_size=10))
@@ -154,16 +163,40 @@ def test_incomplete_pairs_are_counted_and_left_out(found):
 
 
 def test_the_bootstrap_is_that_of_a_loop_and_seeded():
+    """Questions are drawn; the mean of a draw is that of its channels, each over the pairs that were drawn."""
     values = np.random.default_rng(3).random((23, 2))
-    low, high = bootstrap_interval(values, resamples=500, seed=7)
-    rng = np.random.default_rng(7)
-    means = [values[row].mean(0) for row in rng.integers(23, size=(500, 23))]
-    assert np.allclose(low, np.quantile(means, 0.025, axis=0)) and np.allclose(
-        high, np.quantile(means, 0.975, axis=0)
-    )
-    again = bootstrap_interval(values, resamples=500, seed=7)
+    channels = np.array(["B+", "C+", "CA-"])[np.arange(23) % 3]
+    questions = np.array([f"q{k:02d}" for k in np.arange(23) // 4])
+    low, high = bootstrap_interval(values, channels, questions, resamples=500, seed=7)
+    names = sorted(set(questions))
+    draws = np.random.default_rng(7).multinomial(6, np.full(6, 1 / 6), size=500)
+    means = []
+    for times_drawn in draws:
+        in_draw = []
+        for name, times in zip(names, times_drawn, strict=True):
+            in_draw += [k for k in range(23) if questions[k] == name] * times
+        of_channel = []
+        for channel in ("B+", "C+", "CA-"):
+            numbers = [k for k in in_draw if channels[k] == channel]
+            if numbers:
+                of_channel.append(values[numbers].mean(axis=0))
+        means.append(np.mean(of_channel, axis=0))
+    assert np.allclose(low, np.quantile(means, 0.025, axis=0))
+    assert np.allclose(high, np.quantile(means, 0.975, axis=0))
+    again = bootstrap_interval(values, channels, questions, resamples=500, seed=7)
     assert (again[0] == low).all() and (again[1] == high).all()
-    assert (bootstrap_interval(values, resamples=500, seed=8)[0] != low).any()
+    assert (bootstrap_interval(values, channels, questions, resamples=500, seed=8)[0] != low).any()
+
+
+def test_pairs_of_one_question_count_as_one():
+    values = (np.arange(40) % 2)[:, None].astype(float)
+    alone = bootstrap_interval(values, resamples=2000)
+    repeated = np.repeat(values, 5, axis=0)
+    questions = np.repeat(np.arange(40), 5).astype(str)
+    together = bootstrap_interval(repeated, questions=questions, resamples=2000)
+    assert together[1] - together[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
+    as_pairs = bootstrap_interval(repeated, resamples=2000)
+    assert as_pairs[1] - as_pairs[0] < 0.6 * (together[1] - together[0])
 
 
 def test_one_pair_has_an_interval_of_one_point():

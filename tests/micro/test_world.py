@@ -448,6 +448,9 @@ def test_prohibitions():
         assert actual_levels(example, text)[atom_id] == level, text
     sentences = sentence_roles(example, f"{violation} {CLOSING}")
     assert [s.text for s in sentences if s.roles[atom_id] == "key"] == [violation]
+    assert [s.text for s in sentences if s.violations[atom_id] == "key"] == [violation]
+    obeying = sentence_roles(example, f"Leave out {word} this time. {CLOSING}")
+    assert {s.violations[atom_id] for s in obeying} == {"irrelevant"}
 
 
 # sentence roles
@@ -471,6 +474,24 @@ def test_a_competing_value_and_a_fault_are_partial():
     word = noun(example, facts_at(example, Level.CONTROL)[0])
     sentences = sentence_roles(example, f"Build the plan on {word}. What a day! {CLOSING}")
     assert sentences[1].roles[facts_at(example, Level.CONTROL)[0]] == "partial"
+    assert sentences[1].violations[facts_at(example, Level.CONTROL)[0]] == "key"
+    assert sentences[0].violations[facts_at(example, Level.CONTROL)[0]] == "irrelevant"
+
+
+def test_another_value_breaks_what_an_atom_demands():
+    """From memory or from nowhere, alone or beside the right one."""
+    example = first_with(LONG, Level.CONTROL)
+    atom_id = facts_at(example, Level.CONTROL)[0]
+    word = noun(example, atom_id)
+    values = next(names for names in WORDS[example.domain].values() if word in names)
+    rival = next(value for value in values if value != word)
+    for text, expected_role in (
+        (f"Build the plan on {rival}.", "key"),
+        (f"Build the plan on {word} and {rival}.", "partial"),
+        (f"Build the plan on {word}.", "irrelevant"),
+    ):
+        first_sentence = sentence_roles(example, f"{text} {CLOSING}")[0]
+        assert first_sentence.violations[atom_id] == expected_role, text
 
 
 # demonstrations
