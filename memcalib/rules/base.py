@@ -183,7 +183,10 @@ class CreditRule(Generic[RulePairs]):
         raise NotImplementedError(f"rule {self.name!r} has no method weights")
 
     def opens(self, batch: JudgedBatch) -> Bool[Tensor, "row column"]:
-        """Answers and channels that may be moved: where reward and advantage point the same way."""
+        """Which answers and channels may be moved: where reward and advantage point the same way,
+        or, with `direction_check` off, wherever there is an advantage."""
+        if not batch.config.direction_check:
+            return batch.advantages != 0
         return direction_check(batch.rewards, batch.advantages)
 
     def strengths(self, config: "CreditConfig") -> Float[Tensor, " channel"]:
@@ -302,6 +305,9 @@ class CreditSettings(FrozenSettings):
     mode: Annotated[str, pydantic.AfterValidator(_known_mode)] = "ordered"
     # the signal of the under-use channels
     under_use: Literal["suppressed", "uniform", "absolute"] = "suppressed"
+    # move credit only where reward and advantage point the same way; False: wherever there is an
+    # advantage
+    direction_check: bool = True
     # pairs that the model reads again: all, or those that the rule opens
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False  # AC- counts as AB-
