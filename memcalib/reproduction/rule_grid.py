@@ -41,7 +41,9 @@ def grid_code() -> str:
     """A hash of the code that makes a row: `memcalib.reproduction.rule_runs` and all it imports of
     this package, as it stood when this process first asked.
     """
-    return code_hash(("memcalib.reproduction.rule_runs", *rule_modules()))
+    return code_hash(
+        ("memcalib.reproduction.rule_runs", "memcalib.reproduction.controls", *rule_modules())
+    )
 
 
 def other_rows(out: str | Path) -> int:
