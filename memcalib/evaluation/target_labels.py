@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LEAST_QUESTIONS', 'AnswerKey', 'PredictionPowered', 'prediction_powered', 'TargetLabel', 'TargetLabels',
-           'load_target_labels', 'draw_answers', 'AnswerAtoms', 'LabelTotals', 'totals_by_label']
+           'load_target_labels', 'hashes_of_answers', 'draw_answers', 'AnswerAtoms', 'LabelTotals', 'totals_by_label']
 
-# %% ../../nbs/evaluation/07_target_labels.ipynb #b49c9545
+# %% ../../nbs/evaluation/07_target_labels.ipynb #7b236f85
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from memcalib.io.records import (
 )
 from ..problem import Judgment, Level, Name, Rollout, WireLevel, text_hash
 
-# %% ../../nbs/evaluation/07_target_labels.ipynb #136d07ee
+# %% ../../nbs/evaluation/07_target_labels.ipynb #3acdf204
 @dataclass(frozen=True)
 class PredictionPowered:
     """Metrics in percent with 95 % bounds, estimated from a judge's values of all answers and labels of a sample.
@@ -129,7 +129,7 @@ def _best_reliance(
     np.divide(-covariance, variance, out=best, where=variance > 1e-18)
     return np.clip(best, 0, 1)
 
-# %% ../../nbs/evaluation/07_target_labels.ipynb #196c386a
+# %% ../../nbs/evaluation/07_target_labels.ipynb #bcaf684b
 class TargetLabel(Record):
     """The level that a drawn answer gives one atom, by somebody other than the judge of the run; a line of a file of labels.
 
@@ -198,7 +198,7 @@ class TargetLabels:
             field, found, allowed, item, example_id=row.example_id, line=line, file=self.source
         )
 
-# %% ../../nbs/evaluation/07_target_labels.ipynb #61da7aab
+# %% ../../nbs/evaluation/07_target_labels.ipynb #5b654699
 _NOT_DRAWN = "answers chosen by hand would bias the estimate; `memcalib label` draws them"
 
 
@@ -267,7 +267,16 @@ def _order_faults(labels: TargetLabels) -> list[Violation]:
             violations.append(labels.fault(rows[0], "level", found, allowed))
     return violations
 
-# %% ../../nbs/evaluation/07_target_labels.ipynb #cf09a0bb
+# %% ../../nbs/evaluation/07_target_labels.ipynb #630f3cc1
+def hashes_of_answers(rollouts: Iterable[Rollout]) -> dict[AnswerKey, str]:
+    """The hash of each answer's text, failed calls left out."""
+    hashes = {}
+    for rollout in rollouts:
+        if rollout.finish_reason != "error":
+            hashes[rollout.key[:-1]] = text_hash(rollout.response)
+    return hashes
+
+
 def draw_answers(
     judgments: Iterable[Judgment],
     answers: int,
@@ -290,7 +299,7 @@ def draw_answers(
         raise ValueError(
             f"answers to draw: found {answers}; allowed: 1 to {len(judgments)}, the answers of the run"
         )
-    answer_hashes = {rollout.key[:5]: text_hash(rollout.response) for rollout in rollouts}
+    answer_hashes = hashes_of_answers(rollouts)
     shuffled = sorted(judgments, key=lambda j: text_hash(f"draw {seed} {j.key[:-1]}"))
     rows = []
     for judgment in shuffled[:answers]:
@@ -310,7 +319,7 @@ def draw_answers(
             rows.append(row)
     return rows
 
-# %% ../../nbs/evaluation/07_target_labels.ipynb #f1dce104
+# %% ../../nbs/evaluation/07_target_labels.ipynb #e9b6c218
 class AnswerAtoms(NamedTuple):
     """What a run knows of one answer: the ideal level of each atom, the version of its example, the judge."""
 
