@@ -415,7 +415,7 @@ def _metric_cells(
             row[f"{name}_std"] = float(spread)
     return row
 
-# %% ../nbs/03_metrics.ipynb #7b3305f6
+# %% ../nbs/03_metrics.ipynb #b90d4614
 def _answers_with_atoms(
     judgments: "Sequence[Judgment] | pd.DataFrame", keys: set[AnswerKey]
 ) -> dict[AnswerKey, AnswerAtoms]:
@@ -455,8 +455,14 @@ def with_labels(
 ) -> "pd.DataFrame":
     """A `response_frame` with `label_over`, `label_under` and `label_probability`, NaN where an answer has no labels.
 
-    `judgments` are those that the frame was made from. Raises `DataError` for labels that do not fit them (`totals_by_label`).
+    `judgments` are those that the frame was made from. Raises `DataError` for labels that do not fit them (`totals_by_label`), and
+    `ValueError` where no answer is labelled.
     """
+    if not labels.labelled_answers:
+        raise ValueError(
+            f"{labels.source}: none of {len(labels.rows_by_answer)} drawn answers is labelled; "
+            f"allowed: labels of answers to {LEAST_QUESTIONS} questions or more"
+        )
     answers = _answers_with_atoms(judgments, set(labels.rows_by_answer))
     each_once = frame.drop_duplicates(list(_ANSWER_KEY))
     population = each_once.groupby(["model", "condition"]).size().to_dict()
@@ -566,7 +572,7 @@ def score(
     table = pd.DataFrame(rows)
     return table if by is None else table.astype({by: frame[by].dtype})
 
-# %% ../nbs/03_metrics.ipynb #212ce130
+# %% ../nbs/03_metrics.ipynb #c336c8fc
 def prediction_powered_table(scores: "pd.DataFrame") -> "pd.DataFrame":
     """Raw and prediction-powered metrics of a score table made with `labels`: a row for each source with labels and each metric."""
     import pandas as pd

@@ -22,6 +22,11 @@ from pydantic import Discriminator, Field, Tag, model_validator
 import memcalib.micro.world  # settings may name its prompt template `micro`
 from .settings_files import EXACT, Bar, JudgeSetting, judge_object, load_settings
 from ..evaluation.exam import edited_files, find_exam
+from memcalib.evaluation.target_labels import (
+    TargetLabels,
+    hashes_of_answers,
+    load_target_labels,
+)
 from ..inference.cache import CallCache
 from ..inference.client import Totals
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
@@ -35,7 +40,7 @@ from memcalib.inference.rollout import (
     requests,
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
-from ..io.records import write_jsonl, write_whole
+from ..io.records import DataError, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings
 from memcalib.judge import (
@@ -46,6 +51,7 @@ from memcalib.judge import (
     load_prompt,
     check_judge_answers,
 )
+from ..metrics import response_frame, score, with_labels
 from memcalib.problem import (
     PUBLISHED_LICENCE,
     Example,
@@ -96,6 +102,7 @@ class Evaluation(FrozenSettings):
     judging: JudgeConfig = JudgeConfig()
     control: bool = True
     exams: str = "runs/exam"  # where `memcalib exam` keeps its results
+    target_labels: str | None = None  # labels of a random sample of the answers (`memcalib label`)
 
     @model_validator(mode="before")
     @classmethod
@@ -399,6 +406,11 @@ class EvaluationRun:
         self.command = command
         self.retry_unscored = retry_unscored
         self.examples = read_examples(evaluation)
+        self.target_labels: TargetLabels | None = None
+        if evaluation.target_labels:
+            self.target_labels = load_target_labels(evaluation.target_labels)
+            if self.file(JUDGMENTS["judge"]).is_file():
+                self._check_target_labels()
         self._judges: dict[str, JudgeLike] = {}
         self._usage: dict[str, dict[str, Any]] = {}  # role -> what this call spent
         data_hash = text_hash("".join(example.content_hash for example in self.examples))
@@ -446,6 +458,13 @@ class EvaluationRun:
             return True
         with Journal(self.file(file.name), file.kind, again=file.failed) as journal:
             return not journal.keys
+
+    def _check_target_labels(self) -> None:
+        """Raises `DataError` or `ValueError` for labels that the answers and judgments of the folder do not allow to use."""
+        judgments = list(rows_so_far(self.file(JUDGMENTS["judge"]), Judgment))
+        answer_hashes = hashes_of_answers(rows_so_far(self.file(_ROLLOUTS.name), Rollout))
+        frame = with_labels(response_frame(judgments), judgments, self.target_labels, answer_hashes)
+        score(frame, resamples=1)  # which says where too few are labelled
 
     def generate(self, on_row: RowHandler | None = None) -> None:
         """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows row by row."""
@@ -511,7 +530,10 @@ class EvaluationRun:
         return "\n".join(filter(None, lines))
 
     def report(self) -> Path:
-        """Write manifest.json, tables, figures, model card and report.html; returns the path of the page."""
+        """Write manifest.json, tables, figures, model card and report.html; returns the path of the page.
+
+        Raises `DataError` or `ValueError` for labels that do not fit, after a report without them was written.
+        """
         from memcalib.report.evaluation_report import write_evaluation_report
         from memcalib.report.results import write_results
 
@@ -529,8 +551,18 @@ class EvaluationRun:
         if exam:
             text = json.dumps(exam, indent=1, ensure_ascii=False)
             write_whole(self.file("exam.json"), text + "\n")
+        refused = None
+        if self.target_labels is not None:
+            try:
+                self._check_target_labels()
+            except (DataError, ValueError) as error:
+                refused = error
+            else:
+                write_jsonl(self.file("target-labels.jsonl"), self.target_labels.rows)
         page = write_evaluation_report(self.folder)
         write_results(self.folder)
+        if refused is not None:
+            raise refused
         return page
 
     def _recorded_judge(self) -> str | None:

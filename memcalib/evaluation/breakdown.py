@@ -33,6 +33,7 @@ from memcalib.metrics import (
     fold_by_question,
     interval,
     load_judgments,
+    prediction_powered_table,
     readable,
     response_frame,
     response_scores,
@@ -419,7 +420,11 @@ def score_text(path: str | Path, by: Sequence[str] = (), as_json: bool = False, 
     judgments = load_judgments(path)
     notes = [f"{path}: {TORN}"] if torn_line(path) else []
     resampling = {name: options[name] for name in ("resamples", "seed") if name in options}
-    tables = {"scores": score(judgments, **options), "controls": controls(judgments, **options)}
+    labels = options.pop("labels", None)
+    tables = {"scores": score(judgments, labels=labels, **options)}
+    if labels is not None:
+        tables["prediction-powered estimate"] = prediction_powered_table(tables["scores"])
+    tables["controls"] = controls(judgments, **options)
     for name in by:
         title = f"atoms by {name.replace('_', ' ')}"
         tables[title] = atom_table(judgments, name, **resampling)

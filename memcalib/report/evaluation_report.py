@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect', 'second_judge', 'evaluation_costs',
-           'Correction', 'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'evaluation_tables',
-           'protocol', 'settings_text', 'notices', 'model_card', 'evaluation_figures', 'worst_answers',
-           'evaluation_summary', 'write_evaluation_report', 'evaluation_text']
+           'target_estimates', 'target_estimate_lines', 'Correction', 'corrections', 'judge_corrected',
+           'judgments_by_source', 'family_tables', 'evaluation_tables', 'protocol', 'settings_text', 'notices',
+           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report',
+           'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -22,19 +23,23 @@ import numpy as np
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
 from ..evaluation.exam import corrected_score, exam_line, judged_responses, why_withheld
+from ..evaluation.target_labels import PredictionPowered, hashes_of_answers
 from ..evaluation.rpeval import rpeval_table
 from ..io.runs import file_hash
-from ..io.records import printable
+from ..io.jsonl import rows_so_far
+from ..io.records import DataError, printable
 from memcalib.metrics import (
     HIGHER_IS_BETTER,
     METRICS,
     SOURCE,
     controls,
+    prediction_powered_table,
     readable,
     response_frame,
     score,
+    with_labels,
 )
-from ..problem import Judgment, Level
+from ..problem import Judgment, Level, Rollout
 from memcalib.report.figures import (
     breakdown_figure,
     channel_figure,
@@ -88,9 +93,7 @@ BREAKDOWNS = (
 
 
 def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
-    """The six metrics with 95 % bounds by domain, number of atoms, number of distractors,
-    and quality where it was rated.
-    """
+    """The six metrics with 95 % bounds by domain, number of atoms, number of distractors, and quality where it was rated."""
     frame = run.responses[run.responses["condition"] != "no_memory"]
     tables = {}
     for title, by in BREAKDOWNS:
@@ -101,9 +104,7 @@ def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
 
 
 def _named_scores(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A score table with the name of each source in place of its columns,
-    without spreads over seeds.
-    """
+    """A score table with the name of each source in place of its columns, without spreads over seeds."""
     table.insert(0, "name", source_names(table))
     return table.drop(columns=[*SOURCE, *(f"{metric}_std" for metric in METRICS)])
 
@@ -124,9 +125,7 @@ _EFFECT_COLUMNS = [
 
 
 def memory_effect(run: Run) -> "pd.DataFrame":
-    """Paired differences of each treatment of memory to the answers without memory;
-    no row when the control was not run.
-    """
+    """Paired differences of each treatment of memory to the answers without memory; no row when the control was not run."""
     import pandas as pd
 
     tables = []
@@ -147,11 +146,9 @@ def memory_effect(run: Run) -> "pd.DataFrame":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
 def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
-    """Agreement of the second judge with the first, level by level, and the metrics it gives;
-    empty without a second judge.
+    """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge.
 
-    Raises `ValueError` for judgments that cannot be compared:
-    without atoms, of other atoms, of several second judges.
+    Raises `ValueError` for judgments that cannot be compared: without atoms, of other atoms, of several second judges.
     """
     import pandas as pd
 
@@ -203,11 +200,67 @@ def evaluation_costs(run: Run) -> "pd.DataFrame":
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 
 
+_UNUSED_LABELS = "target-labels.jsonl was not used"
+
+
+def target_estimates(run: Run) -> "pd.DataFrame":
+    """Raw and prediction-powered metrics of each source of answers with labels of a random sample; no row without such labels.
+
+    Labels that do not fit the run are left out whole, and a note of the run says why.
+    """
+    import pandas as pd
+
+    labels = run.target_labels
+    if labels is None or not run.scored:
+        return pd.DataFrame()
+    answer_hashes = hashes_of_answers(rows_so_far(run.folder / "rollouts.jsonl", Rollout))
+    try:
+        frame = with_labels(run.responses, run.judgments, labels, answer_hashes)
+        table = prediction_powered_table(score(frame))
+    except (DataError, ValueError) as error:
+        note = printable(f"{_UNUSED_LABELS}: {error}")
+        if note not in run.notes:
+            run.notes.append(note)
+        return pd.DataFrame()
+    table.insert(0, "method", source_names(table))
+    return table
+
+
+def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
+    """A sentence on each prediction-powered estimate: whose labels it rests on, and what it corrects for."""
+    lines = []
+    labellers = [] if run.target_labels is None else run.target_labels.labellers
+    for name, rows in estimates.groupby("method", sort=False) if len(estimates) else ():
+        line = (
+            f"{name}: the prediction-powered estimate rests on labels of {rows['labelled_answers'].iloc[0]} answers that were "
+            f"drawn at random, by {', '.join(labellers)}; it assumes nothing about the judge's errors."
+        )
+        judges = [labeller for labeller in labellers if labeller.startswith("judge ")]
+        if judges:
+            line += f" It corrects to {', '.join(judges)}, whose own errors stay in it."
+        lines.append(line)
+    return lines
+
+
+def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | None:
+    """The estimate of one source from the rows of `target_estimates`; `None` where it has none."""
+    if not len(estimates) or name not in set(estimates["method"]):
+        return None
+    rows = estimates[estimates["method"] == name]
+    answers = int(rows["labelled_answers"].iloc[0])
+    return PredictionPowered(
+        estimate=rows["prediction_powered"].to_numpy(),
+        low=rows["prediction_powered_low"].to_numpy(),
+        high=rows["prediction_powered_high"].to_numpy(),
+        reliance=np.full(len(rows), np.nan),
+        answers=answers,
+        questions=answers,
+    )
+
+
 @dataclass(frozen=True)
 class Correction:
-    """The metrics of one source of answers, raw and corrected by its judge's exam;
-    `withheld` says why they are not shown.
-    """
+    """The metrics of one source of answers, raw and corrected by its judge's exam; `withheld` says why they are not shown."""
 
     name: str
     table: "pd.DataFrame"  # of `corrected_score`
@@ -218,10 +271,7 @@ class Correction:
         """The reason as a sentence; empty where the corrected values are shown."""
         if not self.withheld:
             return ""
-        return (
-            f"{self.name}: the scores are as judged, not corrected for the judge's errors, because "
-            f"{self.withheld}."
-        )
+        return f"{self.name}: the scores are as judged, not corrected for the judge's errors, because {self.withheld}."
 
 
 def corrections(run: Run) -> list[Correction]:
@@ -230,18 +280,19 @@ def corrections(run: Run) -> list[Correction]:
     if not counts.size:
         return []
     of_sources = []
+    estimates = target_estimates(run)
     for name, judgments in judgments_by_source(run).items():
         judges = {judgment.judge for judgment in judgments}
         scored = any(judgment.scored for judgment in judgments)
         if scored and judges == {run.exam.get("judge")}:
             table = corrected_score(judged_responses(judgments), counts)
-            of_sources.append(Correction(name, table, why_withheld(run.exam, table)))
+            withheld = why_withheld(run.exam, table, _powered_of(estimates, name))
+            of_sources.append(Correction(name, table, withheld))
     return of_sources
 
 
 def judge_corrected(run: Run) -> "pd.DataFrame":
-    """Raw and judge-corrected metrics of each source of answers for which all conditions of
-    `why_withheld` hold; else no row.
+    """Raw and judge-corrected metrics of each source of answers for which all conditions of `why_withheld` hold; else no row.
 
     The corrected values are a model-based estimate; their bounds are cut to 0 and 100.
     """
@@ -269,9 +320,7 @@ def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
 
 
 def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
-    """Hard distractors by family: how often they are left alone, and used;
-    empty where the examples name no family.
-    """
+    """Hard distractors by family: how often they are left alone, and used; empty where the examples name no family."""
     frame = run.atoms[(run.atoms["condition"] != "no_memory") & run.atoms["family"].notna()]
     if not frame["actual"].notna().any():
         return {}
@@ -288,6 +337,7 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
         tables["Results"] = results_frame(scores)
         tables["Scores"] = scores
         tables["Effect of memory"] = memory_effect(run)
+        tables["Prediction-powered"] = target_estimates(run)
         tables["Judge-corrected"] = judge_corrected(run)
         tables.update(breakdown_tables(run))
     if run.judgments:
@@ -319,9 +369,7 @@ def _second_judge_or_note(run: Run) -> "dict[str, pd.DataFrame]":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
 def protocol(run: Run) -> list[tuple[str, str]]:
-    """How an evaluation was made, as (name, text) pairs; texts are safe to print,
-    not to be read as markup.
-    """
+    """How an evaluation was made, as (name, text) pairs; texts are safe to print, not to be read as markup."""
     frame = run.responses
     domain_counts = frame.drop_duplicates("example_id")["domain"].value_counts().sort_index()
     domains = ", ".join(f"{domain} {count:,}" for domain, count in domain_counts.items())
@@ -418,9 +466,7 @@ def _plain_value(value: Any) -> str:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0
 def notices(run: Run, table: "pd.DataFrame") -> list[str]:
-    """Warnings that the rows give rise to; `table` is the results table with a `status` for each
-    row.
-    """
+    """Warnings that the rows give rise to; `table` is the results table with a `status` for each row."""
     return [
         *run.notes,
         *_answer_notices(run),
@@ -461,14 +507,12 @@ def _answer_notices(run: Run) -> list[str]:
     blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"])
     if blank.any():
         texts.append(
-            f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, and "
-            "count so."
+            f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, and count so."
         )
     waiting = len(answers) - judged
     if waiting > 0:
         texts.append(
-            f"{_of_all(waiting, len(answers))} answers have not been judged yet: this page is "
-            "about the others."
+            f"{_of_all(waiting, len(answers))} answers have not been judged yet: this page is about the others."
         )
     return texts
 
@@ -486,8 +530,7 @@ def _coverage_notices(run: Run) -> list[str]:
     questions = frame["question_id"].nunique()
     if questions < 50:
         texts.append(
-            f"Only {questions} questions: intervals this wide say little, and intervals from so "
-            "few are rough."
+            f"Only {questions} questions: intervals this wide say little, and intervals from so few are rough."
         )
     if frame["seed"].nunique() == 1:
         texts.append("One seed: the spread over seeds is unknown.")
@@ -495,9 +538,7 @@ def _coverage_notices(run: Run) -> list[str]:
 
 
 def _judge_notices(run: Run) -> list[str]:
-    """Quotes that are not there, a judge that saw the ideal levels,
-    a judge without a passed exam.
-    """
+    """Quotes that are not there, a judge that saw the ideal levels, a judge without a passed exam."""
     texts = []
     atoms = run.atoms
     checked = atoms[atoms["quoted"] & atoms["grounded"].notna() & (atoms["actual"] > 0)]
@@ -505,13 +546,11 @@ def _judge_notices(run: Run) -> list[str]:
     if lost > 0.02 * len(checked):
         percent = 100 * lost / len(checked)
         texts.append(
-            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) are not in the answer "
-            "they are about."
+            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) are not in the answer they are about."
         )
     if any(judgment.settings.get("blind") is False for judgment in run.judgments):
         texts.append(
-            "The judge was shown the ideal levels, as in the published protocol; "
-            "a blind judge may see other levels."
+            "The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels."
         )
     if run.invented:
         return texts
@@ -533,24 +572,18 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
         if high < ignoring.iloc[0]:
             texts.append(
-                f"SCS of {printable(name)} lies below that of ignoring all memory "
-                f"({ignoring.iloc[0]:.1f})."
+                f"SCS of {printable(name)} lies below that of ignoring all memory ({ignoring.iloc[0]:.1f})."
             )
     return texts
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #25e8b66e
 def model_card(run: Run, table: "pd.DataFrame") -> str:
-    """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds,
-    controls, warnings, protocol.
-    """
+    """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds, controls, warnings, protocol."""
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in METRICS]
     lines = [
         "## Use of memory",
         "",
-        (
-            "How far stored memory shapes the answers, against the level each piece of it should "
-            "have. In percent:"
-        ),
+        "How far stored memory shapes the answers, against the level each piece of it should have. In percent:",
         "mean over seeds ± standard deviation, and the 95 % interval over questions.",
         "",
         f"| | {' | '.join(heads)} |",
@@ -563,10 +596,22 @@ def model_card(run: Run, table: "pd.DataFrame") -> str:
         cells = [_card_cell(row, metric) for metric in METRICS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
+    estimates = target_estimates(run)
+    for estimate in estimates.to_dict("records"):
+        lines.append(f"- {_card_estimate(estimate)}")
+    lines += [f"- {markdown_cell(text)}" for text in target_estimate_lines(run, estimates)]
     lines += [f"- {markdown_cell(text)}" for text in notices(run, table)]
     lines.append("")
     lines += [f"- {name}: {markdown_cell(text)}" for name, text in protocol(run)]
     return "\n".join(lines) + "\n"
+
+
+def _card_estimate(row: Mapping[str, Any]) -> str:
+    """One prediction-powered metric in words."""
+    return (
+        f"{markdown_cell(row['method'])}, {row['metric']}: prediction-powered estimate {row['prediction_powered']:.1f} "
+        f"({row['prediction_powered_low']:.1f} to {row['prediction_powered_high']:.1f}), raw {row['raw']:.1f}"
+    )
 
 
 def _card_cell(row: Mapping[str, Any], metric: str) -> str:
@@ -609,9 +654,7 @@ def _has_scored_atom(judgments: Sequence[Judgment]) -> bool:
 
 
 def _plane(scores: "pd.DataFrame") -> "Figure":
-    """Models and constant policies in the plane of over-use and under-use,
-    from the one control without memory.
-    """
+    """Models and constant policies in the plane of over-use and under-use, from the one control without memory."""
     constant = scores["model"].str.startswith("all ") & (scores["condition"] == "control")
     answered = scores[(scores["status"] != "not run") & ~constant]
     without_memory = answered.loc[answered["status"] == "control", "model"]
@@ -620,9 +663,7 @@ def _plane(scores: "pd.DataFrame") -> "Figure":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #c5a1bfe5
 def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
-    """The worst answers as `marked_answer` shows them, with `over`, `under`,
-    `direction` and the `name` of their source.
-    """
+    """The worst answers as `marked_answer` shows them, with `over`, `under`, `direction` and the `name` of their source."""
     worst = worst_responses(run.responses, count).assign(name=source_names)
     rows = list(worst.itertuples())
     judgments = {(answer_id(j), j.judge): j for j in run.judgments or []}
@@ -645,15 +686,9 @@ def evaluation_summary(run: Run) -> str:
     if not run.judgments:
         return "Nothing was judged in this run yet, so there are no scores on this page."
     if run.invented:
-        return (
-            "A demonstration on a synthetic world of small invented memories. "
-            "The numbers say nothing about real models."
-        )
+        return "A demonstration on a synthetic world of small invented memories. The numbers say nothing about real models."
     judges = ", ".join(run.judges)
-    return (
-        f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores of "
-        "the same judge on the same data only."
-    )
+    return f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores of the same judge on the same data only."
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -686,19 +721,18 @@ _IN_OWN_SECTION = (
     "Evidence",
     "Quality",
     "Judge-corrected",
+    "Prediction-powered",
     "By task quality",
     "Channel proportions",
 )
 
 
 def write_evaluation_report(folder: str | Path, title: str | None = None, worst: int = 12) -> Path:
-    """Write tables/, figures/, model-card.md and report.html into the folder of an evaluation;
-    returns the path of the page.
+    """Write tables/, figures/, model-card.md and report.html into the folder of an evaluation; returns the path of the page.
 
-    Reads parameters.json, examples.jsonl, rollouts.jsonl, judgments.jsonl, judgments2.jsonl and
-    manifest.json, each of them optional. What of them cannot be used is left out, and the page says
-    so. Raises `FileNotFoundError` for a folder without any of them, and `DataError` for rows that
-    are damaged or belong to other examples.
+    Reads parameters.json, examples.jsonl, rollouts.jsonl, judgments.jsonl, judgments2.jsonl and manifest.json, each of them optional.
+    What of them cannot be used is left out, and the page says so. Raises `FileNotFoundError` for a folder without any of them, and
+    `DataError` for rows that are damaged or belong to other examples.
     """
     run = load_run(folder, EVALUATION_FILES)
     tables = evaluation_tables(run)
@@ -745,6 +779,7 @@ def _page_values(run: Run, tables: "Mapping[str, pd.DataFrame]") -> dict[str, An
         "second": second,
         "uncompared": _why_uncompared(run),
         "worst": [],
+        "labels": target_estimate_lines(run, tables.get("Prediction-powered", ())),
         "protocol": protocol(run) if run.judgments else [],
         "provenance": [*provenance, *flatten(run.manifest)],
         "card": None,
@@ -783,16 +818,15 @@ def _why_uncompared(run: Run) -> str:
             return note
     if not run.second_judgments:
         return ""
-    return (
-        f"none of its {len(run.second_judgments)} judgments is about an answer that the first "
-        "judge, and no other, has judged"
-    )
+    return f"none of its {len(run.second_judgments)} judgments is about an answer that the first judge, and no other, has judged"
 
 
 def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
     """A table with the headings of the page, without columns that say nothing there."""
     if "responses" in table:
         table = table.drop(columns=["seeds", "atoms", "unscored_atoms"])
+    if "prediction_powered" in table:
+        table = table.drop(columns=list(SOURCE))
     table = table.rename(
         columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"}
     )
@@ -806,17 +840,19 @@ def evaluation_text(folder: str | Path) -> str:
     """The results of an evaluation for a terminal; raises as `load_run` does."""
     run = load_run(folder, EVALUATION_FILES)
     if not run.scored:
-        return (
-            f"none of {len(run.judgments or [])} answers could be scored; the reasons are in "
-            f"{run.folder / 'report.html'}"
-        )
+        return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
     if run.parameters.get("format") == "rpeval":
         tables.append(rpeval_table(run.judgments_with_memory))
+    estimates = target_estimates(run)
+    if len(estimates):
+        tables.append(estimates.drop(columns=list(SOURCE)).round(1))
     corrected = judge_corrected(run)
     if len(corrected):
         tables.append(corrected.round(1))
     lines = quality_lines(run.responses)
+    lines += target_estimate_lines(run, estimates)
+    lines += [note for note in run.notes if note.startswith(_UNUSED_LABELS)]
     lines += _second_judge_lines(run)
     lines += [f"{exam_line(name, _exam_of(run, name))}." for name in run.judges]
     lines += [correction.sentence for correction in corrections(run) if correction.withheld]
@@ -836,8 +872,8 @@ def _second_judge_lines(run: Run) -> list[str]:
         return []
     overall = tables["Second judge, agreement"].iloc[0]
     line = (
-        f"second judge {run.second_judgments[0].judge}: {with_bounds(overall, 'exact', '.1f')} % "
-        f"of {overall['pairs']:,} levels as the first, kappa {with_bounds(overall, 'kappa', '.2f')}"
+        f"second judge {run.second_judgments[0].judge}: {with_bounds(overall, 'exact', '.1f')} % of "
+        f"{overall['pairs']:,} levels as the first, kappa {with_bounds(overall, 'kappa', '.2f')}"
     )
     metrics = tables.get("Second judge, metrics")
     if metrics is not None and len(metrics) == 2:

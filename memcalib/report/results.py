@@ -18,7 +18,7 @@ from ..io.records import DataError, Violation, iter_rows, write_whole
 from ..io.runs import file_hash
 from ..metrics import METRICS, score
 from ..problem import Judgment
-from .evaluation_report import judge_corrected
+from .evaluation_report import judge_corrected, target_estimates
 from .run_data import Run, load_run, source_names
 
 # %% ../../nbs/report/10_results.ipynb #2ad8fc7a
@@ -59,6 +59,22 @@ def _corrected_values(corrected: "pd.DataFrame") -> dict[str, dict[str, float | 
     return values or None
 
 
+def _estimated_values(run: Run, estimates: "pd.DataFrame") -> dict[str, Any] | None:
+    """Each prediction-powered metric of one source, with the number of labelled answers and who labelled; `None` without labels."""
+    if not len(estimates):
+        return None
+    values: dict[str, Any] = {}
+    for row in estimates.to_dict("records"):
+        values[row["metric"]] = {
+            "value": _rounded(row["prediction_powered"]),
+            "low": _rounded(row["prediction_powered_low"]),
+            "high": _rounded(row["prediction_powered_high"]),
+        }
+    values["labelled_answers"] = int(estimates["labelled_answers"].iloc[0])
+    values["labellers"] = run.target_labels.labellers
+    return values
+
+
 def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
     """What the exam of this judge said, where the run has one."""
     if run.exam.get("judge") != judge:
@@ -78,13 +94,12 @@ def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[st
 
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
-    """One row for each model and treatment of memory in a run that was scored:
-    everything that a comparison has to know.
-    """
+    """One row for each model and treatment of memory in a run that was scored: everything that a comparison has to know."""
     if not any(judgment.scored for judgment in run.judgments_with_memory):
         return []
     table = score(run.responses[run.responses["condition"] != "no_memory"])
     corrected = judge_corrected(run)
+    estimates = target_estimates(run)
     examples_file = run.folder / "examples.jsonl"
     examples_hash = file_hash(examples_file) if examples_file.is_file() else None
     software = {
@@ -98,6 +113,7 @@ def result_rows(run: Run) -> list[dict[str, Any]]:
         for judgment in run.judgments or []:
             if (judgment.model, judgment.condition, judgment.judge) == source:
                 judgments.append(judgment)
+        own_estimates = estimates[estimates["method"] == name] if len(estimates) else estimates
         own_corrected = corrected[corrected["method"] == name] if len(corrected) else corrected
         result = {
             "schema": RESULT_SCHEMA,
@@ -113,6 +129,7 @@ def result_rows(run: Run) -> list[dict[str, Any]]:
             "seeds": sorted({int(judgment.seed) for judgment in judgments}),
             "metrics": _metric_values(row),
             "corrected": _corrected_values(own_corrected),
+            "prediction_powered": _estimated_values(run, own_estimates),
             "responses": int(row["responses"]),
             "unscored": int(row["unscored_responses"]),
             "software": software,
@@ -142,9 +159,7 @@ def _result_faults(row: Any) -> Iterator[Violation]:
 
 
 def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The rows of result files; raises `DataError` naming file and line of anything else,
-    and `FileNotFoundError`.
-    """
+    """The rows of result files; raises `DataError` naming file and line of anything else, and `FileNotFoundError`."""
     rows = []
     faults = []
     for path in paths:
@@ -165,9 +180,7 @@ def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 def _check_same(
     base: Mapping[str, Any], row: Mapping[str, Any], any_judge: bool, any_data: bool
 ) -> None:
-    """Raises `ValueError` where two results have another judge, or other data,
-    and that was not allowed.
-    """
+    """Raises `ValueError` where two results have another judge, or other data, and that was not allowed."""
     comparisons = (
         (
             "judge and its prompt",
@@ -188,15 +201,12 @@ def _check_same(
         is_same = base_value is not None and base_value == row_value
         if not is_same and not is_allowed:
             raise ValueError(
-                f"{what}: found {base_value!r} of {base['model']!r} and {row_value!r} of "
-                f"{row['model']!r}; allowed: the same, or {flag}"
+                f"{what}: found {base_value!r} of {base['model']!r} and {row_value!r} of {row['model']!r}; allowed: the same, or {flag}"
             )
 
 
 def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[str, float]:
-    """The difference of two independent values with its 95 % interval,
-    from the widths of theirs.
-    """
+    """The difference of two independent values with its 95 % interval, from the widths of theirs."""
     standard_errors = [(one["high"] - one["low"]) / 3.92 for one in (base, value)]
     half_width = 1.96 * np.hypot(*standard_errors)
     difference = value["value"] - base["value"]
@@ -210,11 +220,9 @@ def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[s
 def compare_results(
     rows: Sequence[Mapping[str, Any]], any_judge: bool = False, any_data: bool = False
 ) -> "pd.DataFrame":
-    """Each metric of each row with its interval, and its difference from the first row's with a 95
-    % interval for independent samples.
+    """Each metric of each row with its interval, and its difference from the first row's with a 95 % interval for independent samples.
 
-    Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`),
-    or other data (unless `any_data`).
+    Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`), or other data (unless `any_data`).
     """
     import pandas as pd
 

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from ..dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
+from ..evaluation.target_labels import TargetLabels, load_target_labels
 from ..io.jsonl import read_rows, rows_so_far, torn_line
 from ..io.records import DataError, Violation, printable
 from ..metrics import SOURCE, load_judgments, response_frame
@@ -92,6 +93,7 @@ class Run:
     manifest: dict = field(default_factory=dict)
     parameters: dict = field(default_factory=dict)
     exam: dict = field(default_factory=dict)  # of the judge, as `memcalib exam` writes it
+    target_labels: TargetLabels | None = None  # of a sample of the answers
     notes: list[str] = field(default_factory=list)  # what of the folder could not be used
 
     @property
@@ -224,6 +226,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
     if second_file:
         run.second_judgments = in_order(load_judgments(second_file), positions)
     _load_answers(run, positions)
+    _load_target_labels(run)
     if run.example_hashes is not None:
         _check_versions(run)
     _load_training(run)
@@ -262,6 +265,17 @@ def _load_answers(run: Run, example_positions: Mapping[str, int]) -> None:
     order = [row.Index for row in in_order(answers.itertuples(), example_positions)]
     run.answers = answers.iloc[order].reset_index(drop=True)
     run.settings = [settings_by_text[text] for text in sorted(settings_by_text)]
+
+
+def _load_target_labels(run: Run) -> None:
+    """Read the labels of a sample of the answers; a file that cannot be used is left out with a note."""
+    file = run.folder / "target-labels.jsonl"
+    if not filled(file):
+        return
+    try:
+        run.target_labels = load_target_labels(file)
+    except DataError as error:
+        run.notes.append(printable(f"{file.name} could not be used and was left out: {error}"))
 
 
 def _load_training(run: Run) -> None:

@@ -1,0 +1,191 @@
+"""`memcalib label` and `--target-labels`: from a run to an estimate without the judge's errors, and files of labels that must not be used."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from memcalib.commands import cli
+from memcalib.evaluation.target_labels import load_target_labels
+from memcalib.io.records import read_jsonl, write_jsonl
+from memcalib.metrics import load_judgments, score
+from memcalib.micro.world import exact_judge
+from memcalib.practice.server import MicroServer
+from memcalib.problem import Example, Rollout
+
+PLUGIN = '''
+from memcalib.judge import Judge
+from memcalib.micro.world import exact_judge
+from memcalib.problem import text_hash
+
+
+class Careless(Judge):
+    """Overlooks what two of ten atoms do."""
+
+    name = "careless"
+
+    def judge(self, example, response):
+        exact = exact_judge(example, response)
+        levels = {}
+        for atom in exact.atoms:
+            overlooked = int(text_hash(f"{response} {atom.atom_id}")[:8], 16) % 10 < 2
+            levels[atom.atom_id] = 0 if overlooked else atom.actual
+        return levels
+
+
+careless = Careless()
+'''
+
+
+def call(*arguments):
+    done = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    error = done.exception
+    shown = repr(error) if error and not isinstance(error, SystemExit) else ""
+    return done.exit_code, done.output + shown
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A folder with a run of 60 examples that a careless judge of one's own has judged, and the options that made it."""
+    folder = tmp_path_factory.mktemp("label")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        (folder / "careless_judge.py").write_text(PLUGIN)
+        from memcalib.micro.world import make_examples
+
+        examples = make_examples("short", 60, seed=4)
+        write_jsonl(folder / "data.jsonl", examples)
+        with MicroServer(examples) as server:
+            options = ["evaluate", "data.jsonl", "--model", "micro-model"]
+            options += ["--base-url", server.base_url, "--judge", "careless_judge:careless"]
+            options += ["--no-cache", "--out", "run", "--set", "sampling.seeds=[42]"]
+            code, text = call(*options)
+            assert code == 0, text
+            yield folder, options
+
+
+@pytest.fixture
+def workplace(evaluated, tmp_path, monkeypatch):
+    folder, options = evaluated
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path, options
+
+
+def true_levels(folder):
+    """The exact judge's level of each atom of each answer."""
+    examples = {
+        example.id: example for example in read_jsonl(folder / "run/examples.jsonl", Example)
+    }
+    levels = {}
+    for rollout in read_jsonl(folder / "run/rollouts.jsonl", Rollout):
+        judged = exact_judge(examples[rollout.example_id], rollout.response)
+        for atom in judged.atoms:
+            levels[*rollout.key[:-1], atom.atom_id] = atom.actual
+    return levels
+
+
+def filled(folder, name="labels.jsonl"):
+    """The drawn rows with true levels, written back."""
+    levels = true_levels(folder)
+    rows = []
+    for row in load_target_labels(folder / name).rows:
+        level = levels[*row.answer_key, row.atom_id]
+        rows.append(row.model_copy(update={"level": level, "labeller": "ana"}))
+    return write_jsonl(folder / name, rows)
+
+
+def test_from_a_run_to_an_estimate_in_terminal_page_and_json(workplace):
+    folder, options = workplace
+    code, text = call("label", "run")
+    assert (
+        code == 0 and "no help" in text and "± " in text and not (folder / "labels.jsonl").exists()
+    )
+    code, text = call("label", "run", "--answers", 40, "--seed", 1)
+    assert code == 0 and "labels.csv" in text
+    rows = load_target_labels("labels.jsonl").rows
+    assert {row.probability for row in rows} == {40 / 60} and all(row.answer_hash for row in rows)
+    sheet = pd.read_csv("labels.csv", dtype=str, keep_default_na=False)
+    levels = true_levels(folder)
+    sheet["level"] = [levels[*row.answer_key, row.atom_id].wire for row in rows]
+    sheet.to_csv("labels.csv", index=False)
+    code, text = call("label", "run", "--sheet", "labels.csv", "--labeller", "ana")
+    assert code == 0 and "40 of 40 drawn answers are labelled" in text
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 0, text
+    assert "labels of 40 answers that were drawn at random, by ana" in text
+    row = json.loads((folder / "run/results.jsonl").read_text().splitlines()[0])
+    estimate = row["prediction_powered"]["SCS"]
+    careless = row["metrics"]["SCS"]["value"]
+    judged = load_judgments("run/judgments.jsonl")
+    judged = [judgment for judgment in judged if judgment.condition == "full_memory"]
+    exact = []
+    for judgment in judged:
+        key = judgment.key[:-1]
+        atoms = [a.model_copy(update={"actual": levels[*key, a.atom_id]}) for a in judgment.atoms]
+        exact.append(judgment.model_copy(update={"atoms": atoms}))
+    truth = score(exact, resamples=10)["SCS"].iloc[0]
+    assert estimate["low"] <= truth <= estimate["high"] and abs(careless - truth) > 1
+    page = (folder / "run/report.html").read_text()
+    assert "prediction-powered estimate" in page and "ana" in page
+    assert "prediction-powered estimate" in (folder / "run/model-card.md").read_text()
+    # a report made later knows the labels, and so does the verb `score`
+    code, _ = call("report", "run")
+    assert code == 0 and "Prediction-powered" in (folder / "run/report.html").read_text()
+    code, text = call("score", "run/judgments.jsonl", "--labels", "labels.jsonl", "--json")
+    table = json.loads(text)["prediction-powered estimate"]
+    assert table[0]["prediction_powered"] == pytest.approx(estimate["value"], abs=1e-3)
+
+
+def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(workplace):
+    _, options = workplace
+    call("label", "run", "--answers", 30)
+    code, text = call("label", "run", "--judge", "micro-exact")
+    assert code == 0 and "30 of 30" in text, text
+    assert load_target_labels("labels.jsonl").rows[0].labeller_kind == "judge"
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 0 and "It corrects to judge " in text and "whose own errors stay" in text
+    code, text = call("label", "run", "--answers", 30)
+    assert code == 1 and "may hold labels" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: {"answer_hash": "0" * 16}, "the answer of the run"),
+        (lambda row: {"example_hash": "0" * 16}, "labels of this data set"),
+        (lambda row: {"probability": None}, "chosen by hand would bias"),
+        (lambda row: {"model": "another"}, "an answer of the run"),
+        (lambda row: {"level": None}, "none of 30 drawn answers is labelled"),
+    ],
+)
+def test_labels_that_do_not_fit_stop_the_command_and_change_nothing(workplace, change, words):
+    folder, options = workplace
+    call("label", "run", "--answers", 30)
+    filled(folder)
+    rows = load_target_labels("labels.jsonl").rows
+    write_jsonl("labels.jsonl", [row.model_copy(update=change(row)) for row in rows])
+    before = (folder / "run/results.jsonl").read_text()
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 1 and words in text, text
+    assert (folder / "run/results.jsonl").read_text() == before
+    assert not (folder / "run/target-labels.jsonl").exists()
+
+
+def test_labels_in_the_folder_that_no_longer_fit_are_left_out_with_a_note(workplace):
+    folder, _ = workplace
+    call("label", "run", "--answers", 30)
+    filled(folder)
+    rows = load_target_labels("labels.jsonl").rows
+    other = [row.model_copy(update={"example_hash": "0" * 16}) for row in rows]
+    write_jsonl("run/target-labels.jsonl", other)
+    code, _ = call("report", "run")
+    page = (folder / "run/report.html").read_text()
+    assert code == 0 and "target-labels.jsonl was not used" in page
+    row = json.loads((folder / "run/results.jsonl").read_text().splitlines()[0])
+    assert row["prediction_powered"] is None and np.isfinite(row["metrics"]["SCS"]["value"])
