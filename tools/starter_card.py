@@ -16,9 +16,11 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 
 from memcalib.dataset.card import composition_table, count_examples, origin_table, structure_table
+from memcalib.evaluation.disputed import disputed_atoms
 from memcalib.evaluation.exam import KnownAnswer, load_known_answers
 from memcalib.io.runs import file_hash
-from memcalib.problem import Example, Level, load_examples
+from memcalib.metrics import score
+from memcalib.problem import Example, Level, judgment_for, load_examples
 
 FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
 CANARY = "memcalib starter set canary 8c1f6d52-0b7e-4b53-9a86-61f3a2c0d7e4"
@@ -47,6 +49,15 @@ Do not train on this set. Data for training can be searched for its canary:
 `memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It
 is small: the page nbs/evaluation/06_exam.ipynb says which differences {records} questions can show.
 It is not the paper's benchmark, and scores on it cannot be compared with the paper's.
+"""
+
+
+DISPUTED = """### Disputed levels
+
+Of {atoms} atoms in {records} records two ideal levels can be defended; {named} of them name the other one with its reason
+(`alternative`), the rest are marked `disputed`. No person has decided them. `memcalib evaluate` gives the metrics under the first
+reading, under the best of both and without these atoms, and says where that makes a difference. A model that is perfect under
+the other reading of every disputed atom has an SCS of {scs:.1f} and an Exact of {exact:.1f} under the first.
 """
 
 
@@ -226,6 +237,30 @@ def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[st
     ]
 
 
+def disputed_text(examples: list[Example]) -> str:
+    """What the card says of disputed levels, with the score of a model that takes the other reading of each.
+
+    An atom that does not name another level is read one level higher, or lower where it is at Control.
+    """
+    disputed = disputed_atoms(examples)
+    judgments = []
+    for example in examples:
+        levels = dict(example.levels)
+        for atom_id, ideal in example.levels.items():
+            if (example.id, atom_id) in disputed:
+                other = disputed[example.id, atom_id][1:]
+                levels[atom_id] = other[0] if other else Level(1 if ideal != Level.BOUND else 2)
+        judgments.append(judgment_for(example, levels))
+    scores = score(judgments, resamples=10).iloc[0]
+    return DISPUTED.format(
+        atoms=len(disputed),
+        records=len({example_id for example_id, _ in disputed}),
+        named=sum(len(levels) > 1 for levels in disputed.values()),
+        scs=scores["SCS"],
+        exact=scores["Exact"],
+    )
+
+
 def main() -> None:
     """Check the files, then write card.md and hashes.json."""
     examples = load_examples(FOLDER / "records.jsonl")
@@ -236,6 +271,7 @@ def main() -> None:
     labels = sum(len(a.labels) for a in answers)
     parts = [HEAD.format(records=len(examples), answers=len(answers), labels=labels, canary=CANARY)]
     parts += [f"### {title}\n\n{grid(table)}\n" for title, table in tables(examples, answers)]
+    parts += [disputed_text(examples)]
     parts += [SURFACE.format(table=grid(surface_table(examples)))]
     parts += [GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0]))]
     parts += ["## How it was checked\n", *(f"{text}\n" for text in reading["text"])]

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'breakdown_tables', 'memory_effect', 'second_judge', 'evaluation_costs',
-           'target_estimates', 'target_estimate_lines', 'Correction', 'corrections', 'judge_corrected',
-           'judgments_by_source', 'family_tables', 'evaluation_tables', 'protocol', 'settings_text', 'notices',
-           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report',
-           'evaluation_text']
+           'target_estimate_lines', 'Correction', 'corrections', 'judge_corrected', 'judgments_by_source',
+           'family_tables', 'evaluation_tables', 'protocol', 'settings_text', 'notices', 'model_card',
+           'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -22,24 +21,22 @@ import numpy as np
 
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
+from ..evaluation.disputed import dispute_lines
 from ..evaluation.exam import corrected_score, exam_line, judged_responses, why_withheld
-from ..evaluation.target_labels import PredictionPowered, hashes_of_answers
+from ..evaluation.target_labels import PredictionPowered
 from ..evaluation.rpeval import rpeval_table
 from ..io.runs import file_hash
-from ..io.jsonl import rows_so_far
-from ..io.records import DataError, printable
+from ..io.records import printable
 from memcalib.metrics import (
     HIGHER_IS_BETTER,
     METRICS,
     SOURCE,
     controls,
-    prediction_powered_table,
     readable,
     response_frame,
     score,
-    with_labels,
 )
-from ..problem import Judgment, Level, Rollout
+from ..problem import Judgment, Level
 from memcalib.report.figures import (
     breakdown_figure,
     channel_figure,
@@ -61,7 +58,7 @@ from memcalib.report.page import (
     worst_responses,
     write_page,
 )
-from .run_data import Run, filled, load_run, source_names, usage_frame
+from .run_data import UNUSED_LABELS, Run, filled, load_run, source_names, usage_frame
 from memcalib.report.tables import (
     UNKNOWN,
     atom_tables,
@@ -200,32 +197,6 @@ def evaluation_costs(run: Run) -> "pd.DataFrame":
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 
 
-_UNUSED_LABELS = "target-labels.jsonl was not used"
-
-
-def target_estimates(run: Run) -> "pd.DataFrame":
-    """Raw and prediction-powered metrics of each source of answers with labels of a random sample; no row without such labels.
-
-    Labels that do not fit the run are left out whole, and a note of the run says why.
-    """
-    import pandas as pd
-
-    labels = run.target_labels
-    if labels is None or not run.scored:
-        return pd.DataFrame()
-    answer_hashes = hashes_of_answers(rows_so_far(run.folder / "rollouts.jsonl", Rollout))
-    try:
-        frame = with_labels(run.responses, run.judgments, labels, answer_hashes)
-        table = prediction_powered_table(score(frame))
-    except (DataError, ValueError) as error:
-        note = printable(f"{_UNUSED_LABELS}: {error}")
-        if note not in run.notes:
-            run.notes.append(note)
-        return pd.DataFrame()
-    table.insert(0, "method", source_names(table))
-    return table
-
-
 def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
     """A sentence on each prediction-powered estimate: whose labels it rests on, and what it corrects for."""
     lines = []
@@ -243,7 +214,7 @@ def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
 
 
 def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | None:
-    """The estimate of one source from the rows of `target_estimates`; `None` where it has none."""
+    """The estimate of one source from the rows of `Run.target_estimates`; `None` where it has none."""
     if not len(estimates) or name not in set(estimates["method"]):
         return None
     rows = estimates[estimates["method"] == name]
@@ -280,7 +251,7 @@ def corrections(run: Run) -> list[Correction]:
     if not counts.size:
         return []
     of_sources = []
-    estimates = target_estimates(run)
+    estimates = run.target_estimates
     for name, judgments in judgments_by_source(run).items():
         judges = {judgment.judge for judgment in judgments}
         scored = any(judgment.scored for judgment in judgments)
@@ -337,8 +308,9 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
         tables["Results"] = results_frame(scores)
         tables["Scores"] = scores
         tables["Effect of memory"] = memory_effect(run)
-        tables["Prediction-powered"] = target_estimates(run)
+        tables["Prediction-powered"] = run.target_estimates
         tables["Judge-corrected"] = judge_corrected(run)
+        tables["Disputed levels"] = run.disputed_scores
         tables.update(breakdown_tables(run))
     if run.judgments:
         tables.update(atom_tables(run))
@@ -469,6 +441,8 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     """Warnings that the rows give rise to; `table` is the results table with a `status` for each row."""
     return [
         *run.notes,
+        *[printable(note) for note in run.manifest.get("notes") or ()],
+        *[printable(line) for line in dispute_lines(run.disputed_scores)],
         *_answer_notices(run),
         *_coverage_notices(run),
         *_judge_notices(run),
@@ -596,7 +570,7 @@ def model_card(run: Run, table: "pd.DataFrame") -> str:
         cells = [_card_cell(row, metric) for metric in METRICS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
-    estimates = target_estimates(run)
+    estimates = run.target_estimates
     for estimate in estimates.to_dict("records"):
         lines.append(f"- {_card_estimate(estimate)}")
     lines += [f"- {markdown_cell(text)}" for text in target_estimate_lines(run, estimates)]
@@ -722,6 +696,7 @@ _IN_OWN_SECTION = (
     "Quality",
     "Judge-corrected",
     "Prediction-powered",
+    "Disputed levels",
     "By task quality",
     "Channel proportions",
 )
@@ -827,6 +802,8 @@ def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
         table = table.drop(columns=["seeds", "atoms", "unscored_atoms"])
     if "prediction_powered" in table:
         table = table.drop(columns=list(SOURCE))
+    if "reading" in table:
+        table = table.drop(columns=[name for name in SOURCE if table[name].nunique() == 1])
     table = table.rename(
         columns={"name": "method", "responses": "answers", "unscored_responses": "unscored"}
     )
@@ -844,7 +821,7 @@ def evaluation_text(folder: str | Path) -> str:
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
     if run.parameters.get("format") == "rpeval":
         tables.append(rpeval_table(run.judgments_with_memory))
-    estimates = target_estimates(run)
+    estimates = run.target_estimates
     if len(estimates):
         tables.append(estimates.drop(columns=list(SOURCE)).round(1))
     corrected = judge_corrected(run)
@@ -852,7 +829,8 @@ def evaluation_text(folder: str | Path) -> str:
         tables.append(corrected.round(1))
     lines = quality_lines(run.responses)
     lines += target_estimate_lines(run, estimates)
-    lines += [note for note in run.notes if note.startswith(_UNUSED_LABELS)]
+    lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
+    lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)
     lines += [f"{exam_line(name, _exam_of(run, name))}." for name in run.judges]
     lines += [correction.sentence for correction in corrections(run) if correction.withheld]

@@ -18,7 +18,7 @@ from ..io.records import DataError, Violation, iter_rows, write_whole
 from ..io.runs import file_hash
 from ..metrics import METRICS, score
 from ..problem import Judgment
-from .evaluation_report import judge_corrected, target_estimates
+from .evaluation_report import judge_corrected
 from .run_data import Run, load_run, source_names
 
 # %% ../../nbs/report/10_results.ipynb #2ad8fc7a
@@ -99,7 +99,7 @@ def result_rows(run: Run) -> list[dict[str, Any]]:
         return []
     table = score(run.responses[run.responses["condition"] != "no_memory"])
     corrected = judge_corrected(run)
-    estimates = target_estimates(run)
+    estimates = run.target_estimates
     examples_file = run.folder / "examples.jsonl"
     examples_hash = file_hash(examples_file) if examples_file.is_file() else None
     software = {
