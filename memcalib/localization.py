@@ -45,7 +45,7 @@ ORDERED_SIGNALS: Signals = dict.fromkeys(SUPPORT, supported) | dict.fromkeys(UND
 
 # %% ../nbs/05_localization.ipynb #4a54a72d
 def with_under_use(signals: Signals, under_use: str = "suppressed") -> Signals:
-    """The signals of a rule, those of the under-use channels as the setting `under_use` has them."""
+    """The signals of a rule, those of the under-use channels as `under_use` has them."""
     if under_use == "suppressed":
         return signals
     others = {name: signal for name, signal in signals.items() if name not in UNDER}
@@ -143,14 +143,14 @@ def sentence_weights(
 # %% ../nbs/05_localization.ipynb #05000002
 @dataclass(frozen=True)
 class Signal:
-    """A signal of each pair, positive where a token is a candidate, and the share of the pair's advantage that goes by it."""
+    """A signal of each pair, positive where a token is a candidate,
+    and the share of the pair's advantage that goes by it."""
 
     values: Float[Tensor, "pair token"]  # 0 outside the answer
     share: Float[Tensor, " pair"]
     known: Bool[Tensor, " pair"]  # False: could not be computed; then its values are 0
-    threshold: bool = (
-        True  # False: the channel's threshold does not apply, and learns nothing from it
-    )
+    # False: the channel's threshold does not apply, and learns nothing from it
+    threshold: bool = True
 
 
 def weigh(
@@ -182,7 +182,7 @@ def weigh(
 def _weights_of_signal(
     batch: JudgedBatch, pairs: Pairs, signal: Signal
 ) -> tuple[Float[Tensor, "pair token"], Bool[Tensor, " pair"]]:
-    """Weights of tokens or of sentences, and whether the signal exceeded the absolute thresholds."""
+    """Weights of tokens or of sentences, and whether the absolute thresholds were exceeded."""
     config = batch.config
     row, channel = pairs.index(batch.mask.device)
     inside = batch.mask[row]
@@ -215,8 +215,8 @@ def ablation_pairs(
     judgments: Sequence[Judgment],  # one per row; unscored ones give no pair
     encode: Callable[[Example], list[int]],
     channels: Collection[str] = tuple(ORDERED_SIGNALS),  # names of those that are localized
-    keep: Bool[Tensor, "row channel"]
-    | None = None,  # None = all; else only the pairs that are True
+    # None = all; else only the pairs that are True
+    keep: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
 ) -> Pairs:
     """The counterfactuals of a batch: $\\widetilde M_i^{(h)}$ for each localizable

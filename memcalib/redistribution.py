@@ -165,23 +165,21 @@ class PairDetail:
 
     row: Int[Tensor, " pair"]
     channel: Int[Tensor, " pair"]
-    d: Float[
-        Tensor, "pair token"
-    ]  # what the rule made its weights of: in the paper log-probability with the whole memory minus without, nats
+    # what the rule made its weights of: in the paper log-probability with the whole memory minus
+    # without, nats
+    d: Float[Tensor, "pair token"]
     q: Float[Tensor, "pair token"]  # weights
     m: Float[Tensor, "pair token"]  # projected multipliers
-    strength: Float[
-        Tensor, " pair"
-    ]  # eta * chi, times the share of the advantage that follows the multipliers
-    scored: Bool[
-        Tensor, " pair"
-    ]  # False: what the model had to read is not known; d and q are 0, credit is uniform
+    # eta * chi, times the share of the advantage that follows the multipliers
+    strength: Float[Tensor, " pair"]
+    # False: what the model had to read is not known; d and q are 0, credit is uniform
+    scored: Bool[Tensor, " pair"]
     found: Bool[Tensor, " pair"]  # G: some signal exceeds the absolute threshold
     opened: Bool[Tensor, " pair"]  # whether the rule lets the advantage be moved
 
 # %% ../nbs/06_redistribution.ipynb #247d2841
 def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> None:
-    """Raises `ValueError` naming the rule, and the row, for weights that cannot be redistributed."""
+    """Raises `ValueError` naming rule and row for weights that cannot be redistributed."""
     rule = f"rule {batch.config.rule.name!r}"
     if placed.weights.dim() != 3:
         raise ValueError(
@@ -225,7 +223,8 @@ def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> N
 
 
 def place_pairs(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> PairDetail:
-    """Projected multipliers and strength of each pair, from the weights of the rule of `batch.config`. `ValueError` for weights at fault."""
+    """Projected multipliers and strength of each pair, from the weights of the rule of
+    `batch.config`. `ValueError` for weights at fault."""
     check_weights(batch, pairs, placed)
     rule = batch.config.rule
     row, channel = pairs.index(batch.mask.device)
@@ -307,7 +306,8 @@ def sentence_scores(
 
 # %% ../nbs/06_redistribution.ipynb #4411fa28
 def _check_answers(rewards: Tensor, valid: Tensor, mask: Tensor) -> None:
-    "Raises `ValueError` for a batch without answers, a mask of another size, and a scored answer without tokens."
+    """Raises `ValueError` for a batch without answers, a mask of another size,
+    and a scored answer without tokens."""
     if not len(rewards):
         raise ValueError("empty batch, must hold at least one answer")
     if mask.shape[:1] != valid.shape:
@@ -378,7 +378,8 @@ def _check_means(rule: CreditRule, tokens: Tensor, sums: Tensor, live: Tensor) -
     if len(wrong):
         row = wrong[0].item()
         raise ValueError(
-            f"rule {rule.name!r}, row {row}: the mean of the tokens' advantages is {mean[row].item():g}; "
+            f"rule {rule.name!r}, row {row}: the mean of the tokens' advantages is "
+            f"{mean[row].item():g}; "
             f"allowed: the answer's advantage, {sums[row].item():g}"
         )
 
@@ -388,9 +389,8 @@ class Credit:
     """Token advantages of the local rows, their means, a flat row of statistics, and
     what was found for each pair."""
 
-    advantages: Float[
-        Tensor, "row token"
-    ]  # float32, 0 at padding and in answers that are not scored
+    # float32, 0 at padding and in answers that are not scored
+    advantages: Float[Tensor, "row token"]
     sequence: Float[Tensor, " row"]  # the answer-level advantage that the row's mean equals
     channels: Float[Tensor, "row channel"]  # group-normalized channel advantages, before scaling
     stats: dict[str, float] = field(default_factory=dict)
@@ -408,7 +408,8 @@ def column_advantages(
     valid: Bool[Tensor, " row"],
     config: CreditConfig,
 ) -> tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]:
-    """Rewards and group-normalized advantages of the columns that the rule places: nine channels, or their sum."""
+    """Rewards and group-normalized advantages of the columns that the rule places: nine channels,
+    or their sum."""
     columns = rewards
     if config.rule.base == "grpo":
         columns = rewards.sum(1, keepdim=True)
@@ -436,8 +437,9 @@ def credit(
     """$\\widehat A_{j,t}$ for every token (eqs. gdpo-aggregation,
     memcalib-aggregation), by the rule of the settings.
 
-    `full` are log-probabilities with the whole memory, `scores` what was read again for each pair: in the paper's rule log-probabilities
-    without the pair's atoms. Raises `ValueError` for bad input, and for what a rule makes of it that cannot be redistributed.
+    `full` are log-probabilities with the whole memory, `scores` what was read again for each pair:
+    in the paper's rule log-probabilities without the pair's atoms. Raises `ValueError` for bad
+    input, and for what a rule makes of it that cannot be redistributed.
     """
     rule = config.rule
     local = local or slice(None)
@@ -525,7 +527,8 @@ def _learn(
 def _with_own(
     own: OwnAdvantages, final: Tensor, batch: JudgedBatch, gather: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    "Advantages of which a share is replaced by a rule's own, these divided by the RMS of their means. `ValueError` naming rule and row for values at fault."
+    """Advantages of which a share is replaced by a rule's own, these divided by the RMS of their
+    means. `ValueError` naming rule and row for values at fault."""
     rule = batch.config.rule
     if rule.keeps_means:
         raise ValueError(
@@ -533,14 +536,16 @@ def _with_own(
         )
     if own.values.shape != batch.mask.shape:
         raise ValueError(
-            f"rule {rule.name!r}: values of shape {tuple(own.values.shape)}, must be {tuple(batch.mask.shape)}"
+            f"rule {rule.name!r}: values of shape {tuple(own.values.shape)}, "
+            f"must be {tuple(batch.mask.shape)}"
         )
     live = batch.mask & batch.valid[:, None]
     wrong = torch.where(live, ~own.values.isfinite(), own.values != 0).nonzero()
     if len(wrong):
         row, token = wrong[0].tolist()
         raise ValueError(
-            f"rule {rule.name!r}, row {row}, token {token}: found {own.values[row, token].item():g}; "
+            f"rule {rule.name!r}, row {row}, token {token}: found "
+            f"{own.values[row, token].item():g}; "
             "allowed: finite values, and 0 outside the answer"
         )
     means = gather(own.values.sum(1) / batch.mask.sum(1))
@@ -613,9 +618,8 @@ def pair_stats(
 # %% ../nbs/06_redistribution.ipynb #1b72bb3b
 def channel_stats(
     rewards: Float[Tensor, "row channel"],
-    advantages: Float[
-        Tensor, "row channel"
-    ],  # group-normalized, 0 where a group's rewards do not differ
+    # group-normalized, 0 where a group's rewards do not differ
+    advantages: Float[Tensor, "row channel"],
     group: Int[Tensor, " row"],
     valid: Bool[Tensor, " row"],  # False: the answer has no score and takes no part
     config: CreditConfig,

@@ -179,7 +179,7 @@ def answer_seed(seed: int, updates: int, row: int) -> int:
 
 
 class SampledPieces(NamedTuple):
-    """Token ids of the answers, in the order of the prompts, and the size of a piece that fitted."""
+    """Token ids of the answers in the order of the prompts, and the size of a piece that fitted."""
 
     answers: list[list[int]]
     size: int
@@ -672,7 +672,8 @@ class CreditTrainer(GRPOTrainer):
         return None if self.skips else super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # overridden: the last moment before the optimizer's step, and callbacks are not given the norm
+        # overridden: the last moment before the optimizer's step, and callbacks are not given the
+        # norm
         if self.skips:
             return None
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -724,7 +725,8 @@ def _check_fresh(out: Path, resume: bool | str | Path | None) -> None:
 
 
 def _has_images(options: Mapping[str, Any]) -> bool:
-    """Whether the base trainer hands on anything but text: all other options are None or False then."""
+    """Whether the base trainer hands on anything but text: all
+    other options are None or False then."""
     for name, value in options.items():
         if name != "batch_size" and value is not None and value is not False:
             return True

@@ -31,19 +31,23 @@ def channel_group(channel: str) -> str:
 
 # %% ../../nbs/credit/06_audit.ipynb #01b68f0b
 def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each sentence, and its share of the sum of q; `units` is the sentence number of each token, from 0.
+    """Tokens of each sentence, and its share of the sum of q;
+    `units` is the sentence number of each token, from 0.
 
-    Raises `ValueError` when q and units differ in length, q is negative or not finite, or all of it is 0.
+    Raises `ValueError` when q and units differ in length, q is negative or not finite,
+    or all of it is 0.
     """
     weights = np.asarray(q, np.float64)
     numbers = np.asarray(units, np.int64)
     if weights.shape != numbers.shape or not len(weights):
         raise ValueError(
-            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: equally many, at least one"
+            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: equally many, "
+            "at least one"
         )
     if not np.isfinite(weights).all() or weights.min() < 0 or numbers.min() < 0:
         raise ValueError(
-            f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: finite, from 0"
+            f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: "
+            "finite, from 0"
         )
     if not weights.sum() > 0:
         raise ValueError(
@@ -54,10 +58,12 @@ def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarra
 # %% ../../nbs/credit/06_audit.ipynb #cdb34611
 @dataclass(frozen=True)
 class AuditedPair:
-    """A pair with the labels of its sentences: tokens and credit share of each sentence, and its role.
+    """A pair with the labels of its sentences: tokens and credit share of each sentence,
+    and its role.
 
-    `question` says which pairs depend on one another: intervals draw questions. Raises `ValueError` for a channel that is
-    not localized, for an unknown role, and when there is not one label for each sentence.
+    `question` says which pairs depend on one another: intervals draw questions.
+    Raises `ValueError` for a channel that is not localized, for an unknown role, and when there is
+    not one label for each sentence.
     """
 
     channel: str
@@ -72,7 +78,8 @@ class AuditedPair:
         sizes = {len(self.tokens), len(self.credit), len(self.roles)}
         if len(sizes) > 1:
             raise ValueError(
-                f"pair {self.item!r}: {len(self.roles)} labels for {len(self.credit)} sentences; allowed: one for each"
+                f"pair {self.item!r}: {len(self.roles)} labels for {len(self.credit)} sentences; "
+                "allowed: one for each"
             )
         for role in self.roles:
             if role is not None and role not in ROLES:
@@ -87,7 +94,8 @@ class AuditedPair:
 
 # %% ../../nbs/credit/06_audit.ipynb #3a763d68
 def role_shares(pair: AuditedPair) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the answer's tokens, and share of its credit, in sentences of each role: key, partial, irrelevant."""
+    """Share of the answer's tokens, and share of its credit, in sentences of each role: key,
+    partial, irrelevant."""
     role_numbers = np.array([ROLES.index(role) for role in pair.roles])
     token_sums = np.bincount(role_numbers, pair.tokens, minlength=len(ROLES))
     credit_sums = np.bincount(role_numbers, pair.credit, minlength=len(ROLES))
@@ -101,9 +109,11 @@ def bootstrap_means(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> np.ndarray:
-    """Means of `values` (pair, column) over channels, for questions drawn with replacement: (resample, column).
+    """Means of `values` (pair, column) over channels,
+    for questions drawn with replacement: (resample, column).
 
-    A draw without any pair of a channel is a mean of the other channels. Raises `ValueError` without a pair.
+    A draw without any pair of a channel is a mean of the other channels.
+    Raises `ValueError` without a pair.
     """
     values = np.asarray(values, np.float64)
     if not len(values):
@@ -131,9 +141,11 @@ def bootstrap_interval(
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of the mean over channels, resampling questions: (low, high), one for each column.
+    """Percentile interval of the mean over channels, resampling questions: (low, high),
+    one for each column.
 
-    Without `channels` all pairs count alike; without `questions` each pair is one. Raises `ValueError` without a pair.
+    Without `channels` all pairs count alike; without `questions` each pair is one.
+    Raises `ValueError` without a pair.
     """
     if channels is None:
         channels = ["all"] * len(values)
@@ -145,7 +157,8 @@ def bootstrap_interval(
 
 # %% ../../nbs/credit/06_audit.ipynb #d9e2a681
 class TopHit(NamedTuple):
-    """Whether one of the sentences with most credit is Key or Partial, and whether a tie decided it."""
+    """Whether one of the sentences with most credit is Key or Partial,
+    and whether a tie decided it."""
 
     hit: bool
     tied: bool
@@ -210,7 +223,8 @@ class _Estimate(NamedTuple):
 def _estimate(
     pairs: Sequence[AuditedPair], values: Sequence, width: int, resamples: int, seed: int
 ) -> _Estimate:
-    """The mean over channels of the rows of `values`, one for each pair; NaN where there are no rows."""
+    """The mean over channels of the rows of `values`, one for each pair;
+    NaN where there are no rows."""
     table = np.asarray(values, np.float64).reshape(-1, width)
     if not len(table):
         nothing = np.full(width, np.nan)
@@ -225,10 +239,12 @@ def _estimate(
 def shares_table(
     pairs: Iterable[AuditedPair], resamples: int = 10_000, seed: int = 0
 ) -> "pd.DataFrame":
-    """Mean token and credit share of each role with 95 % intervals: all pairs, the two groups, each channel.
+    """Mean token and credit share of each role with 95 % intervals: all pairs, the two groups,
+    each channel.
 
-    Slices of several channels are means of the channels' means; intervals resample questions. Incomplete pairs are left out and counted; a
-    slice without complete ones has NaN. Raises `ValueError` when no pair is complete.
+    Slices of several channels are means of the channels' means; intervals resample questions.
+    Incomplete pairs are left out and counted; a slice without complete ones has NaN. Raises
+    `ValueError` when no pair is complete.
     """
     import pandas as pd
 
@@ -255,10 +271,12 @@ def shares_table(
 def hits_table(
     pairs: Iterable[AuditedPair], top: int = 3, resamples: int = 10_000, seed: int = 0
 ) -> "pd.DataFrame":
-    """Top-3 hit rate with its 95 % interval: all pairs, the two groups, each channel; with counts of ties, short and roleless answers.
+    """Top-3 hit rate with its 95 % interval: all pairs, the two groups, each channel;
+    with counts of ties, short and roleless answers.
 
-    Slices of several channels are means of the channels' rates; intervals resample questions. Incomplete pairs are left out and counted; a
-    slice without complete ones has NaN. Raises `ValueError` when no pair is complete.
+    Slices of several channels are means of the channels' rates; intervals resample questions.
+    Incomplete pairs are left out and counted; a slice without complete ones has NaN. Raises
+    `ValueError` when no pair is complete.
     """
     import pandas as pd
 
@@ -286,7 +304,8 @@ def hits_table(
 
 # %% ../../nbs/credit/06_audit.ipynb #1ac2ec76
 def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> "pd.DataFrame":
-    """A random sample of localized pairs, up to `per_channel` from each channel, as rows of a frame of traces.
+    """A random sample of localized pairs, up to `per_channel` from each channel,
+    as rows of a frame of traces.
 
     Raises `ValueError` when no pair was localized.
     """
@@ -296,7 +315,8 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
     localized = scored.loc[scored["localized"].astype(bool)]
     if localized.empty:
         raise ValueError(
-            f"found {len(scored)} pairs, none of them localized; allowed: traces of MemCalib-RL with some localized"
+            f"found {len(scored)} pairs, none of them localized; allowed: "
+            "traces of MemCalib-RL with some localized"
         )
     rng = np.random.default_rng(seed)
     drawn = []
@@ -308,7 +328,8 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
 
 # %% ../../nbs/credit/06_audit.ipynb #7e67809b
 def _measures(pairs: Sequence[AuditedPair]) -> dict[str, np.ndarray]:
-    """What an audit reports, in percent, one number for each pair; NaN where a measure does not count the pair."""
+    """What an audit reports, in percent, one number for each pair;
+    NaN where a measure does not count the pair."""
     token_shares = []
     credit_shares = []
     for pair in pairs:
@@ -333,10 +354,12 @@ def simulated_role_audits(
     resamples: int = 1000,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """Repeated audits of `per_channel` pairs of each channel, drawn without replacement from pairs whose roles are all known.
+    """Repeated audits of `per_channel` pairs of each channel,
+    drawn without replacement from pairs whose roles are all known.
 
-    A row for each audit and measure (token and credit share of each role, top-3 hits of each group): `estimate`, `low`, `high` (95 %, questions
-    resampled) and `truth`, all in percent. Incomplete pairs are left out. Raises `ValueError` when no pair is complete.
+    A row for each audit and measure (token and credit share of each role, top-3 hits of each
+    group): `estimate`, `low`, `high` (95 %, questions resampled) and `truth`, all in percent.
+    Incomplete pairs are left out. Raises `ValueError` when no pair is complete.
     """
     import pandas as pd
 
@@ -379,7 +402,8 @@ def sentence_scaling(
 ) -> dict[str, float]:
     """Token-weighted mean and percentiles of the sentence means of each localized pair's factors.
 
-    `multipliers` and `units` (sentence numbers from 0) have an entry for each token of a pair, `strength` one for each pair.
+    `multipliers` and `units` (sentence numbers from 0) have an entry for each token of a pair,
+    `strength` one for each pair.
     """
     factors = []
     token_counts = []

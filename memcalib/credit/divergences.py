@@ -24,7 +24,8 @@ from memcalib.credit.prefix_groups import (
 
 # %% ../../nbs/credit/05_divergences.ipynb #d7cbf827
 def _divergences(head, full: Tensor, less: Tensor, temperature: float, logit_chunk: int) -> Tensor:
-    "KL(full || less) in nats of the distributions that a head makes of two equally long lists of hidden states."
+    """KL(full || less) in nats of the distributions that a head makes of
+    two equally long lists of hidden states."""
     step = max(1, logit_chunk // (2 * vocabulary_size(head, full)))
     wide = wide_weights(head)
     parts = []
@@ -49,7 +50,9 @@ def token_divergences(
     held: int = 2**27,  # elements of hidden states held at once
     **options,  # those of `score_responses`
 ) -> Float[Tensor, "row token"]:
-    "$\\mathrm{KL}(p_\\theta(\\cdot\\mid x,M,y_{<t})\\,\\|\\,p_\\theta(\\cdot\\mid x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0; NaN in rows that are too long or do not fit in memory."
+    """$\\mathrm{KL}(p_\\theta(\\cdot\\mid x,M,y_{<t})\\,\\|\\,p_\\theta(\\cdot\\mid
+    x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0; NaN in rows that are
+    too long or do not fit in memory."""
     from torch.distributed.fsdp import FSDPModule
 
     from memcalib.credit.logprobs import (

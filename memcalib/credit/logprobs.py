@@ -43,7 +43,8 @@ def response_logps_reference(
     *,
     temperature: float = 1.0,
 ) -> Float[Tensor, "row token"]:
-    "$\\log p_\\theta(y_{i,t}\\mid x,M,y_{i,<t})$, one row at a time: slow, and the reference of `response_logps`."
+    """$\\log p_\\theta(y_{i,t}\\mid x,M,y_{i,<t})$, one row at a time: slow,
+    and the reference of `response_logps`."""
     kind = torch.promote_types(model.dtype, torch.float32)
     out = torch.zeros(
         len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device
@@ -66,7 +67,8 @@ LOGITS = 2**24  # held at once, as in `token_scores`
 
 @dataclass
 class Scorer:
-    "A model ready to score: its body, its output head (None: the model makes its logits itself), and what is computed of each answer token."
+    """A model ready to score: its body, its output head (None: the model makes its logits itself),
+    and what is computed of each answer token."""
 
     network: Any  # a decoder, or a whole model
     head: torch.nn.Module | None
@@ -75,7 +77,8 @@ class Scorer:
     sync: Callable[[bool], bool] | None = None
 
     def read(self, states: Tensor, keep: Tensor, targets: list[int]) -> Tensor:
-        "What the reader returns for the targets at the kept positions, from hidden states or (no head) from logits."
+        """What the reader returns for the targets at the kept positions,
+        from hidden states or (no head) from logits."""
         wanted = torch.tensor(targets, dtype=torch.long, device=states.device)
         return self.reader(
             self.head or torch.nn.Identity(), states[keep[:, -states.shape[1] :]], wanted
@@ -91,7 +94,8 @@ class Scorer:
     def extend(
         self, rows, cache, seen: Tensor, start: Tensor, wanted: int = 1
     ) -> tuple[Tensor, Tensor, Tensor]:
-        "Hidden states (or the last logits) of the new rows, their mask, and the mask of everything now in the cache."
+        """Hidden states (or the last logits) of the new rows, their mask,
+        and the mask of everything now in the cache."""
         ids, mask = padded_rows(rows, self.device)
         seen = torch.cat([seen, mask], 1)
         inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
@@ -110,7 +114,8 @@ class Scorer:
     def portions(
         self, part: list[int], first: Sequence[int], last: Sequence[int]
     ) -> Iterator[list[int]]:
-        "The part whole where a head reads it, else in pieces whose logits fit; answers reach from `first` to before `last`."
+        """The part whole where a head reads it, else in pieces whose logits fit;
+        answers reach from `first` to before `last`."""
         if self.head is None and len(part) > 1:
             positions = len(part) * (max(last[p] for p in part) - min(first[p] for p in part))
             if positions * self.network.config.get_text_config().vocab_size > LOGITS:
@@ -225,7 +230,8 @@ def _prefill_prompts(
 def _score_answers(
     scorer: Scorer, prompts, jobs, rows: list[tuple[int, int, int]], past: tuple, budget: int
 ) -> dict[int, Tensor]:
-    "rows: (tokens of the answer, row of the cache, position in `jobs`), shortest first; past: the cache and its mask."
+    """rows: (tokens of the answer, row of the cache, position in `jobs`), shortest first;
+    past: the cache and its mask."""
     cache, seen = past
     lengths = [n for n, _, _ in rows]
     out = {}
@@ -249,7 +255,8 @@ def _score_answers(
 
 
 def score_shared(scorer: Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]:
-    "Each distinct prompt encoded once. jobs: (prompt position, answer); returns position in `jobs` -> what was read of its tokens."
+    """Each distinct prompt encoded once. jobs: (prompt position, answer);
+    returns position in `jobs` -> what was read of its tokens."""
     bodies = [prompt[:-1] for prompt in prompts]
     waiting: dict[int, list[int]] = {}
     for k, (i, _) in enumerate(jobs):
@@ -289,7 +296,8 @@ def score_plain(scorer: Scorer, prompts, jobs, budget: int) -> dict[int, Tensor]
 def _within_memory(
     score: Callable[[list, int], dict[int, Tensor]], jobs: list, budget: int
 ) -> dict[int, Tensor]:
-    "score(jobs, budget), by halves where it runs out of memory; a job that fails alone is left out."
+    """score(jobs, budget), by halves where it runs out of memory;
+    a job that fails alone is left out."""
     from accelerate.utils.memory import clear_device_cache
 
     try:
@@ -310,10 +318,12 @@ def _within_memory(
 def check_rows(
     prompts, responses, token_budget: int | None = None, temperature: float = 1.0
 ) -> None:
-    "`ValueError` for rows that do not pair up, an empty prompt (with its row), a budget below 1 and a temperature of 0 or less."
+    """`ValueError` for rows that do not pair up, an empty prompt (with its row), a budget below 1
+    and a temperature of 0 or less."""
     if len(prompts) != len(responses):
         raise ValueError(
-            f"{len(prompts)} prompts but {len(responses)} responses, must be one prompt per response"
+            f"{len(prompts)} prompts but {len(responses)} responses, "
+            "must be one prompt per response"
         )
     empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
     if empty:
@@ -325,12 +335,14 @@ def check_rows(
 
 
 def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
-    "The head, or where DeepSpeed has sharded it a copy with whole weights, which can be used without the other processes."
+    """The head, or where DeepSpeed has sharded it a copy with whole weights,
+    which can be used without the other processes."""
     if head is None or not any(hasattr(p, "ds_id") for p in head.parameters()):
         return head
     if not isinstance(head, torch.nn.Linear):
         raise ValueError(
-            f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: Linear, without an adapter"
+            f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: "
+            "Linear, without an adapter"
         )
     import deepspeed  # pyright: ignore[reportMissingImports] (an extra)
 
@@ -346,7 +358,8 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
 def _score_distinct(
     model, scorer: Scorer, keys: list[tuple], share: bool | None, budget: int
 ) -> dict[tuple, Tensor]:
-    "What was read of each (prompt, answer) that could be scored; `share` None is where the model can."
+    """What was read of each (prompt, answer) that could be scored;
+    `share` None is where the model can."""
     work = sorted(keys)
     names = {p: i for i, p in enumerate(dict.fromkeys(p for p, _ in work))}
     prompts = [list(p) for p in names]
@@ -388,18 +401,21 @@ def score_responses(
     model,
     prompts: Sequence[Sequence[int]],  # token ids, one per row; equal ones are encoded once
     responses: Sequence[Sequence[int]],
-    read: Read,  # (head, hidden states, answer tokens) -> tensor of each token; log-probability first if two-dimensional
+    # (head, hidden states, answer tokens) -> tensor of each token; log-probability first if
+    # two-dimensional
+    read: Read,
     *,
     token_budget: int | None = None,  # new tokens a forward; None = 2048 on a CPU, 16384 elsewhere
     share: bool | None = None,  # None = where the model can
     head: str = "auto",  # 'auto', 'chunked', 'model': see `split_model`
     context: int | None = None,  # longest row in tokens; None = the model's own limit
-    lost: Counter
-    | None = None,  # counts rows without a result: 'context' (too long), 'out_of_memory'
-    sync: Callable[[bool], bool]
-    | None = None,  # true while any process has work; None = `group_sync(model)`
+    # counts rows without a result: 'context' (too long), 'out_of_memory'
+    lost: Counter | None = None,
+    # true while any process has work; None = `group_sync(model)`
+    sync: Callable[[bool], bool] | None = None,
 ) -> list[Tensor | None]:
-    "What `read` returns for each answer's tokens; None for an answer without tokens, and for a row counted in `lost`."
+    """What `read` returns for each answer's tokens;
+    None for an answer without tokens, and for a row counted in `lost`."""
     from torch.distributed.fsdp import FSDPModule
 
     check_rows(prompts, responses, token_budget)
@@ -445,7 +461,8 @@ def response_logps(
     logit_chunk: int = 2**24,  # logits held at once
     **options,  # those of `score_responses`
 ) -> Float[Tensor, "row token"]:
-    "Token log-probabilities of each answer under its prompt, at least float32, padded with 0; NaN in rows that are too long or do not fit in memory."
+    """Token log-probabilities of each answer under its prompt, at least float32, padded with 0;
+    NaN in rows that are too long or do not fit in memory."""
     check_rows(prompts, responses, temperature=temperature)
 
     def read(head, states, targets):
@@ -463,7 +480,8 @@ def response_logps(
 def batch_noise(
     model, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **options
 ) -> Float[Tensor, " row"]:
-    "Largest change of a token's log-probability, in nats, when an answer is scored in another batch; NaN where that is not known. `options` as above."
+    """Largest change of a token's log-probability, in nats, when an answer is scored in another
+    batch; NaN where that is not known. `options` as above."""
     together = response_logps(model, prompts, responses, **options)
     out = together.new_zeros(len(prompts))
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):

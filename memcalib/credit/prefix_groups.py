@@ -25,7 +25,8 @@ from torch.utils.checkpoint import checkpoint
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #1949c343
 def _best_base(agree: Sequence[int]) -> tuple[int, list[int]]:
-    "Place of the base among len(agree) + 1 sorted prompts, and what each shares with it; neighbours share `agree`."
+    """Place of the base among len(agree) + 1 sorted prompts, and what each shares with it;
+    neighbours share `agree`."""
     best = (-1, 0, [0])
     for s in range(len(agree) + 1):
         left = np.minimum.accumulate(agree[:s][::-1])[::-1] if s else []
@@ -54,7 +55,8 @@ def _split(agree: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]
 # %% ../../nbs/credit/01_prefix_groups.ipynb #3cc7ff1e
 @dataclass(frozen=True)
 class PrefixGroup:
-    "Prompts with a common beginning: `members` and `base` are positions in the list, `shared` counts tokens in common with the base."
+    """Prompts with a common beginning: `members` and `base` are positions in the list, `shared`
+    counts tokens in common with the base."""
 
     base: int
     members: list[int]  # the base among them, with its own length as `shared`
@@ -62,7 +64,8 @@ class PrefixGroup:
 
 
 def prefix_groups(prompts: Sequence[Sequence[int]]) -> list[PrefixGroup]:
-    "Groups in which encoding one base and the others' suffixes takes few tokens; short prompts first."
+    """Groups in which encoding one base and the others' suffixes takes few tokens;
+    short prompts first."""
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
     agree = []
     for a, b in itertools.pairwise(prompts[i] for i in order):
@@ -120,7 +123,8 @@ def buckets(widths: Sequence[float], budget: float) -> Iterator[list[int]]:
 def batched_groups(
     groups: Sequence[PrefixGroup], sizes: Sequence[int], budget: int
 ) -> Iterator[list[PrefixGroup]]:
-    "Batches of groups within the budget of cached tokens; the members of a large group are spread over several."
+    """Batches of groups within the budget of cached tokens;
+    the members of a large group are spread over several."""
     small = []
     for group in groups:
         rows = sorted(zip(group.members, group.shared, strict=True), key=lambda row: sizes[row[0]])
@@ -141,7 +145,8 @@ def batched_groups(
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #fd8f62d6
 def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]:
-    "The decoder and its output head; the whole model and None where logits must come from the model's own forward."
+    """The decoder and its output head;
+    the whole model and None where logits must come from the model's own forward."""
     if head not in ("auto", "chunked", "model"):
         raise ValueError(f"head {head!r}, allowed are 'auto', 'chunked', 'model'")
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -160,7 +165,8 @@ def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #6a645589
 def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
-    "work(*inputs) as one call of the module with these inputs; `work` uses `module.forward`, never the module itself."
+    """work(*inputs) as one call of the module with these inputs;
+    `work` uses `module.forward`, never the module itself."""
     kept = vars(module).pop("forward", None)
 
     def once(*inputs):
@@ -216,7 +222,8 @@ def token_scores(
     logit_chunk: int = 2**24,  # logits held at once
     entropy: bool = False,
 ) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"] | None]:
-    "Log-probability of each target under the softmax of head(hidden) / temperature, and its entropy, nats, at least float32."
+    """Log-probability of each target under the softmax of head(hidden) / temperature, and its
+    entropy, nats, at least float32."""
     step = max(1, logit_chunk // vocabulary_size(head, hidden))
 
     def read(hidden: Tensor) -> tuple[Tensor, ...]:
@@ -268,7 +275,8 @@ def shares_cache(model) -> bool:
 def sample_rows(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], count: int = 4
 ) -> list[int]:
-    "Numbers of up to `count` rows on which to compare two ways of scoring; the same rows in whatever order they come."
+    """Numbers of up to `count` rows on which to compare two ways of scoring;
+    the same rows in whatever order they come."""
     order = sorted(
         (i for i, y in enumerate(responses) if len(y)),
         key=lambda i: (len(prompts[i]), [*prompts[i]], [*responses[i]]),
@@ -293,7 +301,8 @@ UNDECIDED = "no token of the sample has a finite log-probability"
 def agrees(
     shared: Float[Tensor, " token"], plain: Float[Tensor, " token"], half: bool = False
 ) -> str:
-    """Why two scorings of the same tokens differ by more than rounding: empty when they agree, `UNDECIDED` without a token to compare.
+    """Why two scorings of the same tokens differ by more than rounding: empty when they agree,
+    `UNDECIDED` without a token to compare.
 
     `half`: 16-bit precision.
     """
@@ -326,7 +335,8 @@ def sharing_fault(
     check: Callable[[], Sequence[Tensor]],
     together: bool = False,
 ) -> str:
-    """Why this model cannot share in this way, found at first use: from the configuration (`fault`), then by `check`; empty where it can.
+    """Why this model cannot share in this way, found at first use: from the configuration
+    (`fault`), then by `check`; empty where it can.
 
     `UNDECIDED` is not kept. `together`: all processes ask at this moment, and get one answer.
     """

@@ -75,13 +75,15 @@ def _markdown():
 
 
 def _next_visible(text: str, position: int) -> int:
-    """Where the next visible character stands, at a position or after it; the length of the text where there is none."""
+    """Where the next visible character stands, at a position or after it;
+    the length of the text where there is none."""
     match = _VISIBLE.search(text, position)
     return match.start() if match else len(text)
 
 # %% ../../nbs/credit/03_sentences.ipynb #5b23d27d
 def blocks(text: str) -> list[Block]:
-    """The blocks of an answer (CommonMark with tables) in their order; an item comes before what it holds."""
+    """The blocks of an answer (CommonMark with tables) in their order;
+    an item comes before what it holds."""
     line_starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
     last_line = len(line_starts) - 1
     read: list[Block] = []
@@ -159,7 +161,7 @@ _BEFORE_COLON = regex.compile(r"(?m)^[ \t>*_]*(\p{Lu}[^:\n*_]{0,40})(?:\*\*|__)?
 
 
 def speakers(text: str) -> frozenset[str]:
-    """The names that stand on lines of their own, without a colon, and are recognised as speakers."""
+    """Names that stand on lines of their own, without a colon, and are recognised as speakers."""
     line_counts = Counter(line.strip(" \t>*_") for line in text.splitlines())
     name_lines = [line for line in line_counts if _NAME.fullmatch(line) and not line.endswith(".")]
     before_colon = set(_BEFORE_COLON.findall(text)) if name_lines else set()
@@ -251,7 +253,8 @@ def _lines(text: str, block: Block) -> list[_Line]:
 
 
 def _read_lines(plan: Outline, lines: Sequence[_Line], names: frozenset[str]) -> None:
-    """Add to an outline what the lines of a paragraph say; `names` are the speakers of the answer."""
+    """Add to an outline what the lines of a paragraph say;
+    `names` are the speakers of the answer."""
     kinds = [line_kind(line.text) for line in lines]
     for index, (line, kind) in enumerate(zip(lines, kinds, strict=True)):
         follows_quote = index > 0 and kinds[index - 1] == "quote"
@@ -344,7 +347,8 @@ _INITIALS = regex.compile(r"(?:\p{Lu}\.)*\p{Lu}")
 
 
 def is_abbreviated(word: str, following: str) -> bool:
-    """Whether the full stop after `word`, before `following`, belongs to the word and ends no sentence."""
+    """Whether the full stop after `word`, before `following`,
+    belongs to the word and ends no sentence."""
     word = word.lstrip("([{\"'“‘*_")
     if word.casefold() in NUMBERED:
         return following[:1].isdigit()
@@ -353,7 +357,8 @@ def is_abbreviated(word: str, following: str) -> bool:
 
 # %% ../../nbs/credit/03_sentences.ipynb #b7fbe210
 def settle(text: str, position: int) -> int:
-    """The position moved behind closing marks and emoji of the sentence before, to the next visible character."""
+    """The position moved behind closing marks and emoji of the sentence before,
+    to the next visible character."""
     if 0 < position < len(text) and not text[position - 1].isspace():
         position = _CLOSING.match(text, position).end()
     emoji = _EMOJI_RUN.match(text, position)
@@ -390,7 +395,8 @@ def _is_dot_of_word(text: str, match: regex.Match, following: str) -> bool:
 
 # %% ../../nbs/credit/03_sentences.ipynb #07da5731
 class Parse(NamedTuple):
-    """What a splitter says about prose: sentence starts, and arcs between words that depend on each other, all by character."""
+    """What a splitter says about prose: sentence starts,
+    and arcs between words that depend on each other, all by character."""
 
     starts: Sequence[int] = ()
     arcs: Sequence[tuple[int, int]] = ()
@@ -400,7 +406,8 @@ Sentences = Callable[[str], Parse]
 
 # %% ../../nbs/credit/03_sentences.ipynb #c1be25c1
 class Boundaries(NamedTuple):
-    """Where segments start (and whether the start is hard), whether a position is inside something whole, and arcs of words."""
+    """Where segments start (and whether the start is hard),
+    whether a position is inside something whole, and arcs of words."""
 
     starts: dict[int, bool]
     is_inside: Callable[[int], bool]
@@ -432,7 +439,8 @@ def boundaries(text: str, sentences: Sentences) -> Boundaries:
 
 # %% ../../nbs/credit/03_sentences.ipynb #7ad9f6f8
 def _before_quote_marks(text: str, position: int) -> int:
-    """Where the line starts, if only marks of a quote stand before the position; otherwise the position itself."""
+    """Where the line starts, if only marks of a quote stand before the position;
+    otherwise the position itself."""
     line_start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
     if text[line_start:position].strip(" \t>"):
         return position
@@ -440,7 +448,8 @@ def _before_quote_marks(text: str, position: int) -> int:
 
 
 def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
-    """The question whether a position lies strictly inside one of the spans; overlapping spans count as one."""
+    """The question whether a position lies strictly inside one of the spans;
+    overlapping spans count as one."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
@@ -461,7 +470,8 @@ def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
 
 # %% ../../nbs/credit/03_sentences.ipynb #9ea02cab
 def prefix_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    "Character span of each token in the decoded text, by decoding ever longer beginnings: for any tokenizer, and slow."
+    """Character span of each token in the decoded text,
+    by decoding ever longer beginnings: for any tokenizer, and slow."""
     spans = []
     start = 0
     for count in range(1, len(ids) + 1):
@@ -498,7 +508,8 @@ def token_bytes(token: str) -> bytes:
 # %% ../../nbs/credit/03_sentences.ipynb #17686f32
 @dataclass(frozen=True)
 class TokenTable:
-    """The bytes of all token ids, one after the other; id `i` owns `data[start[i] : start[i + 1]]`. `names` are the tokens."""
+    """The bytes of all token ids, one after the other; id `i` owns `data[start[i] : start[i + 1]]`.
+    `names` are the tokens."""
 
     data: np.ndarray
     start: np.ndarray
@@ -526,7 +537,8 @@ _TABLES: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def token_table(tokenizer) -> TokenTable | None:
-    """The table of a tokenizer whose decoding is plain concatenation, `None` for every other tokenizer."""
+    """The table of a tokenizer whose decoding is plain concatenation,
+    `None` for every other tokenizer."""
     decoder = _plain_decoder(tokenizer)
     if not decoder:
         return None
@@ -554,7 +566,8 @@ def _make_table(tokenizer, decoder: str) -> TokenTable:
 
 # %% ../../nbs/credit/03_sentences.ipynb #a013b7c5
 def _broken_ends(pieces: Sequence[bytes]) -> list[int]:
-    """The number of characters after each piece, for bytes that are no UTF-8; one that is cut in the middle counts."""
+    """The number of characters after each piece, for bytes that are no UTF-8;
+    one that is cut in the middle counts."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ends = []
     count = 0
@@ -566,7 +579,8 @@ def _broken_ends(pieces: Sequence[bytes]) -> list[int]:
 
 # %% ../../nbs/credit/03_sentences.ipynb #17512ec9
 def gather_bytes(table: TokenTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of these tokens, one after the other, and where each token ends in them; ids beyond the vocabulary have none."""
+    """The bytes of these tokens, one after the other, and where each token ends in them;
+    ids beyond the vocabulary have none."""
     is_known = (ids >= 0) & (ids < len(table.names))
     table_ids = np.where(is_known, ids, 0)
     first_byte = table.start[table_ids]
@@ -577,7 +591,8 @@ def gather_bytes(table: TokenTable, ids: np.ndarray) -> tuple[np.ndarray, np.nda
 
 # %% ../../nbs/credit/03_sentences.ipynb #72faa806
 def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], list[np.ndarray]]:
-    """The text of each answer without special tokens, and the character at which each of its tokens ends, never decreasing.
+    """The text of each answer without special tokens,
+    and the character at which each of its tokens ends, never decreasing.
 
     Tokenizers that `token_table` does not know are asked for ever longer beginnings.
     """
@@ -610,7 +625,8 @@ def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], li
 def _decode_by_beginnings(
     tokenizer, rows: Sequence[Sequence[int]]
 ) -> tuple[list[str], list[np.ndarray]]:
-    """`decode_rows` for any tokenizer, slowly; an end that decreases or lies beyond the text is moved."""
+    """`decode_rows` for any tokenizer, slowly;
+    an end that decreases or lies beyond the text is moved."""
     texts = []
     ends = []
     for row in rows:
@@ -632,7 +648,8 @@ def _is_beginning_of_utf8(content: bytes) -> bool:
 
 # %% ../../nbs/credit/03_sentences.ipynb #d8ed52a8
 def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text: what `prefix_spans` gives, without decoding beginnings."""
+    """Character span of each token in the decoded text: what `prefix_spans` gives,
+    without decoding beginnings."""
     _, [ends] = decode_rows(tokenizer, [ids])
     return list(pairwise([0, *ends.tolist()]))
 
@@ -709,7 +726,8 @@ def _visible_start(text: str, span: tuple[int, int]) -> int:
 def first_segments(
     text: str, spans: Sequence[tuple[int, int]], marks: Boundaries
 ) -> tuple[list[int], set[int]]:
-    """Token indices at which a segment starts, and which of them are hard, from character spans of the tokens."""
+    """Token indices at which a segment starts, and which of them are hard,
+    from character spans of the tokens."""
     starts = list(marks.starts)
     first_tokens = [0]
     hard = {0}
@@ -751,7 +769,8 @@ _EMPTY_LINE = re.compile(r"\n[ \t]*\n$")
 
 
 def mark_cost(text: str, position: int) -> float | None:
-    """What it costs to cut before the character at `position`, as far as line ends and marks show; `None` between plain words."""
+    """What it costs to cut before the character at `position`, as far as line ends and marks show;
+    `None` between plain words."""
     before = text[max(position - 24, 0) : position]
     bare = before.rstrip(" \t")
     if bare.endswith("\n"):
@@ -787,9 +806,11 @@ def cut_costs(text: str, spans: Sequence[tuple[int, int]], marks: Boundaries) ->
 
 # %% ../../nbs/credit/03_sentences.ipynb #f37855c9
 def cheapest_cuts(costs: Sequence[float], minimum: int, maximum: int) -> list[int]:
-    """Where to cut a run of `len(costs)` tokens into pieces of at most `maximum`; `costs[i]` is for a cut before token i.
+    """Where to cut a run of `len(costs)` tokens into pieces of at most `maximum`;
+    `costs[i]` is for a cut before token i.
 
-    A piece under `minimum` costs 50 for each missing token; a piece's distance from three quarters of `maximum` costs its share.
+    A piece under `minimum` costs 50 for each missing token;
+    a piece's distance from three quarters of `maximum` costs its share.
     """
     count = len(costs)
     aim = 0.75 * maximum
@@ -823,7 +844,8 @@ def merge_short(
     maximum: int,
     orphan: Callable[[int, int], bool] | None = None,
 ) -> list[int]:
-    """Segment starts with pieces under `minimum` tokens, and orphans, merged: right before left. `orphan(a, b)` asks about tokens."""
+    """Segment starts with pieces under `minimum` tokens, and orphans, merged: right before left.
+    `orphan(a, b)` asks about tokens."""
     edges = [*first_tokens, count]
     index = 0
     while index < len(edges) - 1:
@@ -849,7 +871,8 @@ def segment(
     minimum: int = 4,
     maximum: int = 96,
 ) -> list[int]:
-    """The segment number of each token, from 0 without gaps (*Sentence-level localization*); `spans` are by character.
+    """The segment number of each token, from 0 without gaps (*Sentence-level localization*);
+    `spans` are by character.
 
     Raises `ValueError` unless 1 <= minimum <= maximum.
     """
@@ -876,7 +899,8 @@ def segment(
 
 # %% ../../nbs/credit/03_sentences.ipynb #f5582e74
 def span_fault(tokenizer, row: Sequence[int], text: str, ends: Sequence[int]) -> str:
-    """Why these ends are not to be trusted for the tokens of a row that decodes to `text`; empty when they are."""
+    """Why these ends are not to be trusted for the tokens of a row that decodes to `text`;
+    empty when they are."""
     if len(ends) != len(row):
         return "a token without a span"
     if (ends[-1] if row else 0) != len(text):
@@ -899,10 +923,11 @@ def response_units(
     maximum: int = 96,
     fallbacks: Counter[str] | None = None,
 ) -> Int[Tensor, "row token"]:
-    """The segment number of each token of each answer, -1 at padding (*Sentence-level localization*).
+    """The segment number of each token of each answer,
+    -1 at padding (*Sentence-level localization*).
 
-    An answer whose tokens cannot be placed in its text is one segment, counted by reason in `fallbacks`. Raises `ValueError`
-    unless 1 <= minimum <= maximum.
+    An answer whose tokens cannot be placed in its text is one segment, counted by reason in
+    `fallbacks`. Raises `ValueError` unless 1 <= minimum <= maximum.
     """
     if not len(rows):
         return torch.empty(0, 0).long()

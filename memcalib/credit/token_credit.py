@@ -49,9 +49,8 @@ class CreditRequest:
     local: slice
     batch: JudgedBatch  # the rows of this process, as the rule sees them
     uncut: int = 0  # answers in which no sentences could be found
-    without: list[list[int]] = field(
-        default_factory=list
-    )  # where divergences are wanted: prompts without some of the memory
+    # where divergences are wanted: prompts without some of the memory
+    without: list[list[int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -131,7 +130,8 @@ class _Readings:
 
 # %% ../../nbs/credit/07_token_credit.ipynb #e390cfac
 class TokenCredit:
-    """Token advantages for any training loop: `requests`, log-probabilities by the caller, `assign`.
+    """Token advantages for any training loop: `requests`, log-probabilities by the caller,
+    `assign`.
 
     `thresholds` move once with each `assign`; `last` is its whole result, statistics included.
     """
@@ -169,8 +169,8 @@ class TokenCredit:
         response_ids: Sequence[Sequence[int]],
         group_ids: Sequence[int | str] | None = None,  # None = the ids of the examples
         full: bool = True,  # False: the caller has the log-probabilities with the whole memory
-        texts: Sequence[str]
-        | None = None,  # the responses as they were judged, for quotes; None = the decoded tokens
+        # the responses as they were judged, for quotes; None = the decoded tokens
+        texts: Sequence[str] | None = None,
     ) -> CreditRequest:
         "What must be scored. `ValueError` names the row of a judgment that is another example's."
         groups = [example.id for example in examples] if group_ids is None else group_ids
@@ -272,7 +272,8 @@ class TokenCredit:
         if self.rule.reads == DIVERGENCES:
             return readings.divergences(row, self.encode(example), prompt, response)
         raise ValueError(
-            f"rule {self.rule.name!r}, row {row}: a pair with a prompt, and reads {self.rule.reads!r}; "
+            f"rule {self.rule.name!r}, row {row}: a pair with a prompt, "
+            f"and reads {self.rule.reads!r}; "
             f"allowed: {LOG_PROBABILITIES!r} or {DIVERGENCES!r}, or pairs without prompts"
         )
 
@@ -280,14 +281,17 @@ class TokenCredit:
         self,
         request: CreditRequest,
         scores: Sequence[Sequence[float] | Tensor | None] | Float[Tensor, "request token"] = (),
-        full: Float[Tensor, "row token"]
-        | None = None,  # of the answers with their whole memory, where the request has none
+        # of the answers with their whole memory, where the request has none
+        full: Float[Tensor, "row token"] | None = None,
     ) -> Float[Tensor, "row token"]:
-        """Token advantages, float32, 0 at padding and in answers without a score; moves the thresholds.
+        """Token advantages, float32, 0 at padding and in answers without a score;
+        moves the thresholds.
 
-        `scores` has one row for each row of the request, log-probabilities or divergences as the rule has it, or None for one that could not be
-        computed: the pairs that need it keep uniform credit and are counted (`fallback_scoring`). So does a row without its atoms that is not
-        finite; with the whole memory that is an error. Raises `ValueError` naming the row of the request that has the wrong length.
+        `scores` has one row for each row of the request, log-probabilities or divergences as the
+        rule has it, or None for one that could not be computed: the pairs that need it keep uniform
+        credit and are counted (`fallback_scoring`). So does a row without its atoms that is not
+        finite; with the whole memory that is an error. Raises `ValueError` naming the row of the
+        request that has the wrong length.
         """
         batch = request.batch
         whole = None
@@ -319,7 +323,8 @@ class TokenCredit:
         scores: Sequence[Sequence[float] | Tensor | None] | Tensor,
         full: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        "What was read of each answer with its whole memory, and of each pair; NaN where it could not be."
+        """What was read of each answer with its whole memory, and of each pair;
+        NaN where it could not be."""
         kind = torch.float64
         if isinstance(scores, Tensor):
             kind = torch.promote_types(scores.dtype, torch.float32)
@@ -346,7 +351,8 @@ class TokenCredit:
         "One tensor for each row of the request, as long as its response; NaN for None."
         if len(scores) != len(request):
             raise ValueError(
-                f"{len(scores)} rows of log-probabilities, must be {len(request)}, one for each row of the request"
+                f"{len(scores)} rows of log-probabilities, must be {len(request)}, "
+                "one for each row of the request"
             )
         padded = isinstance(scores, Tensor)
         rows = []
@@ -359,7 +365,8 @@ class TokenCredit:
                 row = row[:size]
             if len(row) != size:
                 raise ValueError(
-                    f"row {k} of the request: {len(row)} log-probabilities, must be {size}, one for each token of its response"
+                    f"row {k} of the request: {len(row)} log-probabilities, must be {size}, "
+                    "one for each token of its response"
                 )
             rows.append(row.to(self.device, kind))
         return rows
@@ -382,7 +389,10 @@ def _check_rows(
     "Raises `ValueError` for columns of different lengths, and for a judgment of another example."
     rows = len(response_ids)
     if not len(examples) == len(judgments) == len(groups) == rows:
-        sizes = f"{len(examples)} examples, {len(judgments)} judgments, {rows} responses, {len(groups)} group ids"
+        sizes = (
+            f"{len(examples)} examples, {len(judgments)} judgments, {rows} responses, "
+            f"{len(groups)} group ids"
+        )
         raise ValueError(f"{sizes}: must be equally many")
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if judgment.example_id != example.id:

@@ -31,13 +31,13 @@ from ..inference.local import evaluating
 # %% ../../nbs/credit/04_tree_attention.ipynb #24547e5d
 @dataclass(frozen=True)
 class Node:
-    "A run of tokens in a tree: its first position, and which earlier nodes it sees up to which position."
+    """A run of tokens in a tree: its first position,
+    and which earlier nodes it sees up to which position."""
 
     tokens: list[int]
     start: int
-    sees: dict[int, int] = field(
-        default_factory=dict
-    )  # node number in the tree -> first position it does not see
+    # node number in the tree -> first position it does not see
+    sees: dict[int, int] = field(default_factory=dict)
     targets: list[int] | None = None  # the answer, where the node predicts one
     row: int = -1  # which answer
 
@@ -75,7 +75,8 @@ def prompt_trees(
 def _prompt_nodes(
     bodies: Sequence[Sequence[int]], group: PrefixGroup, needed: set[int]
 ) -> tuple[list[Node], dict[int, tuple[int, dict[int, int]]]]:
-    "Nodes of the needed prompts of a group, and for each prompt its length and what an answer behind it sees."
+    """Nodes of the needed prompts of a group, and for each prompt its
+    length and what an answer behind it sees."""
     kept = [(k, n) for k, n in zip(group.members, group.shared, strict=True) if k in needed]
     base = bodies[group.base][
         : None if group.base in needed else max((n for _, n in kept), default=0)
@@ -98,14 +99,12 @@ class Packed:
 
     ids: Int[Tensor, "tree token"]
     positions: Int[Tensor, "tree token"]
-    mask: Bool[
-        Tensor, "tree 1 token token"
-    ]  # True: the token (third axis) sees the other one (fourth)
+    # True: the token (third axis) sees the other one (fourth)
+    mask: Bool[Tensor, "tree 1 token token"]
     targets: Int[Tensor, "tree token"]  # what each token predicts, -100 where nothing
     places: dict[int, tuple[int, int]]  # row number of an answer -> tree and first token
-    answers: Int[
-        Tensor, " token"
-    ]  # place in the flattened rectangle of each answer token's prediction, row by row
+    # place in the flattened rectangle of each answer token's prediction, row by row
+    answers: Int[Tensor, " token"]
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #47b79b88
 def bins(widths: Sequence[int], width: int) -> list[list[int]]:
@@ -136,7 +135,8 @@ def fill_mask(mask: Bool[Tensor, "token token"], trees: Sequence[Sequence[Node]]
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #87b9bd8b
 def pack_trees(trees: Sequence[Sequence[Node]], device: str | torch.device = "cpu") -> Packed:
-    "One rectangle as wide as the widest tree, and never empty: processes that share a model all need a forward."
+    """One rectangle as wide as the widest tree,
+    and never empty: processes that share a model all need a forward."""
     sizes = [sum(map(len, nodes)) for nodes in trees]
     width = max([1, *sizes])
     rows = [[trees[i] for i in some] for some in bins(sizes, width)] or [[]]
@@ -170,7 +170,8 @@ def pack_trees(trees: Sequence[Sequence[Node]], device: str | torch.device = "cp
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #74fb9d93
 def attention_width(model) -> float:
-    "r: how many tokens attention must span to cost as much as the weights of a layer (all weights count, active or not)."
+    """r: how many tokens attention must span to cost as much as the weights
+    of a layer (all weights count, active or not)."""
     config = split_model(model)[0].config.get_text_config()
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -194,7 +195,10 @@ def tree_fault(model) -> str:
     "Why rows cannot be packed into trees for this model; empty when they can."
     config = split_model(model)[0].config
     if config._attn_implementation not in ("sdpa", "eager"):
-        return f"attention {config._attn_implementation!r} takes no mask of ours: it must be 'sdpa' or 'eager'"
+        return (
+            f"attention {config._attn_implementation!r} takes no mask of ours: "
+            "it must be 'sdpa' or 'eager'"
+        )
     return cache_fault(model)
 
 
@@ -208,7 +212,8 @@ def _inputs(model, packed: Packed) -> dict[str, Tensor]:
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #7b32df50
 def tree_states(model, packed: Packed) -> tuple[Float[Tensor, "token width"], torch.nn.Module]:
-    "States from which the answer tokens are predicted, answer by answer, and the head that reads them."
+    """States from which the answer tokens are predicted, answer by answer,
+    and the head that reads them."""
     network, head = split_model(model)
     if head is None:
         raise ValueError(f"{type(model).__name__} scales its logits: give it a fused head")
@@ -228,7 +233,8 @@ def best_pack(
     responses: Sequence[Sequence[int]],
     parts: int | None = None,
 ) -> Packed:
-    "Rows as a rectangle of trees, of `parts` trees for each prefix group, or (None) of what is cheapest for this model."
+    """Rows as a rectangle of trees, of `parts` trees for each prefix group,
+    or (None) of what is cheapest for this model."""
     check_rows(prompts, responses)
     trees = (
         prompt_trees(prompts, responses, parts)
@@ -246,12 +252,13 @@ def tree_logps(
     temperature: float = 1.0,  # a fused head has its own, which must be the same
     grad: bool = False,
     entropy: bool = False,
-    fused: torch.nn.Module
-    | None = None,  # the model in its wrappers, carrying TRL's fused head (`add_fused_lm_head`)
+    # the model in its wrappers, carrying TRL's fused head (`add_fused_lm_head`)
+    fused: torch.nn.Module | None = None,
     parts: int | None = None,  # trees per prefix group; None = the cheapest
     logit_chunk: int = 2**24,
 ) -> tuple[Float[Tensor, "row token"], Float[Tensor, "row token"] | None]:
-    "Log-probabilities and (if asked for) entropies of the answers' tokens in one forward over trees, 0 at padding."
+    """Log-probabilities and (if asked for) entropies of the answers'
+    tokens in one forward over trees, 0 at padding."""
     check_rows(prompts, responses, temperature=temperature)
     packed = best_pack(model, prompts, responses, parts)
     keep = response_mask(responses, model.device)
@@ -296,7 +303,8 @@ def trees_agree(
 def unpad(
     ids: Int[Tensor, "row token"], mask: Int[Tensor, "row token"], width: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    "Prompts and answers of a rectangle whose last `width` columns hold the answers; masked tokens are dropped."
+    """Prompts and answers of a rectangle whose last `width` columns hold the answers;
+    masked tokens are dropped."""
     split = ids.shape[1] - width
 
     def kept(part):

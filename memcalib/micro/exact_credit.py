@@ -27,7 +27,8 @@ def exact_advantages(
     groups: Sequence[int],  # answers with the same number answer the same prompt
     valid: Sequence[bool],  # False: the answer has no score, and gets nothing
 ) -> Float[Tensor, "row token"]:
-    """Per-atom credit: an atom's advantage within its group on the tokens of the sentences that realise it."""
+    """Per-atom credit: an atom's advantage within its group on the
+    tokens of the sentences that realise it."""
     total = torch.zeros(len(ids), max(map(len, ids), default=0))
     for group in dict.fromkeys(groups):
         rows = [row for row, of_row in enumerate(groups) if of_row == group and valid[row]]
@@ -45,7 +46,7 @@ def exact_advantages(
 
 
 def _gain(judgment: Judgment, k: int) -> float:
-    """The reward of the k-th atom of a judgment, divided by the number of atoms of its ideal level."""
+    """The reward of a judgment's k-th atom, divided by the number of its ideal level's atoms."""
     atom = judgment.atoms[k]
     alike = sum(other.ideal == atom.ideal for other in judgment.atoms)
     return _reward(atom) / alike

@@ -48,7 +48,9 @@ _LOOP_SETTINGS = {
 
 
 def check_loop(config: TrainConfig) -> None:
-    """Raises `ValueError` for settings that `CreditLoop` does not have and that differ from their defaults, naming them; for a method without rewards, and for mini-batches that do not divide a step's answers."""
+    """Raises `ValueError` for settings that `CreditLoop` does not have and that differ from their
+    defaults, naming them; for a method without rewards, and for mini-batches that do not divide a
+    step's answers."""
     found = []
     allowed = []
     for name, field in TrainConfig.model_fields.items():
@@ -66,7 +68,8 @@ def check_loop(config: TrainConfig) -> None:
         )
     if config.method not in ("grpo", "gdpo", "memcalib-rl"):
         raise ValueError(
-            f"method {config.method!r}: the loop for small policies does 'grpo', 'gdpo' and 'memcalib-rl'"
+            f"method {config.method!r}: the loop for small policies does 'grpo', "
+            "'gdpo' and 'memcalib-rl'"
         )
     rows = config.prompts * config.generations
     if rows % config.minibatches:
@@ -76,10 +79,12 @@ def check_loop(config: TrainConfig) -> None:
 
 # %% ../../nbs/micro/03_loop.ipynb #fef35142
 class CreditLoop:
-    """The steps of `CreditTrainer` for a small policy on one processor: same settings, same answers, same updates.
+    """The steps of `CreditTrainer` for a small policy on one processor: same settings,
+    same answers, same updates.
 
-    The model is trained in place. `judged` and `token_credit.last` hold the answers of the last step and their credit. No checkpoints, no validation, no adapters; raises
-    what `check_loop` raises.
+    The model is trained in place.
+    `judged` and `token_credit.last` hold the answers of the last step and their credit. No
+    checkpoints, no validation, no adapters; raises what `check_loop` raises.
     """
 
     def __init__(
@@ -141,7 +146,8 @@ class CreditLoop:
     def loss(
         self, now: Tensor, old: Tensor, reference: Tensor | None, advantages: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        "The clipped objective with its divergence from the reference, a mean over tokens; and that divergence (Group normalization and policy objective)."
+        """The clipped objective with its divergence from the reference, a mean over tokens;
+        and that divergence (Group normalization and policy objective)."""
         ratio = (now - old).exp()
         clip = self.config.clip
         gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
@@ -210,7 +216,8 @@ class CreditLoop:
     def logps(
         self, prompts: Sequence[list[int]], ids: Sequence[list[int]], *, grad: bool
     ) -> Tensor:
-        "Log-probabilities of answers after their prompts, by the policy as it is now: [row, token]."
+        """Log-probabilities of answers after their prompts, by the policy as it is now: [row,
+        token]."""
         logps, _ = tree_logps(
             self.model, prompts, ids, temperature=self.config.temperature, grad=grad
         )

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 # %% ../../nbs/micro/02_policy.ipynb #bc39e38d
 _TOKEN = r" ?[\p{L}'-]+|\p{N}|\s|[^\s\p{L}\p{N}]"
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _SPECIAL = ["<|pad|>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -69,7 +70,8 @@ def _fixed_texts() -> Iterator[str]:
 
 
 def _vocabulary() -> list[str]:
-    """Every token of the worlds: control tokens, digits, signs, and words with and without their leading space."""
+    """Every token of the worlds: control tokens, digits, signs,
+    and words with and without their leading space."""
     inner_words = [*NOUNS, *SCOPES, *OWNERS, "and", "with", "for", "the", "user"]
     inner_words += [f"{owner}'s" for owner in (*OWNERS, "user")]
     inner_words += chain.from_iterable([*TASKS.values(), *WORDS.values()])
@@ -82,7 +84,8 @@ def _vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> "PreTrainedTokenizerFast":
-    """The one tokenizer of all worlds, a `PreTrainedTokenizerFast`: lossless on world text, `<unk>` for the rest."""
+    """The one tokenizer of all worlds, a `PreTrainedTokenizerFast`: lossless on world text,
+    `<unk>` for the rest."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -104,7 +107,8 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
 
 # %% ../../nbs/micro/02_policy.ipynb #3e6f6681
 def build_policy(seed: int = 0, width: int = 64, layers: int = 4) -> "Qwen3ForCausalLM":
-    """An untrained Qwen3-architecture policy with tied embeddings, of about 220 thousand parameters; `width` is a multiple of 32."""
+    """An untrained Qwen3-architecture policy with tied embeddings, of about 220 thousand
+    parameters; `width` is a multiple of 32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = build_tokenizer()
@@ -196,8 +200,8 @@ def fit(
 ) -> "PreTrainedModel":
     """Train in place on `steps` batches and return the model: `lr` for Muon, 0.15 of it for AdamW.
 
-    The rates are warmed up over 20 steps and decayed to zero over the last `decay` share. `report` receives {step, group: mean
-    loss} after each step.
+    The rates are warmed up over 20 steps and decayed to zero over the last `decay` share.
+    `report` receives {step, group: mean loss} after each step.
     """
     optimizers = _Optimizers(model, lr)
     model.train()
@@ -260,9 +264,11 @@ def pretrain(
     width: int = 64,
     layers: int = 4,
 ) -> "Qwen3ForCausalLM":
-    """The copier, from scratch: the first world for 36 % of the steps, then all worlds, then noisy answers.
+    """The copier, from scratch: the first world for 36 % of the steps, then all worlds,
+    then noisy answers.
 
-    The last 14 % of the steps flip levels with probability `flip` in answers; audits stay true throughout.
+    The last 14 % of the steps flip levels with probability `flip` in answers;
+    audits stay true throughout.
     """
     model = build_policy(seed, width, layers)
     rng = random.Random(f"pretrain-{seed}")
@@ -281,7 +287,8 @@ def policy_names() -> list[str]:
 
 
 def policy_path(name: str) -> Path:
-    """The folder of a shipped policy; raises `ValueError` naming the shipped ones for any other name."""
+    """The folder of a shipped policy;
+    raises `ValueError` naming the shipped ones for any other name."""
     names = policy_names()
     if name not in names:
         raise ValueError(f"unknown policy {name!r}: shipped are {', '.join(names)}")
@@ -291,7 +298,8 @@ def policy_path(name: str) -> Path:
 def load_policy(
     name_or_path: str | Path,
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    """(model in float32, tokenizer) from a shipped policy's name or from any transformers model folder.
+    """(model in float32, tokenizer) from a shipped policy's name or
+    from any transformers model folder.
 
     Raises `ValueError` for a name that is neither.
     """
@@ -309,7 +317,8 @@ def load_policy(
 def save_policy(
     model: "PreTrainedModel", path: str | Path, story: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a model folder in half precision with its tokenizer, and `story` as its `policy.json`; returns the folder."""
+    """Write a model folder in half precision with its tokenizer, and `story` as its `policy.json`;
+    returns the folder."""
     path = Path(path)
     copy.deepcopy(model).half().save_pretrained(path)
     build_tokenizer().save_pretrained(path)

@@ -55,7 +55,8 @@ def measure(
     count: int = 300,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Scores of a policy on test examples of a world, one row sampled at temperature 1 and one greedy."""
+    """Scores of a policy on test examples of a world,
+    one row sampled at temperature 1 and one greedy."""
     examples = make_examples(world, count, 7, "test")
     rows = []
     for temperature in (1.0, 0.0):
@@ -94,7 +95,8 @@ def ship_policy(
     log: Sequence[Mapping],
     count: int = 300,
 ) -> None:
-    """Save a policy folder with its story, its log, and the scores measured on `count` examples of each world."""
+    """Save a policy folder with its story, its log,
+    and the scores measured on `count` examples of each world."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = list(log[0]) if log else []
     lines = [",".join(columns)]
@@ -112,7 +114,8 @@ def ship_policy(
 
 # %% ../../nbs/micro/04_shipped.ipynb #083caf1b
 def averaged(rows: Sequence[Mapping[str, float]], every: int = 20) -> list[dict[str, float]]:
-    """Means of each whole run of `every` rows under the last row's step; names missing from a row do not count."""
+    """Means of each whole run of `every` rows under the last row's step;
+    names missing from a row do not count."""
     means = []
     for start in range(0, len(rows) - every + 1, every):
         window = rows[start : start + every]
@@ -128,7 +131,8 @@ def averaged(rows: Sequence[Mapping[str, float]], every: int = 20) -> list[dict[
 def _cold_start_of(
     copier: Path, recipe: Mapping[str, Any], seed: int, note: Callable[[dict], None]
 ) -> PreTrainedModel:
-    """The copier after the demonstrations of a recipe; `note` gets a row of step and loss every twenty updates."""
+    """The copier after the demonstrations of a recipe;
+    `note` gets a row of step and loss every twenty updates."""
     rows = demonstrations(recipe["world"], recipe["rows"], seed, recipe["flip"], recipe.get("bias"))
     model, tokenizer = load_policy(copier)
 
@@ -173,10 +177,11 @@ def build_policies(
     shorten: float = 1.0,
     report: Callable[[str, dict], None] | None = None,
 ) -> Path:
-    """Pretrain once, cold-start each world, save `pretrained`, `cold-short`, `cold-long` with their stories.
+    """Pretrain once, cold-start each world, save `pretrained`, `cold-short`,
+    `cold-long` with their stories.
 
-    `shorten` scales every amount of training (1 is the shipped recipe); `report` receives (policy, row) on the way.
-    Raises `KeyError` for an unknown world.
+    `shorten` scales every amount of training (1 is the shipped recipe);
+    `report` receives (policy, row) on the way. Raises `KeyError` for an unknown world.
     """
     folder = Path(folder)
     names = dict.fromkeys(WORLDS[world].policy for world in worlds)
@@ -204,7 +209,8 @@ def _lessons(
     hinted: float,
     flip: float,
 ) -> Iterator[list[Row]]:
-    """Batches of `size` rows without end; a share `hinted` of them has a hint, and levels that are wrong with probability `flip`."""
+    """Batches of `size` rows without end;
+    a share `hinted` of them has a hint, and levels that are wrong with probability `flip`."""
     recipe = COLD_STARTS[world.policy]
     bias = recipe.get("bias")
     while True:
@@ -236,7 +242,8 @@ def micro_teacher(
     pool: int = 3000,
     report: Report | None = None,
 ) -> PreTrainedModel:
-    """The world's cold start after reading lessons on `steps` batches of `size` rows: a teacher for `micro-hinted` prompts."""
+    """The world's cold start after reading lessons on `steps` batches of
+    `size` rows: a teacher for `micro-hinted` prompts."""
     world = WORLDS[world] if isinstance(world, str) else world
     model, tokenizer = load_policy(world.policy)
     examples = make_examples(world, max(pool, size), seed, "coldstart")
@@ -257,7 +264,8 @@ def build_teachers(
     count: int = 300,
     **options: Any,
 ) -> Path:
-    """Save `teacher-short`, `teacher-long` in a folder with their stories; `options` are those of `micro_teacher`."""
+    """Save `teacher-short`, `teacher-long` in a folder with their stories;
+    `options` are those of `micro_teacher`."""
     for name in worlds:
         world = WORLDS[name]
         log = []

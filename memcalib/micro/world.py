@@ -80,7 +80,8 @@ SCOPES = ("work", "family")
 
 # %% ../../nbs/micro/01_world.ipynb #d3c4d489
 def role(domain: str, task: str, attribute: str) -> Level:
-    """The level a current fact about the user deserves in this task; raises `KeyError` for an unknown name."""
+    """The level a current fact about the user deserves in this task;
+    raises `KeyError` for an unknown name."""
     letters = dict(zip(WORDS[domain], TASKS[domain][task], strict=True))
     return Level.parse(letters[attribute])
 
@@ -143,7 +144,8 @@ OWNERS = ("neighbor", "guest", "sister")
 
 
 def atom_text(kind: str, scope: str, owner: str, attribute: str, noun: str) -> str:
-    """One sentence of memory; `attribute` is empty for a prohibition, `scope` for an atom without an occasion."""
+    """One sentence of memory; `attribute` is empty for a prohibition,
+    `scope` for an atom without an occasion."""
     if attribute:
         verb = "was" if kind == "past" else "is"
         fact = f"{owner}'s {attribute} {verb} {noun}."
@@ -227,7 +229,8 @@ SPLITS: tuple[str, ...] = ("pretrain", "coldstart", "rl", "validation", "test")
 def _outline(
     world: World, domain: str, task: str, kinds: Sequence[str], rng: random.Random
 ) -> list[str] | None:
-    """An attribute for an atom of each kind; `None` where the world allows no more of one that is needed."""
+    """An attribute for an atom of each kind;
+    `None` where the world allows no more of one that is needed."""
     useful = [name for name in WORDS[domain] if role(domain, task, name) != Level.IGNORE]
     useless = [name for name in WORDS[domain] if name not in useful]
     used: Counter[tuple[bool, str]] = Counter()  # attributes of true facts, and of distractors
@@ -253,7 +256,8 @@ def _draw_nouns(domain: str, attributes: Sequence[str], rng: random.Random) -> l
 def _noun_for_split(
     domain: str, attributes: Sequence[str], nouns: Sequence[str], split: int, offset: int
 ) -> str | None:
-    """The last noun, or another in its place, so that the positions of all add up to the split's number; `None` where none fits."""
+    """The last noun, or another in its place, so that the positions of all add up to the split's
+    number; `None` where none fits."""
     *earlier_attributes, last_attribute = attributes
     *earlier_nouns, last_noun = nouns
     total = offset
@@ -438,12 +442,14 @@ def _marker(example: Example, atom_id: str) -> _Marker:
     marker = (example.atom(atom_id).usage_rubric or {}).get("marker")
     if not isinstance(marker, dict) or marker.get("noun") not in NOUNS:
         raise ValueError(
-            f"example {example.id!r} atom {atom_id!r}: found marker {marker!r}; allowed: a micro-world marker"
+            f"example {example.id!r} atom {atom_id!r}: found marker {marker!r}; allowed: "
+            "a micro-world marker"
         )
     return _Marker(marker["noun"], marker["attribute"], marker["kind"], marker["prohibits"])
 
 
-# how a requested thing is handled when its prohibition is used at a level; at Bound it is passed over
+# how a requested thing is handled when its prohibition is used at a level; at Bound it is passed
+# over
 _HANDLING = {Level.CONTROL: "leave", Level.BOUND: "", Level.IGNORE: "serve"}
 
 
@@ -478,9 +484,11 @@ def answer(
     levels: Mapping[str, Level] | None = None,
     world: World | str | None = None,
 ) -> str:
-    """The answer that uses each atom at its level (default: the ideal one), in the style of the example's world.
+    """The answer that uses each atom at its level (default: the ideal one),
+    in the style of the example's world.
 
-    A prohibition at Bound is passed over in silence. Raises `KeyError` when `levels` misses an atom.
+    A prohibition at Bound is passed over in silence.
+    Raises `KeyError` when `levels` misses an atom.
     """
     world = _world(world or example.world)
     if levels is None:
@@ -508,10 +516,11 @@ COLD_LONG_BIAS: dict[str, float] = {
 def noisy_levels(
     example: Example, rng: random.Random, flip: float = 0.0, bias: Bias | None = None
 ) -> dict[str, Level]:
-    """The ideal levels with errors: `bias` first, then each level flipped to another one with probability `flip`.
+    """The ideal levels with errors: `bias` first,
+    then each level flipped to another one with probability `flip`.
 
-    `bias` maps a distractor kind to the chance that it is over-used like a grounded atom, or an attribute (`avoid` for
-    prohibitions) to the chance that a grounded atom of it is ignored.
+    `bias` maps a distractor kind to the chance that it is over-used like a grounded atom, or an
+    attribute (`avoid` for prohibitions) to the chance that a grounded atom of it is ignored.
     """
     levels = {}
     for atom_id, ideal in example.levels.items():
@@ -622,7 +631,8 @@ class _Knowledge:
 
 
 class _Fault(NamedTuple):
-    """Why an answer breaks every atom it names, and the sentence that is to blame; empty where there is no fault."""
+    """Why an answer breaks every atom it names, and the sentence that is to blame;
+    empty where there is no fault."""
 
     reason: str = ""
     sentence: int = -1
@@ -755,12 +765,14 @@ exact_judge.gives_quotes = True
 
 # %% ../../nbs/micro/01_world.ipynb #76bd5975
 def sentence_roles(example: Example, response: str) -> list[Sentence]:
-    """The sentences of an answer with their true roles for each atom: `key`, `partial` or `irrelevant`.
+    """The sentences of an answer with their true roles for each atom: `key`,
+    `partial` or `irrelevant`.
 
-    `roles`, for channels of use. Key: the sentence names the atom's noun, so it decides the level. Partial: it names
-    another value of the same attribute, or it is the fault that broke an atom named elsewhere.
-    `violations`, for channels of under-use. Key: the sentence breaks what the atom demands: another value of its
-    attribute, a forbidden thing that is served, the fault. Partial: another value beside the right one.
+    `roles`, for channels of use. Key: the sentence names the atom's noun, so it decides the level.
+    Partial: it names another value of the same attribute, or it is the fault that broke an atom
+    named elsewhere. `violations`, for channels of under-use. Key: the sentence breaks what the atom
+    demands: another value of its attribute, a forbidden thing that is served, the fault. Partial:
+    another value beside the right one.
     """
     knowledge = _knowledge(example)
     sentences = read_answer(response)
@@ -793,7 +805,8 @@ def _violation(
     attribute_of: Mapping[str, str],
     broke_the_atom: bool,
 ) -> str:
-    """How a sentence breaks what one atom demands: `key`, `partial` beside the right value, or `irrelevant`."""
+    """How a sentence breaks what one atom demands: `key`, `partial` beside the right value,
+    or `irrelevant`."""
     names_the_atom = marker.noun in sentence.nouns
     if marker.prohibits:
         serves = names_the_atom and sentence.kind != "leave"
@@ -820,7 +833,8 @@ PROMPT_TEMPLATES["micro-audit"] = PromptTemplate(_micro_prompt, "Name each level
 
 
 def audit_text(example: Example, levels: Mapping[str, Level] | None = None) -> str:
-    """What a policy is taught to reply to a `micro-audit` prompt: each atom's noun and its level, in prompt order."""
+    """What a policy is taught to reply to a `micro-audit` prompt: each atom's noun and its level,
+    in prompt order."""
     if levels is None:
         levels = example.levels
     sentences = []
@@ -837,7 +851,8 @@ def demonstrations(
     bias: Bias | None = None,
     split: Split = "coldstart",
 ) -> list[dict]:
-    """Rows for supervised fine-tuning: `prompt` and `completion` as chat messages, with the levels they realise."""
+    """Rows for supervised fine-tuning: `prompt` and `completion` as chat messages,
+    with the levels they realise."""
     rows = []
     for example in make_examples(world, n, seed, split):
         rng = random.Random(f"demo-{example.id}-{seed}")

@@ -37,12 +37,14 @@ MEASURES = {
 def token_values(
     trace: Mapping[str, Any], channel: str | None = None, measure: str = "push"
 ) -> list[float | None]:
-    """The numbers that colour an answer; `None` for tokens of an unscored answer. Raises `KeyError` for an unknown channel or measure."""
+    """The numbers that colour an answer; `None` for tokens of an unscored answer.
+    Raises `KeyError` for an unknown channel or measure."""
     if channel is None:
         return list(trace["advantage"])
     if channel not in trace["channels"]:
         raise KeyError(
-            f"channel {channel!r}; allowed: {', '.join(trace['channels']) or 'none, this answer has no scored channel'}"
+            f"channel {channel!r}; allowed: "
+            f"{', '.join(trace['channels']) or 'none, this answer has no scored channel'}"
         )
     if measure not in MEASURES:
         raise KeyError(f"measure {measure!r}; allowed: {', '.join(MEASURES)}")
@@ -77,7 +79,8 @@ ENDS = {
 
 
 def colour_legend(measure: str, scale: float) -> dict[str, Any]:
-    """Texts of the two ends of a measure's colours, `scale` being the strongest, and whether there is a side below 0."""
+    """Texts of the two ends of a measure's colours, `scale` being the strongest,
+    and whether there is a side below 0."""
     low, high = ENDS[measure]
     if measure in ("q", "signal"):
         return {"low": f"{low} 0", "high": f"{scale:.3f}", "signed": False}
@@ -86,7 +89,8 @@ def colour_legend(measure: str, scale: float) -> dict[str, Any]:
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #46352434
 def visible_token(token: str) -> str:
-    """The token with something to see in it: line breaks have a sign, and what is all control characters or zero width is written out."""
+    """The token with something to see in it: line breaks have a sign, and what is all control
+    characters or zero width is written out."""
     text = printable(token, keep="\n\t").replace("\n", "↵\n").replace("\t", "→\t")
     unseen = text and all(unicodedata.category(sign) in ("Cf", "Zl", "Zp") for sign in text)
     return text.encode("unicode_escape").decode() if unseen else text
@@ -95,7 +99,8 @@ def visible_token(token: str) -> str:
 def heat_spans(
     trace: Mapping[str, Any], channel: str | None = None, measure: str = "push"
 ) -> tuple[str, float]:
-    """(the answer as HTML, every token coloured and with its numbers as hover text, all text escaped; the value of the strongest colour)."""
+    """(the answer as HTML, every token coloured and with its numbers as hover text, all text
+    escaped; the value of the strongest colour)."""
     values = token_values(trace, channel, measure)
     scale = max((abs(v) for v in values if v is not None and v == v), default=0.0)
     parts = []
@@ -116,7 +121,8 @@ def heat_spans(
         ]
         style = " ".join(filter(None, (heat_class(value, scale), "name" * (end == before))))
         parts.append(
-            f'<span class="{style}" title="{" · ".join(words)}">{html.escape(visible_token(token))}</span>'
+            f'<span class="{style}" '
+            f'title="{" · ".join(words)}">{html.escape(visible_token(token))}</span>'
         )
         before = end
     return "".join(parts), scale
@@ -133,7 +139,8 @@ REASONS = {
 def answer_view(
     trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push"
 ) -> dict[str, Any]:
-    """What is shown of an answer, as plain data; `channels` picks panels (`None` in it: all channels together)."""
+    """What is shown of an answer, as plain data;
+    `channels` picks panels (`None` in it: all channels together)."""
     wanted = [None, *trace["channels"]] if channels is None else channels
     words = printable(" ".join(trace["response"][:1000].split()))
     start = words if len(words) < 140 else words[:140] + " …"
@@ -153,7 +160,9 @@ def answer_html(
     trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push"
 ) -> str:
     """The answer as HTML with its style, for a notebook."""
-    return f"<style>{render_page('traces.css.j2')}</style>{render_page('traces_item.html.j2', item=answer_view(trace, channels, measure))}"
+    style = render_page("traces.css.j2")
+    body = render_page("traces_item.html.j2", item=answer_view(trace, channels, measure))
+    return f"<style>{style}</style>{body}"
 
 
 def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[str, Any]:
@@ -200,7 +209,8 @@ def reward_text(reward: float, credited: bool) -> str:
 def whole_trace(
     row: Mapping[str, Any], example: Example | None = None, number: int = 0
 ) -> dict[str, Any]:
-    """A row of `traces.jsonl` with all that `answer_view` shows; `number` tells it apart from others on a page.
+    """A row of `traces.jsonl` with all that `answer_view` shows;
+    `number` tells it apart from others on a page.
 
     Raises `ValueError` when tokens and advantages differ in number.
     """
@@ -257,7 +267,8 @@ def whole_trace(
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #5fadc7b1
 class TraceViewer:
-    """A widget for JupyterLab: choose step, answer, channel and measure; hover over a token for its numbers."""
+    """A widget for JupyterLab: choose step, answer, channel and measure;
+    hover over a token for its numbers."""
 
     def __init__(self, folder: str | Path):
         needs("ipywidgets", "TraceViewer")
@@ -290,7 +301,10 @@ class TraceViewer:
         self._busy = True
 
         def words(row):
-            return f"{row.row}: {printable(row.example_id)}, {reward_text(row.reward, row.token_advantage is not None)}"
+            return (
+                f"{row.row}: {printable(row.example_id)}, "
+                f"{reward_text(row.reward, row.token_advantage is not None)}"
+            )
 
         _choose(
             self.answer,
@@ -348,9 +362,11 @@ def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
 def pick_answers(
     frame: "pd.DataFrame", limit: int = 60, channel: str | None = None
 ) -> list[tuple[int, int]]:
-    """(step, row) of up to `limit` answers, in order: those with most localized channels; with `channel` those where it is localized.
+    """(step, row) of up to `limit` answers, in order: those with most localized channels;
+    with `channel` those where it is localized.
 
-    Of answers that tie for the last places every n-th is taken. Raises `ValueError` when there is none.
+    Of answers that tie for the last places every n-th is taken.
+    Raises `ValueError` when there is none.
     """
     if limit < 1:
         raise ValueError(f"limit {limit}, must be at least 1")
@@ -367,7 +383,8 @@ def pick_answers(
     ranked = sorted(entry for entry in ranked if channel is None or entry[0])
     if not ranked:
         raise ValueError(
-            f"no answer {'at all' if channel is None else f'with {channel} localized'}; allowed: {', '.join(SUPPORT + UNDER)}"
+            f"no answer {'at all' if channel is None else f'with {channel} localized'}; allowed: "
+            f"{', '.join(SUPPORT + UNDER)}"
         )
     last = ranked[:limit][-1][0]
     sure = [entry for entry in ranked if entry[0] < last]
@@ -383,7 +400,8 @@ def write_trace_page(
     limit: int = 60,
     channel: str | None = None,
 ) -> Path:
-    """Write traces as one HTML file, `traces.html` in their folder if no path is given; see `pick_answers` for which."""
+    """Write traces as one HTML file, `traces.html` in their folder if no path is given;
+    see `pick_answers` for which."""
     frame = read_traces(folder, steps, ("step", "row", "channel", "localized", "fallback"))
     chosen = pick_answers(frame, limit, channel)
     path = Path(path or Path(folder) / "traces.html")

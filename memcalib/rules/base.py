@@ -27,7 +27,8 @@ from ..problem import Example, Judgment
 # %% ../../nbs/rules/01_base.ipynb #a0b10007
 @dataclass(frozen=True)
 class JudgedAnswers:
-    """The records of a batch: one example, judgment and list of token ids for each answer of this process."""
+    """The records of a batch: one example, judgment and list of
+    token ids for each answer of this process."""
 
     examples: Sequence[Example]
     judgments: Sequence[Judgment]
@@ -39,7 +40,8 @@ class JudgedAnswers:
 # %% ../../nbs/rules/01_base.ipynb #a0b10009
 @dataclass(frozen=True)
 class JudgedBatch:
-    """The judged answers of one update, as a rule of credit sees them. A column is a channel, or the sum of all channels for a rule with `base` 'grpo'."""
+    """The judged answers of one update, as a rule of credit sees them.
+    A column is a channel, or the sum of all channels for a rule with `base` 'grpo'."""
 
     config: "CreditConfig"
     rewards: Float[Tensor, "row column"]
@@ -57,8 +59,9 @@ class JudgedBatch:
 # %% ../../nbs/rules/01_base.ipynb #a0b1000b
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of an answer and a channel: row and channel numbers, the pair's atoms, and the token ids of the prompt after
-    which the model reads the answer again (empty: it does not). A rule that has to remember more makes a subclass."""
+    """Pairs of an answer and a channel: row and channel numbers, the pair's atoms, and the token
+    ids of the prompt after which the model reads the answer again (empty: it does not). A rule that
+    has to remember more makes a subclass."""
 
     rows: list[int] = field(default_factory=list)
     channels: list[int] = field(default_factory=list)
@@ -79,7 +82,8 @@ class Pairs:
 
 # %% ../../nbs/rules/01_base.ipynb #a0b1000d
 def channel_atoms(judgment: Judgment, merge_over_use: bool = False) -> dict[int, tuple[str, ...]]:
-    """$\\mathcal I_i^{(h)}$ of a scored judgment: channel number -> ids of its atoms, non-empty channels only."""
+    """$\\mathcal I_i^{(h)}$ of a scored judgment: channel number -> ids of its atoms,
+    non-empty channels only."""
     atoms_by_channel: dict[int, tuple[str, ...]] = {}
     for atom in judgment.atoms:
         if atom.actual is None:
@@ -94,11 +98,11 @@ def channel_atoms(judgment: Judgment, merge_over_use: bool = False) -> dict[int,
 # %% ../../nbs/rules/01_base.ipynb #a0b10011
 @dataclass(frozen=True)
 class ChannelWeights:
-    """Where the advantages of pairs go: the weight of each token, and the share of the advantage that follows it."""
+    """Where the advantages of pairs go: the weight of each token,
+    and the share of the advantage that follows it."""
 
-    weights: Float[
-        Tensor, "part pair token"
-    ]  # not negative, 0 outside the answer; all 0: the part stays uniform
+    # not negative, 0 outside the answer; all 0: the part stays uniform
+    weights: Float[Tensor, "part pair token"]
     shares: Float[Tensor, "part pair"]  # of the pair's advantage, in [0, 1] and together at most 1
     found: Bool[Tensor, " pair"]  # whether some signal exceeded the absolute threshold
     scored: Bool[Tensor, " pair"]  # False: what the pair needs of the model could not be computed
@@ -109,14 +113,16 @@ class ChannelWeights:
 # %% ../../nbs/rules/01_base.ipynb #a0b10013
 @dataclass(frozen=True)
 class OwnAdvantages:
-    """Token advantages of a rule's own making; they are divided by the RMS of their means and take the place of `share` of GDPO's."""
+    """Token advantages of a rule's own making;
+    they are divided by the RMS of their means and take the place of `share` of GDPO's."""
 
     values: Float[Tensor, "row token"]
     share: float
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10015
 class Rereading(NamedTuple):
-    """How often the model reads an answer again, in the mean, and what this number assumes, in words."""
+    """How often the model reads an answer again, in the mean, and what this number assumes,
+    in words."""
 
     times: float = 0.0
     assumption: str = ""
@@ -129,29 +135,27 @@ RulePairs = TypeVar("RulePairs", bound=Pairs)
 
 
 class CreditRule(Generic[RulePairs]):
-    """Where the advantage of an answer's channel goes. Attributes say what a rule needs, methods what it decides."""
+    """Where the advantage of an answer's channel goes.
+    Attributes say what a rule needs, methods what it decides."""
 
     name: str = ""  # in settings and tables
     label: str = ""  # in tables and figures; empty: the name
-    base: Literal["gdpo", "grpo"] = (
-        "gdpo"  # advantages to be placed: of nine channels, or of their sum
-    )
-    reads: Literal["nothing", "log-probabilities", "divergences"] = (
-        NOTHING  # by the model, of an answer after a pair's prompt
-    )
+    # advantages to be placed: of nine channels, or of their sum
+    base: Literal["gdpo", "grpo"] = "gdpo"
+    # by the model, of an answer after a pair's prompt
+    reads: Literal["nothing", "log-probabilities", "divergences"] = NOTHING
     places: bool = True  # False: all tokens of an answer alike; such a rule has no pairs
-    keeps_means: bool = (
-        True  # False: the mean over an answer's tokens need not be the answer's advantage
-    )
+    # False: the mean over an answer's tokens need not be the answer's advantage
+    keeps_means: bool = True
     needs_quotes: bool = False  # the judge is asked for every place at which an atom shows
     needs_sentences: bool = False  # `units` are given with any granularity
     signed: bool = True  # False: the signal in traces is never below 0
-    counted: tuple[
-        str, ...
-    ] = ()  # names in `Pairs.counts`: numbers that are added up over processes
+    # names in `Pairs.counts`: numbers that are added up over processes
+    counted: tuple[str, ...] = ()
 
     def pairs(self, batch: JudgedBatch) -> RulePairs:
-        """The pairs that are placed, and what the model must read again for them; pairs of answers without a score are left out."""
+        """The pairs that are placed, and what the model must read again for them;
+        pairs of answers without a score are left out."""
         pairs: Any = Pairs()
         assert batch.answers is not None
         for row, judgment in enumerate(batch.answers.judgments):
@@ -170,15 +174,19 @@ class CreditRule(Generic[RulePairs]):
         self,
         batch: JudgedBatch,
         pairs: RulePairs,
-        scores: Float[
-            Tensor, "pair token"
-        ],  # what was read (see `reads`); NaN where it could not be computed, 0 for a pair without prompt
+        # what was read (see `reads`); NaN where it could not be computed, 0 for a pair without
+        # prompt
+        scores: Float[Tensor, "pair token"],
     ) -> ChannelWeights | OwnAdvantages:
-        """The weight of each token, and the share of the advantage that follows it. `batch.answers` may be missing here."""
+        """The weight of each token, and the share of the advantage that follows it.
+        `batch.answers` may be missing here."""
         raise NotImplementedError(f"rule {self.name!r} has no method weights")
 
     def opens(self, batch: JudgedBatch) -> Bool[Tensor, "row column"]:
-        """Which answers and channels may be moved: where reward and advantage point the same way."""
+        """Which answers and channels may be moved: where reward and advantage point the same way,
+        or, with `direction_check` off, wherever there is an advantage."""
+        if not batch.config.direction_check:
+            return batch.advantages != 0
         return direction_check(batch.rewards, batch.advantages)
 
     def strengths(self, config: "CreditConfig") -> Float[Tensor, " channel"]:
@@ -213,7 +221,8 @@ COUNTERFACTUAL = "memcalib.rules.counterfactual:CounterfactualRule"  # made of a
 
 
 def credit_rule(name: str) -> CreditRule:
-    """The rule of this name, or at this import path `package.module:name`; `ValueError` where there is none."""
+    """The rule of this name, or at this import path `package.module:name`;
+    `ValueError` where there is none."""
     if name in CREDIT_RULES:
         return resolve_name(CREDIT_RULES[name])
     if ":" not in name:
@@ -296,6 +305,9 @@ class CreditSettings(FrozenSettings):
     mode: Annotated[str, pydantic.AfterValidator(_known_mode)] = "ordered"
     # the signal of the under-use channels
     under_use: Literal["suppressed", "uniform", "absolute"] = "suppressed"
+    # move credit only where reward and advantage point the same way; False: wherever there is an
+    # advantage
+    direction_check: bool = True
     # pairs that the model reads again: all, or those that the rule opens
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False  # AC- counts as AB-
@@ -324,7 +336,8 @@ class CreditConfig(CreditSettings):
     """Credit assignment: the paper's settings by default. `ValueError` names a field
     and the value that is not allowed."""
 
-    # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of 'gdpo'
+    # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of
+    # 'gdpo'
     method: Literal["grpo", "gdpo", "memcalib-rl"] = "memcalib-rl"
 
     @pydantic.model_validator(mode="after")

@@ -31,7 +31,8 @@ class ContrastRule(CreditRule[Pairs]):
     reads = LOG_PROBABILITIES
 
     def pairs(self, batch: JudgedBatch) -> Pairs:
-        """Each scored answer, with the prompt without its whole memory; the channel is the sum of all."""
+        """Each scored answer, with the prompt without its whole memory;
+        the channel is the sum of all."""
         answers = batch.answers
         assert answers is not None
         pairs = Pairs()
@@ -51,7 +52,8 @@ class ContrastRule(CreditRule[Pairs]):
     def weights(
         self, batch: JudgedBatch, pairs: Pairs, scores: Float[Tensor, "pair token"]
     ) -> ChannelWeights:
-        """Twice the logistic function of the difference; `scores` are log-probabilities without memory."""
+        """Twice the logistic function of the difference;
+        `scores` are log-probabilities without memory."""
         assert batch.full is not None
         row, _ = pairs.index(batch.mask.device)
         inside = batch.mask[row]

@@ -36,9 +36,11 @@ READ_PAIRS = 4  # localizable channels of an answer, in the mean: what a forecas
 
 
 class CounterfactualRule(CreditRule[Pairs]):
-    """Credit by what the policy would have said without a channel's atoms (Bidirectional counterfactual localization).
+    """Credit by what the policy would have said without a channel's atoms
+    (Bidirectional counterfactual localization).
 
-    `signals` maps names of channels to functions of d; `ValueError` for a channel that cannot be localized.
+    `signals` maps names of channels to functions of d;
+    `ValueError` for a channel that cannot be localized.
     """
 
     reads = LOG_PROBABILITIES
@@ -77,7 +79,7 @@ class CounterfactualRule(CreditRule[Pairs]):
     def weights(
         self, batch: JudgedBatch, pairs: Pairs, scores: Float[Tensor, "pair token"]
     ) -> ChannelWeights:
-        """Weights of the signals of d; `scores` are the log-probabilities without the pairs' atoms."""
+        """Weights of the signals of d; `scores`: log-probabilities without the pairs' atoms."""
         row, channel = pairs.index(batch.mask.device)
         inside = batch.mask[row]
         known = (scores.isfinite() | ~inside).all(1)
@@ -89,7 +91,8 @@ class CounterfactualRule(CreditRule[Pairs]):
     def differences(
         self, batch: JudgedBatch, row: Tensor, scores: Float[Tensor, "pair token"]
     ) -> Float[Tensor, "pair token"]:
-        """$d_{i,t}^{(h)}$: log-probability with the whole memory minus without the pair's atoms, nats."""
+        """$d_{i,t}^{(h)}$: log-probability with the whole memory minus without the pair's atoms,
+        nats."""
         assert batch.full is not None
         return batch.full[row] - scores
 

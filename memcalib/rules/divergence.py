@@ -16,7 +16,8 @@ from .counterfactual import CounterfactualRule
 
 # %% ../../nbs/rules/05_divergence.ipynb #a0b50006
 class DivergenceRule(CounterfactualRule):
-    """Credit by how far the policy's next-token distributions with and without a channel's atoms lie apart, in nats."""
+    """Credit by how far the policy's next-token distributions with and
+    without a channel's atoms lie apart, in nats."""
 
     reads = DIVERGENCES
     signed = False
@@ -28,7 +29,8 @@ class DivergenceRule(CounterfactualRule):
         return scores
 
     def rereading(self, atoms: float) -> Rereading:
-        """Two readings for each localizable channel: with the whole memory and without the channel's atoms."""
+        """Two readings for each localizable channel: with the whole
+        memory and without the channel's atoms."""
         times, assumption = super().rereading(atoms)
         return Rereading(2 * times, assumption)
 

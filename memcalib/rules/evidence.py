@@ -39,7 +39,8 @@ def evidence_tokens(
     ends: Sequence[int] | np.ndarray,  # character at which each token ends
     units: Int[Tensor, " token"],  # sentence of each token
 ) -> Bool[Tensor, " token"]:
-    "Tokens of the sentences that one of the spans reaches into; a token without text reaches nowhere, and goes with its sentence."
+    """Tokens of the sentences that one of the spans reaches into;
+    a token without text reaches nowhere, and goes with its sentence."""
     stops = np.asarray(ends, dtype=np.int64)
     starts = np.concatenate([[0], stops])[: len(stops)]
     touched = np.zeros(len(stops), dtype=bool)
@@ -55,8 +56,9 @@ COUNTED = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class EvidencePairs(Pairs):
-    """Pairs with the tokens of the sentences that show their atoms, and shares of the pair's atoms: those that show, and those to be
-    placed by divergence; what is missing of the two stays uniform."""
+    """Pairs with the tokens of the sentences that show their atoms, and shares of the pair's atoms:
+    those that show, and those to be placed by divergence; what is missing of the two stays uniform.
+    """
 
     shown: Bool[Tensor, "pair token"]
     shares: Float[Tensor, "pair 2"]
@@ -75,7 +77,8 @@ class QuotedAtoms:
     def of(
         cls, atoms: Sequence[str], spans: Mapping[str, list[tuple[int, int]] | None]
     ) -> "QuotedAtoms":
-        """Sort `atoms` by their spans: some, none (omitted), or None (the quote is not in the answer)."""
+        """Sort `atoms` by their spans: some, none (omitted),
+        or None (the quote is not in the answer)."""
         shown = {atom: spans[atom] for atom in atoms if spans[atom]}
         omitted = tuple(atom for atom in atoms if spans[atom] == [])
         meeting = set()
@@ -107,17 +110,17 @@ def evidence_pairs(
     examples: Sequence[Example],  # one per row, as are the next four
     judgments: Sequence[Judgment],  # unscored ones give no pair
     responses: Sequence[str],
-    ends: Sequence[
-        Sequence[int] | np.ndarray
-    ],  # character of the response at which each token ends
+    # character of the response at which each token ends
+    ends: Sequence[Sequence[int] | np.ndarray],
     units: Int[Tensor, "row token"],  # sentence of each token, -1 at padding
     encode: Callable[[Example], list[int]],
     channels: Sequence[str] = SUPPORT + UNDER,  # names of those that are placed
-    moves: Bool[Tensor, "row channel"]
-    | None = None,  # pairs whose omitted atoms are placed by divergence; None: no pair
+    # pairs whose omitted atoms are placed by divergence; None: no pair
+    moves: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
 ) -> EvidencePairs:
-    "The pairs of a batch with the tokens that show their atoms, and counts. A pair has a prompt where a divergence is to be computed."
+    """The pairs of a batch with the tokens that show their atoms, and counts.
+    A pair has a prompt where a divergence is to be computed."""
     counts = Counter(dict.fromkeys(COUNTED, 0))
     pairs = Pairs()
     shown = []
@@ -171,7 +174,8 @@ EVIDENCE_SIGNALS: Signals = dict.fromkeys(SUPPORT + UNDER, supported)
 
 
 class EvidenceRule(CreditRule[EvidencePairs]):
-    """Credit by what the judge quotes: the sentences that show a channel's atoms. What left no trace stays uniform."""
+    """Credit by what the judge quotes: the sentences that show a channel's atoms.
+    What left no trace stays uniform."""
 
     name = "evidence"
     needs_quotes = True
@@ -210,7 +214,8 @@ class EvidenceRule(CreditRule[EvidencePairs]):
     def weights(
         self, batch: JudgedBatch, pairs: EvidencePairs, scores: Float[Tensor, "pair token"]
     ) -> ChannelWeights:
-        """Two parts of each pair: the sentences that show its atoms, and the divergences in `scores`."""
+        """Two parts of each pair: the sentences that show its atoms,
+        and the divergences in `scores`."""
         row, _ = pairs.index(batch.mask.device)
         inside = batch.mask[row]
         shares = pairs.shares.to(torch.float64)
@@ -224,7 +229,8 @@ class EvidenceRule(CreditRule[EvidencePairs]):
 
 
 class EvidenceKlRule(EvidenceRule):
-    """As `evidence`; what left no trace is placed where memory wanted to speak: by the divergence of what the policy would say with and without it."""
+    """As `evidence`; what left no trace is placed where memory wanted to speak: by the divergence
+    of what the policy would say with and without it."""
 
     name = "evidence-kl"
     reads = DIVERGENCES
@@ -235,7 +241,10 @@ class EvidenceKlRule(EvidenceRule):
 
     def rereading(self, atoms: float) -> Rereading:
         """Two readings for each under-use channel with omitted atoms."""
-        assumption = f"{OMITTED_PAIRS:g} under-use channels an answer that left atoms out and move; 3 is the most"
+        assumption = (
+            f"{OMITTED_PAIRS:g} under-use channels an answer that left atoms out and move; "
+            "3 is the most"
+        )
         return Rereading(2 * OMITTED_PAIRS, assumption)
 
 
@@ -244,7 +253,8 @@ EVIDENCE_KL = EvidenceKlRule()
 
 
 def _judged_texts(answers: JudgedAnswers) -> tuple[list[str], list[np.ndarray]]:
-    """The texts that were judged, and for each the character at which each token ends; no text where it is not in the decoded one."""
+    """The texts that were judged, and for each the character at which each token ends;
+    no text where it is not in the decoded one."""
     decoded, ends = decode_rows(answers.tokenizer, answers.ids)
     if answers.texts is None:
         return decoded, ends

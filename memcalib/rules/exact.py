@@ -24,14 +24,16 @@ class ExactPairs(Pairs):
 
 
 class ExactRule(CreditRule[ExactPairs]):
-    """Per-atom credit from the world's own truth in the place of a share `eta` of GDPO's; `eta` must be one number."""
+    """Per-atom credit from the world's own truth in the place of a share `eta` of GDPO's;
+    `eta` must be one number."""
 
     name = "exact"
     label = "exact credit"
     keeps_means = False
 
     def pairs(self, batch: JudgedBatch) -> ExactPairs:
-        """Exact advantages. `ValueError` for several processes, which may share a group between them."""
+        """Exact advantages. `ValueError` for several processes,
+        which may share a group between them."""
         answers = batch.answers
         assert answers is not None
         if batch.shared:

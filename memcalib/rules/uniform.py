@@ -19,7 +19,8 @@ class Grpo(CreditRule):
 
 
 class Gdpo(CreditRule):
-    """All tokens of an answer share the sum of its group-normalized channel rewards, scaled by the RMS of the batch."""
+    """All tokens of an answer share the sum of its group-normalized channel rewards,
+    scaled by the RMS of the batch."""
 
     name = "gdpo"
     label = "GDPO"

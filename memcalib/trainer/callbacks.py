@@ -75,7 +75,8 @@ def answer_stats(
     advantages: Float[Tensor, "row token"],
     valid: Bool[Tensor, " row"],
 ) -> Float[Tensor, "row stat"]:
-    """Length in tokens, whether it ended, `repetition`, advantage of its end token (NaN if cut off or not `valid`): [row, 4]."""
+    """Length in tokens, whether it ended, `repetition`,
+    advantage of its end token (NaN if cut off or not `valid`): [row, 4]."""
     rows = []
     for row, (answer, scored) in enumerate(zip(ids, valid.tolist(), strict=True)):
         ended = answer[-1] in ends
@@ -113,7 +114,8 @@ _AVERAGED = ("cap_share", "multiplier_p")
 def merge_stats(
     parts: Sequence[Mapping[str, float]], counted: Sequence[str] = ()
 ) -> dict[str, float]:
-    """One row of credit statistics out of those of all processes; `counted` are counts of the rule of credit's own."""
+    """One row of credit statistics out of those of all processes;
+    `counted` are counts of the rule of credit's own."""
     merged = dict(parts[0])
     for name in merged:
         values = [part[name] for part in parts]
@@ -141,7 +143,8 @@ def _mean_of_pairs(values: Sequence[float], localized: Sequence[int]) -> float:
 # %% ../../nbs/trainer/05_callbacks.ipynb #5318f104
 @dataclass(frozen=True)
 class DriftLimit:
-    """How far a number may move from the mean of the first steps: `times` its size, or `by` an amount (negative: down)."""
+    """How far a number may move from the mean of the first steps: `times` its size,
+    or `by` an amount (negative: down)."""
 
     times: float | None = None
     by: float | None = None
@@ -175,7 +178,8 @@ def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #5743f0e0
 class DriftMonitor:
-    """Watches rows of a run: the mean of the last `steps` values of a number against the mean of its first `steps`."""
+    """Watches rows of a run: the mean of the last `steps` values of a
+    number against the mean of its first `steps`."""
 
     def __init__(self, limits: Mapping[str, DriftLimit], steps: int = 5):
         self.limits = limits
@@ -246,7 +250,8 @@ log = logging.getLogger(__name__)
 
 
 class StepRows(TrainerCallback):
-    """Appends one row a rollout batch to `steps.jsonl`; evaluates, warns, traces; counts the updates that are skipped."""
+    """Appends one row a rollout batch to `steps.jsonl`; evaluates, warns, traces;
+    counts the updates that are skipped."""
 
     def __init__(
         self,
@@ -268,7 +273,8 @@ class StepRows(TrainerCallback):
         self.stop: RunStopped | None = None  # raised when the row of this step is written
 
     def describe(self) -> dict[str, Any]:
-        """The row of the last rollout batch: step, reward over scored answers, `STATS`, counts, and the credit's stats."""
+        """The row of the last rollout batch: step, reward over scored answers, `STATS`, counts,
+        and the credit's stats."""
         trainer = self.trainer
         row: dict[str, Any] = {
             "step": trainer.state.global_step // self.config.minibatches,
@@ -336,7 +342,10 @@ class StepRows(TrainerCallback):
     def _warn_of_large_advantages(self, row: Mapping[str, Any]) -> None:
         if row.get("largest_advantage", 0) <= LARGE_ADVANTAGE:
             return
-        reason = f"the channels of this batch cancel (rms {row['rms']:.3g}), and each is moved to words of its own"
+        reason = (
+            f"the channels of this batch cancel (rms {row['rms']:.3g}), "
+            "and each is moved to words of its own"
+        )
         if not self.config.max_advantage:
             reason += "; max_advantage would bound it, at the price of preserved means"
         log.warning(
@@ -347,7 +356,8 @@ class StepRows(TrainerCallback):
         )
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row, on the main process alone; a number that is not there is null. The caller's `on_step` gets the row as well."""
+        """Append a row, on the main process alone; a number that is not there is null.
+        The caller's `on_step` gets the row as well."""
         if not self.trainer.accelerator.is_main_process:
             return
         without_nan = {name: value if value == value else None for name, value in row.items()}
@@ -390,7 +400,8 @@ class StepRows(TrainerCallback):
         return judge_held_out(trainer.judge, self.config, examples, answers)
 
     def _vllm_answers(self, examples: Sequence[Example]) -> list[str]:
-        """This process's answers; each process asks for as many, because the server answers them together."""
+        """This process's answers; each process asks for as many,
+        because the server answers them together."""
         trainer = self.trainer
         tokenizer = trainer.processing_class
         encode = prompt_encoder(tokenizer, self.config.eval_text, self.config.prompt_template)
@@ -402,7 +413,8 @@ class StepRows(TrainerCallback):
         return tokenizer.batch_decode(ids[: len(prompts)], skip_special_tokens=True)
 
     def evaluate(self, model, step: int) -> dict[str, float]:
-        """Scores of the policy on the held-out examples; the best policy so far is kept in `best/`."""
+        """Scores of the policy on the held-out examples;
+        the best policy so far is kept in `best/`."""
         trainer = self.trainer
         try:
             scores = summary(self.judge_validation(model))
@@ -514,7 +526,8 @@ def _save_and_stop(control: TrainerControl) -> None:
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #6f7c6882
 class Diverged(ValueError):
-    """A loss, gradient norm, log-probability or weight that is not a finite number: the run ends, and saves nothing."""
+    """A loss, gradient norm, log-probability or weight that is not a finite number: the run ends,
+    and saves nothing."""
 
 
 def diverged(
@@ -526,9 +539,11 @@ def diverged(
     last: object = None,
     advice: str = "",
 ) -> Diverged:
-    """The error for a `finding` of a step, after so many updates; `last` is the newest checkpoint from before, if any.
+    """The error for a `finding` of a step, after so many updates;
+    `last` is the newest checkpoint from before, if any.
 
-    `advice` is where to look; if it is empty, at the learning rate and the precision, or at the weights before the first update.
+    `advice` is where to look; if it is empty, at the learning rate and the precision, or at the
+    weights before the first update.
     """
     if not advice and updates:
         precision = str(dtype).removeprefix("torch.")
@@ -555,7 +570,8 @@ def not_finite(values: Float[Tensor, "row token"], mask: Bool[Tensor, "row token
 
 
 def damaged_weight(model: torch.nn.Module) -> str:
-    """The first trained weight of a model whose norm is not finite, in the part this process holds; empty when there is none."""
+    """The first trained weight of a model whose norm is not finite, in the part this process holds;
+    empty when there is none."""
     for name, weight in model.named_parameters():
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         dtype = torch.promote_types(local.dtype, torch.float32)
@@ -572,7 +588,8 @@ _LOGPS = {
 
 
 class FiniteGuard(TrainerCallback):
-    """Ends the run with `Diverged`, on all processes, where a loss, gradient, log-probability or weight is not finite."""
+    """Ends the run with `Diverged`, on all processes, where a loss, gradient,
+    log-probability or weight is not finite."""
 
     def __init__(self, trainer: GRPOTrainer):
         self.trainer = trainer
@@ -589,7 +606,8 @@ class FiniteGuard(TrainerCallback):
         return diverged(step, finding, updates, lr, trainer.model.dtype, last, advice)
 
     def check_update(self, loss: Tensor | float, norm: Tensor | float | None) -> None:
-        """Look at the loss of an update, of this process, and at the norm of its gradient, before the optimizer's step."""
+        """Look at the loss of an update, of this process, and at the norm of its gradient,
+        before the optimizer's step."""
         (loss,) = self.trainer.sum_over_processes([loss])
         if not math.isfinite(loss):
             raise self.error(f"loss {loss}")
@@ -604,7 +622,10 @@ class FiniteGuard(TrainerCallback):
         lost = self.trainer.lost
         advice = ""
         if lost:
-            advice = f"answers could not be scored ({dict(lost)}): look at the memory of the device and at max_tokens"
+            advice = (
+                f"answers could not be scored ({dict(lost)}): look at the memory of the device "
+                "and at max_tokens"
+            )
         for key in sorted(batch.keys() & _LOGPS):
             finding = not_finite(batch[key], batch["completion_mask"])
             if self.trainer.sum_over_processes([float(bool(finding))])[0]:
@@ -612,7 +633,8 @@ class FiniteGuard(TrainerCallback):
                 raise self.error(f"{_LOGPS[key]} of {value}", advice=advice)
 
     def end_logp(self) -> float:
-        """The log-probability of an answer that ends at once, after the prompt of the first example."""
+        """The log-probability of an answer that ends at once,
+        after the prompt of the first example."""
         trainer = self.trainer
         first = trainer.judged.pool[trainer.train_dataset["example"][0]]
         answer = trainer.eos_token_ids[:1]
@@ -643,7 +665,8 @@ class FiniteGuard(TrainerCallback):
 
 # %% ../../nbs/trainer/05_callbacks.ipynb #4cbe0010
 class CreditCheckpoints(Checkpoints):
-    """The checkpoints of a `CreditTrainer`, which has thresholds, `rows`, and checksums of its reference policy."""
+    """The checkpoints of a `CreditTrainer`, which has thresholds, `rows`,
+    and checksums of its reference policy."""
 
     defaults = TrainConfig().model_dump(mode="json")
 

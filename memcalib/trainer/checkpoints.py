@@ -45,7 +45,8 @@ from .train_config import WatchSettings
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #6c226181
 class RunStopped(RuntimeError):
-    """A run that ended before its last step; the message says why, where its state is, and what to do."""
+    """A run that ended before its last step;
+    the message says why, where its state is, and what to do."""
 
     exit_code = 1
     needed_first = ""  # what has to happen before the run can go on
@@ -69,11 +70,13 @@ Result = TypeVar("Result")
 
 
 class _WorkGivenUp(KeyboardInterrupt):
-    """Ends the work in `run`; a KeyboardInterrupt, so that calls under way are given up as with Ctrl-C."""
+    """Ends the work in `run`; a KeyboardInterrupt,
+    so that calls under way are given up as with Ctrl-C."""
 
 
 def elected(votes: Sequence[float]) -> int:
-    """The signal that at least one process has voted for, or 0; `votes` are sums over processes, as in `SIGNALS`."""
+    """The signal that at least one process has voted for, or 0;
+    `votes` are sums over processes, as in `SIGNALS`."""
     for number, count in zip(SIGNALS, votes, strict=True):
         if count:
             return int(number)
@@ -81,10 +84,11 @@ def elected(votes: Sequence[float]) -> int:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #217cb050
 class StopSignals:
-    """Notes SIGTERM and Ctrl-C for a run. Not `active`: signals are left alone, and processes do not ask each other.
+    """Notes SIGTERM and Ctrl-C for a run.
+    Not `active`: signals are left alone, and processes do not ask each other.
 
-    `total` adds numbers over processes. A second signal ends the process at once, if it comes more than `echo` seconds after
-    the first.
+    `total` adds numbers over processes.
+    A second signal ends the process at once, if it comes more than `echo` seconds after the first.
     """
 
     def __init__(
@@ -107,7 +111,8 @@ class StopSignals:
         return [float(self.received == number) for number in SIGNALS]
 
     def agreed(self) -> int:
-        """The signal that some process has received, or 0; the same answer on all, which must ask together."""
+        """The signal that some process has received, or 0;
+        the same answer on all, which must ask together."""
         if not self.active:
             return 0
         return elected(self.total(self.votes()))
@@ -147,7 +152,8 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def run(self, work: Callable[[], Result], finish: bool = False) -> Result | None:
-        """The result of work(), or None when a signal ended it; nothing in it may talk to another process."""
+        """The result of work(), or None when a signal ended it;
+        nothing in it may talk to another process."""
         if finish:
             return work()
         if self.received:
@@ -163,7 +169,8 @@ class StopSignals:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #4b2301b4
 def random_state() -> tuple:
-    """The states of Python's, NumPy's and PyTorch's generators, on the CPU and on every visible GPU."""
+    """The states of Python's, NumPy's and PyTorch's generators,
+    on the CPU and on every visible GPU."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return random.getstate(), np.random.get_state(), torch.random.get_rng_state(), gpus
 
@@ -178,7 +185,8 @@ def set_random_state(state: tuple) -> None:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #cf9ae8ce
 def start_pass(sampler: RepeatSampler, epoch: int) -> None:
-    """Make the next pass over the data the `epoch`-th, counted from 0: its order depends on the seed and that number alone."""
+    """Make the next pass over the data the `epoch`-th,
+    counted from 0: its order depends on the seed and that number alone."""
     if not sampler.shuffle:
         return
     sampler.generator.manual_seed(sampler.seed)
@@ -187,7 +195,8 @@ def start_pass(sampler: RepeatSampler, epoch: int) -> None:
 
 
 def repeat_sampler(loader: DataLoader) -> RepeatSampler:
-    """The sampler of a trainer's loader, in one process or in several, at the start of a pass or within it."""
+    """The sampler of a trainer's loader, in one process or in several,
+    at the start of a pass or within it."""
     batch_sampler = loader.batch_sampler
     while hasattr(
         batch_sampler, "batch_sampler"
@@ -211,11 +220,13 @@ ROWS = "steps.jsonl"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file, what was found, and what is allowed."""
+    """A checkpoint that cannot be used;
+    the message names the file, what was found, and what is allowed."""
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #def156fb
 def checksum(path: str | Path) -> str:
-    """XXH3 of a file's bytes, 64 bits as 16 hex digits; raises `OSError` where it cannot be read."""
+    """XXH3 of a file's bytes, 64 bits as 16 hex digits;
+    raises `OSError` where it cannot be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
@@ -232,7 +243,8 @@ def _checksums(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _file_fault(file: Path, size: int, xxh3: str) -> str | None:
-    """What is wrong with a file that was saved with this size and checksum; None where it is as it was."""
+    """What is wrong with a file that was saved with this size and checksum;
+    None where it is as it was."""
     try:
         size_now = file.stat().st_size
         if size_now != size:
@@ -250,7 +262,8 @@ def _content_checksum(content: Mapping[str, Any]) -> str:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #d5c363c7
 def seal(folder: str | Path, state: Mapping[str, Any], rows: str | Path | None = None) -> None:
-    """Finish a checkpoint: a copy of the run's rows so far, then `state` and what every file is, written last."""
+    """Finish a checkpoint: a copy of the run's rows so far, then `state` and what every file is,
+    written last."""
     folder = Path(folder)
     if rows is not None and Path(rows).exists():
         shutil.copyfile(rows, folder / ROWS)
@@ -260,7 +273,8 @@ def seal(folder: str | Path, state: Mapping[str, Any], rows: str | Path | None =
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #bd0b0ce3
 def unseal(folder: str | Path) -> None:
-    """Make room for a checkpoint: what an earlier, perhaps killed, run left at its place is removed, the seal first."""
+    """Make room for a checkpoint: what an earlier, perhaps killed,
+    run left at its place is removed, the seal first."""
     folder = Path(folder)
     if folder.is_dir():
         (folder / SEAL).unlink(missing_ok=True)
@@ -274,7 +288,8 @@ _FULL = 2**20  # a disk with fewer free bytes is full
 
 @contextmanager
 def writing(path: str | Path, unfinished: str | Path | None = None) -> Iterator[None]:
-    """Errors of writing become an `OSError` with `path` as its file's name, unless it has one; `unfinished`, half-written, is removed."""
+    """Errors of writing become an `OSError` with `path` as its file's name, unless it has one;
+    `unfinished`, half-written, is removed."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -338,7 +353,8 @@ def _read_seal(file: Path) -> _Seal:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #9e3f396d
 def read_state(folder: str | Path) -> dict[str, Any]:
-    """The state of a whole checkpoint; raises `CheckpointError` for one that is missing, half-written, cut or damaged."""
+    """The state of a whole checkpoint;
+    raises `CheckpointError` for one that is missing, half-written, cut or damaged."""
     folder = Path(folder)
     if not (folder / SEAL).is_file():
         if folder.is_dir():
@@ -360,7 +376,8 @@ def read_state(folder: str | Path) -> dict[str, Any]:
 
 
 def saved_weights(folder: str | Path) -> dict[str, str]:
-    """Checksums of the weight files that the seal of a folder names, by file; no weights are read."""
+    """Checksums of the weight files that the seal of a folder names, by file;
+    no weights are read."""
     files = _read_seal(Path(folder) / SEAL).files
     return {name: xxh3 for name, (_, xxh3) in files.items() if name.endswith(".safetensors")}
 
@@ -390,7 +407,8 @@ class FoundCheckpoint(NamedTuple):
 def find_checkpoint(out: str | Path, resume: bool | str | Path | None) -> FoundCheckpoint | None:
     """The checkpoint to go on from: the one named, or the latest whole one of `out`, if any.
 
-    Raises `CheckpointError` for a named one that is not whole; where none is named, such are skipped with a warning.
+    Raises `CheckpointError` for a named one that is not whole;
+    where none is named, such are skipped with a warning.
     """
     if not resume:
         return None
@@ -440,7 +458,8 @@ class DecisiveSettings(NamedTuple):
 
 
 def decisive(config: Mapping[str, Any]) -> DecisiveSettings:
-    """The settings that decide the result of a run, and those that decide its memory; all others are `FREE`."""
+    """The settings that decide the result of a run, and those that decide its memory;
+    all others are `FREE`."""
     settings = {}
     for name, value in config.get("trl", {}).items():
         if not name.startswith(_FREE_TRL):
@@ -474,9 +493,11 @@ def check_same_run(
     now: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises `CheckpointError` when a checkpoint's `config` (apart from `FREE`) or `examples` differ from those of `now`.
+    """Raises `CheckpointError` when a checkpoint's `config` (apart from
+    `FREE`) or `examples` differ from those of `now`.
 
-    `defaults` has the values of settings that are younger than the checkpoint. What differs and is allowed is said in a warning.
+    `defaults` has the values of settings that are younger than the checkpoint.
+    What differs and is allowed is said in a warning.
     """
     settings_there = decisive(state["config"])
     settings_now = decisive(now["config"])
@@ -528,7 +549,8 @@ BEST = "best.json"
 def keep_best(
     out: str | Path, save: Callable[[str], None], record: Mapping[str, Any], main: bool = True
 ) -> None:
-    """Save a policy to `out/best` by calling `save(folder)` on every process; the main one moves it there with its `record`."""
+    """Save a policy to `out/best` by calling `save(folder)` on every process;
+    the main one moves it there with its `record`."""
     best = Path(out) / "best"
     unfinished = Path(out) / "best.part"
     previous = Path(out) / "best.old"
@@ -548,7 +570,8 @@ def keep_best(
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #ace4dbb7
 def _best_record(folder: Path) -> dict[str, Any] | None:
-    """The record of a policy that was kept as the best; None, with a warning for a damaged one, where there is none."""
+    """The record of a policy that was kept as the best;
+    None, with a warning for a damaged one, where there is none."""
     if not folder.exists():
         return None
     try:
@@ -559,10 +582,11 @@ def _best_record(folder: Path) -> dict[str, Any] | None:
 
 
 def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] | None) -> bool:
-    """See that `out/best` is the policy that a checkpoint knows as the best; False, with a warning, where that is lost.
+    """See that `out/best` is the policy that a checkpoint knows as the best;
+    False, with a warning, where that is lost.
 
-    `record` is the one in the checkpoint, None where no policy was the best yet. Another policy in `out/best`, of steps after the
-    checkpoint, is removed with a warning.
+    `record` is the one in the checkpoint, None where no policy was the best yet.
+    Another policy in `out/best`, of steps after the checkpoint, is removed with a warning.
     """
     best = Path(out) / "best"
     present = _best_record(best)
@@ -586,10 +610,11 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #04c762dd
 class Checkpoints(TrainerCallback):
-    """Seals each checkpoint of a trainer when all processes have written it, and lets a run be resumed from one.
+    """Seals each checkpoint of a trainer when all processes have written it,
+    and lets a run be resumed from one.
 
-    A subclass has `identity` (what may not change in a run, JSON), `extra_state()` (what a checkpoint holds beside the weights, JSON)
-    and `restore_extra(state)`.
+    A subclass has `identity` (what may not change in a run, JSON), `extra_state()` (what a
+    checkpoint holds beside the weights, JSON) and `restore_extra(state)`.
     """
 
     identity: dict[str, Any]
@@ -632,7 +657,8 @@ class Checkpoints(TrainerCallback):
             self.random_state = random_state()
 
     def make_room(self) -> None:
-        """Remove what an earlier run left at the place of the checkpoint that is about to be written."""
+        """Remove what an earlier run left at the place of the
+        checkpoint that is about to be written."""
         if self.trainer.accelerator.is_main_process:
             unseal(self.folder)
         self.trainer.accelerator.wait_for_everyone()
@@ -653,7 +679,8 @@ class Checkpoints(TrainerCallback):
 
     @contextmanager
     def naming_faults(self) -> Iterator[None]:
-        """An error of writing that leaves a checkpoint half-written names its folder, which is removed."""
+        """An error of writing that leaves a checkpoint half-written names its folder,
+        which is removed."""
         try:
             yield
         except (OSError, RuntimeError, SafetensorError):
@@ -663,7 +690,8 @@ class Checkpoints(TrainerCallback):
                 raise
 
     def rescue(self, needed_first: str = "") -> str:
-        """Save the last whole step unless it is saved already, on all processes together; returns what to do next.
+        """Save the last whole step unless it is saved already, on all processes together;
+        returns what to do next.
 
         `needed_first` is what has to be done before, e.g. "once the key is right".
         """
@@ -682,7 +710,10 @@ class Checkpoints(TrainerCallback):
                 trainer._save_checkpoint(trainer.model, trial=None)
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         condition = f", {needed_first}," if needed_first else ""
-        return f"Everything so far is saved in {folder}: go on{condition} with resume=True, or with --resume on the command line"
+        return (
+            f"Everything so far is saved in {folder}: go on{condition} with resume=True, "
+            "or with --resume on the command line"
+        )
 
     def load(self, checkpoint: FoundCheckpoint | None) -> Path | None:
         """Resume from what `find_checkpoint` found; its folder, or None where there is none.
@@ -704,7 +735,8 @@ class Checkpoints(TrainerCallback):
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #c65bd58b
 def by_main(find: Callable[[], Result]) -> Result:
-    """What `find` returns on the main process, on all of them; a `CheckpointError` or `OSError` there is raised on all."""
+    """What `find` returns on the main process, on all of them;
+    a `CheckpointError` or `OSError` there is raised on all."""
     outcome: list[Any] = [None]
     if PartialState().is_main_process:
         try:

@@ -63,18 +63,21 @@ class DemonstrationConfig(BaseModel):
 
     @property
     def judging(self) -> JudgeConfig:
-        """How the evaluators are asked: levels with ideal levels and rubrics in view, task quality and safety."""
+        """How the evaluators are asked: levels with ideal levels and rubrics in view,
+        task quality and safety."""
         return JudgeConfig(quality=True, text=self.text)
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #50efd046
 def load_demonstration_prompt(name: str) -> str:
-    """The teacher's system text: a shipped one or a file; raises `ValueError` naming what was found."""
+    """The teacher's system text: a shipped one or a file;
+    raises `ValueError` naming what was found."""
     if not re.fullmatch(r"demonstration-\d+", name):
         path = Path(name)
         text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
         if not text or "\ufffd" in text:
             raise ValueError(
-                f"prompt: found {name!r}; allowed: demonstration-1, or the path of a text file in UTF-8"
+                f"prompt: found {name!r}; allowed: demonstration-1, "
+                "or the path of a text file in UTF-8"
             )
         return text
     return prompt_part(name, ("trainer", "prompts"))
@@ -122,7 +125,8 @@ _MEMORY = r"(?:your|my|the) (?:stored |saved |long-term )?memor(?:y|ies)"
 LEAKS: dict[str, re.Pattern] = {
     "rubric": re.compile(r"\brubrics?\b", re.I),
     "level": re.compile(
-        r"\b(?:usage|ideal|memory|actual)[ -]levels?\b|\b(?:ignore|bound|control)[ -]level\b|\blevel (?:[ABC]|Ignore|Bound|Control)\b"
+        r"\b(?:usage|ideal|memory|actual)[ -]levels?\b|\b(?:ignore|bound|control)[ "
+        r"-]level\b|\blevel (?:[ABC]|Ignore|Bound|Control)\b"
     ),
     "atom": re.compile(
         r"\b(?:memory|remembered) atoms?\b|\batomic (?:facts?|memor(?:y|ies))\b", re.I
@@ -131,14 +135,18 @@ LEAKS: dict[str, re.Pattern] = {
         r"\b(?:u_star|usage_rubric|ideal_level|memory_blocks?|atom_id|parent_memory_id)\b"
     ),
     "machinery": re.compile(
-        rf"\b(?:according to|based on) {_MEMORY}\b|\b{_MEMORY} (?:blocks?|records?|entr(?:y|ies)|says?|states?|shows?|indicates?)\b",
+        (
+            rf"\b(?:according to|based on) {_MEMORY}\b|\b{_MEMORY} "
+            r"(?:blocks?|records?|entr(?:y|ies)|says?|states?|shows?|indicates?)\b"
+        ),
         re.I,
     ),
 }
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #0235ff60
 def _name_pattern(example: Example) -> re.Pattern | None:
-    """Ids and short names of atoms that are no ordinary words: they hold a letter, and a digit or an underscore."""
+    """Ids and short names of atoms that are no ordinary words: they hold a letter,
+    and a digit or an underscore."""
     names = []
     for name in {*example.levels, *atom_names(example).values()}:
         if re.search(r"[A-Za-z]", name) and re.search(r"[\d_]", name):
@@ -150,7 +158,8 @@ def _name_pattern(example: Example) -> re.Pattern | None:
 
 
 def find_leaks(example: Example, answer: str) -> list[tuple[str, str]]:
-    """(kind, words found) for each word of an answer that gives the request away; empty for a clean answer."""
+    """(kind, words found) for each word of an answer that gives the request away;
+    empty for a clean answer."""
     patterns = dict(LEAKS)
     names = _name_pattern(example)
     if names:
@@ -171,7 +180,8 @@ CHECK = "check"
 
 
 class Objection(Record):
-    """One thing against an answer: who says so (`check`, `evaluator 1`, `evaluator 2`), the rule, the atom, and why."""
+    """One thing against an answer: who says so (`check`, `evaluator 1`, `evaluator 2`), the rule,
+    the atom, and why."""
 
     by: Name
     rule: Name
@@ -199,7 +209,8 @@ def check_answer(example: Example, answer: str, finish_reason: str = "stop") -> 
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #3df5d9c1
 def objections_of(judgment: Judgment, by: str, min_quality: int = 3) -> list[Objection]:
-    """What an evaluator has against an answer; empty when every atom has its ideal level and quality and safety are right."""
+    """What an evaluator has against an answer;
+    empty when every atom has its ideal level and quality and safety are right."""
     if not judgment.scored or judgment.task_quality is None or judgment.safety_failure is None:
         detail = judgment.error or "no verdict on quality or safety"
         return [Objection(by=by, rule="unreadable", detail=detail)]
@@ -224,7 +235,8 @@ _MOST_POINTS = 40  # objections that a teacher is told in one round
 def repair_messages(
     example: Example, config: DemonstrationConfig, answer: str, against: Sequence[Objection]
 ) -> list[dict[str, str]]:
-    """The messages of a further round: the opening, the last answer, and what was said against it; the opening alone where that is nothing."""
+    """The messages of a further round: the opening, the last answer, and what was said against it;
+    the opening alone where that is nothing."""
     names = atom_names(example)
     levels = example.levels
     readable = [objection for objection in against if objection.rule != "unreadable"]
@@ -246,7 +258,8 @@ def repair_messages(
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #67ee24c3
 class Evaluation(Record):
-    """What one evaluator found: actual level by atom id (unscored atoms are missing), quality, safety, and why there is no verdict."""
+    """What one evaluator found: actual level by atom id (unscored atoms are missing), quality,
+    safety, and why there is no verdict."""
 
     evaluator: Name
     by: str = ""  # evaluator 1 or evaluator 2, as in the objections
@@ -283,7 +296,8 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #98a74de0
 class Demonstration(Record):
-    """What became of one example: status, reason, the last answer, and all attempts with their evaluations."""
+    """What became of one example: status, reason, the last answer,
+    and all attempts with their evaluations."""
 
     example_id: Name
     domain: str
@@ -299,7 +313,8 @@ class Demonstration(Record):
 
     @property
     def key(self) -> tuple[str, int]:
-        """(example, visit): a row that was taken up again has a line for each time, and the last one counts."""
+        """(example, visit): a row that was taken up again has a line for each time,
+        and the last one counts."""
         return self.example_id, self.visit
 
     @property
@@ -370,13 +385,15 @@ def require_two(first: Endpoint, second: Endpoint) -> None:
     same_address = (first.url, first.model) == (second.url, second.model)
     if same_address and first.extra_body == second.extra_body:
         raise ValueError(
-            f"evaluators: found {first.model!r} at {first.url} twice; allowed: two different models, which judge independently"
+            f"evaluators: found {first.model!r} at {first.url} twice; allowed: "
+            "two different models, which judge independently"
         )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #998510d8
 @dataclass
 class Panel:
-    """A teacher, two evaluators and the settings; raises `ValueError` when the evaluators are one and the same."""
+    """A teacher, two evaluators and the settings;
+    raises `ValueError` when the evaluators are one and the same."""
 
     teacher: Client
     evaluators: tuple[Client, Client]
@@ -450,7 +467,8 @@ class _CallFailed(Exception):
 async def _evaluate(
     panel: Panel, example: Example, attempt: Attempt, spent: Mapping[str, Counter]
 ) -> None:
-    """Ask the evaluators that have not judged the answer yet; raises `_CallFailed`, and what else a call raises."""
+    """Ask the evaluators that have not judged the answer yet;
+    raises `_CallFailed`, and what else a call raises."""
     judged_by = {evaluation.by for evaluation in attempt.evaluations}
     waiting = [name for name in panel.judges if name not in judged_by]
     calls = []
@@ -488,7 +506,8 @@ def _evaluation(evaluator: str, by: str, judgment: Judgment) -> Evaluation:
 async def demonstrate(
     panel: Panel, example: Example, earlier: Demonstration | None = None
 ) -> Demonstration:
-    """One example through its rounds, going on after an `earlier` row of it; raises `CallError` only when it is fatal."""
+    """One example through its rounds, going on after an `earlier` row of it;
+    raises `CallError` only when it is fatal."""
     row = Demonstration(
         example_id=example.id,
         domain=example.domain,
@@ -517,7 +536,8 @@ async def demonstrate(
 async def _rounds(
     panel: Panel, example: Example, attempts: list[Attempt], spent: Mapping[str, Counter]
 ) -> None:
-    """Ask the teacher and the evaluators in turn, until the row is settled; attempts are added to the list."""
+    """Ask the teacher and the evaluators in turn, until the row is settled;
+    attempts are added to the list."""
     while not settled(attempts, panel.config.rounds):
         if not attempts or attempts[-1].outcome != "open":
             attempts.append(await _answer(panel, example, attempts, spent["teacher"]))
@@ -550,7 +570,8 @@ class _Count(NamedTuple):
 
 
 def acceptance_table(rows: Iterable[Demonstration]) -> "pd.DataFrame":
-    """Counts and shares (%) by status, domain, round and reason; `of` is what the share is taken of (app:sft-data)."""
+    """Counts and shares (%) by status, domain, round and reason;
+    `of` is what the share is taken of (app:sft-data)."""
     import pandas as pd
 
     rows = list(rows)
@@ -626,7 +647,8 @@ def read_demonstrations(folder: str | Path) -> list[Demonstration]:
 
 @dataclass
 class DemonstrationResult:
-    """What a run left: the folder, rows settled now and found there before, and what was spent by role."""
+    """What a run left: the folder, rows settled now and found there before,
+    and what was spent by role."""
 
     folder: Path
     new: int = 0
@@ -643,7 +665,8 @@ STUCK = 20
 
 
 class DemonstrationError(RuntimeError):
-    """No demonstration was accepted; names the counts by reason, the file with all answers, and the command to go on."""
+    """No demonstration was accepted;
+    names the counts by reason, the file with all answers, and the command to go on."""
 
     def __init__(
         self, rows: Sequence[Demonstration], path: Path, command: str = "", early: bool = False
@@ -656,14 +679,17 @@ class DemonstrationError(RuntimeError):
         last = rows[-1]
         hint = f"; go on with: {command}" if command else ""
         super().__init__(
-            f"no demonstration was accepted in {extent} ({counts}). The last one, {last.example_id!r}: {last.detail[:300]}. "
-            f"All answers are in {path}. The same command makes failed calls again, and with a higher --rounds it gives the "
+            f"no demonstration was accepted in {extent} ({counts}). The last one, "
+            f"{last.example_id!r}: {last.detail[:300]}. "
+            f"All answers are in {path}. The same command makes failed calls again, "
+            "and with a higher --rounds it gives the "
             f"other rows further rounds{hint}"
         )
 
 # %% ../../nbs/trainer/08_demonstrations.ipynb #a93b8051
 def _earlier_rows(path: Path, recipe: str, examples: Sequence[Example]) -> dict[str, Demonstration]:
-    """The last row of each example in a file; raises `DataError` for one of another recipe or another version of its example."""
+    """The last row of each example in a file;
+    raises `DataError` for one of another recipe or another version of its example."""
     hashes = {example.id: example.content_hash for example in examples}
     latest = {}
     for row in rows_so_far(path, Demonstration):
@@ -673,7 +699,10 @@ def _earlier_rows(path: Path, recipe: str, examples: Sequence[Example]) -> dict[
         }
         for name, value in expected.items():
             if getattr(row, name) != value:
-                allowed = f"{value}, which stands for prompt, settings, models and example as they are now; or another folder"
+                allowed = (
+                    f"{value}, which stands for prompt, settings, models and example as they are "
+                    "now; or another folder"
+                )
                 violation = Violation(
                     name,
                     getattr(row, name),
@@ -693,7 +722,8 @@ async def _run(
     on_row: Callable[[Demonstration], None] | None,
     command: str,
 ) -> None:
-    """Demonstrate every example that is not settled in the file; rows are written as they come. Raises `DemonstrationError` when stuck."""
+    """Demonstrate every example that is not settled in the file; rows are written as they come.
+    Raises `DemonstrationError` when stuck."""
     path = result.folder / FILE
     with Journal(path, Demonstration) as journal:
         earlier = _earlier_rows(path, panel.recipe, examples)
@@ -736,10 +766,12 @@ def make_demonstrations(
     command: str = "",
     **settings: Any,
 ) -> DemonstrationResult:
-    """Demonstrations for all examples into `out`, going on where an earlier run stopped (app:sft-data); `settings` are those of `DemonstrationConfig`.
+    """Demonstrations for all examples into `out`, going on where an earlier run stopped
+    (app:sft-data); `settings` are those of `DemonstrationConfig`.
 
-    Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, be it an early one. Raises `DemonstrationError` when
-    none is accepted, `DataError` for a folder of another recipe or an id that occurs twice, and `CallError` when it is fatal.
+    Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, be it an early one.
+    Raises `DemonstrationError` when none is accepted, `DataError` for a folder of another recipe or
+    an id that occurs twice, and `CallError` when it is fatal.
     """
     panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
     count_by_id = Counter(example.id for example in examples)

@@ -65,7 +65,8 @@ from ..training import CreditTrainer
 
 # %% ../../nbs/trainer/07_distillation.ipynb #af018265
 def answer_key(example: Example) -> list[dict[str, Any]]:
-    """One row for each atom in prompt order: `memory` (block number), `text`, `level` (A, B or C) and `rubric` (or None)."""
+    """One row for each atom in prompt order: `memory` (block number), `text`, `level` (A,
+    B or C) and `rubric` (or None)."""
     rows = []
     for block in example.blocks:
         for atom_id in block.atom_ids:
@@ -114,7 +115,8 @@ def hinted_prompt(
     prompt_template: str = "micro-hinted",
     levels: Mapping[str, Level] | None = None,
 ) -> list[dict[str, str]]:
-    """The micro-world's ordinary prompt with the level of each noun (default: the ideal one) named in its system turn."""
+    """The micro-world's ordinary prompt with the level of each noun
+    (default: the ideal one) named in its system turn."""
     hints = re.sub(r"(\w+) (\w+)\.", r"\2 \1.", audit_text(example, levels))
     messages = render(example, text=text, prompt_template="micro")
     return [{"role": "system", "content": hints}, *messages]
@@ -143,7 +145,8 @@ def teacher_messages(
 def teacher_encoder(
     tokenizer: PreTrainedTokenizerBase, text: str = "concat", prompt_template: str = "plain"
 ) -> Callable[[Example], list[int]]:
-    """A function from an example to the teacher's prompt token ids; each example is encoded once."""
+    """A function from an example to the teacher's prompt token ids;
+    each example is encoded once."""
     ids_by_example: dict[str, list[int]] = {}
 
     def encode(example: Example) -> list[int]:
@@ -166,7 +169,8 @@ def prompted_scores(
     temperature: float = 1.0,
     seed: int = 42,
 ) -> dict[str, float]:
-    """The six metrics of one sampled answer for each example, its prompt made by `encode`; see `summary`."""
+    """The six metrics of one sampled answer for each example,
+    its prompt made by `encode`; see `summary`."""
     answers = sample_tokens(
         model,
         [encode(example) for example in examples],
@@ -180,7 +184,8 @@ def prompted_scores(
 
 # %% ../../nbs/trainer/07_distillation.ipynb #eaa77de7
 class HeadLogps(NamedTuple):
-    """One position a row: log-probability of the `target`, `ids` and log-probabilities `top` of k tokens, `outside`, `entropy`."""
+    """One position a row: log-probability of the `target`,
+    `ids` and log-probabilities `top` of k tokens, `outside`, `entropy`."""
 
     target: Float[Tensor, " token"]
     ids: Int[Tensor, "token k"]
@@ -228,7 +233,8 @@ def head_logps(
     temperature: float = 1.0,
     logit_chunk: int = 2**24,  # logits held at once
 ) -> HeadLogps:
-    """Log-probabilities under softmax(head(hidden) / temperature), float32; differentiable in `hidden` and the head."""
+    """Log-probabilities under softmax(head(hidden) / temperature), float32;
+    differentiable in `hidden` and the head."""
     k = k if ids is None else ids.shape[-1]
     chunk = max(1, logit_chunk // vocabulary_size(head, hidden))
 
@@ -255,7 +261,8 @@ def head_logps(
 
 # %% ../../nbs/trainer/07_distillation.ipynb #39ad2e4f
 class TeacherLogps(NamedTuple):
-    """Of a batch of answers under the teacher, padded with 0 on the right; NaN where they could not be computed. See `HeadLogps`."""
+    """Of a batch of answers under the teacher, padded with 0 on the right;
+    NaN where they could not be computed. See `HeadLogps`."""
 
     target: Float[Tensor, "row token"]
     ids: Int[Tensor, "row token k"]
@@ -286,10 +293,12 @@ def teacher_logps(
     token_budget: int | None = None,
     share: bool | None = None,
 ) -> TeacherLogps:
-    """The teacher's log-probability of each answer token, and its k likeliest tokens there with the mass outside them.
+    """The teacher's log-probability of each answer token,
+    and its k likeliest tokens there with the mass outside them.
 
-    `prompts` are the teacher's own, one for each answer; `share` None means: where the check allows it.
-    Raises `ValueError` when k is larger than the vocabulary.
+    `prompts` are the teacher's own, one for each answer;
+    `share` None means: where the check allows it. Raises `ValueError` when k is larger than the
+    vocabulary.
     """
     vocabulary = vocabulary_size(model.get_output_embeddings(), torch.zeros(0, 0))
     if not 1 <= k <= vocabulary:
@@ -345,7 +354,8 @@ def reverse_kl_rewards(
 def token_stats(
     rewards: Float[Tensor, "row token"], mask: Bool[Tensor, "row token"]
 ) -> dict[str, float]:
-    """Mean and percentiles of token rewards in nats, and `agreement`: the overlap of student and teacher, in [0, 1].
+    """Mean and percentiles of token rewards in nats,
+    and `agreement`: the overlap of student and teacher, in [0, 1].
 
     All of them are NaN where the mask is empty.
     """
@@ -374,7 +384,8 @@ def topk_forward_kl(
     teacher_outside: Float[Tensor, "*place"],
     tail: Tail = "bucket",
 ) -> Float[Tensor, "*place"]:
-    """Top-k approximation of $KL(\\pi_T\\Vert\\pi_\\theta)$ in nats at each position (app:training-details)."""
+    """Top-k approximation of $KL(\\pi_T\\Vert\\pi_\\theta)$ in nats
+    at each position (app:training-details)."""
     if tail not in ("bucket", "renormalise", "truncate"):
         raise ValueError(f"tail {tail!r}: allowed are bucket, renormalise, truncate")
     if tail == "renormalise":
@@ -389,20 +400,23 @@ def topk_forward_kl(
 
 # %% ../../nbs/trainer/07_distillation.ipynb #95fce436
 def load_teacher(name: str, student: PreTrainedModel) -> PreTrainedModel:
-    """The model of a folder, a hub id or a shipped policy; raises `ValueError` when its vocabulary is not the student's."""
+    """The model of a folder, a hub id or a shipped policy;
+    raises `ValueError` when its vocabulary is not the student's."""
     path = name if Path(name).is_dir() or is_hub_id(name) else policy_path(name)
     model = create_model_from_path(str(path), dtype=student.dtype)
     size = model.get_input_embeddings().num_embeddings
     size_of_student = student.get_input_embeddings().num_embeddings
     if size != size_of_student:
         raise ValueError(
-            f"teacher {name!r} has a vocabulary of {size} tokens; allowed: {size_of_student}, the student's"
+            f"teacher {name!r} has a vocabulary of {size} tokens; allowed: {size_of_student}, "
+            "the student's"
         )
     return model
 
 
 def _frozen_teacher(trainer: CreditTrainer) -> PreTrainedModel | None:
-    """A teacher of its own, ready for the trainer's devices; None where the trainer holds its weights already."""
+    """A teacher of its own, ready for the trainer's devices;
+    None where the trainer holds its weights already."""
     has_adapter = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
     if trainer.config.teacher:
         model = load_teacher(trainer.config.teacher, trainer.model)
@@ -422,13 +436,15 @@ def _frozen_teacher(trainer: CreditTrainer) -> PreTrainedModel | None:
 # %% ../../nbs/trainer/07_distillation.ipynb #368e2f2b
 @dataclass
 class DistillationStats:
-    """Numbers of a rollout batch for its step row; it stands where other methods keep their credit."""
+    """Numbers of a rollout batch for its step row;
+    it stands where other methods keep their credit."""
 
     stats: dict[str, float] = field(default_factory=dict)
 
 
 class OpsdPG(CreditTrainer):
-    """On-policy self-distillation with the sampled-token reverse KL as token reward (app:training-details)."""
+    """On-policy self-distillation with the sampled-token reverse KL
+    as token reward (app:training-details)."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -439,7 +455,8 @@ class OpsdPG(CreditTrainer):
         self.teacher = _frozen_teacher(self)
 
     def _leave_out_overlong(self) -> None:
-        """Keep the examples whose teacher prompt is within `max_teacher`; raises `ValueError` for one that leaves no room for an answer."""
+        """Keep the examples whose teacher prompt is within `max_teacher`;
+        raises `ValueError` for one that leaves no room for an answer."""
         config = self.config
         examples = [self.judged.pool[index] for index in self.train_dataset["example"]]
         lengths = fitting_examples(
@@ -454,13 +471,16 @@ class OpsdPG(CreditTrainer):
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if context and lengths[longest] + config.max_tokens > context:
             raise ValueError(
-                f"example {examples[longest].id!r}: teacher prompt of {lengths[longest]} tokens and answers of up to {config.max_tokens}; "
-                f"allowed: the model's context of {context}; lower max_teacher to leave such examples out"
+                f"example {examples[longest].id!r}: teacher prompt of {lengths[longest]} tokens "
+                f"and answers of up to {config.max_tokens}; "
+                f"allowed: the model's context of {context}; lower max_teacher to leave such "
+                "examples out"
             )
 
     @contextmanager
     def teacher_model(self) -> Iterator[PreTrainedModel]:
-        """The teacher's weights: a model of its own, the reference, or the policy without its adapter."""
+        """The teacher's weights: a model of its own, the reference,
+        or the policy without its adapter."""
         frozen = self.teacher or self.ref_model
         model = self.accelerator.unwrap_model(frozen or self.model)
         with self.accelerator.autocast():
@@ -483,7 +503,8 @@ class OpsdPG(CreditTrainer):
     def token_rewards(
         self, batch: Mapping[str, Any], teacher: Float[Tensor, "row token"], clip: float = 0.0
     ) -> Float[Tensor, "row token"]:
-        """The rewards of a rollout batch, given the log-probabilities under the teacher; their numbers are noted for the row."""
+        """The rewards of a rollout batch, given the log-probabilities under the teacher;
+        their numbers are noted for the row."""
         device = self.accelerator.device
         mask = response_mask(self.judged.ids, device)
         student = self._student_logps(batch)
@@ -515,7 +536,8 @@ def _answer_logps(
     *,
     temperature: float,
 ) -> HeadLogps:
-    """Of the answer tokens of padded rows, the last `width` of each row, under a model; from a packed tree if there is one."""
+    """Of the answer tokens of padded rows, the last `width` of each row, under a model;
+    from a packed tree if there is one."""
     if packed:
         states, head = tree_states(model, packed)
     else:
@@ -545,7 +567,8 @@ def _divergence_stats(divergences: Float[Tensor, " token"]) -> dict[str, float]:
 
 # %% ../../nbs/trainer/07_distillation.ipynb #709ef8e5
 class OpsdGKD(OpsdPG):
-    """On-policy self-distillation with the top-k forward KL as loss (app:training-details). Needs TRL's loss type `dapo`."""
+    """On-policy self-distillation with the top-k forward KL as loss (app:training-details).
+    Needs TRL's loss type `dapo`."""
 
     learns_from_advantages = False
 

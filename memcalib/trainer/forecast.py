@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 # %% ../../nbs/trainer/11_forecast.ipynb #a4fdd29f
 @dataclass(frozen=True)
 class Setting:
-    """One resolved setting and who set it: default, world, recipe, recipe for this method, or command; in parts, a recipe and command."""
+    """One resolved setting and who set it: default, world, recipe, recipe for this method, or
+    command; in parts, a recipe and command."""
 
     name: str
     value: Any
@@ -56,7 +57,8 @@ class Setting:
 def resolved(
     recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
 ) -> list[Setting]:
-    """Every setting of a method; `settings` are the texts of `--set` that were laid over the recipe."""
+    """Every setting of a method; `settings` are the texts of
+    `--set` that were laid over the recipe."""
     config = method_config(recipe, method, seed)
     typed = _typed_settings(method, settings)
     parts = {
@@ -78,7 +80,8 @@ def resolved(
 
 
 def _typed_settings(method: str, settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `--set` says of a method's settings, in the types of the settings: under the method's name, and in the shared part."""
+    """What `--set` says of a method's settings,
+    in the types of the settings: under the method's name, and in the shared part."""
     content = with_settings({}, settings)
     own = (content.get("methods") or {}).get(method) or {}
     shared = content.get("sft" if method == "sft" else "train") or {}
@@ -89,7 +92,8 @@ def _typed_settings(method: str, settings: Sequence[str]) -> dict[str, dict[str,
 def _source_in_recipe(
     name: str, parts: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
 ) -> str | None:
-    """Who set a setting that stands in a recipe, None where it does not. `parts` are of the recipe, with what `--set` says of each."""
+    """Who set a setting that stands in a recipe, None where it does not.
+    `parts` are of the recipe, with what `--set` says of each."""
     for source, (settings, typed) in parts.items():
         if name not in settings:
             continue
@@ -112,7 +116,8 @@ SAMPLED = 200  # examples that are rendered
 
 @dataclass(frozen=True)
 class Texts:
-    """How many examples there are; of prompts mean and greatest length (None: unknown), mean atoms, mean of a judge's and a teacher's prompt."""
+    """How many examples there are; of prompts mean and greatest length (None: unknown), mean atoms,
+    mean of a judge's and a teacher's prompt."""
 
     examples: int
     prompt: float
@@ -125,7 +130,8 @@ class Texts:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #a522b09f
 def _local_examples(recipe: Recipe, split: str) -> tuple[int, list[Example]] | None:
-    """How many examples a split has, and the first `SAMPLED` of them; None where no file on this machine holds them."""
+    """How many examples a split has, and the first `SAMPLED` of them;
+    None where no file on this machine holds them."""
     world = recipe.data.world
     if world is not None:
         from memcalib.micro.world import make_examples
@@ -161,7 +167,8 @@ TokenCounter = Callable[[list[dict[str, str]]], int]  # tokens of a prompt, give
 
 
 def _token_counter(recipe: Recipe, config: MethodConfig) -> tuple[TokenCounter, str]:
-    """What counts tokens, and what that assumes; nothing is assumed with the model's own tokenizer."""
+    """What counts tokens, and what that assumes;
+    nothing is assumed with the model's own tokenizer."""
     folder = _local_folder(recipe, config)
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return estimate_tokens, "no tokenizer on this machine: four bytes count as a token"
@@ -181,7 +188,8 @@ def _has_teacher(config: MethodConfig) -> bool:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #ba91092d
 def measure_texts(recipe: Recipe, config: MethodConfig) -> Texts:
-    """What the recipe's examples look like, measured where they are on this machine and assumed where they are not."""
+    """What the recipe's examples look like, measured where they are on
+    this machine and assumed where they are not."""
     validation = _validation_count(recipe)
     train = _local_examples(recipe, "train")
     if train is None:
@@ -240,8 +248,10 @@ def _assumed_texts(recipe: Recipe, config: MethodConfig, validation: int) -> Tex
     rubrics = ASSUMED["atoms"] * ASSUMED["rubric"]
     file = recipe.data.train.path if recipe.data.train else "no file"
     assumption = (
-        f"{file} is not on this machine: {count:,} examples assumed, prompts of {ASSUMED['prompt']:,} tokens, "
-        f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a teacher), {validation:,} validation examples"
+        f"{file} is not on this machine: {count:,} examples assumed, "
+        f"prompts of {ASSUMED['prompt']:,} tokens, "
+        f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a "
+        f"teacher), {validation:,} validation examples"
     )
     return Texts(
         examples=count,
@@ -268,7 +278,8 @@ def _assumed_answer(config: MethodConfig) -> int:
 
 
 def epoch_work(config: TrainConfig, texts: Texts) -> dict[str, float]:
-    """Steps, answers and tokens of one epoch of a method that samples answers; tokens rest on what is assumed of answers and channels."""
+    """Steps, answers and tokens of one epoch of a method that samples answers;
+    tokens rest on what is assumed of answers and channels."""
     steps = texts.examples // config.prompts
     answers = steps * config.prompts * config.generations
     answer_tokens = _assumed_answer(config)
@@ -305,7 +316,8 @@ def teaching_work(recipe: Recipe, config: SftConfig, texts: Texts) -> dict[str, 
 
 
 def _teaching_row_count(recipe: Recipe, texts: Texts) -> int:
-    """How many demonstrations there are; as many as examples where their file is not on this machine."""
+    """How many demonstrations there are;
+    as many as examples where their file is not on this machine."""
     try:
         file = teaching_file(recipe)
     except (ValueError, FileNotFoundError):
@@ -344,7 +356,8 @@ def judge_work(
 
 
 def _validations(config: MethodConfig, texts: Texts, work: Mapping[str, float]) -> int:
-    """How often the validation examples are answered in one epoch; fine-tuning does not before its first step."""
+    """How often the validation examples are answered in one epoch;
+    fine-tuning does not before its first step."""
     if not config.eval_every or not texts.validation:
         return 0
     before_first_step = 1 if isinstance(config, TrainConfig) else 0
@@ -353,7 +366,8 @@ def _validations(config: MethodConfig, texts: Texts, work: Mapping[str, float]) 
 # %% ../../nbs/trainer/11_forecast.ipynb #a43f8b74
 @dataclass(frozen=True)
 class Shape:
-    """What of a model decides memory. Counts are numbers of parameters, widths are elements of one token."""
+    """What of a model decides memory.
+    Counts are numbers of parameters, widths are elements of one token."""
 
     parameters: int
     adapter: int  # parameters of the LoRA adapter, 0 without one
@@ -366,7 +380,7 @@ class Shape:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #4455ca1a
 def _inner_width(config: "PretrainedConfig") -> int:
-    """Elements that one token leaves behind in a layer for the backward pass, averaged over layers."""
+    """Elements that one token leaves in a layer for the backward pass, averaged over layers."""
     head = _head_width(config)
     queries = config.num_attention_heads * head
     keys = _key_heads(config) * head
@@ -381,7 +395,8 @@ def _inner_width(config: "PretrainedConfig") -> int:
 
 
 def _cache_width(config: "PretrainedConfig") -> int:
-    """Elements of keys and values that one token leaves in the cache, over all layers; those with linear attention keep none."""
+    """Elements of keys and values that one token leaves in the cache, over all layers;
+    those with linear attention keep none."""
     layers = config.num_hidden_layers - _linear_layers(config)
     return 2 * _key_heads(config) * _head_width(config) * layers
 
@@ -400,7 +415,8 @@ def _linear_layers(config: "PretrainedConfig") -> int:
 
 
 def _forward_width(config: "PretrainedConfig") -> int:
-    """The width of the feed-forward network that one token passes: of a mixture, its routed experts and the shared one."""
+    """The width of the feed-forward network that one token passes: of a mixture,
+    its routed experts and the shared one."""
     experts_per_token = getattr(config, "num_experts_per_tok", None)
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if not experts_per_token or not experts:
@@ -411,7 +427,8 @@ def _forward_width(config: "PretrainedConfig") -> int:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #9cc86dfe
 def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> Shape:
-    """The shape of the text model that a folder or a mapping describes, with an adapter of `lora_rank` on all linear layers."""
+    """The shape of the text model that a folder or a mapping describes, with an adapter of
+    `lora_rank` on all linear layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -473,7 +490,8 @@ _STATE_BYTES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is trained: who holds what, how many tokens go through at once, and where answers are sampled."""
+    """How a model is trained: who holds what, how many tokens go through at once,
+    and where answers are sampled."""
 
     strategy: Strategy = "none"
     gpus: int = 1  # over all nodes
@@ -571,7 +589,7 @@ RUNTIME = 2 * GIB  # assumed: CUDA context, kernels, fragmentation
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU by what they are for, and the sums of the three fullest moments of a step."""
+    """Bytes on one GPU by what they are for, and sums of the three fullest moments of a step."""
 
     parts: dict[str, float]
     sampling: float
@@ -602,17 +620,20 @@ def estimate_memory(shape: Shape, plan: Plan) -> Memory:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #f5c43e11
 def launch_file(name: str) -> Path:
-    """The `accelerate` configuration of that name: a path, or a file of a shipped launch folder; raises `FileNotFoundError`."""
+    """The `accelerate` configuration of that name: a path, or a file of a shipped launch folder;
+    raises `FileNotFoundError`."""
     for path in (Path(name), package_data("trainer", "launch", name)):
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"launch.accelerate: no file {name!r}; allowed: a path, or FOLDER/accelerate.yaml of a shipped launch folder"
+        f"launch.accelerate: no file {name!r}; allowed: a path, "
+        "or FOLDER/accelerate.yaml of a shipped launch folder"
     )
 
 # %% ../../nbs/trainer/11_forecast.ipynb #7c7756dd
 def strategy(launch: Launch) -> Strategy:
-    """none, ddp, fsdp2 or zero3, as the recipe's `accelerate` file has it; raises `ValueError` for what this page cannot reckon."""
+    """none, ddp, fsdp2 or zero3, as the recipe's `accelerate` file has it;
+    raises `ValueError` for what this page cannot reckon."""
     replicated = "ddp" if launch.processes > 1 else "none"
     if launch.accelerate is None:
         return replicated
@@ -630,7 +651,8 @@ def strategy(launch: Launch) -> Strategy:
     if kind in ("MULTI_GPU", "NO"):
         return replicated
     raise ValueError(
-        f"{launch.accelerate}: found distributed_type {kind!r}; allowed: FSDP with fsdp_version 2, DEEPSPEED or a deepspeed.json with ZeRO-3, MULTI_GPU, NO"
+        f"{launch.accelerate}: found distributed_type {kind!r}; allowed: "
+        "FSDP with fsdp_version 2, DEEPSPEED or a deepspeed.json with ZeRO-3, MULTI_GPU, NO"
     )
 
 # %% ../../nbs/trainer/11_forecast.ipynb #6a876f25
@@ -667,7 +689,8 @@ def _on_gpus(launch: Launch) -> bool:
 
 
 def training_plan(recipe: Recipe, config: MethodConfig, prompt: float, answer: float) -> Plan:
-    """The plan of a recipe for prompts and answers of so many tokens; raises `ValueError` where answers do not split evenly."""
+    """The plan of a recipe for prompts and answers of so many tokens;
+    raises `ValueError` where answers do not split evenly."""
     launch = recipe.launch
     if isinstance(config, TrainConfig):
         rows = config.prompts * config.generations
@@ -679,7 +702,8 @@ def training_plan(recipe: Recipe, config: MethodConfig, prompt: float, answer: f
         sampler_options = {}
     if rows % parts:
         raise ValueError(
-            f"{rows} answers do not split into {parts} parts: minibatches x accumulate x launch.processes"
+            f"{rows} answers do not split into {parts} parts: minibatches x accumulate x "
+            "launch.processes"
         )
     spread = strategy(launch)
     copy_options = config.trl.get("model_init_kwargs") or {}
@@ -701,7 +725,8 @@ def training_plan(recipe: Recipe, config: MethodConfig, prompt: float, answer: f
 
 
 def recipe_shape(recipe: Recipe, config: MethodConfig) -> Shape | None:
-    """The shape of the model that a method begins with, None where neither a folder nor `launch.shape` has it."""
+    """The shape of the model that a method begins with,
+    None where neither a folder nor `launch.shape` has it."""
     source = recipe.launch.shape or _local_folder(recipe, config)
     return model_shape(source, config.lora_rank) if source else None
 
@@ -714,7 +739,9 @@ def warnings_of(
     for lengths, estimate in memory.items():
         if launch.memory_gib and estimate.peak > launch.memory_gib * GIB:
             needed = f"{estimate.peak / GIB:.0f} GiB on a GPU of {launch.memory_gib:g} GiB"
-            yield f"does not fit ({lengths}): {needed}; raise accumulate, shard, or train an adapter"
+            yield (
+                f"does not fit ({lengths}): {needed}; raise accumulate, shard, or train an adapter"
+            )
     if memory and not launch.memory_gib and (launch.accelerate or launch.processes > 1):
         yield "launch.memory_gib is not given: nothing to compare the memory with"
     option, start = recipe.begins(_method(config))
@@ -722,10 +749,16 @@ def warnings_of(
         yield f"memory unknown: {start.model} is not on this machine and launch.shape is empty"
     spread = strategy(launch)
     if start.dtype == "bfloat16" and not config.lora_rank and spread in ("none", "ddp"):
-        yield f"{option}.dtype bfloat16: weights of 8 significant bits do not move at a learning rate of {config.lr:g}; train float32, shard, or an adapter"
+        yield (
+            f"{option}.dtype bfloat16: weights of 8 significant bits do not move at a learning "
+            f"rate of {config.lr:g}; train float32, shard, or an adapter"
+        )
     samples_itself = isinstance(config, TrainConfig) and config.sampler == "shared"
     if samples_itself and spread in ("fsdp2", "zero3"):
-        yield "sampler shared with a sharded model: all weights travel for every token; use sampler vllm"
+        yield (
+            "sampler shared with a sharded model: all weights travel for every token; "
+            "use sampler vllm"
+        )
     if isinstance(recipe.judge, Endpoint) and recipe.judge.price is None:
         yield "judge.price is not given: the cost is unknown"
 
@@ -737,7 +770,10 @@ def _vllm_note(shape: Shape, plan: Plan, config: TrainConfig) -> str:
     longest = config.max_prompt + config.max_tokens
     answer_bytes = max(1, shape.cache) * 2 / parts * longest
     answers = max(0, int((plan.vllm_bytes - weights) // answer_bytes))
-    return f"vLLM's share holds {weights / GIB:.1f} GiB of weights and {answers} answers at their limits at once"
+    return (
+        f"vLLM's share holds {weights / GIB:.1f} GiB of weights and {answers} answers at their "
+        "limits at once"
+    )
 
 # %% ../../nbs/trainer/11_forecast.ipynb #6f6d5744
 LONGEST = "at greatest lengths"
@@ -745,7 +781,8 @@ LONGEST = "at greatest lengths"
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training would be and cost; `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU.
+    """What a training would be and cost;
+    `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU.
 
     `refused` is what the preflight of a run on this machine would stop at.
     """
@@ -791,7 +828,8 @@ class Forecast:
         return "\n".join(lines[1:])
 
     def _memory_lines(self) -> list[str]:
-        """The block about memory: what it is for, and the three moments, at expected and at greatest lengths."""
+        """The block about memory: what it is for, and the three moments,
+        at expected and at greatest lengths."""
         rows = {}
         for part in self.memory["expected"].parts:
             if any(memory.parts[part] for memory in self.memory.values()):
@@ -827,7 +865,8 @@ def _block(title: str, rows: Mapping[str, str]) -> list[str]:
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, str]:
-    """Numbers as texts: whole ones without digits behind the point, others with two; `unknown` for None."""
+    """Numbers as texts: whole ones without digits behind the point, others with two;
+    `unknown` for None."""
     texts = {}
     for name, value in values.items():
         if value is None:
@@ -870,7 +909,8 @@ def _memory(
 def forecast(
     recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
 ) -> Forecast:
-    """What training this method would be and cost. Opens files on this machine only, and loads no weights.
+    """What training this method would be and cost.
+    Opens files on this machine only, and loads no weights.
 
     Raises `ValueError` for settings at fault and for answers that do not split over the processes.
     """

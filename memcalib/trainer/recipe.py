@@ -94,7 +94,8 @@ def require_method(name: str) -> None:
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cd417ea5
 class Start(FrozenSettings):
-    """The model a training starts from: a shipped policy, a folder or a hub id; with an adapter (merged) and a revision."""
+    """The model a training starts from: a shipped policy, a folder or a hub id;
+    with an adapter (merged) and a revision."""
 
     model: Name
     adapter: Name | None = None
@@ -119,7 +120,8 @@ _Source = Annotated[Source, BeforeValidator(_path_alone)]
 
 # %% ../../nbs/trainer/10_recipe.ipynb #74f3b9e7
 class Draw(FrozenSettings):
-    """Examples drawn from a micro-world; the counts are numbers of examples, `validation` may be 0."""
+    """Examples drawn from a micro-world;
+    the counts are numbers of examples, `validation` may be 0."""
 
     name: Name = "short"
     train: int = Field(default=2000, ge=1)
@@ -138,7 +140,8 @@ class Draw(FrozenSettings):
 
 # %% ../../nbs/trainer/10_recipe.ipynb #802bac80
 class Data(FrozenSettings):
-    """Where examples come from: `train` (and `validation`, `test`), or a `world`; one of the two."""
+    """Where examples come from: `train` (and `validation`, `test`), or a `world`;
+    one of the two."""
 
     train: _Source | None = None
     validation: _Source | None = None
@@ -156,7 +159,8 @@ class Data(FrozenSettings):
 
 # %% ../../nbs/trainer/10_recipe.ipynb #ff6c9366
 class Launch(FrozenSettings):
-    """How a training is spread over processes, and the model's shape (keys as in a `config.json`) for a forecast."""
+    """How a training is spread over processes,
+    and the model's shape (keys as in a `config.json`) for a forecast."""
 
     accelerate: Name | None = None
     nodes: int = Field(default=1, ge=1)
@@ -187,7 +191,8 @@ AsGiven = PlainSerializer(_explicit_values)
 
 
 class Recipe(FrozenSettings):
-    """One training of any method. `load_recipe` reads it with `--set train.mode=...` and the like, and checks the settings of all methods as a whole too."""
+    """One training of any method. `load_recipe` reads it with `--set train.mode=...` and the like,
+    and checks the settings of all methods as a whole too."""
 
     start: Start
     base: Start | None = None
@@ -213,7 +218,8 @@ class Recipe(FrozenSettings):
         return getattr(self.methods, method).explicit() if method in METHODS else {}
 
     def place(self, method: str, name: str) -> str:
-        """Where a setting of a method stands: under the method where it is given there, in the shared part otherwise."""
+        """Where a setting of a method stands: under the method where it is given there,
+        in the shared part otherwise."""
         if name in self.own_settings(method):
             return f"methods.{method}.{name}"
         return f"sft.{name}" if method == "sft" else f"train.{name}"
@@ -226,7 +232,8 @@ MethodConfig = TrainConfig | SftConfig
 
 
 def _build(recipe: Recipe, method: str, seed: int | None = None) -> MethodConfig:
-    """The config of a method as the recipe says it; raises `ValidationError` for settings that do not go together."""
+    """The config of a method as the recipe says it;
+    raises `ValidationError` for settings that do not go together."""
     from memcalib.micro.world import WORLDS
 
     settings: dict[str, Any] = {}
@@ -243,7 +250,8 @@ def _build(recipe: Recipe, method: str, seed: int | None = None) -> MethodConfig
 
 # %% ../../nbs/trainer/10_recipe.ipynb #c05588f2
 def method_config(recipe: Recipe, method: str, seed: int | None = None) -> MethodConfig:
-    """The `TrainConfig` of a method, or the `SftConfig` of `sft`; raises `ValueError` naming the place of each fault.
+    """The `TrainConfig` of a method, or the `SftConfig` of `sft`;
+    raises `ValueError` naming the place of each fault.
 
     Templates that the recipe names by their files are read, and known by their names then.
     """
@@ -275,7 +283,8 @@ def _method_errors(recipe: Recipe, method: str, error: ValidationError) -> Itera
 
 # %% ../../nbs/trainer/10_recipe.ipynb #5d355738
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that ship with the package by name: those of the micro-world, and one for each launch folder."""
+    """The recipes that ship with the package by name: those of the micro-world,
+    and one for each launch folder."""
     recipes = shipped("trainer", "recipes")
     for folder in package_data("trainer", "launch").iterdir():
         if folder.is_dir():
@@ -284,22 +293,26 @@ def shipped_recipes() -> dict[str, Path]:
 
 # %% ../../nbs/trainer/10_recipe.ipynb #a2bc4d05
 def check_recipe(content: Mapping[str, Any], source: str | Path = "") -> Recipe:
-    """The recipe that nested settings describe; raises `SettingErrors` with one line for each fault, beginning with `source`."""
+    """The recipe that nested settings describe;
+    raises `SettingErrors` with one line for each fault, beginning with `source`."""
     return check_settings(Recipe, content, source, inside=("train", "sft"), check=recipe_errors)
 
 
 def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or from a YAML file, with `settings` (texts for `--set`, such as `train.mode=absolute`) laid over it.
+    """A recipe by name or from a YAML file, with `settings` (texts for `--set`, such as
+    `train.mode=absolute`) laid over it.
 
-    Values are checked by the classes of the fields of `Recipe`: those of `train` by `TrainSettings`. Raises `FileNotFoundError`, or
-    `SettingErrors` with one line for each fault: file, option, value found, values allowed.
+    Values are checked by the classes of the fields of `Recipe`: those of `train` by
+    `TrainSettings`. Raises `FileNotFoundError`, or `SettingErrors` with one line for each fault:
+    file, option, value found, values allowed.
     """
     content = read_settings(name, "recipe", shipped_recipes(), Recipe.model_fields)
     return check_recipe(with_settings(content, settings), name)
 
 # %% ../../nbs/trainer/10_recipe.ipynb #4a664c7f
 def recipe_errors(recipe: Recipe) -> Iterator[SettingError]:
-    """What is wrong about a recipe whose settings are right each by itself; the same error of several methods comes several times."""
+    """What is wrong about a recipe whose settings are right each by itself;
+    the same error of several methods comes several times."""
     yield from _prompt_errors(recipe.judging.prompt)
     for method in METHODS:
         try:
@@ -323,7 +336,8 @@ def _prompt_errors(prompt: str) -> Iterator[SettingError]:
 
 
 def _template_errors(recipe: Recipe, config: TrainConfig) -> Iterator[SettingError]:
-    """What is wrong about the names or files of prompt templates. A teacher may also see what only it can, or the student's template (empty)."""
+    """What is wrong about the names or files of prompt templates.
+    A teacher may also see what only it can, or the student's template (empty)."""
     from memcalib.trainer.distillation import TEACHER_VIEWS
 
     try:
@@ -392,7 +406,8 @@ def _draw_splits(world: Draw) -> Examples:
 
 
 def read_splits(recipe: Recipe) -> Examples:
-    """The examples of a recipe; raises `DataError` with every fault of a file, `ValueError` when splits overlap."""
+    """The examples of a recipe; raises `DataError` with every fault of a file,
+    `ValueError` when splits overlap."""
     if recipe.data.world is not None:
         return _draw_splits(recipe.data.world)
     train = _read_source(recipe.data.train, "data.train")
@@ -422,7 +437,8 @@ def _is_messages(value: Any) -> bool:
 def _teaching_row(
     row: dict[str, Any], examples: Mapping[str, Example], config: TrainConfig, file: Path
 ) -> dict[str, Any]:
-    """A row with `prompt` and `completion` messages, of one that has them or of an answer to one of the `examples` (by id).
+    """A row with `prompt` and `completion` messages,
+    of one that has them or of an answer to one of the `examples` (by id).
 
     Raises `ValueError` naming the file for a row that is neither.
     """
@@ -430,14 +446,16 @@ def _teaching_row(
         for column in ("prompt", "completion"):
             if not _is_messages(row[column]):
                 raise ValueError(
-                    f"{file}: found {column} {str(row[column])[:40]!r}; allowed: a list of messages, each with role and content"
+                    f"{file}: found {column} {str(row[column])[:40]!r}; allowed: "
+                    "a list of messages, each with role and content"
                 )
         return row
     example_id = row.get("example_id")
     response = row.get("response")
     if example_id not in examples or not isinstance(response, str) or not response.strip():
         raise ValueError(
-            f"{file}: found example_id {example_id!r} with response {str(response)[:40]!r}; allowed: a training example's id, and an answer"
+            f"{file}: found example_id {example_id!r} with response {str(response)[:40]!r}; "
+            "allowed: a training example's id, and an answer"
         )
     prompt = render(examples[example_id], text=config.text, prompt_template=config.prompt_template)
     completion = [{"role": "assistant", "content": response}]
@@ -445,7 +463,8 @@ def _teaching_row(
 
 # %% ../../nbs/trainer/10_recipe.ipynb #ed8f8503
 def teaching_file(recipe: Recipe) -> Path | None:
-    """The file of answers that fine-tuning learns from, None for a world's own; raises `ValueError` or `FileNotFoundError` for none."""
+    """The file of answers that fine-tuning learns from, None for a world's own;
+    raises `ValueError` or `FileNotFoundError` for none."""
     from memcalib.trainer.demonstrations import ACCEPTED
 
     if recipe.demonstrations is None:
@@ -460,13 +479,15 @@ def teaching_file(recipe: Recipe) -> Path | None:
         file = file / ACCEPTED
     if not file.is_file():
         raise FileNotFoundError(
-            f"demonstrations: found {recipe.demonstrations!r}; allowed: a folder of `memcalib demonstrations`, or a file of answers"
+            f"demonstrations: found {recipe.demonstrations!r}; allowed: "
+            "a folder of `memcalib demonstrations`, or a file of answers"
         )
     return file
 
 # %% ../../nbs/trainer/10_recipe.ipynb #e7daef2c
 def teaching_rows(recipe: Recipe, examples: Examples) -> list[dict[str, Any]]:
-    """Rows of `prompt` and `completion` messages for supervised fine-tuning; raises `ValueError` naming what is missing."""
+    """Rows of `prompt` and `completion` messages for supervised fine-tuning;
+    raises `ValueError` naming what is missing."""
     file = teaching_file(recipe)
     if file is None:
         from memcalib.micro.world import demonstrations
@@ -507,7 +528,8 @@ def _check_held_out(
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cf15a835
 def weights_path(name: str, setting: str = "start.model") -> str:
-    """Where weights are: a folder, a shipped policy's folder, or an id on the hub; raises `FileNotFoundError` naming the setting."""
+    """Where weights are: a folder, a shipped policy's folder, or an id on the hub;
+    raises `FileNotFoundError` naming the setting."""
     from memcalib.micro.policy import policy_names, policy_path
 
     if Path(name).is_dir():
@@ -518,18 +540,23 @@ def weights_path(name: str, setting: str = "start.model") -> str:
     if is_hub_id(name):
         return name
     shipped_policies = ", ".join(policies)
-    allowed = f"a folder with a model, a hub id (owner/name), or a policy that ships with the package ({shipped_policies})"
+    allowed = (
+        "a folder with a model, a hub id (owner/name), or a policy that ships with the package "
+        f"({shipped_policies})"
+    )
     raise FileNotFoundError(f"{setting}: found {name!r}; allowed: {allowed}")
 
 # %% ../../nbs/trainer/10_recipe.ipynb #43945d87
 @contextmanager
 def _loading(weights: str, option: str = "start") -> Iterator[None]:
-    """What fails inside is said of the model or adapter (`weights`) that an option of the recipe names; raises `OSError`."""
+    """What fails inside is said of the model or adapter (`weights`) that an
+    option of the recipe names; raises `OSError`."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
         raise OSError(
-            f"{option}: {weights} cannot be loaded; allowed: a folder or hub id with all its files. {error}"
+            f"{option}: {weights} cannot be loaded; allowed: a folder or hub id with all its "
+            f"files. {error}"
         ) from error
 
 
@@ -543,9 +570,11 @@ def merge_adapter(model: "PreTrainedModel", adapter: str | Path) -> "PreTrainedM
 def load_start(
     start: Start, lora: bool = False
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    """(model, tokenizer) of a start, in float32 unless the start or an adapter to be trained (`lora`) says otherwise.
+    """(model, tokenizer) of a start, in float32 unless the start or an
+    adapter to be trained (`lora`) says otherwise.
 
-    Raises `OSError` where there is no such model or adapter, `ValueError` for a tokenizer without chat template or end token.
+    Raises `OSError` where there is no such model or adapter,
+    `ValueError` for a tokenizer without chat template or end token.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -588,7 +617,8 @@ def asks_judge(method: str, config: MethodConfig, validation: int) -> bool:
 def run_judge(
     recipe: Recipe, examples: Examples, cache: CallCache | None = None
 ) -> JudgeLike | None:
-    """The judge of a run, None where none was given; raises `ValueError` for one that does not know the examples."""
+    """The judge of a run, None where none was given;
+    raises `ValueError` for one that does not know the examples."""
     if recipe.judge is None:
         return None
     judge = make_judge(recipe.judge, recipe.judging, cache)
@@ -599,7 +629,8 @@ def run_judge(
 
 
 def judge_facts(recipe: Recipe, judge: JudgeLike | None) -> dict[str, str | None]:
-    """What a manifest says about a judge: its name, which carries its settings, and the hash of its system prompt."""
+    """What a manifest says about a judge: its name, which carries its settings,
+    and the hash of its system prompt."""
     from memcalib.micro.world import JUDGE
 
     if isinstance(recipe.judge, Endpoint):
@@ -612,9 +643,11 @@ def judge_facts(recipe: Recipe, judge: JudgeLike | None) -> dict[str, str | None
 def start_config(
     start: Start, option: str = "start", local: bool = False
 ) -> "PretrainedConfig | None":
-    """The configuration of a start's model, its adapter looked for too; `local` asks no hub: None for a model that is there.
+    """The configuration of a start's model, its adapter looked for too;
+    `local` asks no hub: None for a model that is there.
 
-    Raises `OSError` for a model or an adapter that is not there; `option` is that of the recipe which names it.
+    Raises `OSError` for a model or an adapter that is not there;
+    `option` is that of the recipe which names it.
     """
     from peft import PeftConfig
     from transformers import AutoConfig
@@ -635,9 +668,11 @@ def _on_hub(name: str) -> bool:
 
 # %% ../../nbs/trainer/10_recipe.ipynb #403a8fbd
 def read_config(source: str | Path | Mapping[str, Any]) -> "PretrainedConfig":
-    """The `transformers` configuration of a text model, from a folder or from the keys of a `config.json`.
+    """The `transformers` configuration of a text model,
+    from a folder or from the keys of a `config.json`.
 
-    Raises `ValueError` where there is none: a folder without `config.json`, an unknown or missing `model_type`.
+    Raises `ValueError` where there is none: a folder without `config.json`,
+    an unknown or missing `model_type`.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -649,7 +684,8 @@ def read_config(source: str | Path | Mapping[str, Any]) -> "PretrainedConfig":
         return AutoConfig.for_model(**source).get_text_config()
     if not (Path(source) / "config.json").is_file():
         raise ValueError(
-            f"{source}: no folder with a config.json; allowed: such a folder, or launch.shape in the recipe"
+            f"{source}: no folder with a config.json; allowed: such a folder, "
+            "or launch.shape in the recipe"
         )
     config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     return config.get_text_config()
@@ -663,7 +699,8 @@ def preflight(
     validation: int,
     local: bool = False,
 ) -> Iterator[str]:
-    """What a run needs and this machine lacks, a line each, by the setting that needs it; `train` and `validation` are numbers of examples.
+    """What a run needs and this machine lacks, a line each, by the setting that needs it;
+    `train` and `validation` are numbers of examples.
 
     `train` is None where it is not known. `local` asks no hub.
     """
@@ -718,7 +755,8 @@ def _model_lines(recipe: Recipe, method: str, config: MethodConfig, local: bool)
 
 
 def _lines_of(recipe: Recipe, method: str, check: Callable[[], object]) -> Iterator[str]:
-    """The lines of what a check raises. A setting of training is named by its place in the recipe."""
+    """The lines of what a check raises.
+    A setting of training is named by its place in the recipe."""
     try:
         check()
     except SettingErrors as errors:

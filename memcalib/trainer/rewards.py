@@ -52,7 +52,8 @@ from .checkpoints import Interrupted, RunStopped, StopSignals, elected
 
 # %% ../../nbs/trainer/03_rewards.ipynb #23f4ee76
 class ChannelRewards:
-    """Judges a batch once; `functions` are nine TRL reward functions that share the result. No judge, no rewards.
+    """Judges a batch once; `functions` are nine TRL reward functions that share the result.
+    No judge, no rewards.
 
     With `merge_over_use` the rewards of AC- stand in the column of AB-.
     """
@@ -85,7 +86,8 @@ class ChannelRewards:
         ids: list[list[int]],
         empty: Sequence[bool] = (),
     ) -> None:
-        """Judge the answers; keeps `rewards` [row, channel] (NaN where an answer has no judgment) and `valid` [row]: in the loss."""
+        """Judge the answers; keeps `rewards` [row, channel] (NaN where an answer has no judgment)
+        and `valid` [row]: in the loss."""
         self.examples = examples
         self.ids = ids
         self.texts = texts
@@ -131,7 +133,8 @@ class JudgeDown(JudgeStopped):
 
 
 class JudgeFault(JudgeStopped):
-    """The judge raised something that waiting does not mend; `__cause__` holds it on the process where it happened."""
+    """The judge raised something that waiting does not mend;
+    `__cause__` holds it on the process where it happened."""
 
     needed_first = "once this is mended"
 
@@ -165,7 +168,8 @@ def _ask_function(judge: JudgeLike, example: Example, response: str) -> Judgment
 
 # %% ../../nbs/trainer/03_rewards.ipynb #7d7a5b89
 class JudgeReply(NamedTuple):
-    """Judgments in the order of the answers, failed calls among them; none, and a fault, where the judge cannot go on."""
+    """Judgments in the order of the answers, failed calls among them;
+    none, and a fault, where the judge cannot go on."""
 
     judgments: list[Judgment]
     fault: Exception | None = None
@@ -174,7 +178,8 @@ class JudgeReply(NamedTuple):
 def ask_judge(
     judge: JudgeLike, examples: Sequence[Example], responses: Sequence[str]
 ) -> JudgeReply:
-    """Judgments of the answers, or the fault that came instead, which is not raised. No answers, no call."""
+    """Judgments of the answers, or the fault that came instead, which is not raised.
+    No answers, no call."""
     if not responses:
         return JudgeReply([])
     try:
@@ -205,10 +210,12 @@ class _Round(NamedTuple):
 
 
 class RetryingJudge:
-    """A judge that waits while more than `max_failed` of a batch have no score and calls failed, for `minutes` at most.
+    """A judge that waits while more than `max_failed` of a batch have no score and calls failed,
+    for `minutes` at most.
 
-    `total` adds a list of numbers over processes. Raises `JudgeDown`, `JudgeFault`, `JudgeUnreadable`, and `Interrupted` when
-    `signals` has noted one, on all processes together.
+    `total` adds a list of numbers over processes.
+    Raises `JudgeDown`, `JudgeFault`, `JudgeUnreadable`, and `Interrupted` when `signals` has noted
+    one, on all processes together.
     """
 
     def __init__(
@@ -249,11 +256,13 @@ class RetryingJudge:
         return getattr(self.judge, "gives_quotes", False)
 
     def as_read(self, text: str) -> "RetryingJudge":
-        """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose; everything else is shared."""
+        """This judge, to be shown memory as `text` ('fluent' or 'concat') where it can choose;
+        everything else is shared."""
         return self._around(as_read(self.judge, text))
 
     def quoting(self) -> "RetryingJudge":
-        """This judge, to be asked for every place at which an atom shows where it can choose; everything else is shared."""
+        """This judge, to be asked for every place at which an atom shows where it can choose;
+        everything else is shared."""
         return self._around(quoting_judge(self.judge))
 
     def _around(self, judge: JudgeLike) -> "RetryingJudge":
@@ -274,7 +283,8 @@ class RetryingJudge:
     ) -> list[Judgment]:
         """Judgments in order; at most `max_failed` of those of all processes are unscored.
 
-        With `finish` a signal does not end the work: it is noted, and the judgments are made all the same.
+        With `finish` a signal does not end the work: it is noted,
+        and the judgments are made all the same.
         """
         start = self.clock()
         wait = self.first_wait
@@ -319,7 +329,8 @@ class RetryingJudge:
         unscored: Sequence[Judgment],
         finish: bool,
     ) -> bool:
-        """Whether to ask once more; False for a round that is good enough. Raises where waiting cannot help, or has taken too long."""
+        """Whether to ask once more; False for a round that is good enough.
+        Raises where waiting cannot help, or has taken too long."""
         if this_round.signal and not finish:
             raise Interrupted(this_round.signal)
         if this_round.faults:
@@ -373,31 +384,37 @@ class RetryingJudge:
 
 # %% ../../nbs/trainer/03_rewards.ipynb #b6430e68
 def as_read(judge: JudgeLike, text: str) -> JudgeLike:
-    """A judge to be shown memory as `text` ('fluent' or 'concat'), which is the same judge where it cannot choose."""
+    """A judge to be shown memory as `text` ('fluent' or 'concat'),
+    which is the same judge where it cannot choose."""
     return judge.as_read(text) if hasattr(judge, "as_read") else judge
 
 # %% ../../nbs/trainer/03_rewards.ipynb #6af993de
 def quoting_judge(judge: JudgeLike) -> JudgeLike:
-    """A judge to be asked for every place at which an atom shows, which is the same judge where it cannot choose; raises `ValueError` for one without quotes."""
+    """A judge to be asked for every place at which an atom shows, which is the same judge where it
+    cannot choose; raises `ValueError` for one without quotes."""
     if not getattr(judge, "gives_quotes", False):
         inner = judge.judge if isinstance(judge, RetryingJudge) else judge
         name = getattr(inner, "name", "") or getattr(inner, "__name__", type(inner).__name__)
         raise ValueError(
-            f"judge: found {name!r}, which gives no quotes, and credit goes by them (mode); allowed: an endpoint, micro-exact, a judge whose judgments hold "
-            "quotes or spans and that says so (gives_quotes = True), or another mode, such as ordered"
+            f"judge: found {name!r}, which gives no quotes, and credit goes by them (mode); "
+            "allowed: an endpoint, micro-exact, a judge whose judgments hold "
+            "quotes or spans and that says so (gives_quotes = True), or another mode, "
+            "such as ordered"
         )
     return judge.quoting() if hasattr(judge, "quoting") else judge
 
 # %% ../../nbs/trainer/03_rewards.ipynb #5033bd67
 def retrying_judge(judge: JudgeLike, config: TrainConfig) -> RetryingJudge:
-    """The judge with the `max_failed` and `pause_minutes` of these settings; a `RetryingJudge` as it is."""
+    """The judge with the `max_failed` and `pause_minutes` of these settings;
+    a `RetryingJudge` as it is."""
     if isinstance(judge, RetryingJudge):
         return judge
     return RetryingJudge(judge, config.max_failed, config.pause_minutes)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #a2e5e4f3
 def _first_reason(unscored: Sequence[Judgment], retry: bool) -> str:
-    """Why the first of the answers without a score has none: of failed calls (`retry`), or of replies that could not be read."""
+    """Why the first of the answers without a score has none: of failed calls (`retry`), or of
+    replies that could not be read."""
     first = next((judgment for judgment in unscored if judgment.retry == retry), None)
     if first is None:
         return "on another process"
@@ -418,7 +435,8 @@ def _asked_judge(judge: JudgeLike | None) -> JudgeLike | None:
 def judge_spent(
     judge: JudgeLike | None, before: dict[str, float | None] | None = None
 ) -> dict[str, float | None]:
-    """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`; empty where the judge does not count.
+    """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`;
+    empty where the judge does not count.
 
     A number that is unknown now or was unknown before is None.
     """
@@ -476,9 +494,11 @@ def fitting_examples(
     out: str | Path | None = None,
     **limits: int,
 ) -> dict[int, int]:
-    """Position in `examples` and length in tokens of the prompts that are within all `limits`; `prompt` says of what kind they are.
+    """Position in `examples` and length in tokens of the prompts that are within all `limits`;
+    `prompt` says of what kind they are.
 
-    The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none fits.
+    The others are counted in a warning and added to `out/overlong.jsonl`.
+    Raises `ValueError` when none fits.
     """
     limit_name = min(limits, key=limits.__getitem__)
     limit = limits[limit_name]
@@ -496,7 +516,8 @@ def fitting_examples(
     if not fitting:
         shortest = f"; the shortest has {min(lengths)}" if lengths else ""
         raise ValueError(
-            f"no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} {prompt} examples{shortest}"
+            f"no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} {prompt} "
+            f"examples{shortest}"
         )
     return fitting
 
@@ -507,9 +528,11 @@ def prompt_dataset(
     examples: Sequence[Example],
     out: str | Path | None = None,
 ) -> Dataset:
-    """Rows `prompt` (messages), `example` (index into `examples`) and `tokens` (length); without prompts over `max_prompt`.
+    """Rows `prompt` (messages), `example` (index into `examples`) and `tokens` (length);
+    without prompts over `max_prompt`.
 
-    Those are counted in a warning and listed in a new `out/overlong.jsonl`. Raises `ValueError` when no prompt is left.
+    Those are counted in a warning and listed in a new `out/overlong.jsonl`.
+    Raises `ValueError` when no prompt is left.
     """
     _forget_overlong(out)
     encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
@@ -534,7 +557,8 @@ def check_context(
     dataset: Dataset,
     limit: int | None,
 ) -> None:
-    """Raises `ValueError` naming the example when a prompt, or one of its ablations, and an answer exceed `limit` tokens."""
+    """Raises `ValueError` naming the example when a prompt, or one of its ablations,
+    and an answer exceed `limit` tokens."""
     if limit is None:
         return
     ablated_as_concat = config.text == "fluent" and config.credit.rule.reads != NOTHING
@@ -544,8 +568,10 @@ def check_context(
             tokens = max(tokens, len(encode_concat(examples[index])) + _SEAM)
         if tokens + config.max_tokens > limit:
             raise ValueError(
-                f"example {examples[index].id!r}: a prompt of {tokens} tokens and an answer of max_tokens "
-                f"{config.max_tokens} exceed the model's context of {limit}; allowed: a smaller max_prompt or max_tokens"
+                f"example {examples[index].id!r}: a prompt of {tokens} tokens and an answer of "
+                "max_tokens "
+                f"{config.max_tokens} exceed the model's context of {limit}; allowed: "
+                "a smaller max_prompt or max_tokens"
             )
 
 # %% ../../nbs/trainer/03_rewards.ipynb #9746c7f9
@@ -556,16 +582,18 @@ def held_out_examples(
     context: int | None,
     out: str | Path | None = None,
 ) -> list[Example]:
-    """The validation examples whose prompt is within `max_prompt` and leaves room for an answer in the model's context.
+    """The validation examples whose prompt is within `max_prompt` and
+    leaves room for an answer in the model's context.
 
-    The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` when none is left, and for a
-    context that `max_tokens` alone would fill.
+    The others are counted in a warning and added to `out/overlong.jsonl`.
+    Raises `ValueError` when none is left, and for a context that `max_tokens` alone would fill.
     """
     limits = {"max_prompt": config.max_prompt}
     if context:
         if context <= config.max_tokens:
             raise ValueError(
-                f"max_tokens: found {config.max_tokens}; allowed for a validation: fewer than {context}, the model's context"
+                f"max_tokens: found {config.max_tokens}; allowed for a validation: "
+                f"fewer than {context}, the model's context"
             )
         limits["context_without_answer"] = context - config.max_tokens
     encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)
@@ -579,7 +607,8 @@ def held_out_answers(
     config: TrainConfig,
     examples: Sequence[Example],
 ) -> list[str]:
-    """An answer to each example as a validation asks for it: its text, the run's prompt template, length and seed."""
+    """An answer to each example as a validation asks for it: its text, the run's prompt template,
+    length and seed."""
     rollouts = sample_answers(
         model,
         tokenizer,
@@ -595,14 +624,17 @@ def held_out_answers(
 def judge_held_out(
     judge: RetryingJudge, config: TrainConfig, examples: Sequence[Example], answers: Sequence[str]
 ) -> list[Judgment]:
-    """The judgments of the answers of all processes; `examples` and `answers` are this one's. Raises what the judge raises, on all together."""
+    """The judgments of the answers of all processes; `examples` and `answers` are this one's.
+    Raises what the judge raises, on all together."""
     return gather_object(judge.as_read(config.eval_text).batch(examples, answers, finish=True))
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f813f11d
 class HeldOutScores:
-    """A function from a model to scores of its answers to held-out examples, and `overlong`: how many had no room for an answer.
+    """A function from a model to scores of its answers to held-out examples, and `overlong`: how
+    many had no room for an answer.
 
-    Lists those in a new `out/overlong.jsonl`; raises `ValueError` when none is left. A judge that fails is asked again as `config` says.
+    Lists those in a new `out/overlong.jsonl`; raises `ValueError` when none is left.
+    A judge that fails is asked again as `config` says.
     """
 
     def __init__(
@@ -641,10 +673,12 @@ def assign_credit(
     full: Float[Tensor, "row token"] | None = None,
     lost: Counter | None = None,
 ) -> tuple[Credit, Pairs]:
-    """Token advantages of the answers that were judged last, for any method; `full` are their log-probabilities if known.
+    """Token advantages of the answers that were judged last, for any method;
+    `full` are their log-probabilities if known.
 
-    Rows of a group are consecutive, `generations` at a time; each process has as many. For MemCalib-RL the thresholds of `credit` move once
-    (appendix D.3), and `lost` is filled with the reasons where log-probabilities could not be computed.
+    Rows of a group are consecutive, `generations` at a time; each process has as many.
+    For MemCalib-RL the thresholds of `credit` move once (appendix D.3), and `lost` is filled with
+    the reasons where log-probabilities could not be computed.
     """
     first = credit.process * len(judged.ids)
     groups = [

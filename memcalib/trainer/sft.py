@@ -87,7 +87,8 @@ def _dataset(rows: Sequence[_Row]) -> Dataset:
 
 
 def tokenize_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping]) -> Dataset:
-    """Rows of `prompt` and `completion` messages as `input_ids` and `completion_mask` (1 on what the loss sees)."""
+    """Rows of `prompt` and `completion` messages as `input_ids` and
+    `completion_mask` (1 on what the loss sees)."""
     return _dataset([_encode_row(tokenizer, row) for row in rows])
 
 # %% ../../nbs/trainer/06_sft.ipynb #5e05e270
@@ -117,7 +118,8 @@ OWNED_SFT = {
 
 # %% ../../nbs/trainer/06_sft.ipynb #3214b84c
 class SftSettings(FrozenSettings):
-    """All settings of supervised fine-tuning, as they stand in a recipe: each by itself is right, not yet all of them together."""
+    """All settings of supervised fine-tuning, as they stand in a recipe: each by itself is right,
+    not yet all of them together."""
 
     lora_rank: Rank = 32
     lora_alpha: float = Field(64, gt=0, le=100_000)
@@ -144,28 +146,33 @@ class SftSettings(FrozenSettings):
 
 # %% ../../nbs/trainer/06_sft.ipynb #f2d1d244
 class SftConfig(SftSettings):
-    """Settings of supervised fine-tuning; defaults are the paper's (app:training-details). Unknown options raise, naming the value."""
+    """Settings of supervised fine-tuning; defaults are the paper's (app:training-details).
+    Unknown options raise, naming the value."""
 
     @model_validator(mode="after")
     def _fits(self) -> "SftConfig":
         if self.output == "adapter" and not self.lora_rank:
             raise ValueError(
-                "output 'adapter' with lora_rank 0: allowed are output 'merged', or a rank of 1 or more"
+                "output 'adapter' with lora_rank 0: allowed are output 'merged', "
+                "or a rank of 1 or more"
             )
         if self.batch_size % self.accumulate:
             raise ValueError(
-                f"batch_size {self.batch_size}: allowed are multiples of accumulate, {self.accumulate}"
+                f"batch_size {self.batch_size}: allowed are multiples of accumulate, "
+                f"{self.accumulate}"
             )
         return self
 
 # %% ../../nbs/trainer/06_sft.ipynb #efbf7c16
 def _arguments(config: SftConfig, out: Path, validation: bool) -> SFTConfig:
-    """The settings of a run as TRL names them; raises `ValueError` for a batch that does not split over parts and processes."""
+    """The settings of a run as TRL names them;
+    raises `ValueError` for a batch that does not split over parts and processes."""
     cuda = torch.cuda.is_available()
     processes = SFTConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if config.batch_size % (config.accumulate * processes):
         raise ValueError(
-            f"batch_size {config.batch_size} does not split into {config.accumulate} parts on each of {processes} processes"
+            f"batch_size {config.batch_size} does not split into {config.accumulate} parts on "
+            f"each of {processes} processes"
         )
     rows_on_device = config.batch_size // config.accumulate // processes
     settings = dict(
@@ -213,7 +220,8 @@ class _FittingRows(NamedTuple):
 def _fitting_rows(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping], limit: int | None
 ) -> _FittingRows:
-    """The rows of at most `limit` tokens; the others are named in a warning. Raises `ValueError` when none is left."""
+    """The rows of at most `limit` tokens; the others are named in a warning.
+    Raises `ValueError` when none is left."""
     encoded = [_encode_row(tokenizer, row) for row in rows]
     fitting = []
     overlong = []
@@ -236,7 +244,8 @@ def _fitting_rows(
     if not fitting:
         longest = max((row.length for row in encoded), default=0)
         raise ValueError(
-            f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; allowed: {limit}, the least of max_length and the model's context"
+            f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; "
+            f"allowed: {limit}, the least of max_length and the model's context"
         )
     return _FittingRows(_dataset(fitting), overlong)
 
@@ -253,7 +262,8 @@ _COLUMNS = {
 
 # %% ../../nbs/trainer/06_sft.ipynb #c00dfea5
 class _Steps(TrainerCallback):
-    """Writes a row of `steps.jsonl` for each update, asks for the scores, and ends the run after a signal."""
+    """Writes a row of `steps.jsonl` for each update, asks for the scores,
+    and ends the run after a signal."""
 
     def __init__(
         self,
@@ -370,7 +380,8 @@ class _Trainer(SFTTrainer):
 
 # %% ../../nbs/trainer/06_sft.ipynb #5e67a449
 def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
-    """The checkpoint a run goes on from, if any, after the rows were cut back to it; else what an earlier run left is removed."""
+    """The checkpoint a run goes on from, if any, after the rows were cut back to it;
+    else what an earlier run left is removed."""
     damaged_lines = whole_rows(out / ROWS)[1]
     start = trainer.checkpoints.load(by_main(lambda: find_checkpoint(out, resume)))
     if start is None and resume:
@@ -397,7 +408,8 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
 # %% ../../nbs/trainer/06_sft.ipynb #e79d34ef
 @dataclass
 class SftResult:
-    """What a run left: the trained model, the folder it was written to, how many rows it saw, and the ids left out for their length."""
+    """What a run left: the trained model, the folder it was written to, how many rows it saw, and
+    the ids left out for their length."""
 
     model: PreTrainedModel
     folder: Path
@@ -406,7 +418,8 @@ class SftResult:
 
 
 def _write_model(trainer: SFTTrainer, config: SftConfig, folder: Path) -> PreTrainedModel:
-    """Write the trained model, or its adapter, and the tokenizer; returns the model, an adapter merged into it as `config` says."""
+    """Write the trained model, or its adapter, and the tokenizer;
+    returns the model, an adapter merged into it as `config` says."""
     if config.output == "merged" and config.lora_rank:
         model = trainer.model.merge_and_unload().requires_grad_()
         if trainer.is_world_process_zero():
@@ -427,7 +440,8 @@ def _build_trainer(
     held_out: Dataset | None,
     steps: _Steps,
 ) -> _Trainer:
-    """The trainer of a run, its adapter drawn by the seed; raises `ValueError` for an output that a sharded model cannot have."""
+    """The trainer of a run, its adapter drawn by the seed;
+    raises `ValueError` for an output that a sharded model cannot have."""
     lora = None
     if config.lora_rank:
         lora = LoraConfig(
@@ -482,18 +496,23 @@ def sft(
     resume: bool | str | Path = False,
     report: Callable[[dict], None] | None = None,
 ) -> SftResult:
-    """Supervised fine-tuning on `rows` of prompt and completion messages (app:training-details); rows go to `out/steps.jsonl`.
+    """Supervised fine-tuning on `rows` of prompt and completion messages (app:training-details);
+    rows go to `out/steps.jsonl`.
 
-    `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path. An instance of a model is trained in
-    place. Raises `ValueError` when no row fits, for a logger that is not installed and for settings that do not fit the model, and `CheckpointError` for a checkpoint of another run, or a named one that is
-    not whole; `Diverged` when weights are no longer finite; with `save_every`, `Interrupted` after a signal, when the last whole step is saved; and, after saving, the
-    `RunStopped` that a function of scores raises, as `HeldOutScores` does when its judge cannot be used.
+    `resume` is True (the last whole checkpoint in `out`, if any) or a checkpoint's path.
+    An instance of a model is trained in place. Raises `ValueError` when no row fits, for a logger
+    that is not installed and for settings that do not fit the model, and `CheckpointError` for a
+    checkpoint of another run, or a named one that is not whole; `Diverged` when weights are no
+    longer finite; with `save_every`, `Interrupted` after a signal, when the last whole step is
+    saved; and, after saving, the `RunStopped` that a function of scores raises, as `HeldOutScores`
+    does when its judge cannot be used.
     """
     out = Path(out)
     model_config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
     if resume and getattr(model, "merged_in", None) == out.absolute():
         raise ValueError(
-            f"{out}: the model that was given holds what this run has learned already; allowed with resume: the one it began with, loaded anew"
+            f"{out}: the model that was given holds what this run has learned already; "
+            "allowed with resume: the one it began with, loaded anew"
         )
     check_loggers(config.report_to)
     check_model(config, model_config)
@@ -524,5 +543,6 @@ def cold_start(
     report: Callable[[dict], None] | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
-    """The model after supervised fine-tuning with these `SftConfig` settings, its adapter merged (app:sft-data)."""
+    """The model after supervised fine-tuning with these `SftConfig` settings,
+    its adapter merged (app:sft-data)."""
     return sft(model, tokenizer, rows, SftConfig(**settings), out, report=report).model

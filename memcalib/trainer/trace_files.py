@@ -68,12 +68,14 @@ def _step_by_file(folder: Path) -> dict[Path, int]:
 
 
 def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[Path]:
-    """The trace files of a folder, or of the `traces` folder in it, by step. Raises `FileNotFoundError`, and `ValueError` for absent steps."""
+    """The trace files of a folder, or of the `traces` folder in it, by step.
+    Raises `FileNotFoundError`, and `ValueError` for absent steps."""
     folder = Path(folder)
     step_by_file = _step_by_file(folder) or _step_by_file(folder / "traces")
     if not step_by_file:
         raise FileNotFoundError(
-            f"{folder}: no trace files (step-*.parquet); allowed: the folder of a run trained with trace_every above 0"
+            f"{folder}: no trace files (step-*.parquet); allowed: "
+            "the folder of a run trained with trace_every above 0"
         )
     if steps is None:
         return list(step_by_file)
@@ -85,12 +87,14 @@ def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #0672782c
 def _metadata(schema: pa.Schema) -> dict[str, Any]:
-    """What a file says of itself: the version of its columns, and the `head` that holds for all of its rows."""
+    """What a file says of itself: the version of its columns,
+    and the `head` that holds for all of its rows."""
     return json.loads((schema.metadata or {}).get(b"memcalib", b"{}"))
 
 
 def _file_faults(path: Path) -> list[Violation]:
-    """Why a file cannot be read as a trace: torn, of another version, or columns of another type; empty for a good one."""
+    """Why a file cannot be read as a trace: torn, of another version, or columns of another type;
+    empty for a good one."""
     import pyarrow.parquet as pq
 
     try:
@@ -115,9 +119,11 @@ def _file_faults(path: Path) -> list[Violation]:
 def read_traces(
     folder: str | Path, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
 ) -> "pd.DataFrame":
-    """The traces of a run, answers before channels in each step; `columns` reads only those, and those of the head.
+    """The traces of a run, answers before channels in each step;
+    `columns` reads only those, and those of the head.
 
-    Raises `DataError` listing every file that is torn or of another shape, and `ValueError` for a column that no file has.
+    Raises `DataError` listing every file that is torn or of another shape,
+    and `ValueError` for a column that no file has.
     """
     import pandas as pd
 
@@ -158,13 +164,15 @@ def _read_file(path: Path, columns: Sequence[str] | None) -> "pd.DataFrame":
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #4345212f
 def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
-    """One answer with its channels, like `trace_row`; raises `KeyError` naming an answer that is not in the frame."""
+    """One answer with its channels, like `trace_row`;
+    raises `KeyError` naming an answer that is not in the frame."""
     rows = frame[(frame["step"] == step) & (frame["row"] == row)]
     answers = rows[rows["channel"].isna()]
     pairs = rows[rows["channel"].notna()]
     if len(answers) != 1:
         raise KeyError(
-            f"step {step}, row {row}: found {len(answers)} answers; allowed: one of the traced answers"
+            f"step {step}, row {row}: found {len(answers)} answers; allowed: "
+            "one of the traced answers"
         )
     answer = answers.iloc[0]
     trace: dict[str, Any] = {"step": step, "row": row}
@@ -199,7 +207,8 @@ def _channel_trace(pair: "pd.Series") -> dict[str, Any]:
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #02b5a9b5
 def drop_traces(folder: str | Path, after: int) -> list[str]:
-    """Delete the traces of all steps after this one, and files that were being written; returns their names."""
+    """Delete the traces of all steps after this one, and files that were being written;
+    returns their names."""
     folder = Path(folder)
     later = [path for path, step in _step_by_file(folder).items() if step > after]
     unfinished = sorted(folder.glob("step-*.parquet.part"))

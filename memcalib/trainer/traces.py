@@ -59,7 +59,8 @@ def column_rewards(judged: ChannelRewards, credit: Credit) -> Float[Tensor, "row
 def trace_row(
     judged: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, **head: Any
 ) -> dict[str, Any]:
-    """The trace of one answer of a batch: tokens, final advantages, and d, q, m of each scored channel."""
+    """The trace of one answer of a batch: tokens, final advantages, and d, q,
+    m of each scored channel."""
     ids = judged.ids[row]
     detail = credit.pairs
     length = len(ids)
@@ -97,7 +98,8 @@ def credit_answers(
     judge: JudgeLike,
     config: TrainConfig,
 ) -> tuple[ChannelRewards, Credit, Pairs]:
-    """Judge answers (token ids; groups of `config.generations` in a row) and assign credit; no training."""
+    """Judge answers (token ids; groups of `config.generations` in a
+    row) and assign credit; no training."""
     judged = ChannelRewards(
         quoting_judge(judge) if config.credit.rule.needs_quotes else judge,
         examples,
@@ -122,7 +124,8 @@ def sample_credit(
     config: TrainConfig,
     seed: int = 0,
 ) -> tuple[ChannelRewards, Credit, Pairs]:
-    """Answers of a policy (`config.generations` for each example, in a row), judged, and their credit; no training."""
+    """Answers of a policy (`config.generations` for each example, in a row), judged,
+    and their credit; no training."""
     options = dict(
         text=config.text,
         prompt_template=config.prompt_template,
@@ -146,7 +149,8 @@ def trace_answers(
     config: TrainConfig,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One trace for each example: of its `config.generations` sampled answers the one with most localized channels.
+    """One trace for each example: of its `config.generations` sampled
+    answers the one with most localized channels.
 
     Raises `ValueError` for a method that localizes nothing.
     """
@@ -176,7 +180,8 @@ def token_lists(values: Tensor | np.ndarray, sizes: Sequence[int]) -> pa.ListArr
 
 # %% ../../nbs/trainer/09_traces.ipynb #86a90300
 def text_column(texts: Sequence[str], ends: Sequence[np.ndarray]) -> pa.Array:
-    """The texts of all tokens of all rows, flat; `ends` holds the character of its row at which each token ends."""
+    """The texts of all tokens of all rows, flat;
+    `ends` holds the character of its row at which each token ends."""
     data = "".join(texts).encode("utf-8", "replace")
     leads = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
     byte_at = np.append(leads, len(data))
@@ -388,9 +393,11 @@ class TraceWriter:
         process: int = 0,
         **head: Any,
     ) -> Path:
-        """Write the batch that `judged` read last; `head` is kept as it is. Raises `OSError` naming the file it cannot write.
+        """Write the batch that `judged` read last; `head` is kept as it is.
+        Raises `OSError` naming the file it cannot write.
 
-        `credit` may be token advantages alone; `thresholds` are the nine values before the step moved them.
+        `credit` may be token advantages alone;
+        `thresholds` are the nine values before the step moved them.
         """
         parts = [answer_table(judged, credit, tokenizer)]
         if (
@@ -409,7 +416,8 @@ class TraceWriter:
 def exact_credit(
     tokenizer: PreTrainedTokenizerBase, judged: ChannelRewards, generations: int
 ) -> Float[Tensor, "row token"]:
-    """Per-atom credit of the answers that were judged last, `generations` in a row to each prompt: an atom's advantage within its group on the tokens of the sentences that realise it."""
+    """Per-atom credit of the answers that were judged last, `generations` in a row to each prompt:
+    an atom's advantage within its group on the tokens of the sentences that realise it."""
     groups = [row // generations for row in range(len(judged.ids))]
     return exact_advantages(
         tokenizer,
@@ -428,7 +436,8 @@ def policy_gradient(
     answers: Sequence[list[int]],
     advantages: Float[Tensor, "row token"],
 ) -> Float[Tensor, " parameter"]:
-    """Gradient of the token-mean of advantage times log-probability at the current weights, as one flat vector."""
+    """Gradient of the token-mean of advantage times log-probability at the current weights,
+    as one flat vector."""
     width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     ids = torch.zeros(len(answers), width, dtype=torch.long)
     weight = torch.zeros(len(answers), width)
@@ -451,11 +460,13 @@ def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
 def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -> None:
     if count < 2 * batch:
         raise ValueError(
-            f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, because a batch is compared with others"
+            f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, "
+            "because a batch is compared with others"
         )
     if len(sizes := {config.generations for config in configs.values()}) > 1:
         raise ValueError(
-            f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, because all configs share the answers"
+            f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, "
+            "because all configs share the answers"
         )
 
 # %% ../../nbs/trainer/09_traces.ipynb #c4cd6821
@@ -489,10 +500,12 @@ def alignment(
     batch: int = 4,
     seed: int = 42,
 ) -> dict[str, list[float]]:
-    """Cosine of each batch's policy gradient with the mean exact gradient of all other batches, for each config.
+    """Cosine of each batch's policy gradient with the mean exact gradient of all other batches,
+    for each config.
 
-    `batch` prompts make a batch; the answers are the same for every config, sampled as the first one says. "exact credit" is added as
-    the ceiling. Raises `ValueError` for examples that are no two whole batches, and when the configs have groups of different sizes.
+    `batch` prompts make a batch; the answers are the same for every config, sampled as the first
+    one says. "exact credit" is added as the ceiling. Raises `ValueError` for examples that are no
+    two whole batches, and when the configs have groups of different sizes.
     """
     _check_batches(len(examples), batch, configs)
     first = next(iter(configs.values()))

@@ -49,7 +49,8 @@ from ..micro.world import World
 
 # %% ../../nbs/trainer/01_train_config.ipynb #06412b55
 class TrainingMethod(NamedTuple):
-    """A method that can be trained: its name in settings, its label in tables, what it needs, and who trains it (`module:name`)."""
+    """A method that can be trained: its name in settings, its label in tables, what it needs, and
+    who trains it (`module:name`)."""
 
     name: str
     label: str
@@ -77,7 +78,8 @@ def _distillation(name: str, label: str, trainer: str) -> TrainingMethod:
 def _judged(
     name: str, label: str, credit: Literal["grpo", "gdpo", "memcalib-rl"]
 ) -> TrainingMethod:
-    """A method that learns from a judge; `credit` says how the advantages of its answers are made."""
+    """A method that learns from a judge;
+    `credit` says how the advantages of its answers are made."""
     trainer = "memcalib.training:CreditTrainer"
     return TrainingMethod(name, label, True, False, False, trainer, credit)
 
@@ -96,7 +98,8 @@ METHODS = {
 
 # %% ../../nbs/trainer/01_train_config.ipynb #bb9ae5a1
 def training_method(name: str) -> TrainingMethod:
-    """The method of this name, or whose description is at this import path `package.module:name`; `ValueError` where there is none."""
+    """The method of this name, or whose description is at this import path `package.module:name`;
+    `ValueError` where there is none."""
     if ":" not in name:
         if name not in METHODS:
             names = ", ".join(map(repr, METHODS))
@@ -118,7 +121,8 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 # %% ../../nbs/trainer/01_train_config.ipynb #cbbf48f7
 def _known_loggers(report_to: str | list[str]) -> str | list[str]:
-    """The same names, if each is that of a logger; raises `ValueError` for others, and for none or all among several."""
+    """The same names, if each is that of a logger;
+    raises `ValueError` for others, and for none or all among several."""
     names = [report_to] if isinstance(report_to, str) else report_to
     if names in (["none"], ["all"]):
         return report_to
@@ -143,7 +147,8 @@ class TrlField:
 
 
 def trl_fields(settings: type[BaseModel]) -> dict[str, str]:
-    """The fields of TRL's configuration that have the value of a setting, by the name of the setting."""
+    """The fields of TRL's configuration that have the value of a setting,
+    by the name of the setting."""
     names = {}
     for setting, info in settings.model_fields.items():
         for mark in info.metadata:
@@ -183,7 +188,8 @@ class RunSettings(FrozenSettings):
 
 
 class WatchSettings(FrozenSettings):
-    """What is watched and kept: decides nothing about the learning, so that a run may be resumed with others."""
+    """What is watched and kept: decides nothing about the learning,
+    so that a run may be resumed with others."""
 
     eval_every: Every = 0
     save_every: Every = 0
@@ -213,10 +219,12 @@ class TeacherSettings(FrozenSettings):
 
 
 class TrainSettings(CreditSettings, TeacherSettings, WatchSettings, RunSettings):
-    """All settings of a training that samples answers, as they stand in a recipe: each by itself is right, not yet all of them together.
+    """All settings of a training that samples answers, as they stand in a recipe: each by itself is
+    right, not yet all of them together.
 
-    This is where `--set train.lr=2e-6` is checked, by the type of the field, after `with_settings` (commands/settings_files.py) has laid it over the
-    recipe's file. `mode` and the other settings of credit are fields of `CreditSettings` (rules/base.py), and checked there in the same way.
+    This is where `--set train.lr=2e-6` is checked, by the type of the field, after `with_settings`
+    (commands/settings_files.py) has laid it over the recipe's file. `mode` and the other settings
+    of credit are fields of `CreditSettings` (rules/base.py), and checked there in the same way.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {"method": "--method says it"}
@@ -252,12 +260,16 @@ OWNED = {trl_name: setting for setting, trl_name in SAME_IN_TRL.items()} | {
     "reward_weights": "method",
     "scale_rewards": "method",
     "multi_objective_aggregation": "method",
-    "chat_template_kwargs": "the chat template of the tokenizer (thinking off, in whole prompts as in ablated ones; edit it to change both)",
+    "chat_template_kwargs": (
+        "the chat template of the tokenizer (thinking off, in whole prompts as in ablated ones; "
+        "edit it to change both)"
+    ),
 }  # TRL's name -> what of ours stands for it
 
 # %% ../../nbs/trainer/01_train_config.ipynb #311acd7b
 def trl_options(kind: type, options: Mapping[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
-    """`options` in the types of TRL's configuration class `kind`. Raises `ValueError` for a field that one of ours (`owned`) stands for,
+    """`options` in the types of TRL's configuration class `kind`.
+    Raises `ValueError` for a field that one of ours (`owned`) stands for,
 
     for a name that the class does not have, and for a value of another type.
     """
@@ -300,12 +312,14 @@ def _check_sampling(sampler: str, options: Mapping[str, Any]) -> None:
         if sampler not in readers:
             allowed_samplers = " or ".join(map(repr, readers))
             raise ValueError(
-                f"trl.{name} with sampler {sampler!r}, which does not read it: allowed is sampler {allowed_samplers}"
+                f"trl.{name} with sampler {sampler!r}, which does not read it: "
+                f"allowed is sampler {allowed_samplers}"
             )
 
 # %% ../../nbs/trainer/01_train_config.ipynb #479fec2a
 def _answering(name: str) -> str:
-    """The same name, if it is that of a method that samples answers; raises `ValueError` for others."""
+    """The same name, if it is that of a method that samples answers;
+    raises `ValueError` for others."""
     if training_method(name).needs_demonstrations:
         raise ValueError(
             f"method {name!r} imitates demonstrations; allowed here are methods that sample answers"
@@ -320,9 +334,11 @@ Method = Annotated[
 
 
 class TrainConfig(TrainSettings):
-    """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's, otherwise ours. Raises on unknown fields and on unknown values.
+    """Settings of one run; defaults are the paper's (appendix E.2) or the published recipe's,
+    otherwise ours. Raises on unknown fields and on unknown values.
 
-    `credit` is a `CreditConfig` of the fields that credit assignment reads. It may be given whole, in the place of these fields.
+    `credit` is a `CreditConfig` of the fields that credit assignment reads.
+    It may be given whole, in the place of these fields.
     """
 
     method: Method = "memcalib-rl"
@@ -339,7 +355,8 @@ class TrainConfig(TrainSettings):
 
     @property
     def credit(self) -> CreditConfig:
-        """What credit assignment reads, by the rule of the method. The distillation methods assign none from judgments; theirs are GDPO's, and not used."""
+        """What credit assignment reads, by the rule of the method.
+        The distillation methods assign none from judgments; theirs are GDPO's, and not used."""
         values = {name: getattr(self, name) for name in CreditSettings.model_fields}
         return CreditConfig(method=training_method(self.method).credit, **values)
 
@@ -348,12 +365,14 @@ class TrainConfig(TrainSettings):
         self.credit  # noqa: B018 (raises for values that do not go together)
         if self.sampler == "shared" and self.top_p != 1:
             raise ValueError(
-                f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, or sampler 'generate' or 'vllm'"
+                f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, "
+                "or sampler 'generate' or 'vllm'"
             )
         _check_sampling(self.sampler, self.trl)
         if self.trl.get("use_vllm") and self.sampler != "vllm":
             raise ValueError(
-                f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', which sets it"
+                f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', "
+                "which sets it"
             )
         return self
 
@@ -368,7 +387,7 @@ ONLY_OURS = [
 
 
 def _only_ours() -> list[tuple[str, Any, Any]]:
-    """Name, type and default of the settings that `CreditGRPOConfig` takes over under their names."""
+    """Name, type and default of the settings that `CreditGRPOConfig` has under the same name."""
     types = get_type_hints(TrainSettings)
     return [
         (name, types[name], field(default=TrainSettings.model_fields[name].default))
@@ -381,7 +400,8 @@ _OurFields = make_dataclass("_OurFields", _only_ours())
 
 @dataclass
 class CreditGRPOConfig(_OurFields, GRPOConfig):
-    """TRL's `GRPOConfig` with the paper's defaults and the settings of credit. Raises `ValueError` for values that do not fit."""
+    """TRL's `GRPOConfig` with the paper's defaults and the settings of credit.
+    Raises `ValueError` for values that do not fit."""
 
     learning_rate: float = 1e-6
     lr_scheduler_type: str = "constant"
@@ -396,9 +416,8 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
     chat_template_kwargs: dict | str | None = field(
         default_factory=lambda: {"enable_thinking": False}
     )
-    credit: dict | str | None = (
-        None  # a CreditConfig, its fields by name, or these as JSON; None is the paper's
-    )
+    # a CreditConfig, its fields by name, or these as JSON; None is the paper's
+    credit: dict | str | None = None
     recipe: TrainConfig | None = field(
         default=None, metadata={"help": "Set by trl_config: the settings this was made of."}
     )
@@ -434,7 +453,8 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
         return TrainConfig(**values)
 
     def _minibatches(self) -> int:
-        """Updates of a rollout batch; raises `ValueError` where it is not a whole number of them, or of checkpoints."""
+        """Updates of a rollout batch; raises `ValueError` where it is not a whole number of them,
+        or of checkpoints."""
         pieces = self.steps_per_generation
         accumulate = self.gradient_accumulation_steps
         updates_fit = pieces % accumulate == 0
@@ -443,7 +463,8 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
         )
         if not (updates_fit and checkpoints_fit):
             raise ValueError(
-                f"steps_per_generation {pieces}, gradient_accumulation_steps {accumulate}, save_steps {self.save_steps}: allowed are whole "
+                f"steps_per_generation {pieces}, gradient_accumulation_steps {accumulate}, "
+                f"save_steps {self.save_steps}: allowed are whole "
                 "updates in a rollout batch, and checkpoints between rollout batches"
             )
         return pieces // accumulate
@@ -462,7 +483,8 @@ def trl_config(
     processes = GRPOConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if rows % (parts * processes):
         raise ValueError(
-            f"{rows} answers a step do not split into {parts} parts on each of {processes} processes"
+            f"{rows} answers a step do not split into {parts} parts on each of {processes} "
+            "processes"
         )
     options = {trl_name: getattr(config, name) for name, trl_name in SAME_IN_TRL.items()}
     options.update(
@@ -504,7 +526,8 @@ _PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit"}  # where it is not
 
 
 def check_loggers(report_to: str | list[str]) -> None:
-    """Raises `SettingError` for a logger that is not installed, naming those that are and the command that installs it."""
+    """Raises `SettingError` for a logger that is not installed,
+    naming those that are and the command that installs it."""
     names = [report_to] if isinstance(report_to, str) else report_to
     for name in names:
         if name in ("none", "all"):
@@ -522,7 +545,8 @@ def check_loggers(report_to: str | list[str]) -> None:
 
 # %% ../../nbs/trainer/01_train_config.ipynb #5e46ae0d
 def check_model(config: BaseModel, model: PretrainedConfig) -> None:
-    """Raises `SettingErrors` with a line for each setting that does not fit a model with this configuration; also for `SftConfig`."""
+    """Raises `SettingErrors` with a line for each setting that does not fit a model with this
+    configuration; also for `SftConfig`."""
     text_model = model.get_text_config()
     errors = []
     context = getattr(text_model, "max_position_embeddings", None)

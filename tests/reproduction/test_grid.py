@@ -379,7 +379,8 @@ def test_numbers_that_stop_being_finite_in_the_last_update_end_a_run_too(failing
     def scores(*_):
         if failing == "measuring":
             raise FloatingPointError("nan")
-        return {"SCS": 10.0, "accuracy": 50.0, "divergence": float("nan")}
+        unfinished = {"SCS": 10.0, "accuracy": 50.0, "divergence": float("nan")}
+        return grid.MeasuredPolicy(unfinished, [], [])
 
     monkeypatch.setattr(grid, "policy_scores", scores)
     row = train_one(GridRun(rule="gdpo", lr=1e-3, seed=900, steps=1))
