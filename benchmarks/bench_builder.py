@@ -1,8 +1,10 @@
-"""Which mistakes of a builder the check of its stage sees, made at a rate of one in up to forty rows of the micro-world.
+"""Which mistakes of a builder the check of its stage sees,
+made at a rate of one in up to forty rows of the micro-world.
 
-What is at zero is the reviewers' part: a hint in one word, a wrong level or action, a contrast of another atom, a distractor
-that matters. A doubled passage is no fault, since the stage leaves it out. A wrong family is not seen either as long as the
-sentence carries the sign of the right one. The row *none* is the reply without a mistake: what is seen there is a false alarm.
+What is at zero is the reviewers' part: a hint in one word, a wrong level or action, a contrast of
+another atom, a distractor that matters. A doubled passage is no fault, since the stage leaves it
+out. A wrong family is not seen either as long as the sentence carries the sign of the right one.
+The row *none* is the reply without a mistake: what is seen there is a false alarm.
 
 python benchmarks/bench_builder.py    (about ten seconds)
 """

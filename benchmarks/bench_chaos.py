@@ -1,11 +1,13 @@
-"""A whole evaluation through every fault: nothing lost, nothing asked twice after it succeeded, the same table at the end.
+"""A whole evaluation through every fault: nothing lost, nothing asked twice after it succeeded,
+the same table at the end.
 
 python benchmarks/bench_chaos.py [--small] [--keep FOLDER]
 
-The practice server runs in a process of its own, and so does each run of generate and judge. The scenarios: without
-faults; with 5 % of each fault; killed (SIGKILL) at three random moments and resumed; two processes on one cache; replies in
-odd wrapping and answers that are withheld; stopped in the middle by Ctrl-C, by a key that is withdrawn, by a judge that goes
-down; against a server that allows 600 requests a minute and 64 at once. A check that fails is printed with what it found;
+The practice server runs in a process of its own, and so does each run of generate and judge. The
+scenarios: without faults; with 5 % of each fault; killed (SIGKILL) at three random moments and
+resumed; two processes on one cache; replies in odd wrapping and answers that are withheld; stopped
+in the middle by Ctrl-C, by a key that is withdrawn, by a judge that goes down; against a server
+that allows 600 requests a minute and 64 at once. A check that fails is printed with what it found;
 exit status 1.
 """
 
@@ -33,7 +35,7 @@ TIMEOUT = 2.0
 STARTED: list[subprocess.Popen] = []
 
 
-# In the client's process ------------------------------------------------------------------------------------------------
+# In the client's process --------------------------------------------------------------------------
 
 
 def client(plan: dict) -> dict:
@@ -78,7 +80,7 @@ def client(plan: dict) -> dict:
     }
 
 
-# In the benchmark's process ---------------------------------------------------------------------------------------------
+# In the benchmark's process -----------------------------------------------------------------------
 
 
 def start(role: str, plan: dict) -> subprocess.Popen:
@@ -129,7 +131,9 @@ def serve_here(plan: dict) -> None:
 
 
 def outcome(folder: Path) -> dict:
-    """What a run came to, without what may differ: answers, levels, rows at fault, and the printed tables."""
+    """What a run came to, without what may differ: answers, levels, rows at fault,
+    and the printed tables.
+    """
     from memcalib.evaluation.breakdown import score_text
     from memcalib.problem import Judgment, Rollout
     from memcalib.io.records import read_jsonl
@@ -212,13 +216,18 @@ def book(check: Checks, stats: dict) -> None:
         + ", ".join(f"{name} {faults[name]}" for name in sorted(faults))
     )
     print(
-        f"  at most {stats['max_at_once']} at once, {stats['requests']} requests for {stats['keys']} keys",
+        (
+            f"  at most {stats['max_at_once']} at once, {stats['requests']} requests for "
+            f"{stats['keys']} keys"
+        ),
         flush=True,
     )
 
 
 def killed(plan: dict, read, total: int, moments: list[float]) -> tuple[dict, list[float]]:
-    """Run, SIGKILL when the server has given these shares of all clean replies, run again to the end."""
+    """Run, SIGKILL when the server has given these shares of all clean replies,
+    run again to the end.
+    """
     times = []
     for moment in moments:
         process = start("client", plan)
@@ -233,7 +242,9 @@ def killed(plan: dict, read, total: int, moments: list[float]) -> tuple[dict, li
 
 
 def stopped(plan: dict, read, enough=None) -> tuple[int, str]:
-    """Run until it ends by itself, or until Ctrl-C after so many clean replies: (exit status, its standard error)."""
+    """Run until it ends by itself, or until Ctrl-C after so many clean replies:
+    (exit status, its standard error).
+    """
     command = [sys.executable, __file__, "--role", "client", "--plan", json.dumps(plan)]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -256,8 +267,9 @@ def under_way(
 ) -> tuple[int, int]:
     """Requests asked again after a clean reply: (that reply came close to a kill, any other).
 
-    Close is from `seconds` before, the client's own limit for a reply, to `late` after: the server may finish a reply for a
-    client that is already dead, and the next process needs longer than that to send its first request.
+    Close is from `seconds` before, the client's own limit for a reply, to `late` after: the server
+    may finish a reply for a client that is already dead, and the next process needs longer than
+    that to send its first request.
     """
     just = 0
     other = 0

@@ -1,8 +1,10 @@
-"""What the checks of `memcalib.dataset.lint` are worth: how many planted defects they catch, how many sound rows they flag.
+"""What the checks of `memcalib.dataset.lint` are worth:
+how many planted defects they catch, how many sound rows they flag.
 
-Each defect of `tests/helpers/planted_defects.py` is planted fifty times in each of three sets of sound rows: the records that
-ship with the package, the micro-world, and invented rows in free words. An error should hit at most one sound row in a
-hundred, because a row with an error is not even shown to a reviewer.
+Each defect of `tests/helpers/planted_defects.py` is planted fifty times in each of three sets of
+sound rows: the records that ship with the package, the micro-world, and invented rows in free
+words. An error should hit at most one sound row in a hundred, because a row with an error is not
+even shown to a reviewer.
 
 python benchmarks/bench_checks.py    (about a minute)
 """
@@ -32,7 +34,9 @@ EXCHANGES = {"rubric_alignment": "swapped_rubrics", "rubric_unrelated": "foreign
 
 
 def limits_table(planting_sets: ExampleSets, sound_sets: ExampleSets) -> pd.DataFrame:
-    """For the checks of rubrics, by set and limits, the percentages of sound rows flagged and of defects caught."""
+    """For the checks of rubrics, by set and limits, the percentages of sound rows flagged and of
+    defects caught.
+    """
     rows = {}
     for title, limits in LIMITS.items():
         alarms = alarm_table(sound_sets, limits)
@@ -47,7 +51,9 @@ def limits_table(planting_sets: ExampleSets, sound_sets: ExampleSets) -> pd.Data
 
 
 def smuggled_clauses(examples: Sequence[Example]) -> dict[str, int]:
-    """In how many rows a short clause added to a paragraph is seen by the check and by the builder's stricter one."""
+    """In how many rows a short clause added to a paragraph is seen by the check and by the
+    builder's stricter one.
+    """
     seen = {"rows": len(examples), "lint": 0, "builder's check": 0}
     for example in examples:
         block = example.blocks[0]
@@ -61,7 +67,9 @@ def smuggled_clauses(examples: Sequence[Example]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print the four tables; exit with an error when more than one sound row in a hundred has an error."""
+    """Print the four tables; exit with an error when more than one sound row in a hundred has an
+    error.
+    """
     pd.set_option("display.width", 200, "display.max_rows", None, "display.max_columns", None)
     planting_sets = {
         "shipped": sample_records(),

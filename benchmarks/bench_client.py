@@ -2,11 +2,12 @@
 
     python benchmarks/bench_client.py [seconds]
 
-The server runs in a process of its own on the loopback. In the first part it allows 600 requests a minute and 64 at once,
-counted over the last minute and, more strictly, over the last ten seconds; answers take 2 to 4 seconds. Whatever
-exceeds the limit gets a 429 and counts against the client. The share is successes in the measured seconds over what
-was allowed. The second part has no limit and no delay: what is left is the client's own processor time, with a prompt of
-8 kB, an answer of 4 kB, and the cache on disk. The third part lets two processes ask the same 1,000 questions at once.
+The server runs in a process of its own on the loopback. In the first part it allows 600 requests a
+minute and 64 at once, counted over the last minute and, more strictly, over the last ten seconds;
+answers take 2 to 4 seconds. Whatever exceeds the limit gets a 429 and counts against the client.
+The share is successes in the measured seconds over what was allowed. The second part has no limit
+and no delay: what is left is the client's own processor time, with a prompt of 8 kB, an answer of 4
+kB, and the cache on disk. The third part lets two processes ask the same 1,000 questions at once.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ AT_ONCE = 64
 LIMITS = ((60.0, RPM), (10.0, RPM / 6))  # (seconds, requests)
 
 
-# The server ---------------------------------------------------------------------------------------------------------------
+# The server ---------------------------------------------------------------------------------------
 
 
 def serve(limited: bool, delay: float, letters: int) -> None:
@@ -101,11 +102,13 @@ def seen(address: str) -> dict:
         return json.load(answer)
 
 
-# The client ---------------------------------------------------------------------------------------------------------------
+# The client ---------------------------------------------------------------------------------------
 
 
 def ask(address: str, cache: str, calls: int, seconds: float, **limits) -> dict:
-    """Ask `calls` questions, stop after so many seconds; what was achieved and what it cost this process."""
+    """Ask `calls` questions, stop after so many seconds;
+    what was achieved and what it cost this process.
+    """
     from memcalib.inference.client import Client, Endpoint, run_async, run_many
 
     client = Client(Endpoint(model="m", base_url=f"{address}/v1", key_env="", **limits), cache)
@@ -145,7 +148,7 @@ def in_a_process(*plan, **limits) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-# The three figures --------------------------------------------------------------------------------------------------------
+# The three figures --------------------------------------------------------------------------------
 
 
 def share_of_limit(folder: Path, seconds: int, delay: float = 2.0) -> float:
@@ -160,7 +163,8 @@ def share_of_limit(folder: Path, seconds: int, delay: float = 2.0) -> float:
     )
     share = good / (RPM / 60 * seconds)
     print(
-        f"limit of {RPM} requests a minute, {AT_ONCE} at once: {share:.1%} of it used over {seconds} s,"
+        f"limit of {RPM} requests a minute, {AT_ONCE} at once: {share:.1%} of it used over "
+        f"{seconds} s,"
         f" {told['counts'].get('429', 0)} refusals, at most {told['most']} at once"
     )
     return share
@@ -172,7 +176,8 @@ def cost_per_call(folder: Path, calls: int = 2000) -> float:
         out = ask(address, str(folder / "cost.sqlite"), calls, 600, concurrency=AT_ONCE)
     each = out["cpu"] / (calls - 1) * 1000
     print(
-        f"client: {each:.2f} ms of processor time a call, {calls / out['wall']:.0f} calls a second, cache on disk"
+        f"client: {each:.2f} ms of processor time a call, {calls / out['wall']:.0f} calls a "
+        "second, cache on disk"
     )
     return each
 
@@ -188,7 +193,8 @@ def doubled_calls(folder: Path, calls: int = 1000) -> int:
         told = seen(address)["counts"]
     doubled = sum(count > 1 for count in told.values())
     print(
-        f"two processes, {calls} questions, one cache: {made[0]} + {made[1]} calls, {doubled} doubled"
+        f"two processes, {calls} questions, one cache: {made[0]} + {made[1]} calls, {doubled} "
+        "doubled"
     )
     assert len(told) == calls
     return doubled

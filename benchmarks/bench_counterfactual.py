@@ -2,13 +2,13 @@
 
     python benchmarks/bench_counterfactual.py [rounds]
 
-Shapes of one small training step: 16 examples of the micro-world, eight answers each (about 22 tokens), one
-counterfactual for each answer and localizable channel. Printed: milliseconds of CPU time on one thread (median over
-rounds, the ways taking turns), the ratio to the shared
-scorer, and the largest difference to the slow reference. "Best plain padded batch" is the fastest of several
-budgets; it too computes logits at answer positions only. "unique" is
-the same with repeated rows scored once. "trees" packs prompts, ablated suffixes and answers into one forward, as the
-update does; without gradients it is the slower way, so `response_logps` keeps to shared caches.
+Shapes of one small training step: 16 examples of the micro-world, eight answers each (about 22
+tokens), one counterfactual for each answer and localizable channel. Printed: milliseconds of CPU
+time on one thread (median over rounds, the ways taking turns), the ratio to the shared scorer, and
+the largest difference to the slow reference. "Best plain padded batch" is the fastest of several
+budgets; it too computes logits at answer positions only. "unique" is the same with repeated rows
+scored once. "trees" packs prompts, ablated suffixes and answers into one forward, as the update
+does; without gradients it is the slower way, so `response_logps` keeps to shared caches.
 """
 
 import statistics
@@ -29,7 +29,9 @@ from memcalib.problem import encode_prompt, render
 
 
 def workload(prompts: int = 16, answers: int = 8):
-    """The shipped cold-started policy, and of one step of its own answers the ablated prompt ids and answer ids."""
+    """The shipped cold-started policy, and of one step of its own answers the ablated prompt ids
+    and answer ids.
+    """
     model, tokenizer = load_policy("cold-short")
     pool = make_examples("short", prompts, 0, "rl")
     options = dict(text="concat", prompt_template="micro", max_tokens=192)
@@ -56,7 +58,9 @@ def one_at_a_time(model, prompts, responses):
 
 
 def every_row(model, prompts, responses, budget):
-    """One padded batch after another with every row in it, repeated rows too, as a plain scorer does."""
+    """One padded batch after another with every row in it, repeated rows too,
+    as a plain scorer does.
+    """
     scorer = Scorer(*split_model(model), token_logps, model.device)
     jobs = [Job(row, list(response)) for row, response in enumerate(responses)]
     with torch.no_grad():
@@ -73,8 +77,8 @@ def main(rounds: int = 5) -> None:
         return sum(map(len, rows)) / len(rows)
 
     print(
-        f"{len(prompts)} pairs ({len(rows)} distinct), {len(distinct)} distinct prompts of {mean(prompts):.0f} tokens, "
-        f"answers of {mean(responses):.0f} tokens, 1 thread"
+        f"{len(prompts)} pairs ({len(rows)} distinct), {len(distinct)} distinct prompts of "
+        f"{mean(prompts):.0f} tokens, answers of {mean(responses):.0f} tokens, 1 thread"
     )
     ways = {"shared": lambda: response_logps(model, prompts, responses)}
     ways["trees"] = lambda: tree_logps(model, prompts, responses)[0]
@@ -105,8 +109,8 @@ def main(rounds: int = 5) -> None:
     for name, ms in took.items():
         print(f"  {name:14s} {ms:8.1f} ms   {ms / took['shared']:.2f}x")
     print(
-        f"shared is {took['one at a time'] / took['shared']:.2f}x one at a time, {took[best] / took['shared']:.2f}x {best}, "
-        f"{took[once] / took['shared']:.2f}x {once}"
+        f"shared is {took['one at a time'] / took['shared']:.2f}x one at a time, "
+        f"{took[best] / took['shared']:.2f}x {best}, {took[once] / took['shared']:.2f}x {once}"
     )
 
 

@@ -1,6 +1,8 @@
-"""SCS before and after a short self-distillation on the world `short`, with either teacher, beside GRPO.
+"""SCS before and after a short self-distillation on the world `short`, with either teacher,
+beside GRPO.
 
-`python benchmarks/bench_distillation.py [STEPS [SEED...]]` prints one JSON line a run; batches of 8 prompts by 8 answers.
+`python benchmarks/bench_distillation.py [STEPS [SEED...]]` prints one JSON line a run;
+batches of 8 prompts by 8 answers.
 """
 
 import json

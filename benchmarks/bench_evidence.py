@@ -1,10 +1,13 @@
-"""Time of one training step of credit from evidence beside GDPO, MemCalib-RL and TRL's GRPO, interleaved in one run.
+"""Time of one training step of credit from evidence beside GDPO,
+MemCalib-RL and TRL's GRPO, interleaved in one run.
 
-    python benchmarks/bench_evidence.py [--world long] [--prompts 4] [--generations 8] [--steps 4] [--rounds 2] [--threads 1]
+    python benchmarks/bench_evidence.py [--world long] [--prompts 4] [--generations 8]
+                                        [--steps 4] [--rounds 2] [--threads 1]
 
-Everything is as in `bench_step.py`: the same weights, prompts and exact judge, medians over the steps after the first one,
-ratios of processor time. A second table says what the extra passes are: rows that are read again for each answer of one
-batch, and the processor time of assigning credit to it.
+Everything is as in `bench_step.py`: the same weights, prompts and exact judge, medians over the
+steps after the first one, ratios of processor time. A second table says what the extra passes are:
+rows that are read again for each answer of one batch, and the processor time of assigning credit to
+it.
 """
 
 import argparse
@@ -81,7 +84,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     sizes = dict(prompts=options.prompts, generations=options.generations, policy=options.policy)
     print(
-        f"{options.world}, {options.prompts} prompts x {options.generations} answers, {options.threads} threads"
+        f"{options.world}, {options.prompts} prompts x {options.generations} answers, "
+        f"{options.threads} threads"
     )
     print(table(measure(VARIANTS, options.world, options.steps, options.rounds, **sizes)))
     print(credit_alone(options.world, **sizes))

@@ -1,19 +1,23 @@
-"""One training step at a real model's shapes with random weights: time, memory against the forecast, equality with the CPU.
+"""One training step at a real model's shapes with random weights:
+time, memory against the forecast, equality with the CPU.
 
-    python benchmarks/bench_gpu.py [--shape small] [--steps 2] [--layers N] [--prompts N] [--generations N]
-                                   [--tokens N] [--sampler shared] [--method memcalib-rl] [--no-trl]
+    python benchmarks/bench_gpu.py [--shape small] [--steps 2] [--layers N] [--prompts N]
+                                   [--generations N] [--tokens N] [--sampler shared]
+                                   [--method memcalib-rl] [--no-trl]
 
-`--shape qwen3-8b` (or another folder of memcalib/trainer/launch) takes the model's sizes from the recipe and runs in
-bfloat16 where there is a GPU; `small` runs anywhere in float32. Weights are random, so answers run to their limit:
-every token is paid for. The judge draws levels by the hash of an answer, which opens every channel. Updates are plain
-gradient steps, since the states of Adam do not fit beside 8 billion parameters on one GPU; the phases are otherwise
-those of the recipe. `--layers` cuts the model short where memory is less. TRL's own GRPO runs with the same prompts,
+`--shape qwen3-8b` (or another folder of memcalib/trainer/launch) takes the model's sizes from the
+recipe and runs in bfloat16 where there is a GPU; `small` runs anywhere in float32. Weights are
+random, so answers run to their limit: every token is paid for. The judge draws levels by the hash
+of an answer, which opens every channel. Updates are plain gradient steps, since the states of Adam
+do not fit beside 8 billion parameters on one GPU; the phases are otherwise those of the recipe.
+`--layers` cuts the model short where memory is less. TRL's own GRPO runs with the same prompts,
 sizes and rewards.
 
-Printed: seconds of sampling, of the counterfactual pass with the credit, and of the rest (log-probabilities,
-reference, update), medians without the first step; the arithmetic of the update; the most memory beyond what each
-phase began with, and the forecast of it; the largest difference of log-probabilities and the share of equal sampled
-answers between this device and the CPU, in float32 with two layers.
+Printed: seconds of sampling, of the counterfactual pass with the credit, and of the rest
+(log-probabilities, reference, update), medians without the first step; the arithmetic of the
+update; the most memory beyond what each phase began with, and the forecast of it; the largest
+difference of log-probabilities and the share of equal sampled answers between this device and the
+CPU, in float32 with two layers.
 """
 
 import argparse
@@ -65,7 +69,9 @@ TEMPLATE = (
 
 
 def text_tokenizer(examples) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of 2,000 pieces, learned from the prompts: lengths in tokens are near those of a real one."""
+    """A byte-level tokenizer of 2,000 pieces, learned from the prompts:
+    lengths in tokens are near those of a real one.
+    """
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -150,7 +156,9 @@ class Phases:
         return run
 
     def medians(self) -> dict[str, float]:
-        """Seconds of each phase in a rollout batch, without the first one; what is left of a step is "update"."""
+        """Seconds of each phase in a rollout batch, without the first one;
+        what is left of a step is "update".
+        """
         steps = [
             sum(self.seconds["step"][i : i + self.parts])
             for i in range(0, len(self.seconds["step"]), self.parts)
@@ -186,7 +194,9 @@ def base_trainer(config: TrainConfig, model, tokenizer, examples, out: Path) -> 
 
 
 def difference(shape: dict, tokenizer, examples, device: str) -> dict[str, float]:
-    """Of this device and the CPU, in float32 with two layers: log-probabilities, sampled answers, and the slow reference."""
+    """Of this device and the CPU, in float32 with two layers:
+    log-probabilities, sampled answers, and the slow reference.
+    """
     cpu = random_model(shape | {"num_hidden_layers": 2}, tokenizer, torch.float32, "cpu")
     prompts = [
         encode_prompt(tokenizer, render(e, text="concat")) for e in examples[:4] for _ in range(2)
@@ -271,11 +281,15 @@ def main() -> None:
     )
     lengths = [len(encode_prompt(tokenizer, render(e, text="concat"))) for e in examples]
     print(
-        f"{options.shape}: {shape['num_hidden_layers']} layers, {dtype} on {options.device}, {prompts} prompts x ",
+        (
+            f"{options.shape}: {shape['num_hidden_layers']} layers, {dtype} on {options.device}, "
+            f"{prompts} prompts x "
+        ),
         end="",
     )
     print(
-        f"{generations} answers of {tokens} tokens, prompts of {statistics.mean(lengths):.0f} tokens, {options.steps} steps"
+        f"{generations} answers of {tokens} tokens, prompts of {statistics.mean(lengths):.0f} "
+        f"tokens, {options.steps} steps"
     )
     found: dict[str, Phases] = {}
     for name in (options.method, *(() if options.no_trl else ("TRL GRPO",))):
@@ -330,7 +344,8 @@ def main() -> None:
     )
     rates = (f"{name} {work / phases.medians()['update']:.3g}" for name, phases in found.items())
     print(
-        f"update, TFLOP/s as if no prompt were shared, to hold against the device's limit: {', '.join(rates)}"
+        "update, TFLOP/s as if no prompt were shared, to hold against the device's limit: "
+        f"{', '.join(rates)}"
     )
     print(f"\n{'GiB beyond the model and its states':41}{'measured':>11}{'forecast':>11}")
     working = {

@@ -2,8 +2,8 @@
 
 python benchmarks/bench_growth.py [letters]    (default 20000, and ten times as many)
 
-About 10 where the time is linear; readers beyond 50 are named at the end, for one that looks at every pair of places needs
-100 times as long. Readings of less than 5 ms count as 5 ms.
+About 10 where the time is linear; readers beyond 50 are named at the end, for one that looks at
+every pair of places needs 100 times as long. Readings of less than 5 ms count as 5 ms.
 """
 
 import sys
@@ -85,7 +85,8 @@ def main() -> None:
             small = max(seconds(read, piece, letters, 3), LEAST)
             large = max(seconds(read, piece, 10 * letters, 1), LEAST)
             print(
-                f"{name:8} {piece!r:22} {1000 * small:8.1f} ms {1000 * large:9.1f} ms  {large / small:6.1f} times"
+                f"{name:8} {piece!r:22} {1000 * small:8.1f} ms {1000 * large:9.1f} ms  "
+                f"{large / small:6.1f} times"
             )
             beyond += [f"{name} {piece!r}"] if large > LIMIT * small else []
     print(f"more than {LIMIT} times as long for ten times the text: {', '.join(beyond) or 'none'}")

@@ -1,19 +1,22 @@
-"""Scoring, steps and memory on a random-weight Qwen3-style model with prompts of 1,000 tokens and answers of 300.
+"""Scoring, steps and memory on a random-weight Qwen3-style model with prompts of 1,000 tokens and
+answers of 300.
 
-    python benchmarks/bench_large.py score            # counterfactual pass against one row at a time
+    python benchmarks/bench_large.py score            # counterfactual pass or one row at a time
     python benchmarks/bench_large.py step             # a step of TRL's GRPO against ours
-    python benchmarks/bench_large.py distil           # a step of OPSD-GKD with shared prompts against one without
-    python benchmarks/bench_large.py memory           # peak memory of scoring and update, each in a process of its own
+    python benchmarks/bench_large.py distil           # a step of OPSD-GKD, prompts shared or not
+    python benchmarks/bench_large.py memory           # peak memory, each in a process of its own
         [--size 100m|100m-150k|tiny|8b] [--layers N] [--groups 1]
         [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
 
-The examples are the package's own records with blocks of other records added as distractors until the plain prompt
-fills the prompt; the tokenizer is a byte-level BPE trained here on those records. Levels are drawn: an atom is
-judged right with probability 0.95 (ideal level Ignore) or 0.75. Sampling is left out: every trainer gets the same fixed
-answers, pieces of the records' rubrics, so that what is compared is scoring and update. A step is one rollout batch with two
-optimizer updates and a KL term, in float32 on one thread of a CPU, bfloat16 elsewhere. Ratios are of processor time (on
-a GPU of wall time), because the machine may be shared. `100m-150k` has the vocabulary of Qwen3 (58 of its 100 million
-parameters are the head), `8b` the shape of Qwen3-8B with LoRA adapters of rank 64 and wants a GPU of 80 GB.
+The examples are the package's own records with blocks of other records added as distractors until
+the plain prompt fills the prompt; the tokenizer is a byte-level BPE trained here on those records.
+Levels are drawn: an atom is judged right with probability 0.95 (ideal level Ignore) or 0.75.
+Sampling is left out: every trainer gets the same fixed answers, pieces of the records' rubrics, so
+that what is compared is scoring and update. A step is one rollout batch with two optimizer updates
+and a KL term, in float32 on one thread of a CPU, bfloat16 elsewhere. Ratios are of processor time
+(on a GPU of wall time), because the machine may be shared. `100m-150k` has the vocabulary of Qwen3
+(58 of its 100 million parameters are the head), `8b` the shape of Qwen3-8B with LoRA adapters of
+rank 64 and wants a GPU of 80 GB.
 """
 
 import argparse
@@ -144,7 +147,9 @@ def long_example(number: int, tokens: int, tokenizer, rng: random.Random) -> Exa
 
 
 def drawn_judge(example: Example, response: str):
-    """Levels drawn from the example and the answer: mostly right, so that few channels of an answer hold atoms."""
+    """Levels drawn from the example and the answer: mostly right,
+    so that few channels of an answer hold atoms.
+    """
     rng = random.Random(hashlib.sha256((example.id + response).encode()).hexdigest())
     actual = {}
     for atom, ideal in example.levels.items():
@@ -188,7 +193,9 @@ class Work:
             return Qwen3ForCausalLM(config).to(dtype).eval()
 
     def spans(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """First and last position of every run of tokens that is read: row by row, and with shared prefixes."""
+        """First and last position of every run of tokens that is read:
+        row by row, and with shared prefixes.
+        """
         distinct = [list(p) for p in dict.fromkeys(map(tuple, self.prompts))]
         alone = [(0, len(p) + len(y)) for p, y in zip(self.prompts, self.responses, strict=True)]
         shared = []
@@ -207,18 +214,22 @@ class Work:
         tokens = [sum(b - a for a, b in spans) for spans in (alone, shared)]
         sums = [arithmetic(model, spans, answers) for spans in (alone, shared)]
         return (
-            f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters, vocabulary {model.config.vocab_size}, "
-            f"{model.config.num_hidden_layers} layers; {len(self.examples)} groups of 8, prompts of {lengths} tokens with "
+            f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters, vocabulary "
+            f"{model.config.vocab_size}, {model.config.num_hidden_layers} layers; "
+            f"{len(self.examples)} groups of 8, prompts of {lengths} tokens with "
             f"{[len(e.atoms) for e in self.examples]} atoms, answers of {self.options.answer}\n"
-            f"{len(self.prompts)} counterfactual pairs, {len(set(map(tuple, self.prompts)))} distinct ablated prompts: "
-            f"{tokens[0]} tokens row by row, {tokens[1]} with shared prefixes ({tokens[0] / tokens[1]:.2f}x fewer); "
-            f"{sums[0] / 1e12:.2f} and {sums[1] / 1e12:.2f} tera multiply-adds ({sums[0] / sums[1]:.2f}x fewer: "
-            "what sharing without approximation can win where time is arithmetic)"
+            f"{len(self.prompts)} counterfactual pairs, {len(set(map(tuple, self.prompts)))} "
+            f"distinct ablated prompts: {tokens[0]} tokens row by row, {tokens[1]} with shared "
+            f"prefixes ({tokens[0] / tokens[1]:.2f}x fewer); {sums[0] / 1e12:.2f} and "
+            f"{sums[1] / 1e12:.2f} tera multiply-adds ({sums[0] / sums[1]:.2f}x fewer: what "
+            "sharing without approximation can win where time is arithmetic)"
         )
 
 
 def arithmetic(model, spans: list[tuple[int, int]], answers: int) -> float:
-    """Multiply-adds of the weights, of attention to what stands before each token, and of the head at `answers` tokens."""
+    """Multiply-adds of the weights, of attention to what stands before each token,
+    and of the head at `answers` tokens.
+    """
     config = model.config
     head = config.vocab_size * config.hidden_size
     weights = sum(p.numel() for p in model.parameters()) - head * (
@@ -248,7 +259,9 @@ class Timer:
 
 
 def score(work: Work) -> None:
-    """(a) the counterfactual pass, shared, in trees, and one row at a time (a sample of the rows, scaled)."""
+    """(a) the counterfactual pass, shared, in trees, and one row at a time (a sample of the rows,
+    scaled).
+    """
     model = work.model()
     timer = Timer(work.options.device)
     few = work.options.rows
@@ -362,7 +375,9 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
 
 
 def one_step(work: Work, method: str, share: bool = True) -> tuple[float, object]:
-    """Seconds of a whole step of one trainer: rewards, old and reference log-probabilities, credit, two updates."""
+    """Seconds of a whole step of one trainer: rewards, old and reference log-probabilities,
+    credit, two updates.
+    """
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(work, method, Path(folder), share)
         timer = Timer(work.options.device)
@@ -392,7 +407,9 @@ def step(work: Work) -> None:
 
 
 def distil(work: Work) -> None:
-    """A whole step of OPSD-GKD: the teacher's lesson, old and reference log-probabilities, two updates."""
+    """A whole step of OPSD-GKD: the teacher's lesson, old and reference log-probabilities,
+    two updates.
+    """
     print(work.describe(work.model()))
     took = {}
     for share in (False, True):
@@ -408,7 +425,9 @@ def distil(work: Work) -> None:
 
 
 def peak(work: Work, what: str) -> None:
-    """Peak memory of one kind of work beyond model and data, printed as JSON (a child process of `memory`)."""
+    """Peak memory of one kind of work beyond model and data,
+    printed as JSON (a child process of `memory`).
+    """
     model = work.model()
     device = work.options.device
     prompts = [work.encode(e) for e in work.many]
@@ -451,7 +470,9 @@ def training_rows(model, rows: torch.Tensor, width: int) -> None:
 
 
 def memory(work: Work) -> None:
-    """(d) peak memory beyond model, gradients and data, of the counterfactual pass and of the pass of an update."""
+    """(d) peak memory beyond model, gradients and data, of the counterfactual pass and of the pass
+    of an update.
+    """
     print(work.describe(work.model()))
     for what in ("counterfactual", "update, trees", "update, plain"):
         command = [sys.executable, __file__, "peak", *sys.argv[2:], "--what", what]

@@ -1,4 +1,5 @@
-"""All checks on a dataset in one file: seconds and peak memory for 15,000 rows of about 10 kB, in a process of its own.
+"""All checks on a dataset in one file: seconds and peak memory for 15,000 rows of about 10 kB,
+in a process of its own.
 
 python benchmarks/bench_lint.py [rows]
 """
@@ -23,7 +24,8 @@ CODE = """
 import sys
 from memcalib.dataset.lint import lint_files
 result = lint_files([sys.argv[1]], limits=None)
-print(f"{result.rows:,} rows, {len(result.errors)} errors, {len(result.findings) - len(result.errors)} warnings")
+warnings = len(result.findings) - len(result.errors)
+print(f"{result.rows:,} rows, {len(result.errors)} errors, {warnings} warnings")
 """
 
 with tempfile.TemporaryDirectory() as home:
@@ -40,6 +42,7 @@ with tempfile.TemporaryDirectory() as home:
 child = resource.getrusage(resource.RUSAGE_CHILDREN)
 used = child.ru_utime + child.ru_stime
 print(
-    f"{size / 1e6:.0f} MB, {size / wanted / 1000:.1f} kB a row, {1000 * used / wanted:.2f} ms of processor a row"
+    f"{size / 1e6:.0f} MB, {size / wanted / 1000:.1f} kB a row, {1000 * used / wanted:.2f} ms of "
+    "processor a row"
 )
 print(f"{seconds:.1f} s, {used:.1f} s of processor, peak memory {child.ru_maxrss / 1e6:.2f} GB")

@@ -2,9 +2,10 @@
 
     python benchmarks/bench_projection.py [rows] [tokens]
 
-The scalar baseline is `project_reference` (100 rounds of plain Python floats). The second baseline does the same
-100 rounds row by row with numpy's vector arithmetic. Both run on every row unless a time limit
-is reached, in which case the printed line says on how many rows they ran and the time is scaled to all.
+The scalar baseline is `project_reference` (100 rounds of plain Python floats). The second baseline
+does the same 100 rounds row by row with numpy's vector arithmetic. Both run on every row unless a
+time limit is reached, in which case the printed line says on how many rows they ran and the time is
+scaled to all.
 """
 
 import sys
@@ -65,10 +66,12 @@ def main(rows: int = 4096, tokens: int = 512) -> None:
         apart = np.abs(np.array(out) - fast[: len(out)].numpy()).max()
         note = "all rows" if len(out) == rows else f"scaled from {len(out)} rows"
         print(
-            f"{name}: {seconds:.2f} s ({note}), ratio {seconds / ours:.0f}x, largest difference {apart:.1e}"
+            f"{name}: {seconds:.2f} s ({note}), ratio {seconds / ours:.0f}x, largest difference "
+            f"{apart:.1e}"
         )
     print(
-        f"mean off by at most {(fast.float().mean(1) - 1).abs().max():.1e} in float32, largest {fast.max():.6f}"
+        f"mean off by at most {(fast.float().mean(1) - 1).abs().max():.1e} in float32, largest "
+        f"{fast.max():.6f}"
     )
 
 

@@ -1,4 +1,5 @@
-"""From stored rows to report.html: seconds and peak memory for 100,000 judged atoms, in a process of its own.
+"""From stored rows to report.html: seconds and peak memory for 100,000 judged atoms,
+in a process of its own.
 
 python benchmarks/bench_report.py [atoms] [letters an answer]
 """
@@ -22,7 +23,9 @@ SEEDS = (42, 43, 44)
 
 
 def play(folder: Path) -> tuple[int, int]:
-    """Answers of an oracle whose levels were disturbed by dice, under three seeds, each judged; answers and atoms."""
+    """Answers of an oracle whose levels were disturbed by dice, under three seeds,
+    each judged; answers and atoms.
+    """
     examples = make_examples("long", wanted // 32, seed=5, split="test")
     while sum(len(example.levels) for example in examples) * len(SEEDS) < wanted:
         examples = make_examples("long", len(examples) + 10, seed=5, split="test")
@@ -61,7 +64,10 @@ with tempfile.TemporaryDirectory() as home:
     folder = Path(home)
     answers, atoms = play(folder)
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    code = "import sys; from memcalib.report.evaluation_report import write_evaluation_report as write; write(sys.argv[1])"
+    code = (
+        "import sys; from memcalib.report.evaluation_report import write_evaluation_report as "
+        "write; write(sys.argv[1])"
+    )
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
     seconds = time.perf_counter() - start

@@ -1,11 +1,13 @@
-"""How far float32 token advantages are from the slow reference of the tests, and from float64, whichever way they are read.
+"""How far float32 token advantages are from the slow reference of the tests,
+and from float64, whichever way they are read.
 
     python benchmarks/bench_rounding.py [--seeds 8]
 
-Each seed trains two steps of MemCalib-RL on the micro-world by tokens and two by sentences, and reads every batch again:
-one row at a time in float32, one row at a time in float64, and from the trainer's own log-probabilities. The largest
-difference over all batches stands in the table; then the largest beside the largest advantage of the same answer, and
-how many batches hold an advantage that differs by more than 1e-4.
+Each seed trains two steps of MemCalib-RL on the micro-world by tokens and two by sentences, and
+reads every batch again: one row at a time in float32, one row at a time in float64, and from the
+trainer's own log-probabilities. The largest difference over all batches stands in the table; then
+the largest beside the largest advantage of the same answer, and how many batches hold an advantage
+that differs by more than 1e-4.
 """
 
 import argparse
@@ -25,14 +27,18 @@ from memcalib.micro.world import exact_judge
 
 
 def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, float]:
-    """The largest difference of two ragged tables, and the largest beside the largest of its row in the second."""
+    """The largest difference of two ragged tables, and the largest beside the largest of its row in
+    the second.
+    """
     gap = (steps.ragged(one) - steps.ragged(other)).abs().amax(1)
     size = steps.ragged(other).abs().amax(1)
     return gap.max().item(), (gap / size.clamp(min=1e-9)).max().item()
 
 
 def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
-    """Of one batch: the largest difference of log-probabilities, and of advantages, for each two ways of reading it."""
+    """Of one batch: the largest difference of log-probabilities, and of advantages,
+    for each two ways of reading it.
+    """
     slow = steps.slow_step(trainer, seen)
     known = steps.as_read(seen, slow)
     same = steps.slow_step(trainer, seen, lambda prompt, answer: known[*prompt, -1, *answer])

@@ -1,6 +1,8 @@
-"""Screening and near-duplicates on invented documents: time, memory, growth, recall, precision; rensa beside datasketch.
+"""Screening and near-duplicates on invented documents:
+time, memory, growth, recall, precision; rensa beside datasketch.
 
-python benchmarks/bench_screen.py [documents ...]    (default 5000 10000; the stated target is 250000 in ten minutes)
+python benchmarks/bench_screen.py [documents ...] (default 5000 10000;
+the stated target is 250000 in ten minutes)
 
 Each size runs in a process of its own, so that its peak memory is its own.
 """
@@ -18,9 +20,15 @@ from memcalib.dataset.duplicates import NearConfig, deduplicate
 from memcalib.dataset.screening import load_screen, screen
 from memcalib.dataset.sources import SourceRow, collect
 
-SMALL = """the of and to a in is that it for i my have with on be this was you at as are not but from or what when how
-which do does can could should if after since they there all would about me so up out just get has had been were will"""
-SIGNS = "years old mother daughter since days weeks pain fever headache tablet mg blood test results smoke sleep"
+SMALL = (
+    "the of and to a in is that it for i my have with on be this was you at as are not but from or "
+    "what when how which do does can could should if after since they there all would about me so "
+    "up out just get has had been were will"
+)
+SIGNS = (
+    "years old mother daughter since days weeks pain fever headache tablet mg blood test results "
+    "smoke sleep"
+)
 STOCK = (
     "Hello, welcome to the forum and thank you for your question.",
     "I have read all of it with care and understand your concern.",
@@ -31,7 +39,9 @@ EDITS = ("replace", "delete", "insert", "reorder", "append", "case")
 
 
 class Corpus:
-    """Invented documents of a given length: words by Zipf's law, stock phrases in two of five, and planted copies."""
+    """Invented documents of a given length: words by Zipf's law, stock phrases in two of five,
+    and planted copies.
+    """
 
     def __init__(self, seed: int, vocabulary: int = 60_000):
         self.rng = np.random.default_rng(seed)
@@ -65,7 +75,10 @@ class Corpus:
         return " ".join(made)
 
     def row(self, number: int, size: int = 200) -> SourceRow:
-        question = f"{self.sentences(size * 3 // 10 - 6)} My {' '.join(self.random.sample(self.signs, 3))} is it safe?"
+        question = (
+            f"{self.sentences(size * 3 // 10 - 6)} My "
+            f"{' '.join(self.random.sample(self.signs, 3))} is it safe?"
+        )
         answer = self.sentences(size * 7 // 10)
         if self.random.random() < 0.4:
             answer = f"{self.random.choice(STOCK[:2])} {answer}"
@@ -152,19 +165,22 @@ def measure(count: int) -> None:
     edge = [lost for (reach, lost), (_, _, s) in zip(gone, pairs, strict=True) if reach and s < 0.9]
     right = sum(plain_jaccard(ids[d.id], ids[d.other]) >= 0.88 for d in near)
     lines = (
-        f"{count:>7} documents of {words:.0f} words: screening {middle - start:.1f} s, {len(screened.dropped)} dropped; "
-        f"duplicates {end - middle:.1f} s, {len(passed.dropped)} dropped",
+        f"{count:>7} documents of {words:.0f} words: screening {middle - start:.1f} s, "
+        f"{len(screened.dropped)} dropped; duplicates {end - middle:.1f} s, {len(passed.dropped)} "
+        "dropped",
         f"together {end - start:.1f} s, {cpu:.1f} s of one core, {cpu / count * 1e6:.0f} us each; "
         f"peak {peak:.2f} GB, {before:.2f} GB before",
-        f"recall {found}/{planted} = {found / planted:.4f}, precision {right}/{len(near)} = {right / len(near):.4f}, "
-        f"{gone.count((False, True))} of {len(gone) - planted} pairs below 0.88 dropped; "
-        f"recall from 0.88 to 0.90 {sum(edge)}/{len(edge)}",
+        f"recall {found}/{planted} = {found / planted:.4f}, precision {right}/{len(near)} = "
+        f"{right / len(near):.4f}, {gone.count((False, True))} of {len(gone) - planted} pairs "
+        f"below 0.88 dropped; recall from 0.88 to 0.90 {sum(edge)}/{len(edge)}",
     )
     print("\n        ".join(lines), flush=True)
 
 
 def compare_libraries(count: int) -> None:
-    """Sketch, query and insert the same shingles with the same permutations and bands; candidates are verified alike."""
+    """Sketch, query and insert the same shingles with the same permutations and bands;
+    candidates are verified alike.
+    """
     from datasketch import MinHash, MinHashLSH
     from rensa import RMinHash, RMinHashLSH
 
@@ -197,8 +213,9 @@ def compare_libraries(count: int) -> None:
         found = sum(min(a, b) in met[max(a, b)] for a, b in in_reach)
         times[name] = end - start
         print(
-            f"{name:>10}: sketches {middle - start:.2f} s, index {end - middle:.2f} s for {count} documents; "
-            f"{sum(map(len, met))} candidates, recall of planted pairs {found}/{len(in_reach)} = {found / len(in_reach):.4f}"
+            f"{name:>10}: sketches {middle - start:.2f} s, index {end - middle:.2f} s for {count} "
+            f"documents; {sum(map(len, met))} candidates, recall of planted pairs "
+            f"{found}/{len(in_reach)} = {found / len(in_reach):.4f}"
         )
     print(
         f"rensa needs 1/{times['datasketch'] / times['rensa']:.0f} of datasketch's time", flush=True
@@ -221,5 +238,6 @@ if __name__ == "__main__":
             times = size / first
             each = costs[size] / costs[first]
             print(
-                f"growth: {times:g} times the documents, {each:.2f} times the processor time of each"
+                f"growth: {times:g} times the documents, {each:.2f} times the processor time of "
+                "each"
             )

@@ -1,11 +1,14 @@
-"""Time of one training step on the micro shapes: TRL's own GRPO against the three methods, interleaved in one run.
+"""Time of one training step on the micro shapes: TRL's own GRPO against the three methods,
+interleaved in one run.
 
-    python benchmarks/bench_step.py [--steps 6] [--rounds 2] [--threads 2] [--world short] [--policy PATH] [--all]
+    python benchmarks/bench_step.py [--steps 6] [--rounds 2] [--threads 2] [--world short]
+                                    [--policy PATH] [--all]
 
-Every trainer starts from the same weights, sees the same prompts and judges with the same exact judge. A step is one
-rollout batch of 16 prompts x 8 answers with two optimizer updates and a KL term. Times are medians over the steps after
-the first one; the ratio is to TRL's GRPO trainer with one reward function, the sum of the nine channels. Processor time
-stands beside wall time, because only the former means something on a machine that others use too; ratios are of it.
+Every trainer starts from the same weights, sees the same prompts and judges with the same exact
+judge. A step is one rollout batch of 16 prompts x 8 answers with two optimizer updates and a KL
+term. Times are medians over the steps after the first one; the ratio is to TRL's GRPO trainer with
+one reward function, the sum of the nine channels. Processor time stands beside wall time, because
+only the former means something on a machine that others use too; ratios are of it.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Trace files against lines of JSON, and the linear decoder against ever longer beginnings, on a step of the paper's size.
+"""Trace files against lines of JSON, and the linear decoder against ever longer beginnings,
+on a step of the paper's size.
 
 Run: python benchmarks/bench_traces.py [--answers 512] [--tokens 300]
 """
@@ -23,7 +24,9 @@ from memcalib.trainer.traces import TraceWriter, read_traces, trace_row
 
 
 def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewards, Credit, Pairs]:
-    """A judged batch with three pairs an answer; all numbers drawn at random, which compress worse than real ones."""
+    """A judged batch with three pairs an answer; all numbers drawn at random,
+    which compress worse than real ones.
+    """
     rng = torch.Generator().manual_seed(seed)
     count = 3 * rows
     asked = make_examples("short", 3, 0, "test")
@@ -89,14 +92,17 @@ def main() -> None:
     beginnings = seconds(lambda: [prefix_spans(tokenizer, ids) for ids in part], 1)
     print(f"{options.answers} answers of {options.tokens} tokens, {len(pairs)} pairs")
     print(
-        f"one Parquet file: {size / 1e6:.2f} MB, written in {writing:.2f} s, read in {reading:.2f} s"
+        f"one Parquet file: {size / 1e6:.2f} MB, written in {writing:.2f} s, read in {reading:.2f} "
+        "s"
     )
     print(
-        f"lines of JSON (from {len(part)} answers): {line_size / 1e6:.2f} MB, written in {as_lines:.2f} s"
+        f"lines of JSON (from {len(part)} answers): {line_size / 1e6:.2f} MB, written in "
+        f"{as_lines:.2f} s"
     )
     print(f"ratio: {line_size / size:.1f} times smaller, {as_lines / writing:.1f} times faster")
     print(
-        f"ends of tokens: {linear:.3f} s against {beginnings * share:.2f} s, {beginnings * share / linear:.0f} times faster"
+        f"ends of tokens: {linear:.3f} s against {beginnings * share:.2f} s, "
+        f"{beginnings * share / linear:.0f} times faster"
     )
 
 

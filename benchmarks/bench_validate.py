@@ -1,4 +1,5 @@
-"""Validating a benchmark-sized file: seconds and peak memory, beside merely parsing the same JSON in the same process.
+"""Validating a benchmark-sized file: seconds and peak memory,
+beside merely parsing the same JSON in the same process.
 
 python benchmarks/bench_validate.py [records] [kilobytes]
 """
@@ -36,5 +37,6 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 assert parsed == result.examples == count and not result.violations
 print(f"{count} records, {megabytes:.0f} MB, peak memory {peak:.0f} MB")
 print(
-    f"parse only {middle - start:.2f} s, validate {end - middle:.2f} s, ratio {(end - middle) / (middle - start):.1f}"
+    f"parse only {middle - start:.2f} s, validate {end - middle:.2f} s, ratio "
+    f"{(end - middle) / (middle - start):.1f}"
 )

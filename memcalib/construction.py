@@ -59,7 +59,9 @@ SOURCE_FIELDS = ("question", "context", "answer")
 
 
 def _exact_quote(quote: str, draft: Draft, fields: Iterable[str]) -> str:
-    """The stretch that a quotation repeats, from the first of these fields of the source that has it; "" when none has."""
+    """The stretch that a quotation repeats, from the first of these fields of the source that has
+    it; "" when none has.
+    """
     for field in fields:
         stretch = find_exact(quote, getattr(draft, field))
         if stretch:
@@ -68,7 +70,9 @@ def _exact_quote(quote: str, draft: Draft, fields: Iterable[str]) -> str:
 
 
 def check_screening(draft: Draft, reply: ScreeningReply) -> list[Fault]:
-    """A fault for each point whose evidence is not in the source, or that passes without evidence."""
+    """A fault for each point whose evidence is not in the source,
+    or that passes without evidence.
+    """
     faults = []
     for name, point in reply.dimensions:
         if not point.evidence.strip() and not point.passed:
@@ -83,7 +87,9 @@ def check_screening(draft: Draft, reply: ScreeningReply) -> list[Fault]:
 
 # %% ../nbs/01_construction.ipynb #6ada1989
 def accept_screening(draft: Draft, reply: ScreeningReply) -> Draft | Drop:
-    """The row as it was when all six points hold; otherwise a `Drop` whose reason is the first point that fails."""
+    """The row as it was when all six points hold; otherwise a `Drop` whose reason is the first
+    point that fails.
+    """
     reasons = []
     details = []
     for name, point in reply.dimensions:
@@ -154,7 +160,9 @@ def _is_said_in(sentence: str, earlier: Iterable[str]) -> bool:
 
 
 def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
-    """Faults of the query (empty), of the list (no passage or too many), and of each passage (`passage_faults`)."""
+    """Faults of the query (empty), of the list (no passage or too many),
+    and of each passage (`passage_faults`).
+    """
     faults = []
     if not reply.query.strip():
         detail = "allowed is a request that stands by itself"
@@ -173,8 +181,8 @@ def check_derivation(draft: Draft, reply: DerivationReply) -> list[Fault]:
 
 
 def passage_faults(draft: Draft, passage: PassageReply, query: str) -> Iterator[TextFault]:
-    """What is wrong with one passage: no words, evidence not in the source, a detail that the query gives away, or a
-    statement that is not the source's."""
+    """What is wrong with one passage: no words, evidence not in the source, a detail that the query
+    gives away, or a statement that is not the source's."""
     if not content_words(passage.text):
         yield TextFault("empty passage", f"found {passage.text[:80]!r}, allowed is a sentence")
     if not _exact_quote(passage.evidence, draft, ("question", "context")):
@@ -257,8 +265,8 @@ def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[TextFault]:
 
 
 def _ungrounded(draft: Draft, atom: AtomReply) -> list[str]:
-    """What an atom says that its passage or the source does not say, in at most four entries; a row without a source is
-    held against the passage."""
+    """What an atom says that its passage or the source does not say, in at most four entries; a row
+    without a source is held against the passage."""
     passage = draft.passages[atom.passage - 1]
     passage_text = f"{passage.text}\n{passage.evidence}"
     source = passage_text
@@ -283,8 +291,8 @@ def _changes_answer(atom: AtomReply) -> bool:
 
 
 def contract_faults(atom: AtomReply) -> Iterator[TextFault]:
-    """A fault for a difference that does not fit the level: none is allowed at Ignore, and one that a reader can see is
-    needed above."""
+    """A fault for a difference that does not fit the level:
+    none is allowed at Ignore, and one that a reader can see is needed above."""
     has_difference = atom.observable_delta.strip().lower().rstrip(".") != "none"
     evidence = atom.minimal_evidence.strip()
     reported = f"level {atom.level}: found {atom.observable_delta[:100]!r} and {evidence[:100]!r}"
@@ -301,8 +309,8 @@ ATOM_COUNT = 3, 12  # fewest and most in a row
 
 
 def check_annotation(draft: Draft, reply: AnnotationReply) -> list[Fault]:
-    """Faults of the list (too few or too many atoms, passages without one) and of each atom (`atom_faults`,
-    `contract_faults`, nearly the same as an earlier one)."""
+    """Faults of the list (too few or too many atoms, passages without one) and of each atom
+    (`atom_faults`, `contract_faults`, nearly the same as an earlier one)."""
     fewest, most = ATOM_COUNT
     faults = []
     if not fewest <= len(reply.atoms) <= most:

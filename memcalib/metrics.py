@@ -6,10 +6,11 @@
 __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BINS', 'BLOCK_BINS', 'SOURCE', 'RESPONSE_COLUMNS',
            'ATOM_COLUMNS', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'response_scores', 'calibration_metrics',
            'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'exact_bounds', 'fold_by_question',
-           'summarise', 'score', 'readable', 'constant_policy', 'controls', 'load_judgments']
+           'summarise', 'with_labels', 'score', 'prediction_powered_table', 'readable', 'constant_policy', 'controls',
+           'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,16 @@ import numpy as np
 from jaxtyping import Float, Int, Integer
 from numpy.typing import ArrayLike
 
+from memcalib.evaluation.target_labels import (
+    LEAST_QUESTIONS,
+    AnswerAtoms,
+    AnswerKey,
+    TargetLabel,
+    TargetLabels,
+    load_target_labels,
+    prediction_powered,
+    totals_by_label,
+)
 from .io.jsonl import rows_so_far
 from .problem import Judgment, Level
 from .io.records import DataError, Violation, read_jsonl, short_repr
@@ -404,6 +415,102 @@ def _metric_cells(
             row[f"{name}_std"] = float(spread)
     return row
 
+# %% ../nbs/03_metrics.ipynb #7b3305f6
+def _answers_with_atoms(
+    judgments: "Sequence[Judgment] | pd.DataFrame", keys: set[AnswerKey]
+) -> dict[AnswerKey, AnswerAtoms]:
+    """Ideal levels, version and judge of the answers with these keys; raises `ValueError` for a frame that does not say which atom a row is about."""
+    import pandas as pd
+
+    answers = {}
+    if not isinstance(judgments, pd.DataFrame):
+        for judgment in judgments:
+            key = judgment.key[:-1]
+            if key in keys:
+                ideal = {atom.atom_id: atom.ideal for atom in judgment.atoms}
+                answers[key] = AnswerAtoms(ideal, judgment.example_hash, judgment.judge)
+        return answers
+    if "atom_id" not in judgments:
+        raise ValueError(
+            "labels: found a frame without atom_id; allowed: judgments, or rows of atoms with it"
+        )
+    rows = _with_defaults(judgments)
+    rows = rows.assign(ideal=_ranks(rows, "ideal"))
+    for key, atoms in rows.groupby(list(_ANSWER_KEY), sort=False):
+        if key in keys:
+            levels = zip(atoms["atom_id"], atoms["ideal"], strict=True)
+            ideal = {atom_id: Level(int(level)) for atom_id, level in levels}
+            answers[key] = AnswerAtoms(ideal, judge=atoms["judge"].iloc[0])
+    return answers
+
+
+_ANSWER_KEY = ("example_id", "model", "condition", "seed", "sample")
+
+
+def with_labels(
+    frame: "pd.DataFrame",
+    judgments: "Sequence[Judgment] | pd.DataFrame",
+    labels: TargetLabels,
+    answer_hashes: Mapping[AnswerKey, str] | None = None,
+) -> "pd.DataFrame":
+    """A `response_frame` with `label_over`, `label_under` and `label_probability`, NaN where an answer has no labels.
+
+    `judgments` are those that the frame was made from. Raises `DataError` for labels that do not fit them (`totals_by_label`).
+    """
+    answers = _answers_with_atoms(judgments, set(labels.rows_by_answer))
+    each_once = frame.drop_duplicates(list(_ANSWER_KEY))
+    population = each_once.groupby(["model", "condition"]).size().to_dict()
+    totals = totals_by_label(labels, answers, population, answer_hashes)
+    unlabelled = (np.nan, np.nan, np.nan)
+    keys = zip(*(frame[column] for column in _ANSWER_KEY), strict=True)
+    cells = np.array([totals.get(key, unlabelled) for key in keys], float)
+    columns = ("label_over", "label_under", "label_probability")
+    return frame.assign(**dict(zip(columns, cells.T, strict=True)))
+
+
+def _powered_cells(
+    responses: "pd.DataFrame", rho: float, few_are_missing: bool
+) -> dict[str, float]:
+    """`_ppi`, `_ppi_low` and `_ppi_high` of each metric, and how many responses were labelled; NaN without any.
+
+    With `few_are_missing` they are NaN, too, where `prediction_powered` raises for too few labels.
+    """
+    row: dict[str, float] = {}
+    for name in METRICS:
+        for suffix in ("", "_low", "_high"):
+            row[f"{name}_ppi{suffix}"] = np.nan
+    scored = responses[responses["scored"]]
+    labelled = scored.dropna(subset="label_probability")
+    row["labelled_responses"] = len(labelled)
+    labelled_questions = labelled["question_id"].nunique()
+    if not len(labelled) or (few_are_missing and labelled_questions < LEAST_QUESTIONS):
+        return row
+    judged = _percent_scores(scored["over"], scored["under"], rho)
+    by_label = np.full(judged.shape, np.nan)
+    in_sample = scored["label_probability"].notna().to_numpy()
+    by_label[in_sample] = _percent_scores(labelled["label_over"], labelled["label_under"], rho)
+    powered = prediction_powered(
+        judged,
+        by_label,
+        scored["label_probability"].to_numpy(),
+        scored["question_id"],
+        scored["seed"],
+    )
+    for k, name in enumerate(METRICS):
+        row[f"{name}_ppi"] = float(powered.estimate[k])
+        row[f"{name}_ppi_low"] = float(powered.low[k])
+        row[f"{name}_ppi_high"] = float(powered.high[k])
+    return row
+
+
+def _percent_scores(
+    over: "pd.Series", under: "pd.Series", rho: float
+) -> Float[np.ndarray, "response metric"]:
+    """`response_scores` in percent from columns of totals."""
+    return 100 * response_scores(
+        over.to_numpy().astype(np.int64), under.to_numpy().astype(np.int64), rho
+    )
+
 # %% ../nbs/03_metrics.ipynb #5abcb17b
 def score(
     judgments: "Iterable[Judgment] | pd.DataFrame | str | Path",
@@ -412,6 +519,7 @@ def score(
     resamples: int = 2000,
     seed: int = 0,
     ddof: int = 0,
+    labels: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping] | None" = None,
 ) -> "pd.DataFrame":
     """The six metrics of each (model, condition, judge), optionally split `by` one of
     `SPLITS`.
@@ -420,12 +528,23 @@ def score(
     questions resampled); then counts.
     `judgments` is anything that `response_frame` takes: judgments, a file of them, or a
     frame with a row for each atom and the columns
-    example_id, ideal, actual. Raises `ValueError` when nothing is scored, a column is
-    missing or `by` is unknown.
+    example_id, ideal, actual. With `labels` of a random sample of the answers (a file or
+    rows, `load_target_labels`) there are also `_ppi`, `_ppi_low`, `_ppi_high`, the
+    prediction-powered estimate, and `labelled_responses`; in a slice with labels of fewer
+    than ten questions they are NaN. Raises `ValueError` when nothing is scored, a column is
+    missing or `by` is unknown, and `DataError` for labels that do not fit the judgments.
     """
     import pandas as pd
 
+    if labels is not None:
+        labels = load_target_labels(labels)
+        if isinstance(judgments, str | Path):
+            judgments = load_judgments(judgments)
+        elif not isinstance(judgments, pd.DataFrame):
+            judgments = list(judgments)
     frame = response_frame(judgments)
+    if labels is not None:
+        frame = with_labels(frame, judgments, labels)
     if not np.any(frame["scored"]):
         raise ValueError(
             f"none of {len(frame)} responses is scored: a metric of nothing is undefined"
@@ -441,9 +560,31 @@ def score(
         for group in groups:
             row = {column: group[column].iloc[0] for column in columns}
             row.update(summarise(group, rho, resamples, seed, ddof))
+            if "label_probability" in frame:
+                row.update(_powered_cells(group, rho, few_are_missing=by is not None))
             rows.append(row)
     table = pd.DataFrame(rows)
     return table if by is None else table.astype({by: frame[by].dtype})
+
+# %% ../nbs/03_metrics.ipynb #212ce130
+def prediction_powered_table(scores: "pd.DataFrame") -> "pd.DataFrame":
+    """Raw and prediction-powered metrics of a score table made with `labels`: a row for each source with labels and each metric."""
+    import pandas as pd
+
+    rows = []
+    for source in scores.to_dict("records"):
+        if not source.get("labelled_responses"):
+            continue
+        for metric in METRICS:
+            row = {column: source[column] for column in SOURCE}
+            row["metric"] = metric
+            for suffix in ("", "_low", "_high"):
+                row[f"raw{suffix}"] = source[f"{metric}{suffix}"]
+            for suffix in ("", "_low", "_high"):
+                row[f"prediction_powered{suffix}"] = source[f"{metric}_ppi{suffix}"]
+            row["labelled_answers"] = source["labelled_responses"]
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 # %% ../nbs/03_metrics.ipynb #04800ddc
 def _mean_cell(mean: float, std: float, digits: int) -> str:

@@ -76,7 +76,9 @@ class Level(IntEnum):
 
     @classmethod
     def parse(cls, value: "Level | int | str") -> "Level":
-        """Read a letter, a word or a rank; raises `ValueError` naming the value and the allowed ones."""
+        """Read a letter, a word or a rank; raises `ValueError` naming the value and the allowed
+        ones.
+        """
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and value.upper() in _SPELLINGS:
@@ -139,7 +141,9 @@ class Block(Record):
         return self._number
 
     def prompt_text(self, field: Literal["memory_text", "atomic_concat_text"]) -> str:
-        """One of the two wordings as a prompt shows it: behind the time in brackets, where there is one."""
+        """One of the two wordings as a prompt shows it: behind the time in brackets,
+        where there is one.
+        """
         text = getattr(self, field)
         return f"[{self.time}] {text}" if self.time else text
 
@@ -161,7 +165,9 @@ TURN_ROLES = get_args(TurnRole)
 
 
 class Turn(Record):
-    """One turn of the conversation before the question; `name` is that of the tool whose result it is."""
+    """One turn of the conversation before the question; `name` is that of the tool whose result it
+    is.
+    """
 
     role: TurnRole
     content: Name
@@ -170,7 +176,9 @@ class Turn(Record):
 
     @property
     def message(self) -> tuple[str, str]:
-        """(role, content) as chat templates know them: a tool's result comes as a user's message that says so."""
+        """(role, content) as chat templates know them: a tool's result comes as a user's message
+        that says so.
+        """
         if self.role == "tool":
             return "user", f"Result of {self.name or 'a tool'}:\n{self.content}"
         return self.role, self.content
@@ -198,12 +206,16 @@ class Example(Record):
 
     @property
     def question_id(self) -> str:
-        """Hash of the group, or without one of the question text: examples that share it are not independent."""
+        """Hash of the group, or without one of the question text:
+        examples that share it are not independent.
+        """
         return text_hash(self.question if self.group is None else f"group {self.group}")
 
     @property
     def content_hash(self) -> str:
-        """Hash of the whole record: an answer or judgment that carries another one belongs to another dataset version."""
+        """Hash of the whole record: an answer or judgment that carries another one belongs to
+        another dataset version.
+        """
         return text_hash(self.to_json())
 
     @property
@@ -221,14 +233,17 @@ class Example(Record):
         id: str = "",
         **fields: Any,
     ) -> "Example":
-        """An example from plain texts: one mapping {text of an atom: its ideal level} for each block, in order.
+        """An example from plain texts: one mapping {text of an atom:
+        its ideal level} for each block, in order.
 
-        The id is a hash of question and texts unless given; `fields` are kept as they are. Raises `DataError` with every fault, and
-        `ValueError` for `question_id`, which follows from `group`.
+        The id is a hash of question and texts unless given; `fields` are kept as they are. Raises
+        `DataError` with every fault, and `ValueError` for `question_id`, which follows from
+        `group`.
         """
         if "question_id" in fields:
             raise ValueError(
-                f"question_id: found {fields['question_id']!r}; say group=..., from which question_id is made"
+                f"question_id: found {fields['question_id']!r}; say group=..., from which "
+                "question_id is made"
             )
         atoms = []
         blocks = []
@@ -284,7 +299,9 @@ class Example(Record):
 
 # %% ../nbs/00_problem.ipynb #e29ede54
 def text_hash(text: str, length: int = 16) -> str:
-    """The first `length` hex digits of the SHA-256 of a text: short, stable, never used as a file name by users."""
+    """The first `length` hex digits of the SHA-256 of a text:
+    short, stable, never used as a file name by users.
+    """
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
 
 
@@ -306,7 +323,9 @@ _CARD_STYLE = (
 
 
 def card_html(example: Example) -> str:
-    """The example as an HTML card: query, blocks, atoms coloured by ideal level; all text is escaped."""
+    """The example as an HTML card: query, blocks, atoms coloured by ideal level;
+    all text is escaped.
+    """
     domain = html.escape(example.domain)
     example_id = html.escape(example.id)
     elements = [f'<div style="{_CARD_STYLE}"><small>{domain} · {example_id}</small>']
@@ -363,8 +382,8 @@ def starter_subset(source: object) -> str | None:
 def named_source(source: SourceT, split: str = "train") -> tuple[SourceT | Path, str]:
     """What a name stands for, and its split.
 
-    That is the file of a shipped set, or the hub id and test split of the published benchmark; all else as it is. Raises
-    `ValueError` for a subset of the starter set that does not exist.
+    That is the file of a shipped set, or the hub id and test split of the published benchmark; all
+    else as it is. Raises `ValueError` for a subset of the starter set that does not exist.
     """
     if not isinstance(source, str) or Path(source).exists():
         return source, split
@@ -378,7 +397,8 @@ def named_source(source: SourceT, split: str = "train") -> tuple[SourceT | Path,
 
 
 def source_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, Any]]:
-    """(line, raw record or `Violation`) of a file, a folder, a hub id, a shipped set or a subset of one.
+    """(line, raw record or `Violation`) of a file, a folder, a hub id,
+    a shipped set or a subset of one.
 
     Raises `FileNotFoundError` where nothing is there, `ValueError` for an unknown suffix or subset.
     """
@@ -390,14 +410,18 @@ def source_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int,
 
 
 def sample_records() -> list[Example]:
-    """The nine hand-written records that ship with the package: three each for health, general and coding."""
+    """The nine hand-written records that ship with the package:
+    three each for health, general and coding.
+    """
     path, _ = named_source("samples")
     lines = path.read_text(encoding="utf-8").split("\n")
     return [Example.model_validate_json(line) for line in lines if line.strip()]
 
 # %% ../nbs/00_problem.ipynb #33794250
 def plain_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
-    """The user turn of the default prompt template: numbered memory first, then the query; the query alone without memory."""
+    """The user turn of the default prompt template: numbered memory first, then the query;
+    the query alone without memory.
+    """
     if not memory:
         return f"Query:\n{question}"
     numbered_texts = "\n".join(f"{number}. {text}" for number, text in memory)
@@ -406,7 +430,9 @@ def plain_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """How a prompt is set: an optional system text, and a function (question, numbered memory) -> user turn."""
+    """How a prompt is set: an optional system text, and a function (question,
+    numbered memory) -> user turn.
+    """
 
     user: Callable[[str, Sequence[tuple[int, str]]], str]
     system: str = ""
@@ -427,10 +453,12 @@ def render(
     text: Literal["fluent", "concat"] = "fluent",
     prompt_template: str = "plain",
 ) -> list[dict[str, str]]:
-    """Chat messages for one example: `fluent` paragraphs (evaluation) or exact `concat` atoms (training).
+    """Chat messages for one example: `fluent` paragraphs (evaluation) or exact `concat` atoms
+    (training).
 
-    Turns of a conversation stand before the query, the memory with the query; neighbouring messages of one role are joined.
-    Raises `ValueError` for an unknown `text` or `prompt_template`, naming the allowed ones.
+    Turns of a conversation stand before the query, the memory with the query; neighbouring messages
+    of one role are joined. Raises `ValueError` for an unknown `text` or `prompt_template`, naming
+    the allowed ones.
     """
     if text not in ("fluent", "concat"):
         raise ValueError(f"unknown text {text!r}: allowed are fluent, concat")
@@ -447,7 +475,9 @@ def render(
 
 
 def _joined_messages(parts: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    """Messages of (role, content); chat templates want roles to alternate, so neighbours of one role become one message."""
+    """Messages of (role, content); chat templates want roles to alternate,
+    so neighbours of one role become one message.
+    """
     messages: list[dict[str, str]] = []
     for role, content in parts:
         if not content:
@@ -460,10 +490,11 @@ def _joined_messages(parts: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 # %% ../nbs/00_problem.ipynb #db909b74
 def remove_atoms(example: Example, atom_ids: Iterable[str]) -> Example:
-    """The example without these atoms (the paper's ablated memory, section 3.2); untouched blocks are unchanged.
+    """The example without these atoms (the paper's ablated memory, section 3.2);
+    untouched blocks are unchanged.
 
-    A rebuilt block has no fluent wording of its own: both of its texts become the exact concatenation.
-    Raises `KeyError` for an id the example does not have.
+    A rebuilt block has no fluent wording of its own: both of its texts become the exact
+    concatenation. Raises `KeyError` for an id the example does not have.
     """
     removed = set(atom_ids)
     for atom_id in sorted(removed - example.levels.keys()):
@@ -484,7 +515,10 @@ def remove_atoms(example: Example, atom_ids: Iterable[str]) -> Example:
 
 # %% ../nbs/00_problem.ipynb #d297c57c
 class Rollout(Record):
-    """One generated answer; `key` names the request that made it. `tool_calls` is for an answer that is nothing but calls of tools."""
+    """One generated answer; `key` names the request that made it.
+
+    `tool_calls` is for an answer that is nothing but calls of tools.
+    """
 
     example_id: Name
     model: str = ""
@@ -501,12 +535,16 @@ class Rollout(Record):
 
     @property
     def withheld(self) -> bool:
-        """True when there is no text because a content filter or a tool call stands in its place: that is not a silent answer."""
+        """True when there is no text because a content filter or a tool call stands in its place:
+        that is not a silent answer.
+        """
         return self.finish_reason in ("content_filter", "tool_calls") and not self.response.strip()
 
     @property
     def key(self) -> tuple:
-        """(example, model, condition, seed, sample, settings hash): a success under this key is never asked again."""
+        """(example, model, condition, seed, sample, settings hash):
+        a success under this key is never asked again.
+        """
         settings = text_hash(json.dumps(self.settings, sort_keys=True, default=str))
         return self.example_id, self.model, self.condition, self.seed, self.sample, settings
 
@@ -608,7 +646,8 @@ class JudgeLike(Protocol):
 
 
 def check_judgment(example: Example, judgment: Judgment) -> Judgment:
-    """The judgment itself, when it is about this example and covers exactly its atoms with their ideal levels.
+    """The judgment itself, when it is about this example and covers exactly its atoms with their
+    ideal levels.
 
     Raises `DataError` with every difference.
     """
@@ -642,7 +681,8 @@ def judge_all(
 ) -> list[Judgment]:
     """Judge many answers in order; uses `judge.batch(examples, responses)` when the judge has one.
 
-    Raises `ValueError` where examples and responses do not pair up, and `DataError` for a judgment about other atoms.
+    Raises `ValueError` where examples and responses do not pair up,
+    and `DataError` for a judgment about other atoms.
     """
     if len(examples) != len(responses):
         raise ValueError(
@@ -655,9 +695,11 @@ def judge_all(
 
 # %% ../nbs/00_problem.ipynb #b2d498cc
 def judgment_for(example: Example, actual: dict[str, Level | None], **fields: Any) -> Judgment:
-    """A judgment of this example from actual levels by atom id (prompt order); atoms that `actual` lacks are unscored.
+    """A judgment of this example from actual levels by atom id (prompt order);
+    atoms that `actual` lacks are unscored.
 
-    `fields` are further fields of the judgment, and replace its `example_id`, `domain` and `question_id`.
+    `fields` are further fields of the judgment, and replace its `example_id`,
+    `domain` and `question_id`.
     """
     block_of = blocks_by_atom(example)
     atoms = []
@@ -835,7 +877,9 @@ def _membership_rules(blocks: list[dict], atoms: dict[str, dict]) -> Iterator[Vi
 
 # %% ../nbs/00_problem.ipynb #2673994c
 def _parsed_time(text: object) -> datetime | None:
-    """A time in ISO 8601, without a time zone in UTC; `None` for anything else, which is kept as text."""
+    """A time in ISO 8601, without a time zone in UTC; `None` for anything else,
+    which is kept as text.
+    """
     try:
         time = datetime.fromisoformat(text)
     except (TypeError, ValueError):
@@ -844,7 +888,9 @@ def _parsed_time(text: object) -> datetime | None:
 
 
 def _turn_rules(row: dict) -> Iterator[Violation]:
-    """Turns have a role and words; where their times can be read, none is before the turn above it."""
+    """Turns have a role and words; where their times can be read,
+    none is before the turn above it.
+    """
     if row.get("turns") is None:
         return
     yield from _list_rule(row, "turns")
@@ -865,7 +911,9 @@ def _turn_rules(row: dict) -> Iterator[Violation]:
 
 
 def check_example(row: object) -> list[Violation]:
-    """Every violation of one raw record (a mapping in the published field names); an empty list means it is usable."""
+    """Every violation of one raw record (a mapping in the published field names);
+    an empty list means it is usable.
+    """
     if not isinstance(row, dict):
         return [Violation("record", short_repr(row), "a JSON object")]
     example_id = row["id"] if isinstance(row.get("id"), str) else ""
@@ -954,7 +1002,9 @@ def _checked_rows(source: ExampleSource, split: str = "train") -> Iterator[_Chec
 # %% ../nbs/00_problem.ipynb #2ba303cb
 @dataclass
 class Validation:
-    """What `validate_examples` returns: the number of usable records, and every violation in file order."""
+    """What `validate_examples` returns: the number of usable records,
+    and every violation in file order.
+    """
 
     file: str
     examples: int
@@ -969,7 +1019,9 @@ class Validation:
 def validate_examples(
     source: ExampleSource, split: str = "train", limit: int | None = None
 ) -> Validation:
-    """Read a whole source, streaming, and list every violation; `limit` stops after that many violations."""
+    """Read a whole source, streaming, and list every violation;
+    `limit` stops after that many violations.
+    """
     validation = Validation(_source_name(source), 0, [])
     for row in _checked_rows(source, split):
         if row.example is not None:
@@ -981,7 +1033,8 @@ def validate_examples(
 
 # %% ../nbs/00_problem.ipynb #0020abcb
 def iter_examples(source: ExampleSource, split: str = "train") -> Iterator[Example]:
-    """Stream examples from a file, a folder, a hub id, the name of a shipped set, or rows in the published field names.
+    """Stream examples from a file, a folder, a hub id, the name of a shipped set,
+    or rows in the published field names.
 
     Raises `DataError` at the first unusable record, with all its violations.
     """
@@ -1008,9 +1061,11 @@ def load_examples(source: ExampleSource = "starter", split: str = "train") -> li
 
 
 def to_dataset(examples: Iterable[Example]) -> "Dataset":
-    """The examples as a `datasets.Dataset` with the published columns, for trainers and the hub; `load_examples` reads it back.
+    """The examples as a `datasets.Dataset` with the published columns,
+    for trainers and the hub; `load_examples` reads it back.
 
-    Blocks and atoms are columns of JSON, because rubrics are open mappings and no two records need to have the same keys.
+    Blocks and atoms are columns of JSON, because rubrics are open mappings and no two records need
+    to have the same keys.
     """
     from datasets import Dataset, Features, Json, Value
 
@@ -1049,7 +1104,9 @@ def card_rich(example: Example) -> "Panel":
 
 # %% ../nbs/00_problem.ipynb #3fa7f227
 def neutralise(text: str, tokens: Iterable[str]) -> str:
-    """The text with every control token broken by a word joiner (U+2060); one of a single character becomes U+FFFD."""
+    """The text with every control token broken by a word joiner (U+2060);
+    one of a single character becomes U+FFFD.
+    """
     longest_first = sorted(filter(None, tokens), key=len, reverse=True)
     for token in longest_first:
         broken = f"{token[0]}\u2060{token[1:]}" if len(token) > 1 else "\ufffd"

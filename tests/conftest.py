@@ -44,7 +44,8 @@ LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8"
 def pytest_collection_modifyitems(items):
     """Cases of long.txt, each over one or two seconds when it was written down, are slow tests.
 
-    The surface of the base libraries comes first of all. What takes longest begins first: with two workers neither waits at the end for a long file of the other one.
+    The surface of the base libraries comes first of all. What takes longest begins first: with two
+    workers neither waits at the end for a long file of the other one.
     """
     for item in items:
         if item.nodeid in LONG:
@@ -63,7 +64,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _heard():
-    """Pages and libraries that run as tests may quiet logging for the whole process; what a test logs can be read again."""
+    """Pages and libraries that run as tests may quiet logging for the whole process;
+    what a test logs can be read again.
+    """
     logging.disable(logging.NOTSET)
     logging.root.setLevel(logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():

@@ -46,16 +46,21 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
 
 def test_the_package_and_scoring_load_nothing_heavy():
     code = (
-        "import sys, memcalib as mc; first = [m for m in ('pandas', 'numpy', 'pydantic', 'torch') if m in sys.modules];"
-        "import pandas as pd; mc.score(pd.DataFrame({'example_id': ['e'], 'ideal': ['A'], 'actual': ['B']}));"
-        "print(first, [m for m in ('torch', 'transformers', 'trl', 'datasets', 'openai') if m in sys.modules])"
+        "import sys, memcalib as mc; first = [m for m in ('pandas', 'numpy', 'pydantic', "
+        "'torch') if m in sys.modules];"
+        "import pandas as pd; mc.score(pd.DataFrame({'example_id': ['e'], 'ideal': "
+        "['A'], 'actual': ['B']}));"
+        "print(first, [m for m in ('torch', 'transformers', 'trl', 'datasets', "
+        "'openai') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[] []", done.stdout + done.stderr
 
 
 def test_the_python_of_the_readme_runs():
-    """Against the practice server, which has addresses, models and examples of its own; every other word as it stands."""
+    """Against the practice server, which has addresses, models and examples of its own;
+    every other word as it stands.
+    """
     (block,) = re.findall(
         r"```python\n(.*?)```", (ROOT.parent / "README.md").read_text(), re.DOTALL
     )

@@ -1,4 +1,6 @@
-"""Properties of the nine channels and of group advantages: slow oracles, random batches, bad input."""
+"""Properties of the nine channels and of group advantages:
+slow oracles, random batches, bad input.
+"""
 
 import math
 

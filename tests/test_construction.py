@@ -1,4 +1,6 @@
-"""Screening, derivation, annotation: each rule caught on planted mistakes, and silent on sound replies."""
+"""Screening, derivation, annotation: each rule caught on planted mistakes,
+and silent on sound replies.
+"""
 
 import json
 import re
@@ -53,7 +55,7 @@ DRAFT = rows(1)[0]
 DERIVED = accept_derivation(DRAFT, DerivationReply(**derivation({"question": DRAFT.question})))
 PASSAGES = [{"index": i, "text": p.text} for i, p in enumerate(DERIVED.passages, 1)]
 
-# Screening ----------------------------------------------------------------------------------------------------------------
+# Screening ----------------------------------------------------------------------------------------
 
 
 def screened(**changes):
@@ -121,7 +123,7 @@ def test_a_point_of_another_form_is_refused(change):
         screened(plausibility={"pass": True, "evidence": ASK, **change})
 
 
-# Derivation ---------------------------------------------------------------------------------------------------------------
+# Derivation ---------------------------------------------------------------------------------------
 
 
 def derived(query=ASK, **changes):
@@ -173,7 +175,10 @@ def test_each_fault_of_a_derivation_is_named(reply, expected):
 
 
 def test_one_repeated_sentence_of_a_long_passage_is_seen():
-    text = "The user keeps nine hens behind the old barn. The barn has no door. The user's neighbour complains about noise."
+    text = (
+        "The user keeps nine hens behind the old barn. The barn has no door. "
+        "The user's neighbour complains about noise."
+    )
     reply = derived(query=f"My neighbour complains about noise. {ASK}", text=text)
     assert ("passages.1", "memory in query") in rules(check_derivation(DRAFT, reply))
 
@@ -226,7 +231,7 @@ def test_evidence_may_come_from_the_context():
     assert accept_derivation(draft, reply).passages[1].evidence == "The barn\n is red."
 
 
-# Annotation ---------------------------------------------------------------------------------------------------------------
+# Annotation ---------------------------------------------------------------------------------------
 
 
 def annotated(levels="ACB", at=1, **changes):
@@ -362,7 +367,7 @@ def test_an_atom_of_another_form_is_refused(change):
         annotated(**change)
 
 
-# All three ----------------------------------------------------------------------------------------------------------------
+# All three ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

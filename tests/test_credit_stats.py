@@ -1,4 +1,6 @@
-"""Statistics of credit, checked against counting in plain Python; what is missing is nan and never zero."""
+"""Statistics of credit, checked against counting in plain Python;
+what is missing is nan and never zero.
+"""
 
 import math
 from statistics import fmean

@@ -1,4 +1,7 @@
-"""The site: menus, links, anchors, alternative text, names that link. `make docs` opens the pages as well."""
+"""The site: menus, links, anchors, alternative text, names that link.
+
+`make docs` opens the pages as well.
+"""
 
 import json
 from dataclasses import replace
@@ -106,7 +109,8 @@ def test_faults_are_named_with_page_cell_and_what_is_allowed():
         "a/one.ipynb",
         (
             "markdown",
-            "# Title\n\n## What a judge sees\n\n[x](two.ipynb#first-part) [y](two.ipynb#second) [z](#what-a-judge-sees)",
+            "# Title\n\n## What a judge sees\n\n"
+            "[x](two.ipynb#first-part) [y](two.ipynb#second) [z](#what-a-judge-sees)",
             [],
         ),
         ("markdown", '![](b.png) <a href="nothing.ipynb">n</a>\n\n<img src="c.png">\n', []),
@@ -232,8 +236,14 @@ def test_a_definition_shows_its_parameters_and_its_source():
 def test_a_page_that_is_too_wide_or_complains_is_found(tmp_path):
     """Needs Chromium, as `make docs` does."""
     pytest.importorskip("playwright")
-    good = "<p>short</p><div style='overflow-x:auto'><div style='width:3000px'>scrolls inside itself</div></div>"
-    bad = "<div style='width:3000px'>runs off</div><script>console.error('broken')</script><img src='http://127.0.0.1:9/x.png'>"
+    good = (
+        "<p>short</p><div style='overflow-x:auto'><div style='width:3000px'>scrolls inside "
+        "itself</div></div>"
+    )
+    bad = (
+        "<div style='width:3000px'>runs off</div><script>console.error('broken')</script><img "
+        "src='http://127.0.0.1:9/x.png'>"
+    )
     for name, body in (("good", good), ("bad", bad)):
         (tmp_path / f"{name}.html").write_text(f"<!doctype html><html><body>{body}</body></html>")
     found = browser_faults(tmp_path, ["good.ipynb", "bad.ipynb"])

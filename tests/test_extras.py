@@ -42,7 +42,9 @@ def check(outcome: dict) -> None:
 
 
 def test_without_the_packages_of_all_extras_the_core_runs(tmp_path):
-    """As in an environment of its own, but in seconds: every package that an extra brings is hidden."""
+    """As in an environment of its own, but in seconds:
+    every package that an extra brings is hidden.
+    """
     hidden = list(chain.from_iterable(EXTRAS.values()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     check(run_elsewhere(sys.executable, tmp_path, hidden, env=environment))
@@ -59,7 +61,9 @@ def test_the_table_of_extras_is_that_of_the_settings():
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy what an installation is made from: the files of the clone without pages, runs and tests."""
+    """Copy what an installation is made from: the files of the clone without pages,
+    runs and tests.
+    """
     listing = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )

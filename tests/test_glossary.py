@@ -21,7 +21,9 @@ NAMES = sorted(
 
 
 def resolve(dotted: str):
-    """The object of a dotted name below the package: the longest part that is a module, then attributes."""
+    """The object of a dotted name below the package: the longest part that is a module,
+    then attributes.
+    """
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         try:

@@ -82,7 +82,9 @@ def copy(tmp_path_factory) -> Path:
 
 
 def run(command: str, cwd: Path) -> None:
-    """Run a verb of nbdev; under IN_TEST, which a page that ran in this process may leave, it would do nothing."""
+    """Run a verb of nbdev; under IN_TEST, which a page that ran in this process may leave,
+    it would do nothing.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "IN_TEST"}
     options = dict(cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
     done = subprocess.run([Path(sys.executable).parent / command], **options)
@@ -100,7 +102,9 @@ def test_export_leaves_no_difference(copy):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_page_is_processed_for_the_documentation(copy):
-    """What `make docs` does before Quarto, in one process: exported cells run and each signature is shown."""
+    """What `make docs` does before Quarto, in one process:
+    exported cells run and each signature is shown.
+    """
     program = "from nbdev.serve import proc_nbs; print(proc_nbs(n_workers=0))"
     done = subprocess.run([sys.executable, "-c", program], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -178,7 +182,9 @@ def test_each_chapter_has_one_module():
 
 
 def test_exported_code_imports_what_stands_before_it():
-    """Exported code imports what stands before it in nbs/ORDER; examples may use what a page of a reader's own would."""
+    """Exported code imports what stands before it in nbs/ORDER;
+    examples may use what a page of a reader's own would.
+    """
     for_examples = ("micro.", "practice.", "commands.", "reproduction.", "trainer.", "problem")
     rank = {name: k for k, name in enumerate(ORDER)}
     assert sorted(rank) == sorted(map(dotted, MODULES))
@@ -257,7 +263,9 @@ OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
 
 
 def test_every_import_is_declared():
-    """An imported package stands in settings.ini; an optional one is imported in a function, or by the page of Inspect."""
+    """An imported package stands in settings.ini; an optional one is imported in a function,
+    or by the page of Inspect.
+    """
     needed = [settings()[f"{kind}requirements"] for kind in ("", "train_", "build_", "notebook_")]
     declared = distributions(" ".join(needed))
     missing = {}
@@ -295,7 +303,9 @@ def test_constraints_pin_what_settings_ask_for():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel that `python -m build` makes from its own source distribution, of the files that git knows or would add."""
+    """The wheel that `python -m build` makes from its own source distribution,
+    of the files that git knows or would add.
+    """
     place = tmp_path_factory.mktemp("source")
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
@@ -317,7 +327,9 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
-    """Installed alone into a folder: modules, data files, the mark of types and both entry points are there."""
+    """Installed alone into a folder: modules, data files,
+    the mark of types and both entry points are there.
+    """
     pip = [
         sys.executable,
         "-m",
@@ -343,7 +355,10 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
     ) in kept
     points = next((tmp_path / "site").glob("memcalib-*.dist-info/entry_points.txt")).read_text()
     assert "memcalib = memcalib.commands.cli:main" in points and "[inspect_ai]" in points
-    program = "import memcalib; from memcalib.commands.cli import main; print(memcalib.__file__); main(['--help'])"
+    program = (
+        "import memcalib; from memcalib.commands.cli import main; "
+        "print(memcalib.__file__); main(['--help'])"
+    )
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     done = subprocess.run([sys.executable, "-c", program], **options)
@@ -352,7 +367,9 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_every_figure_is_stored(path):
-    """A cell that describes its picture holds it; experiments that were never run hold nothing at all."""
+    """A cell that describes its picture holds it; experiments that were never run hold nothing at
+    all.
+    """
     page = [cell for cell in cells(path) if cell["cell_type"] == "code"]
     if path in EXPERIMENTS and not any(cell["outputs"] for cell in page):
         pytest.skip("not run yet")

@@ -1,4 +1,6 @@
-"""The judge under attack: what is asked, what is believed, what is looked up, and what becomes of a file."""
+"""The judge under attack: what is asked, what is believed, what is looked up,
+and what becomes of a file.
+"""
 
 import asyncio
 import copy
@@ -354,7 +356,9 @@ def test_prompt_files(tmp_path):
 
 
 def test_prompts_that_were_used_are_never_changed():
-    """A hash that changes here means: give the text a new number instead, for judgments name the prompt that made them."""
+    """A hash that changes here means: give the text a new number instead,
+    for judgments name the prompt that made them.
+    """
     hashes = {
         name: text_hash(load_prompt(name)) for name in ("footprint-1", "rpeval-1", "footprint-2")
     }
@@ -1422,7 +1426,9 @@ def test_every_place_is_asked_for_and_kept_and_one_quote_otherwise():
 
 
 def test_what_evaluation_asks_and_is_called_is_what_it_was():
-    """The name stands in every file of judgments, and in it the whole prompt: a change would ask all questions anew."""
+    """The name stands in every file of judgments, and in it the whole prompt:
+    a change would ask all questions anew.
+    """
     assert (
         "every_quote" not in JudgeConfig().model_dump()
         and JudgeConfig(every_quote=True).model_dump()["every_quote"]

@@ -1,4 +1,6 @@
-"""The scoring engine against its slow oracle, the signal rules against the paper's table, and bad input."""
+"""The scoring engine against its slow oracle, the signal rules against the paper's table,
+and bad input.
+"""
 
 import math
 import subprocess

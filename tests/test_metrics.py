@@ -300,7 +300,10 @@ def test_scoring_imports_neither_torch_nor_pandas_at_the_top():
     import subprocess
     import sys
 
-    code = "import sys, memcalib.metrics; print([m for m in ('torch', 'pandas', 'scipy', 'matplotlib') if m in sys.modules])"
+    code = (
+        "import sys, memcalib.metrics; print([m for m in ('torch', 'pandas', 'scipy', "
+        "'matplotlib') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

@@ -1,6 +1,7 @@
 """Every library notebook runs from top to bottom, under nbdev's own rules.
 
-Pages that train, serve or run a whole pipeline (`LONG`) are slow tests; `make test-notebooks` runs all pages.
+Pages that train, serve or run a whole pipeline (`LONG`) are slow tests;
+`make test-notebooks` runs all pages.
 """
 
 import atexit
@@ -27,7 +28,9 @@ EXTRA = [
 ]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
 LONG = re.compile(
-    r"07_training|extend|(trainer|micro|commands|tutorials)/.*|.*_(local|sentence_roles|agreement|inspect|exam)|report/.*_(report|evaluation|figures|comparison)"
+    r"07_training|extend|(trainer|micro|commands|tutorials)/.*"
+    r"|.*_(local|sentence_roles|agreement|inspect|exam)"
+    r"|report/.*_(report|evaluation|figures|comparison)"
 )
 
 
@@ -39,7 +42,9 @@ def _marked(page: str):
 
 @pytest.fixture
 def registers():
-    """Notebooks run in this process, and some enter their own copies of functions into a table of the package."""
+    """Notebooks run in this process, and some enter their own copies of functions into a table of
+    the package.
+    """
     import memcalib.dataset.lint
     from memcalib.dataset.lint import LINTS
 
@@ -51,7 +56,9 @@ def registers():
 
 @pytest.fixture
 def shell(monkeypatch):
-    """The page's namespace ends with the page: IPython keeps every shell, and empties all of them when the process ends."""
+    """The page's namespace ends with the page: IPython keeps every shell,
+    and empties all of them when the process ends.
+    """
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv(
         "IN_TEST", "1"

@@ -1,4 +1,6 @@
-"""Optional fields of records and judgments: absent they change no byte, present they are kept, shown and checked."""
+"""Optional fields of records and judgments: absent they change no byte,
+present they are kept, shown and checked.
+"""
 
 import json
 

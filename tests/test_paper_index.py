@@ -78,7 +78,9 @@ def test_data_and_commands_of_tables_and_figures_exist():
 
 
 def test_every_label_has_its_notebook_and_command():
-    """Each of the paper's 21 labels stands in a row with the notebooks that regenerate it, linked, and their command."""
+    """Each of the paper's 21 labels stands in a row with the notebooks that regenerate it,
+    linked, and their command.
+    """
     from memcalib.reproduction.experiments import PAPER_ITEMS, experiments
 
     rows = [line for line in CELLS[2].splitlines() if line.startswith("| ")]

@@ -1,4 +1,6 @@
-"""The records: every broken invariant is found and named; removal, rendering and round trips are exact."""
+"""The records: every broken invariant is found and named;
+removal, rendering and round trips are exact.
+"""
 
 import copy
 import gzip
@@ -493,7 +495,9 @@ CANNOT_BE_STORED = {
 @pytest.mark.parametrize("name", CANNOT_BE_STORED)
 @pytest.mark.parametrize("in_rubric", [False, True])
 def test_what_a_later_step_cannot_carry_is_refused_with_its_place(tmp_path, name, in_rubric):
-    """Such a record was read, asked about and paid for, and could then not be written or reported."""
+    """Such a record was read, asked about and paid for,
+    and could then not be written or reported.
+    """
     fields, message = CANNOT_BE_STORED[name]
     row = raw()
     (row["memories"][0]["usage_rubric"] if in_rubric else row).update(fields)

@@ -1,4 +1,6 @@
-"""Properties of the projection and of token advantages: the invariants a training run relies on, and bad input."""
+"""Properties of the projection and of token advantages:
+the invariants a training run relies on, and bad input.
+"""
 
 import math
 import random
@@ -129,7 +131,9 @@ def test_non_finite_multipliers_are_named(bad):
 
 
 def a_batch(seed, prompts=3, group_size=4, width=12, unscored=0.2):
-    """Everything `credit` takes, made up but consistent: rewards, ragged answers, log-probabilities, pairs."""
+    """Everything `credit` takes, made up but consistent:
+    rewards, ragged answers, log-probabilities, pairs.
+    """
     g = torch.Generator().manual_seed(seed)
     rows = prompts * group_size
     lengths = torch.randint(1, width + 1, (rows,), generator=g)
@@ -203,7 +207,9 @@ choices = st.fixed_dictionaries(
 
 
 def cancelling(**options):
-    """Two answers of a group in which what A+ praises C+ blames, each channel carried by one word of four."""
+    """Two answers of a group in which what A+ praises C+ blames,
+    each channel carried by one word of four.
+    """
     rewards = torch.zeros(2, 9, dtype=torch.float64)
     rewards[0, 0] = 1.0
     rewards[1, 8] = 1.0
@@ -813,7 +819,9 @@ def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
 @SETTINGS
 @given(seeds)
 def test_where_nothing_was_found_nothing_is_moved(seed):
-    """An open direction is not enough: without a weight there is no place to move the advantage to."""
+    """An open direction is not enough: without a weight there is no place to move the advantage
+    to.
+    """
     batch = a_batch(seed)
     pairs = run(batch, gate=0.5).pairs
     stats = run(batch, gate=0.5).stats

@@ -1,4 +1,6 @@
-"""The starter set is what its card says: sizes, ranges, families, channels, no copies, no leak, hashes."""
+"""The starter set is what its card says: sizes, ranges, families, channels, no copies,
+no leak, hashes.
+"""
 
 import re
 from collections import Counter

@@ -214,7 +214,9 @@ def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
 
 
 def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
-    """They are in the thresholds' pools: with the log-probabilities under the policy, not with the zeros of the mask."""
+    """They are in the thresholds' pools: with the log-probabilities under the policy,
+    not with the zeros of the mask.
+    """
     trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
     found = trainer.credit.pairs
     model = build_policy(0)
@@ -394,7 +396,9 @@ def test_open_pairs_are_those_whose_reward_and_advantage_agree(tmp_path):
 
 
 def test_a_part_without_a_scored_answer_does_not_hold_back_the_update(tmp_path):
-    """Two answers of a step are scored; of the four parts that make an update together some are empty."""
+    """Two answers of a step are scored; of the four parts that make an update together some are
+    empty.
+    """
 
     class Few:
         def batch(self, examples, responses):
@@ -664,7 +668,9 @@ def untimed(rows):
 
 
 def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeypatch, caplog):
-    """Whole batches, pieces of one row, and pieces that had to be halved: the same rows, to the last digit."""
+    """Whole batches, pieces of one row, and pieces that had to be halved:
+    the same rows, to the last digit.
+    """
     import memcalib.training as page
 
     sizes = []
@@ -719,7 +725,9 @@ def test_the_answers_of_a_row_are_its_own():
 
 
 def opposed():
-    """A judge for which of four answers two are right about Ignore and wrong about the rest, and two the other way round."""
+    """A judge for which of four answers two are right about Ignore and wrong about the rest,
+    and two the other way round.
+    """
     number = itertools.count()
 
     def judge(example, response):
@@ -824,7 +832,9 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(
 @pytest.mark.parametrize("value", [1e30, math.nan])
 @pytest.mark.parametrize("last", [True, False])
 def test_ruined_weights_are_not_kept(tmp_path, value, last):
-    """As a learning rate of 1e30 leaves them: the losses are numbers still, and the rows look well."""
+    """As a learning rate of 1e30 leaves them: the losses are numbers still,
+    and the rows look well.
+    """
     policy = build_policy(0)
 
     def ruin(row):
@@ -913,7 +923,9 @@ def test_traces_are_written_when_asked(tmp_path):
 
 
 def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
-    """Value and gradient where the policy has left the old policy and the reference, against the formula."""
+    """Value and gradient where the policy has left the old policy and the reference,
+    against the formula.
+    """
     trainer, _ = run(tmp_path, method="gdpo", beta=0.3, minibatches=1, clip=0.2)
     rows = 16
     tokens = 5
@@ -946,7 +958,9 @@ def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
 
 
 def copying(example, response):
-    """A judge for which every second answer uses all Ignore memory fully and the others use it lightly."""
+    """A judge for which every second answer uses all Ignore memory fully and the others use it
+    lightly.
+    """
     level = Level.CONTROL if len(response) % 2 else Level.BOUND
     return judgment_for(
         example, {a: level if i == Level.IGNORE else i for a, i in example.levels.items()}

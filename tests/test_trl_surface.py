@@ -1,7 +1,8 @@
-"""Everything of TRL, transformers and accelerate that the trainers rely on. It runs first: an upgrade that changes any of it fails here, by name, and says what to look at.
+"""Everything of TRL, transformers and accelerate that the trainers rely on. It runs first: an
+upgrade that changes any of it fails here, by name, and says what to look at.
 
-Each entry has the parameters as they are today and who uses it. Where a release of TRL changes one: read the member, mend the
-user, write the new parameters down here.
+Each entry has the parameters as they are today and who uses it. Where a release of TRL changes one:
+read the member, mend the user, write the new parameters down here.
 """
 
 import inspect
@@ -51,8 +52,10 @@ class Member(NamedTuple):
 
 
 LOGPS = (
-    "self model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss pixel_values"
-    " image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
+    "self model input_ids attention_mask logits_to_keep batch_size compute_entropy "
+    "compute_aux_loss pixel_values"
+    " image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes "
+    "token_type_ids"
     " mm_token_type_ids image_position_ids"
 )
 OVERRIDDEN = {
@@ -73,19 +76,28 @@ OVERRIDDEN = {
             GRPOTrainer,
             "compute_loss",
             "self model inputs return_outputs num_items_in_batch",
-            "CreditTrainer.compute_loss: counts the tokens of an update; OpsdGKD adds the divergence",
+            (
+                "CreditTrainer.compute_loss: counts the tokens of an update; "
+                "OpsdGKD adds the divergence"
+            ),
         ),
         Member(
             GRPOTrainer,
             "_generate_and_score_completions",
             "self inputs",
-            "CreditTrainer: token advantages in the place of TRL's; unscored answers out of the mask",
+            (
+                "CreditTrainer: token advantages in the place of TRL's; "
+                "unscored answers out of the mask"
+            ),
         ),
         Member(
             GRPOTrainer,
             "_get_per_token_logps_and_entropies",
             LOGPS,
-            "CreditTrainer: each distinct prompt encoded once; OpsdGKD: the pass that serves the divergence",
+            (
+                "CreditTrainer: each distinct prompt encoded once; OpsdGKD: "
+                "the pass that serves the divergence"
+            ),
         ),
         Member(GRPOTrainer, "_clip_grad_norm", "self model", "CreditTrainer: skipped updates"),
         Member(
@@ -135,7 +147,10 @@ CALLED = [
     Member(
         unwrap_model_for_generation,
         "",
-        "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs",
+        (
+            "model accelerator gather_deepspeed3_params generation_kwargs "
+            "gradient_checkpointing_kwargs"
+        ),
         "_shared_rollout",
     ),
     Member(prepare_deepspeed, "", "model accelerator", "distillation: the frozen teacher"),
@@ -378,8 +393,10 @@ def run(tmp_path_factory):
 def test_a_trainer_has_the_attributes_that_we_read(run):
     trainer, _, _ = run
     names = (
-        "accelerator args callback_handler control current_gradient_accumulation_steps eos_token_ids"
-        " is_deepspeed_enabled is_fsdp_enabled loss_type max_completion_length model model_wrapped num_generations"
+        "accelerator args callback_handler control current_gradient_accumulation_steps "
+        "eos_token_ids"
+        " is_deepspeed_enabled is_fsdp_enabled loss_type max_completion_length model model_wrapped "
+        "num_generations"
         " optimizer processing_class ref_model state temperature train_dataset use_vllm"
         " _buffered_inputs _current_train_step_time _logs _metrics _step"
     )
@@ -446,7 +463,9 @@ def test_the_sampler_is_found_in_the_share_of_a_process(processes):
 
 
 def loss_of(trainer, advantages, tokens=12.0) -> float:
-    """TRL's loss of four answers of three tokens, the last of which is padding in the first answer."""
+    """TRL's loss of four answers of three tokens, the last of which is padding in the first
+    answer.
+    """
     mask = torch.ones(4, 3, dtype=torch.long)
     mask[0, 2] = 0
     inputs = {
@@ -463,7 +482,9 @@ def loss_of(trainer, advantages, tokens=12.0) -> float:
 
 
 def test_the_loss_takes_an_advantage_for_each_answer_and_for_each_token(run):
-    """Shape (rows,) or (rows, tokens); before the first update the loss is minus their mean over tokens."""
+    """Shape (rows,) or (rows, tokens); before the first update the loss is minus their mean over
+    tokens.
+    """
     trainer, _, _ = run
     trainer.model.train()
     of_answers = torch.tensor([1.0, -2.0, 0.5, 3.0])

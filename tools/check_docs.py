@@ -1,8 +1,9 @@
 """Everything about the site that can be checked without Quarto.
 
-Configuration, links and their anchors, alternative text; then each page as HTML through nbconvert, opened in headless
-Chromium as wide as a desk and as a phone: nothing wider than the page, no error on the console, nothing from a network.
-A fault is one line: the page, the place, what was found, what is allowed.
+Configuration, links and their anchors, alternative text; then each page as HTML through nbconvert,
+opened in headless Chromium as wide as a desk and as a phone: nothing wider than the page, no error
+on the console, nothing from a network. A fault is one line: the page, the place, what was found,
+what is allowed.
 """
 
 import json
@@ -25,7 +26,9 @@ ATTRIBUTES = re.compile(r"(?<=\))\{[^}\n]*\}")  # of a link, as Pandoc writes th
 
 @dataclass
 class Page:
-    """A notebook of the site, by its path below the folder of pages, with all its Markdown and HTML."""
+    """A notebook of the site, by its path below the folder of pages,
+    with all its Markdown and HTML.
+    """
 
     path: str
     cells: list[dict]
@@ -72,7 +75,9 @@ class Page:
                 yield from ((place, child) for child in token.children or [])
 
     def anchors(self) -> set[str]:
-        """Where a link may lead: headings under the names that Pandoc gives them, and ids in HTML."""
+        """Where a link may lead: headings under the names that Pandoc gives them,
+        and ids in HTML.
+        """
         found: list[str] = []
         for text in (text for _, text in self.texts() if "#" in text or "id=" in text):
             tokens = self.parsed(text)
@@ -142,7 +147,8 @@ def links(page: Page) -> Iterator[tuple[str, str]]:
 def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -> Iterator[str]:
     """A fault for each link that leads nowhere: no such page or file, or no such heading on it.
 
-    Links of a page may lead to files below `folder`; with `root`, also to files of the repository, seen from there.
+    Links of a page may lead to files below `folder`; with `root`,
+    also to files of the repository, seen from there.
     """
     pages = list(pages)
     anchors = {page.path: page.anchors() for page in pages}
@@ -159,7 +165,10 @@ def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -
             if full in anchors:
                 if anchor and anchor not in anchors[full]:
                     allowed = near(anchor, anchors[full])
-                    yield f"{page.path}: {place}: link to {target!r}: no such heading; allowed: {allowed}"
+                    yield (
+                        f"{page.path}: {place}: link to {target!r}: no such heading; allowed: "
+                        f"{allowed}"
+                    )
             elif not (folder / full).exists() and not (root and (root / path).exists()):
                 yield f"{page.path}: {place}: link to {target!r}: no such page or file"
 
@@ -175,12 +184,17 @@ def near(anchor: str, known: set[str]) -> str:
 
 
 def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
-    """A fault for each picture without alternative text: one in Markdown or HTML, or one that a cell draws."""
+    """A fault for each picture without alternative text:
+    one in Markdown or HTML, or one that a cell draws.
+    """
     for page in pages:
         for place, token in page.tokens():
             if token.type == "image" and not token.content.strip():
                 src = token.attrs["src"]
-                yield f"{page.path}: {place}: picture {src!r} without alternative text; allowed: ![what it shows](file)"
+                yield (
+                    f"{page.path}: {place}: picture {src!r} without alternative text; allowed: "
+                    "![what it shows](file)"
+                )
             if token.type in ("html_block", "html_inline"):
                 bare = [
                     a
@@ -192,7 +206,10 @@ def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
             kinds = {kind for out in cell.get("outputs", []) for kind in out.get("data", {})}
             if any(kind.startswith("image/") for kind in kinds) and not alternative_text(cell):
                 where = f"{page.path}: cell {cell.get('id')}"
-                yield f"{where}: a figure without alternative text; allowed: a line `#| fig-alt: what it shows`"
+                yield (
+                    f"{where}: a figure without alternative text; allowed: a line `#| fig-alt: "
+                    "what it shows`"
+                )
 
 
 OPTION_LINE = re.compile(
@@ -238,7 +255,9 @@ def alternative_text(cell: dict) -> str:
 
 
 def configuration_faults(folder: Path) -> Iterator[str]:
-    """A fault for each file that the configuration of the site names and that is not there, or page that no menu has."""
+    """A fault for each file that the configuration of the site names and that is not there,
+    or page that no menu has.
+    """
     config = yaml.safe_load((folder / "_quarto.yml").read_text(encoding="utf-8"))
     parts = [config]
     for name in config.get("metadata-files", []):
@@ -285,7 +304,9 @@ def size_faults(folder: Path, limit: int = 400_000) -> Iterator[str]:
 
 
 def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -> list[str]:
-    """Every fault of the processed pages in `folder`; their HTML is written to `folder`/_html and opened with `browser`."""
+    """Every fault of the processed pages in `folder`; their HTML is written to `folder`/_html and
+    opened with `browser`.
+    """
     from tools.preview import write_site
 
     pages = read_pages(folder)
@@ -306,13 +327,16 @@ def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -
 
 
 TOO_WIDE = """() => {
-  const wide = document.documentElement.clientWidth, scrolling = ['auto', 'scroll', 'hidden', 'clip'];
+  const wide = document.documentElement.clientWidth;
+  const scrolling = ['auto', 'scroll', 'hidden', 'clip'];
   const right = e => Math.round(e.getBoundingClientRect().right);
   const scrolls = e => scrolling.includes(getComputedStyle(e).overflowX);
   const inside = e => e && e !== document.body && (scrolls(e) || inside(e.parentElement));
-  const found = [...document.body.querySelectorAll('*')].filter(e => right(e) > wide + 1 && !inside(e.parentElement));
-  const shown = e => `${e.tagName.toLowerCase()} up to ${right(e)} px: ${e.textContent.trim().slice(0, 60)}`;
-  return found.slice(0, 3).map(shown);
+  const tooWide = e => right(e) > wide + 1 && !inside(e.parentElement);
+  const faults = [...document.body.querySelectorAll('*')].filter(tooWide);
+  const start = e => e.textContent.trim().slice(0, 60);
+  const message = e => `${e.tagName.toLowerCase()} up to ${right(e)} px: ${start(e)}`;
+  return faults.slice(0, 3).map(message);
 }"""
 MAIN = [
     *(
@@ -330,7 +354,9 @@ MAIN = [
 
 
 def browser_faults(site: Path, paths: Iterable[str], pictures: Path | None = None) -> list[str]:
-    """What headless Chromium finds on the pages at both widths; with `pictures`, saves there how the main pages look."""
+    """What headless Chromium finds on the pages at both widths;
+    with `pictures`, saves there how the main pages look.
+    """
     from playwright.sync_api import sync_playwright
 
     chromium = (
@@ -340,7 +366,10 @@ def browser_faults(site: Path, paths: Iterable[str], pictures: Path | None = Non
     )
     if chromium is None:
         return [
-            "browser: found no Chromium on the path; allowed: `apt-get install chromium`, or `--no-browser`"
+            (
+                "browser: found no Chromium on the path; allowed: "
+                "`apt-get install chromium`, or `--no-browser`"
+            )
         ]
     faults: list[str] = []
     heard: list[str] = []  # from the page that is open

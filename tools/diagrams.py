@@ -1,7 +1,8 @@
 """Draw the schematic pictures of the book: `python tools/diagrams.py` writes nbs/images/*.svg.
 
-Pictures of data are drawn by the pages themselves. These show no data: boxes, arrows and words. Each has a light ground of
-its own, so it reads on light and dark pages alike, and a title and a description for readers who cannot see it.
+Pictures of data are drawn by the pages themselves. These show no data: boxes, arrows and words.
+Each has a light ground of its own, so it reads on light and dark pages alike, and a title and a
+description for readers who cannot see it.
 """
 
 from html import escape
@@ -26,10 +27,12 @@ class Picture:
         self.name = name
         self.parts = []
         self.head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'role="img" aria-labelledby="t d" font-family="system-ui, sans-serif" font-size="13" fill="{INK}">\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" role="img" aria-labelledby="t d" '
+            f'font-family="system-ui, sans-serif" font-size="13" fill="{INK}">\n'
             f'<title id="t">{escape(title)}</title>\n<desc id="d">{escape(description)}</desc>\n'
-            f'<defs><marker id="tip" markerWidth="9" markerHeight="9" refX="7" refY="4" orient="auto">'
+            '<defs><marker id="tip" markerWidth="9" markerHeight="9" refX="7" refY="4" '
+            'orient="auto">'
             f'<path d="M0,0 L8,4 L0,8 z" fill="{LINE}"/></marker></defs>\n'
             f'<rect width="{width}" height="{height}" rx="10" fill="{GROUND}" stroke="#d9dee4"/>'
         )
@@ -46,7 +49,8 @@ class Picture:
     ):
         bold = f' font-weight="{weight}"' if weight else ""
         self.parts.append(
-            f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{bold}>{escape(words)}</text>'
+            f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" '
+            f'text-anchor="{anchor}"{bold}>{escape(words)}</text>'
         )
 
     def line(self, x: float, y: float, *parts: tuple[str, str], size: int = 12):
@@ -56,7 +60,8 @@ class Picture:
             bold = "" if colour == INK else ' font-weight="600"'
             marked.append(f'<tspan fill="{colour}"{bold}>{escape(words)}</tspan>')
         self.parts.append(
-            f'<text x="{x}" y="{y}" font-size="{size}" xml:space="preserve">{"".join(marked)}</text>'
+            f'<text x="{x}" y="{y}" font-size="{size}" '
+            f'xml:space="preserve">{"".join(marked)}</text>'
         )
 
     def box(
@@ -82,7 +87,8 @@ class Picture:
         path = "M" + " L".join(f"{x},{y}" for x, y in points)
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(
-            f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="1.5" marker-end="url(#tip)"{dash}/>'
+            f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="1.5" '
+            f'marker-end="url(#tip)"{dash}/>'
         )
 
     def chip(self, x: float, y: float, w: float, level: str, words: str):
@@ -98,7 +104,11 @@ class Picture:
 
 
 def flow() -> Picture:
-    told = "A record goes to the model under test, its answer to a judge; the levels go to six metrics and a report, or to nine channels, localization, redistribution and an update of the model."
+    told = (
+        "A record goes to the model under test, its answer to a judge; the levels go to six "
+        "metrics and a report, or to nine channels, localization, redistribution and an update of "
+        "the model."
+    )
     p = Picture("flow.svg", 860, 300, "From a record to a report, and back into the model", told)
     p.text(24, 34, "Measure", size=12, colour=SOFT, weight="600")
     p.text(24, 184, "Train", size=12, colour=SOFT, weight="600")
@@ -129,7 +139,10 @@ def flow() -> Picture:
 
 
 def record() -> Picture:
-    told = "The query asks for houseplants. Block 1 holds an atom at level Ignore and one at Bound, block 2 an atom at Ignore and one at Control."
+    told = (
+        "The query asks for houseplants. Block 1 holds an atom at level Ignore and one at Bound, "
+        "block 2 an atom at Ignore and one at Control."
+    )
     p = Picture(
         "record.svg",
         760,
@@ -183,7 +196,10 @@ def record() -> Picture:
 
 
 def stages() -> Picture:
-    told = "Screening, derivation, annotation, distractors and rubrics, blocks, review; a row that fails a check is repaired once more or dropped with the reason."
+    told = (
+        "Screening, derivation, annotation, distractors and rubrics, blocks, review; a row that "
+        "fails a check is repaired once more or dropped with the reason."
+    )
     p = Picture(
         "stages.svg",
         860,
@@ -215,12 +231,16 @@ def stages() -> Picture:
             p.arrow((x - 22, 91), (x - 3, 91))
         p.arrow((x + 58, 130), (x + 58, 178), dashed=True)
     p.parts.append(
-        f'<rect x="24" y="181" width="812" height="44" rx="6" fill="{WHITE}" stroke="{LINE}" stroke-dasharray="5 4"/>'
+        f'<rect x="24" y="181" width="812" height="44" rx="6" fill="{WHITE}" stroke="{LINE}" '
+        'stroke-dasharray="5 4"/>'
     )
     p.text(
         430,
         208,
-        "a reply that code refuses is asked for once more, with the faults named; a row that still fails is dropped, with the reason",
+        (
+            "a reply that code refuses is asked for once more, with the faults named; a row that "
+            "still fails is dropped, with the reason"
+        ),
         size=12,
         colour=SOFT,
         anchor="middle",
@@ -229,7 +249,12 @@ def stages() -> Picture:
 
 
 def judge() -> Picture:
-    told = "The judge reads query, atoms with rubrics and the answer, and returns a level with a quote for each atom; code looks each quote up in the answer and flags those that are not there, but cannot see a level that is too high; a reply that cannot be read twice is unscored."
+    told = (
+        "The judge reads query, atoms with rubrics and the answer, and returns a level with a "
+        "quote for each atom; code looks each quote up in the answer and flags those that are not "
+        "there, but cannot see a level that is too high; a reply that cannot be read twice is "
+        "unscored."
+    )
     p = Picture(
         "judge.svg",
         860,
@@ -289,7 +314,10 @@ def judge() -> Picture:
     p.text(
         430,
         254,
-        "A reply that cannot be read is asked for once more. What is still missing is unscored: never zero, always counted.",
+        (
+            "A reply that cannot be read is asked for once more. What is still missing is "
+            "unscored: never zero, always counted."
+        ),
         size=12,
         colour=SOFT,
         anchor="middle",
@@ -298,7 +326,10 @@ def judge() -> Picture:
 
 
 def ablation() -> Picture:
-    told = "The same answer is scored under the full prompt and under a prompt without the atom; words whose probability falls carry the atom."
+    told = (
+        "The same answer is scored under the full prompt and under a prompt without the atom; "
+        "words whose probability falls carry the atom."
+    )
     p = Picture(
         "ablation.svg", 860, 290, "The same words, with the atom in the prompt and without it", told
     )
@@ -338,7 +369,8 @@ def ablation() -> Picture:
         )
         height = 18 * (full - bare)
         p.parts.append(
-            f'<rect x="{x + 12}" y="{248 - height}" width="36" height="{max(height, 1.5)}" fill="{LEVEL["Control"] if strong else LINE}"/>'
+            f'<rect x="{x + 12}" y="{248 - height}" width="36" height="{max(height, 1.5)}" '
+            f'fill="{LEVEL["Control"] if strong else LINE}"/>'
         )
         p.text(x + 30, 268, word, anchor="middle", weight="600" if strong else "")
     p.text(36, 200, "difference d = full minus ablated", weight="600")
@@ -348,7 +380,10 @@ def ablation() -> Picture:
 
 
 def training_step() -> Picture:
-    told = "Prompts, several answers to each, a judgment of each answer, an advantage for each token, an update of the weights, and back; beside it rows, checkpoints and validation."
+    told = (
+        "Prompts, several answers to each, a judgment of each answer, an advantage for each token, "
+        "an update of the weights, and back; beside it rows, checkpoints and validation."
+    )
     p = Picture(
         "training_step.svg",
         860,

@@ -1,6 +1,8 @@
-"""The processed pages as plain HTML through nbconvert: what `tools.check_docs` opens, and a site to read without Quarto.
+"""The processed pages as plain HTML through nbconvert: what `tools.check_docs` opens,
+and a site to read without Quarto.
 
-The options of cells that Quarto knows (`echo`, `code-fold`, `fig-alt`) hold here too. Formulas become MathML.
+The options of cells that Quarto knows (`echo`, `code-fold`, `fig-alt`) hold here too.
+Formulas become MathML.
 """
 
 import html
@@ -43,7 +45,9 @@ def formula(text: str, options: dict) -> str:
 
 
 def reader() -> MarkdownIt:
-    """Markdown as the site reads it: tables, attributes of links, formulas as MathML, headings with Pandoc's names."""
+    """Markdown as the site reads it: tables, attributes of links, formulas as MathML,
+    headings with Pandoc's names.
+    """
     from tools.check_docs import pandoc_id, plain
 
     made = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable(
@@ -65,7 +69,9 @@ CODE = [".highlight", "pre code"]
 
 
 def as_page(cell: dict) -> dict | None:
-    """A cell as Quarto shows it: Markdown for `echo: false` and folded code, figures with their alternative text."""
+    """A cell as Quarto shows it: Markdown for `echo: false` and folded code,
+    figures with their alternative text.
+    """
     from tools.check_docs import alternative_text, option
 
     if cell["cell_type"] == "raw":
@@ -82,7 +88,11 @@ def as_page(cell: dict) -> dict | None:
     if fold and not outputs:
         state = " open" if fold == "show" else ""
         return nbformat.v4.new_markdown_cell(
-            f"<details{state}><summary>{summary or 'Code'}</summary>\n\n```python\n{code}\n```\n\n</details>"
+            f"<details{state}><summary>{summary or 'Code'}</summary>\n\n"
+            "```python\n"
+            f"{code}\n"
+            "```\n\n"
+            "</details>"
         )
     for out in outputs:
         for kind in [kind for kind in out.get("data", {}) if kind.startswith("image/")]:
@@ -91,7 +101,9 @@ def as_page(cell: dict) -> dict | None:
 
 
 def front_matter(page: "Page") -> dict:
-    """What the first cell of a processed page says: title, description, the name of its file on the site."""
+    """What the first cell of a processed page says: title, description,
+    the name of its file on the site.
+    """
     found = {}
     for cell in page.cells:
         if cell["cell_type"] == "raw" and cell["source"].startswith("---"):
@@ -104,7 +116,9 @@ def to_html_links(text: str) -> str:
 
 
 def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
-    """Every page of `folder` as HTML in `target`, each with the menus of sidebar.yml; returns `target`."""
+    """Every page of `folder` as HTML in `target`, each with the menus of sidebar.yml;
+    returns `target`.
+    """
     from tools.check_docs import pages_in
 
     shutil.rmtree(target, ignore_errors=True)

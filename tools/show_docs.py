@@ -1,7 +1,9 @@
-"""What nbdev does to a page before Quarto sees it, where this project wants something else; settings.ini names these parts.
+"""What nbdev does to a page before Quarto sees it, where this project wants something else;
+settings.ini names these parts.
 
-`Renderer` shows an annotation that cannot be evaluated as it is written. `FoldPlumbing` keeps the code of plumbing
-on the page, folded. `Names` adds parameter tables, and links each name of the package to its definition and source.
+`Renderer` shows an annotation that cannot be evaluated as it is written. `FoldPlumbing` keeps the
+code of plumbing on the page, folded. `Names` adds parameter tables, and links each name of the
+package to its definition and source.
 """
 
 import ast
@@ -53,7 +55,9 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True)
 class Home:
-    """Where a public name is defined: its module, the page of that module below nbs/, and the definition itself."""
+    """Where a public name is defined: its module, the page of that module below nbs/,
+    and the definition itself.
+    """
 
     module: str
     page: str
@@ -119,10 +123,12 @@ def public_names() -> dict[str, str]:
 
 
 def find(name: str, here: str | None, imported: frozenset[str] = frozenset()) -> Home | str | None:
-    """What a name in the prose of the page of module `here` stands for: a definition, the page of a module, or nothing.
+    """What a name in the prose of the page of module `here` stands for:
+    a definition, the page of a module, or nothing.
 
-    A dotted name says its module. A bare name is this page's own, else a public one, else the only one of the package. A
-    lower-case word such as `answer` may be anything, so it counts only if it is this page's, imported by it, or public.
+    A dotted name says its module. A bare name is this page's own, else a public one, else the only
+    one of the package. A lower-case word such as `answer` may be anything, so it counts only if it
+    is this page's, imported by it, or public.
     """
     name = name.removeprefix("memcalib.").removeprefix("mc.")
     if here and name in homes().get(here, {}):
@@ -152,7 +158,8 @@ def link_names(
 ) -> str:
     """Markdown in which each name of the package that stands in backticks links to its definition.
 
-    `page` is the page's path below nbs/. Fenced code, headings and what is linked already stay as they are.
+    `page` is the page's path below nbs/. Fenced code, headings and what is linked already stay as
+    they are.
     """
     folder = Path(page).parent
 
@@ -181,7 +188,9 @@ def link_names(
 
 
 def class_fields(node: ast.ClassDef, lines: tuple[str, ...]) -> list[ast.AnnAssign]:
-    """The fields of a class in the order of its definition, those of its bases in the same module first."""
+    """The fields of a class in the order of its definition,
+    those of its bases in the same module first.
+    """
     around = {
         part.name: part
         for part in ast.parse("\n".join(lines)).body
@@ -195,7 +204,9 @@ def class_fields(node: ast.ClassDef, lines: tuple[str, ...]) -> list[ast.AnnAssi
 
 
 def parameters(home: Home) -> list[tuple[str, str, str, str]]:
-    """(name, type, default, comment) of a function's parameters, or of what makes an object of a class."""
+    """(name, type, default, comment) of a function's parameters,
+    or of what makes an object of a class.
+    """
     node = home.node
     rows = []
     if isinstance(node, ast.ClassDef):
@@ -233,7 +244,9 @@ def parameters(home: Home) -> list[tuple[str, str, str, str]]:
 
 
 def parameter_table(home: Home) -> str:
-    """The parameters as Markdown; empty where the signature says as much: below three of them, and no comment."""
+    """The parameters as Markdown; empty where the signature says as much:
+    below three of them, and no comment.
+    """
     rows = parameters(home)
     if len(rows) < 3 and not any(row[3] for row in rows):
         return ""
@@ -252,7 +265,9 @@ def parameter_table(home: Home) -> str:
 
 
 class Names(Processor):
-    """Parameter tables and exact source links for what a page defines, and a link for each name in its prose."""
+    """Parameter tables and exact source links for what a page defines,
+    and a link for each name in its prose.
+    """
 
     def begin(self) -> None:
         self.page = (
@@ -294,7 +309,9 @@ class Names(Processor):
             out["data"] = {"text/markdown": text.splitlines(keepends=True)}
 
     def to_site(self, text: str) -> str:
-        """Links to files of the repository that are no page lead to the repository; a folder is its first page."""
+        """Links to files of the repository that are no page lead to the repository;
+        a folder is its first page.
+        """
         nbs = Path(get_config().nbs_path).resolve()
         settings = get_config()
 
@@ -315,7 +332,9 @@ class Names(Processor):
 
 
 class FoldPlumbing(Processor):
-    """What a cell exports is described above it, in the order of definition; plumbing is folded, imports are left out."""
+    """What a cell exports is described above it, in the order of definition;
+    plumbing is folded, imports are left out.
+    """
 
     def begin(self) -> None:
         cells = self.nb.cells

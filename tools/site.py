@@ -1,7 +1,8 @@
 """The web site: pages as Quarto reads them, its menus, and the site itself where Quarto is at hand.
 
-`python -m tools.site` writes to _proc/ (ignored by git) what nbdev makes of nbs/, with menus drawn from nbs/ORDER and from
-what lies on disk, checks it (`tools.check_docs`), and has Quarto build _docs/. Without Quarto it says how to get it.
+`python -m tools.site` writes to _proc/ (ignored by git) what nbdev makes of nbs/, with menus drawn
+from nbs/ORDER and from what lies on disk, checks it (`tools.check_docs`), and has Quarto build
+_docs/. Without Quarto it says how to get it.
 """
 
 import shutil
@@ -19,17 +20,21 @@ from tools.show_docs import pages
 
 ROOT = Path(__file__).parents[1]
 GET_QUARTO = (
-    "Quarto is not on the path, so _docs/ was not built; everything that can be checked without it was.\n"
-    "It needs no administrator: unpack quarto-VERSION-linux-amd64.tar.gz from https://quarto.org/docs/download/\n"
+    "Quarto is not on the path, so _docs/ was not built; everything that can be checked without it "
+    "was.\n"
+    "It needs no administrator: unpack quarto-VERSION-linux-amd64.tar.gz from "
+    "https://quarto.org/docs/download/\n"
     "anywhere, put its bin/ on PATH, and say `make docs` again."
 )
 FIRST = ("tutorials",)  # folders of pages that stand before the chapters
 
 
 def sections(nbs: Path) -> dict[str, list[str | dict]]:
-    """The pages of each part of the site, by paths below nbs/: a sidebar each. A folder is a section of its own.
+    """The pages of each part of the site, by paths below nbs/: a sidebar each.
+    A folder is a section of its own.
 
-    Chapters and subpackages come in the order of nbs/ORDER, other folders by the names of their files.
+    Chapters and subpackages come in the order of nbs/ORDER,
+    other folders by the names of their files.
     """
     ordered = list(pages().values())
     on_disk = sorted(

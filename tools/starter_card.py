@@ -1,6 +1,7 @@
 """Write card.md and hashes.json of the starter set from its files:  python tools/starter_card.py
 
-Run it after every change of records.jsonl or answers.jsonl; reading.json holds what the blind readings found.
+Run it after every change of records.jsonl or answers.jsonl;
+reading.json holds what the blind readings found.
 """
 
 import itertools
@@ -28,13 +29,14 @@ tags: [memory, agents, evaluation]
 ---
 # The starter set
 
-> {records} records and {answers} answers with {labels:,} labelled atoms: to see how a model uses memory,
-> and whether a judge can tell.
+> {records} records and {answers} answers with {labels:,} labelled atoms:
+> to see how a model uses memory, and whether a judge can tell.
 
-**Written and checked by a large language model. No person has read it yet.** A language model wrote the records, the
-rubrics, the answers and their labels for this package, from no source. The numbers on agreement below are the
-self-agreement of one language model; they are no evidence that people would agree. `memcalib exam --sheet FILE`
-writes a sheet for a person to label, and `memcalib exam --labels FILE` says how far a filled one agrees.
+**Written and checked by a large language model. No person has read it yet.** A language model wrote
+the records, the rubrics, the answers and their labels for this package, from no source. The numbers
+on agreement below are the self-agreement of one language model; they are no evidence that people
+would agree. `memcalib exam --sheet FILE` writes a sheet for a person to label, and
+`memcalib exam --labels FILE` says how far a filled one agrees.
 
 Do not train on this set. Data for training can be searched for its canary:
 
@@ -42,21 +44,22 @@ Do not train on this set. Data for training can be searched for its canary:
 
 ## What it is for
 
-`memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It is small: the page
-nbs/evaluation/06_exam.ipynb says which differences {records} questions can show. It is not the paper's benchmark, and
-scores on it cannot be compared with the paper's.
+`memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It
+is small: the page nbs/evaluation/06_exam.ipynb says which differences {records} questions can show.
+It is not the paper's benchmark, and scores on it cannot be compared with the paper's.
 """
 
 
 GUIDE = """## How to read it
 
-The levels: **Ignore** (A) leaves no trace in a good answer, **Bound** (B) gives bounded local support, **Control** (C)
-decides what the answer mainly says. An atom is *grounded* (a fact the question may call for), *auxiliary* (belongs to its
-paragraph, of no use to the question), *noise* (a paragraph of unrelated facts), or *hard*, a distractor of a family:
-same user, near topic, other person, other occasion, outdated, belief offered as evidence, scope overreached, superseded
-preference, neighbour in style, trigger absent. A paragraph with atoms of several ideal levels is a mixed-target block.
-Tricks of adversarial answers: an atom used by implication; a use denied; a quote that steers nothing; a use inside code;
-memory followed against the query; words to the judge.
+The levels: **Ignore** (A) leaves no trace in a good answer, **Bound** (B) gives bounded local
+support, **Control** (C) decides what the answer mainly says. An atom is *grounded* (a fact the
+question may call for), *auxiliary* (belongs to its paragraph, of no use to the question), *noise*
+(a paragraph of unrelated facts), or *hard*, a distractor of a family: same user, near topic, other
+person, other occasion, outdated, belief offered as evidence, scope overreached, superseded
+preference, neighbour in style, trigger absent. A paragraph with atoms of several ideal levels is a
+mixed-target block. Tricks of adversarial answers: an atom used by implication; a use denied; a
+quote that steers nothing; a use inside code; memory followed against the query; words to the judge.
 
 A record (without its rubrics) and one of its answers:
 
@@ -78,13 +81,15 @@ memcalib exam --judge J
 
 SURFACE = """### Does the form of a sentence tell its level?
 
-A distractor must not be known by its wording. A logistic regression on words, neighbouring words and the opening of each
-atom in English, without query, memory or rubric, guesses the levels of records that it was not fitted to:
+A distractor must not be known by its wording. A logistic regression on words, neighbouring words
+and the opening of each atom in English, without query, memory or rubric, guesses the levels of
+records that it was not fitted to:
 
 {table}
 
-Before the sentences were worded anew it was right in 78.9 % (74.7 % by level) of the first guess and 70.7 % (50.3 %) of
-the second. What is left is partly subject matter: an atom that counts often names a limit or a thing to use.
+Before the sentences were worded anew it was right in 78.9 % (74.7 % by level) of the first guess
+and 70.7 % (50.3 %) of the second. What is left is partly subject matter: an atom that counts often
+names a limit or a thing to use.
 """
 
 
@@ -141,7 +146,9 @@ def fit_levels(cues: csr_matrix, levels: np.ndarray, kinds: int, ridge: float = 
 
 
 def surface_table(examples: list[Example]) -> pd.DataFrame:
-    """How often the level of an atom in English is guessed from its form alone, each record left out in turn."""
+    """How often the level of an atom in English is guessed from its form alone,
+    each record left out in turn.
+    """
     english = [e for e in examples if e.model_extra["language"] == "en"]
     rows = [(i, surface_cues(a.text), int(a.ideal)) for i, e in enumerate(english) for a in e.atoms]
     counts = Counter(cue for _, found, _ in rows for cue in found)

@@ -1,4 +1,5 @@
-"""Put the outputs of the committed run into the pages of nbs/experiments:  python -m tools.store_runs [runs/micro]
+"""Put the outputs of the committed run into the pages of nbs/experiments:
+python -m tools.store_runs [runs/micro]
 
 The pages of the site then show what the tables and figures under runs/ show.
 A page keeps its outputs where the run has none.
@@ -20,7 +21,9 @@ def of_the_moment(output: dict) -> bool:
 
 
 def stored(root: Path) -> Iterator[tuple[Path, list[dict], list[dict]]]:
-    """Each page that the run has executed with its own cells, and the cells with the outputs of the run."""
+    """Each page that the run has executed with its own cells,
+    and the cells with the outputs of the run.
+    """
     for page in sorted((ROOT / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
         executed = root / page.stem.partition("_")[2] / "notebook.ipynb"
         if executed.is_file():

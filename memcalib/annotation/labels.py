@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/annotation/02_labels.ipynb #0f996e10
 class LabelItem(Record):
-    """One atom of one answer as a person reads it; it holds nothing that the judge decided about it."""
+    """One atom of one answer as a person reads it; it holds nothing that the judge decided about
+    it.
+    """
 
     item: Name
     example_id: Name
@@ -62,7 +64,9 @@ class LabelItem(Record):
 
 # %% ../../nbs/annotation/02_labels.ipynb #023fec17
 class SampledAtom(Protocol):
-    """A row of `sample_atoms`, as far as items are made from it; it has the fields `ANSWER` of its answer, too."""
+    """A row of `sample_atoms`, as far as items are made from it;
+    it has the fields `ANSWER` of its answer, too.
+    """
 
     item: str
     example_id: str
@@ -99,9 +103,11 @@ def label_items(
         "blind"
     ] = "blind",  # without what gives the ideal level away; True is all of it, False none
 ) -> list[LabelItem]:
-    """What a person reads for each row of `sample_atoms`, in the sample's order, without the judge's decisions.
+    """What a person reads for each row of `sample_atoms`, in the sample's order,
+    without the judge's decisions.
 
-    Raises `DataError` listing every row whose example or answer is missing, ambiguous, or of another dataset version.
+    Raises `DataError` listing every row whose example or answer is missing, ambiguous,
+    or of another dataset version.
     """
     rows = list(sample.itertuples(index=False))
     answers = _matching_answers(rows, rollouts)
@@ -166,7 +172,10 @@ def _join_faults(
         yield Violation("dataset version", value, allowed, **location)
 
 # %% ../../nbs/annotation/02_labels.ipynb #c83c24d8
-_BOX = "border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:6px 10px;margin:4px 0;white-space:pre-wrap"
+_BOX = (
+    "border:1px solid rgba(128,128,128,.4);border-radius:6px;padding:6px 10px;margin:4px "
+    "0;white-space:pre-wrap"
+)
 _MARK = "border-left:4px solid #2f6db5"
 
 
@@ -180,7 +189,9 @@ def _box(text: str, style: str = "") -> str:
 
 
 def item_html(item: LabelItem) -> str:
-    """The item as HTML: query, memory with the atom's block marked, answer, atom, rubric; every text escaped."""
+    """The item as HTML: query, memory with the atom's block marked, answer, atom, rubric;
+    every text escaped.
+    """
     parts = ["<b>Query</b>", _box(item.question), "<b>Memory</b>"]
     for number, text in item.memory:
         parts.append(_box(f"{number}. {text}", _MARK if number == item.block else ""))
@@ -194,11 +205,16 @@ def item_html(item: LabelItem) -> str:
     ]
     if rows:
         parts.append(f'<table style="text-align:left">{"".join(rows)}</table>')
-    return f'<div style="line-height:1.4;max-width:60rem;overflow-wrap:anywhere">{"".join(parts)}</div>'
+    return (
+        "<div "
+        f'style="line-height:1.4;max-width:60rem;overflow-wrap:anywhere">{"".join(parts)}</div>'
+    )
 
 # %% ../../nbs/annotation/02_labels.ipynb #8313d704
 class Label(Answer):
-    """One decision of one person about one item; `level` is `None` where the person could not tell."""
+    """One decision of one person about one item; `level` is `None` where the person could not
+    tell.
+    """
 
     level: Annotated[WireLevel | None, Field()] = None
 
@@ -209,7 +225,9 @@ def read_labels(path: str | Path) -> list[Label]:
 
 # %% ../../nbs/annotation/02_labels.ipynb #c787823a
 class LabelBook(Questionnaire[LabelItem, Label]):
-    """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for labels that were given for other answers."""
+    """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for
+    labels that were given for other answers.
+    """
 
     kind = Label
     says = "level"
@@ -247,17 +265,21 @@ class LabelBook(Questionnaire[LabelItem, Label]):
 
 # %% ../../nbs/annotation/02_labels.ipynb #14f3a7ae
 def _same_version(items: Sequence[LabelItem], atoms: "pd.DataFrame") -> None:
-    """Raises `ValueError` when an item was not judged, or the judgments belong to another dataset version."""
+    """Raises `ValueError` when an item was not judged, or the judgments belong to another dataset
+    version.
+    """
     missing = [item.item for item in items if item.item not in atoms.index]
     if missing:
         raise ValueError(
-            f"found no judgment of {len(missing)} items, the first {missing[0]!r}; allowed: judgments of the sampled answers"
+            f"found no judgment of {len(missing)} items, the first {missing[0]!r}; allowed: "
+            "judgments of the sampled answers"
         )
     hashes = atoms["example_hash"]
     other = [item.item for item in items if hashes[item.item] not in ("", item.example_hash)]
     if other:
         raise ValueError(
-            f"found {len(other)} items of another dataset version, the first {other[0]!r}; allowed: one version"
+            f"found {len(other)} items of another dataset version, the first {other[0]!r}; "
+            "allowed: one version"
         )
 
 
@@ -267,10 +289,11 @@ def audit_frame(
     judgments: Iterable[Judgment] | str | Path,
     labeller: str | None = None,
 ) -> "pd.DataFrame":
-    """One row for each item: `first` is the person's rank, `second` the judge's, NaN where there is none; then the cells.
+    """One row for each item: `first` is the person's rank, `second` the judge's,
+    NaN where there is none; then the cells.
 
-    `labeller` picks one person's labels. Raises `ValueError` when several people's labels are mixed, an item was not
-    judged, or the judgments belong to another dataset version.
+    `labeller` picks one person's labels. Raises `ValueError` when several people's labels are
+    mixed, an item was not judged, or the judgments belong to another dataset version.
     """
     labels = of_one_person(labels, labeller)
     atoms = judged_atoms(judgments).set_index("item")

@@ -52,7 +52,9 @@ _ROW_FACTS = ("difficulty_level", "source_topic", "safety_relevance", "domain_fi
 
 
 def _atom_facts(atom: Atom) -> dict[str, str]:
-    """What stands beside an atom, by title: the texts of its fields and of its contract that are there."""
+    """What stands beside an atom, by title: the texts of its fields and of its contract that are
+    there.
+    """
     fields = dict(atom.model_extra or {})
     contract = fields.get("counterfactual_contract")
     if isinstance(contract, Mapping):
@@ -111,7 +113,9 @@ def _row_fields(example: Example) -> tuple[list[tuple[str, str]], list[tuple[str
 
 
 def row_view(item: PilotItem, review: PilotReview | None = None) -> dict[str, Any]:
-    """What the page shows of a row, as plain data; `review` is the latest decision on it, if there is one."""
+    """What the page shows of a row, as plain data; `review` is the latest decision on it,
+    if there is one.
+    """
     example = item.example
     source, facts = _row_fields(example)
     decision = None
@@ -182,7 +186,9 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
     ) -> Iterator[Fault]:
-        """Why a line cannot be taken; `earlier` holds (number, line) of those about the same row."""
+        """Why a line cannot be taken; `earlier` holds (number,
+        line) of those about the same row.
+        """
         result = _result(line)
         stage = line["stage"].strip()
         text = line["issue"].strip()
@@ -232,12 +238,17 @@ def _result(line: Mapping[str, str]) -> str:
 
 
 def write_review_sheet(batch: Batch, path: str | Path, reviewer: str = "") -> Path:
-    """A CSV file to review in a spreadsheet: `result` is pass or fail; a fail has `stage` and `issue`, and may have `about`."""
+    """A CSV file to review in a spreadsheet: `result` is pass or fail;
+    a fail has `stage` and `issue`, and may have `about`.
+    """
     return PilotBook.write_sheet(path, batch.items, read_reviews(batch.reviews), reviewer)
 
 
 def import_reviews(sheet: str | Path, batch: Batch, reviewer: str = "") -> int:
-    """Add a sheet's decisions to the reviews of a batch; returns how many were new or changed. All or none are saved."""
+    """Add a sheet's decisions to the reviews of a batch; returns how many were new or changed.
+
+    All or none are saved.
+    """
     return PilotBook.import_sheet(sheet, batch.items, batch.reviews, reviewer)
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #924592ff
@@ -252,7 +263,9 @@ def _shown_reviews(reviews: Sequence[PilotReview]) -> dict[str, PilotReview]:
 
 
 def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
-    """Write all rows of a batch with the decisions made so far as one HTML file, `review.html` in its folder if no path is given."""
+    """Write all rows of a batch with the decisions made so far as one HTML file,
+    `review.html` in its folder if no path is given.
+    """
     path = Path(path or batch.folder / "review.html")
     reviews = read_reviews(batch.reviews)
     shown_reviews = _shown_reviews(reviews)
@@ -282,7 +295,9 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
 
 # %% ../../nbs/annotation/04_pilot_page.ipynb #f359a8a1
 class PilotSession(Walk):
-    """A review in progress: the current row, a line of status, and what can be done; goes on where the file stops."""
+    """A review in progress: the current row, a line of status, and what can be done;
+    goes on where the file stops.
+    """
 
     def __init__(self, batch: Batch, reviewer: str = ""):
         super().__init__(
@@ -332,7 +347,9 @@ BUTTONS: dict[str, Callable[[PilotSession], None]] = {
 
 
 class PilotPage(WidgetPage):
-    """A page for JupyterLab to review a batch; goes on where the file stops, saves every decision at once."""
+    """A page for JupyterLab to review a batch; goes on where the file stops,
+    saves every decision at once.
+    """
 
     def __init__(self, batch: Batch, reviewer: str = ""):
         super().__init__(PilotSession(batch, reviewer))

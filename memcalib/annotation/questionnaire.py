@@ -61,8 +61,8 @@ RowT = TypeVar("RowT", bound=Record)
 class Questionnaire(Book[ItemT, RowT]):
     """One person's answers about these items, with all that is needed to ask for them.
 
-    Raises `ValueError` for repeated items, and `DataError` for answers that were given for another text. A subclass sets the
-    attributes below, and gives `texts`, `parse` and `card`.
+    Raises `ValueError` for repeated items, and `DataError` for answers that were given for another
+    text. A subclass sets the attributes below, and gives `texts`, `parse` and `card`.
     """
 
     choices: Sequence[
@@ -113,7 +113,9 @@ class Questionnaire(Book[ItemT, RowT]):
 
     @classmethod
     def places_of(cls, item: ItemT) -> list[tuple[int, ...]]:
-        """What there is to decide about an item; one place without a number unless a subclass says otherwise."""
+        """What there is to decide about an item; one place without a number unless a subclass says
+        otherwise.
+        """
         return [()]
 
     def places(self) -> list[tuple]:
@@ -161,7 +163,8 @@ class Questionnaire(Book[ItemT, RowT]):
     def put(self, item: str, *answer: Any) -> RowT:
         """Save an answer, from the numbers of the place, the decision, and a note if there is one.
 
-        Raises `KeyError` for an unknown item or place, and `OSError`, with nothing changed, when it cannot be saved.
+        Raises `KeyError` for an unknown item or place, and `OSError`, with nothing changed,
+        when it cannot be saved.
         """
         count = len(self.place_fields)
         numbers = answer[:count]
@@ -174,7 +177,9 @@ class Questionnaire(Book[ItemT, RowT]):
     def stale(
         cls, rows: Iterable[RowT], items: Mapping[str, ItemT], path: str | Path
     ) -> list[Violation]:
-        """A violation for each answer that was given for another text than that of its item, or for a place that it does not have."""
+        """A violation for each answer that was given for another text than that of its item,
+        or for a place that it does not have.
+        """
         faults = []
         row_field, item_field = cls.hash_fields
         for row in rows:
@@ -204,7 +209,9 @@ class Questionnaire(Book[ItemT, RowT]):
     def counting(
         cls, rows: Iterable[RowT], items: Sequence[ItemT], labeller: str | None = None
     ) -> list[RowT]:
-        """One person's answers about these items; raises `ValueError` when several people's are mixed, `DataError` for stale ones."""
+        """One person's answers about these items; raises `ValueError` when several people's are
+        mixed, `DataError` for stale ones.
+        """
         item_by_name = {getattr(item, cls.named): item for item in items}
         return rows_that_count(rows, item_by_name, cls.stale, labeller)
 
@@ -216,7 +223,9 @@ class Questionnaire(Book[ItemT, RowT]):
         rows: Iterable[RowT] = (),
         labeller: str | None = None,
     ) -> Path:
-        """A CSV file to answer in a spreadsheet, a line for each place, decisions empty or from `rows`; raises as `counting`."""
+        """A CSV file to answer in a spreadsheet, a line for each place,
+        decisions empty or from `rows`; raises as `counting`.
+        """
         row_by_place = {row.key[:-2]: row for row in cls.counting(rows, items, labeller)}
         lines = []
         for item in items:
@@ -268,7 +277,9 @@ class Questionnaire(Book[ItemT, RowT]):
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
     ) -> Iterator[Fault]:
-        """Why the decision of a line cannot be taken; `earlier` holds (number, line) of those about the same place."""
+        """Why the decision of a line cannot be taken; `earlier` holds (number,
+        line) of those about the same place.
+        """
         if earlier:
             column = ("item", *cls.place_fields)[-1]
             first_number, _ = earlier[0]
@@ -290,7 +301,10 @@ class Questionnaire(Book[ItemT, RowT]):
     def import_sheet(
         cls, sheet: str | Path, items: Sequence[ItemT], path: str | Path, labeller: str = ""
     ) -> int:
-        """Add a sheet's answers to a file; returns how many were new or changed. Nothing is saved when a line is at fault."""
+        """Add a sheet's answers to a file; returns how many were new or changed.
+
+        Nothing is saved when a line is at fault.
+        """
         rows = cls.read_sheet(sheet, items, labeller)
         with cls(path, items, labeller) as book:
             return book.add(rows)
@@ -332,7 +346,9 @@ def whole_number(cell: str) -> int:
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #94072b5f
 def _rubric_text(value: object) -> str:
-    """An entry of a rubric as text: a list of texts in one line, anything else that is not a text as JSON."""
+    """An entry of a rubric as text: a list of texts in one line,
+    anything else that is not a text as JSON.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(text, str) for text in value):
@@ -341,7 +357,9 @@ def _rubric_text(value: object) -> str:
 
 
 def rubric_lines(rubric: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The entries of a rubric as (name, text), empty ones left out; lists and objects are written as text."""
+    """The entries of a rubric as (name, text), empty ones left out;
+    lists and objects are written as text.
+    """
     lines = []
     for name, value in (rubric or {}).items():
         if value not in (None, ""):
@@ -353,7 +371,9 @@ GIVES_AWAY = ("memory_usage_weight", "failure_direction", "expected_answer_behav
 
 
 def blind_rubric(rubric: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A rubric without the entries that name the ideal level, or say that a failure does not apply to it; `None` where none is left."""
+    """A rubric without the entries that name the ideal level,
+    or say that a failure does not apply to it; `None` where none is left.
+    """
     blind = {}
     for name, value in (rubric or {}).items():
         not_applicable = str(value).strip().lower().startswith("not applicable")
@@ -363,7 +383,9 @@ def blind_rubric(rubric: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 # %% ../../nbs/annotation/01_questionnaire.ipynb #ecdc991e
 class Walk:
-    """The current place of a book, and a line of status; begins at the first place without a decision."""
+    """The current place of a book, and a line of status;
+    begins at the first place without a decision.
+    """
 
     def __init__(self, book: Book, status: str = ""):
         self.book = book
@@ -388,14 +410,18 @@ class Walk:
         return self.book.get(*self.place)
 
     def unseen(self, start: int = 0) -> int:
-        """The next place without a decision, from `start` on and around the end; `start` itself when there is none."""
+        """The next place without a decision, from `start` on and around the end;
+        `start` itself when there is none.
+        """
         for index in (*range(start, len(self.places)), *range(start)):
             if self.book.get(*self.places[index]) is None:
                 return index
         return start
 
     def move(self, step: int) -> None:
-        """Go so many places on, or back, as far as there are places; 0 goes to the next one without a decision."""
+        """Go so many places on, or back, as far as there are places;
+        0 goes to the next one without a decision.
+        """
         self.status = ""
         if step:
             self.index = min(max(self.index + step, 0), len(self.places) - 1)
@@ -416,7 +442,10 @@ MOVES = {"n": "next", "p": "previous", "u": "first unlabelled"}
 
 
 class KeySession(Walk):
-    """Answering in progress: what each key does, and the note of each place. The keys and their words are those of the questionnaire."""
+    """Answering in progress: what each key does, and the note of each place.
+
+    The keys and their words are those of the questionnaire.
+    """
 
     def __init__(self, book: Questionnaire):
         self.keys = book.keys()
@@ -432,7 +461,9 @@ class KeySession(Walk):
         return self.drafts.get(self.place, self.label.note if self.label else "")
 
     def write(self, note: str) -> None:
-        """Take a note: saved at once where there is a decision, kept for the coming one otherwise."""
+        """Take a note: saved at once where there is a decision,
+        kept for the coming one otherwise.
+        """
         self.drafts[self.place] = note
         if self.label is not None and self.decide(getattr(self.label, self.book.says)):
             self.status = "Note saved."
@@ -529,7 +560,9 @@ QUIET = 0.4  # seconds
 
 
 class KeyPage(WidgetPage):
-    """A page to answer a questionnaire with single keys; goes on where the file stops, saves every decision at once."""
+    """A page to answer a questionnaire with single keys; goes on where the file stops,
+    saves every decision at once.
+    """
 
     def __init__(self, book: Questionnaire):
         super().__init__(KeySession(book))

@@ -60,7 +60,8 @@ class RoleItem(Record):
         rising = all(start < end for start, end in pairwise(edges))
         if len(self.firsts) != len(self.sentences) or edges[0] != 0 or not rising:
             raise ValueError(
-                f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} rising numbers from 0 below {self.tokens}"
+                f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} rising numbers from "
+                f"0 below {self.tokens}"
             )
         return self
 
@@ -76,7 +77,10 @@ class RoleItem(Record):
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #ce5755f2
 def cut_sentences(response: str, ends: Sequence[int]) -> tuple[list[int], list[str]]:
-    """First token and text of each sentence; `ends` is the character at which each token ends. The texts make up the answer."""
+    """First token and text of each sentence; `ends` is the character at which each token ends.
+
+    The texts make up the answer.
+    """
     edges = [0, *map(int, ends)]
     if response.strip():
         sentence_of_token = segment(response, list(pairwise(edges)))
@@ -104,7 +108,9 @@ class DrawnPair(Protocol):
 def role_items(
     drawn: "pd.DataFrame", traces: "pd.DataFrame", examples: Iterable[Example]
 ) -> list[RoleItem]:
-    """What a person reads for each drawn pair, in that order; raises `DataError` listing every pair that has no example or answer."""
+    """What a person reads for each drawn pair, in that order;
+    raises `DataError` listing every pair that has no example or answer.
+    """
     example_by_id = {example.id: example for example in examples}
     answer_rows = traces[traces["channel"].isna()]
     answers = {(answer.step, answer.row): answer for answer in answer_rows.itertuples(index=False)}
@@ -188,7 +194,9 @@ def _atom_view(atom: Target) -> dict[str, Any]:
 def item_view(
     item: RoleItem, roles: Mapping[int, str | None] | None = None, current: int = 0
 ) -> dict[str, Any]:
-    """What a page shows of an item; `roles` maps sentence numbers (from 1) to roles, `current` is the sentence that is asked about."""
+    """What a page shows of an item; `roles` maps sentence numbers (from 1) to roles,
+    `current` is the sentence that is asked about.
+    """
     roles = roles or {}
     sentences = []
     for number, text in enumerate(item.sentences, 1):
@@ -219,7 +227,9 @@ Role = Literal["key", "partial", "irrelevant"]
 
 
 class RoleLabel(Answer):
-    """One decision about one sentence (numbered from 1); `role` is `None` where the person could not tell."""
+    """One decision about one sentence (numbered from 1);
+    `role` is `None` where the person could not tell.
+    """
 
     sentence: int = Field(ge=1)
     role: Role | None = None
@@ -244,7 +254,9 @@ def latest_roles(labels: Iterable[RoleLabel]) -> dict[str, dict[int, str | None]
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #7be96861
 class RoleBook(Questionnaire[RoleItem, RoleLabel]):
-    """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for labels that were given for other sentences."""
+    """One person's labels for these items; raises `ValueError` for repeated items, `DataError` for
+    labels that were given for other sentences.
+    """
 
     kind = RoleLabel
     says = "role"
@@ -304,7 +316,9 @@ class RoleBook(Questionnaire[RoleItem, RoleLabel]):
         return roles
 
     def counts(self) -> dict[str, int]:
-        """How many sentences are labelled, undecided (could not tell), and left; how many items are done."""
+        """How many sentences are labelled, undecided (could not tell), and left;
+        how many items are done.
+        """
         counts = super().counts()
         counts["pairs done"] = sum(
             len(self.roles_of(name)) == len(item.sentences) for name, item in self.items.items()
@@ -336,9 +350,11 @@ def write_role_page(
     labels: Iterable[RoleLabel] = (),
     labeller: str | None = None,
 ) -> Path:
-    """Write all items, with the labels given so far, as one HTML file; `labeller` picks one person's labels.
+    """Write all items, with the labels given so far, as one HTML file;
+    `labeller` picks one person's labels.
 
-    Raises `ValueError` when several people's labels are mixed, and `DataError` for labels that were given for other sentences.
+    Raises `ValueError` when several people's labels are mixed,
+    and `DataError` for labels that were given for other sentences.
     """
     roles_by_item = latest_roles(RoleBook.counting(labels, items, labeller))
     pairs = _count_text(len(items), "pair")
@@ -367,7 +383,9 @@ def _weights_by_pair(traces: "pd.DataFrame") -> dict[tuple, np.ndarray]:
 def _missing_weights(
     items: Iterable[RoleItem], weights: Mapping[tuple, np.ndarray]
 ) -> list[Violation]:
-    """A violation for each item whose pair is not in the traces, or has another number of tokens."""
+    """A violation for each item whose pair is not in the traces,
+    or has another number of tokens.
+    """
     violations = []
     for item in items:
         pair_weights = weights.get((item.step, item.row, item.channel))
@@ -388,9 +406,11 @@ def audited_pairs(
     traces: "pd.DataFrame",
     labeller: str | None = None,
 ) -> list[AuditedPair]:
-    """Each item with its credit and roles, for `shares_table` and `hits_table`; `labeller` picks one person's labels.
+    """Each item with its credit and roles, for `shares_table` and `hits_table`;
+    `labeller` picks one person's labels.
 
-    Raises `ValueError` when several people's labels are mixed, and `DataError` listing stale labels and pairs that the traces do not have.
+    Raises `ValueError` when several people's labels are mixed,
+    and `DataError` listing stale labels and pairs that the traces do not have.
     """
     weights = _weights_by_pair(traces)
     missing = _missing_weights(items, weights)
@@ -415,7 +435,8 @@ def audited_pairs(
 
 # %% ../../nbs/annotation/03_sentence_roles.ipynb #3d5aebfb
 def _sentence_role(item: RoleItem, spans: Iterable[Sentence], start: int, end: int) -> str:
-    """The most direct role that one of the target atoms has in the characters from `start` to `end`.
+    """The most direct role that one of the target atoms has in the characters from `start` to
+    `end`.
 
     In a channel of use that is a use of the atom, in a channel of under-use a violation of it.
     """

@@ -58,9 +58,11 @@ def _with_home(content: Mapping[str, Any], home: Path) -> dict[str, Any]:
 def load_build(
     name: str | Path, options: dict[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> Build:
-    """A build by name or from a YAML file, with `options` and `settings` laid over it; raises `ValueError` or `FileNotFoundError`.
+    """A build by name or from a YAML file, with `options` and `settings` laid over it; raises
+    `ValueError` or `FileNotFoundError`.
 
-    Options of `memory` are laid over the file's one by one, and take the place of its sources. Paths in the file start at its folder.
+    Options of `memory` are laid over the file's one by one, and take the place of its sources.
+    Paths in the file start at its folder.
     """
     builds = shipped("dataset", "builds")
     content = read_settings(name, "build", builds, Build.model_fields)
@@ -76,7 +78,9 @@ def load_build(
 
 # %% ../../nbs/commands/05_build.ipynb #9437b324
 def plan_text(run: BuildRun) -> str:
-    """What a dry run prints: the resolved settings, and how many calls each role gets at most; reads no row and makes no call."""
+    """What a dry run prints: the resolved settings, and how many calls each role gets at most;
+    reads no row and makes no call.
+    """
     build = run.build
     rows: int | str = build.rows
     if build.memory:
@@ -98,17 +102,22 @@ def finished_text(card: Path) -> str:
 
 
 def hub_text(files: Sequence[Path], folder: Path) -> str:
-    """What is printed of files that were laid out for a hub: their names, and how they get there."""
+    """What is printed of files that were laid out for a hub:
+    their names, and how they get there.
+    """
     lines = [f"{len(files)} files in {folder}"]
     lines += [f"  {file.relative_to(folder)}" for file in files]
     lines.append(
-        f"Read {files[0]} first, then for instance: hf upload USER/NAME {folder} --repo-type dataset"
+        f"Read {files[0]} first, then for instance: hf upload USER/NAME {folder} --repo-type "
+        "dataset"
     )
     return "\n".join(lines)
 
 # %% ../../nbs/commands/05_build.ipynb #c2a9aa7d
 def ask_first(run: MemoryRun, yes: bool = False) -> MemoryRun:
-    """The run, allowed to make calls: print what a person has to see, and ask on a terminal; raises `NotAgreed` without a yes."""
+    """The run, allowed to make calls: print what a person has to see, and ask on a terminal;
+    raises `NotAgreed` without a yes.
+    """
     print(run.preview_text(), flush=True)
     if yes is not True and sys.stdin.isatty() and sys.stdout.isatty():
         try:

@@ -55,7 +55,9 @@ def _program(
 
 # %% ../../nbs/commands/07_cli.ipynb #cc141831
 def _message(error: Exception) -> str:
-    """What a person reads of an error: its own words where it was foreseen, with its kind where it was not."""
+    """What a person reads of an error: its own words where it was foreseen,
+    with its kind where it was not.
+    """
     if hasattr(error, "format_message"):
         return error.format_message()
     text = str(error)
@@ -99,7 +101,9 @@ _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*|")
 
 
 def _masked_words(words: Sequence[str]) -> list[str]:
-    """The words of a command; what was given as the name of a key's variable, and is none, may be the key itself."""
+    """The words of a command; what was given as the name of a key's variable, and is none,
+    may be the key itself.
+    """
     masked = []
     previous = ""
     for word in words:
@@ -121,7 +125,9 @@ def _resume_hint(arguments: list[str] | None) -> str:
 
 # %% ../../nbs/commands/07_cli.ipynb #7807a5dc
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits 0 on success, 1 on an error, 2 on a wrong call, 3 when answers are left failed or unscored, 130 when interrupted."""
+    """Run the command line; exits 0 on success, 1 on an error, 2 on a wrong call, 3 when answers
+    are left failed or unscored, 130 when interrupted.
+    """
     # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("MEMCALIB_DEBUG") == "1":
@@ -143,7 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
-    """Print an error and exit; the command that goes on is printed where the same command could succeed."""
+    """Print an error and exit; the command that goes on is printed where the same command could
+    succeed.
+    """
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
@@ -157,7 +165,10 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="PLACE=VALUE",
-        help="Any other setting by its place, e.g. sampling.temperature=0.5; may be given several times.",
+        help=(
+            "Any other setting by its place, e.g. sampling.temperature=0.5; "
+            "may be given several times."
+        ),
     ),
 ]
 DryRun = Annotated[
@@ -181,7 +192,10 @@ Config = Annotated[
 Data = Annotated[
     str | None,
     typer.Argument(
-        help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter (the default), samples, published."
+        help=(
+            "Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or "
+            "starter (the default), samples, published."
+        )
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
@@ -234,7 +248,9 @@ def _settings_inside(annotation: Any) -> "Iterator[type[BaseModel]]":
 
 
 def setting_places(settings: "type[BaseModel]") -> dict[str, list[str]]:
-    """The last name of each setting -> its places, as `--set` takes them: `rpm` -> `model.rpm`, `judge.rpm`, ..."""
+    """The last name of each setting -> its places, as `--set` takes them:
+    `rpm` -> `model.rpm`, `judge.rpm`, ...
+    """
     places: dict[str, list[str]] = {}
     for name, field in settings.model_fields.items():
         places.setdefault(name, []).append(name)
@@ -249,7 +265,9 @@ def setting_places(settings: "type[BaseModel]") -> dict[str, list[str]]:
 
 
 class SettingsCommand(TyperCommand):
-    """A command that answers an unknown option with the nearest option or `--set` place of its settings."""
+    """A command that answers an unknown option with the nearest option or `--set` place of its
+    settings.
+    """
 
     settings_path = ""  # module:class of its settings, imported where an option is unknown
 
@@ -296,7 +314,9 @@ def _is_on_this_machine(url: str | None) -> bool:
 
 
 def role_options(model: str | None, url: str | None, key_env: str | None) -> dict[str, Any]:
-    """The settings of one endpoint that were given; a server on this machine is taken to need no key."""
+    """The settings of one endpoint that were given; a server on this machine is taken to need no
+    key.
+    """
     if key_env is None and _is_on_this_machine(url):
         key_env = ""
     options = {"model": model, "base_url": url, "key_env": key_env}
@@ -304,7 +324,9 @@ def role_options(model: str | None, url: str | None, key_env: str | None) -> dic
 
 
 def _names_object(name: str, address: str | None) -> bool:
-    """Whether a judge is an object, `package.module:name`, and not a model of the server at `address`, such as `qwen:latest`."""
+    """Whether a judge is an object, `package.module:name`, and not a model of the server at
+    `address`, such as `qwen:latest`.
+    """
     from importlib.util import find_spec
 
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
@@ -320,7 +342,9 @@ def _names_object(name: str, address: str | None) -> bool:
 def judge_options(
     name: str | None, url: str | None, key_env: str | None, model: tuple[str | None, str | None]
 ) -> Any:
-    """The settings of a judge that were given; `model` is the model's address and the name of its key's variable."""
+    """The settings of a judge that were given; `model` is the model's address and the name of its
+    key's variable.
+    """
     model_url, model_key_env = model
     if name in ("exact", "micro-exact"):
         return name
@@ -369,7 +393,8 @@ def validate(
     ] = False,
     limit: Annotated[int | None, typer.Option(help="Stop after this many violations.")] = None,
 ) -> None:
-    """Check every record of a file; list all violations with file, line, id, value found and values allowed.
+    """Check every record of a file; list all violations with file, line, id,
+    value found and values allowed.
 
     Exits 1 when a record is unusable. Warnings are listed and do not count.
     """
@@ -388,7 +413,8 @@ def validate(
             print(f"{violation.severity}: {violation}")
         warnings = len(result.violations) - len(result.errors)
         print(
-            f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}"
+            f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings "
+            f"in {file}"
         )
     raise typer.Exit(1 if result.errors else 0)
 
@@ -408,7 +434,8 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check what a valid record can still have wrong: rubrics, leaks, paragraphs, evidence, copies across files.
+    """Check what a valid record can still have wrong: rubrics, leaks, paragraphs, evidence,
+    copies across files.
 
     Exits 1 when a check of severity error found something. Warnings are listed and do not count.
     """
@@ -452,7 +479,8 @@ def show(
         raise KeyError(f"{file}: no example {example_id!r}; `memcalib show {file}` lists the ids")
     if as_html:
         print(
-            f'<!doctype html><meta charset="utf-8"><title>memcalib</title><body>{card_html(example)}</body>'
+            "<!doctype html><meta "
+            f'charset="utf-8"><title>memcalib</title><body>{card_html(example)}</body>'
         )
     else:
         from rich.console import Console
@@ -461,7 +489,9 @@ def show(
 
 # %% ../../nbs/commands/07_cli.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
-    """A forecast as text for a terminal; `answer_tokens` is the assumed length of answers that are not there yet."""
+    """A forecast as text for a terminal; `answer_tokens` is the assumed length of answers that are
+    not there yet.
+    """
     import pandas as pd
 
     table = pd.DataFrame(rows)
@@ -496,16 +526,20 @@ def evaluate(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Ask a model, have its answers judged, score, and write report.html: numbers that can be defended.
+    """Ask a model, have its answers judged, score, and write report.html:
+    numbers that can be defended.
 
-    Everything paid for is written at once. After a stop the same command resumes; a finished run only writes its report again.
-    Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks those again is printed); 1 stopped by
-    an error (run it again to go on); 2 wrong call; 130 interrupted.
-    Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, model.rpm, judge.price; judging.blind=true (the judge sees neither ideal
-    levels nor rubrics, and blocks and atoms in an order without meaning), judging.quality=true (task quality and safety too), judge2.model (a second judge).
+    Everything paid for is written at once. After a stop the same command resumes; a finished run
+    only writes its report again. Exit code: 0 all answers scored; 3 finished, but some are not
+    scored (the command that asks those again is printed); 1 stopped by an error (run it again to go
+    on); 2 wrong call; 130 interrupted. Frequent settings: sampling.seeds, sampling.prompt_template,
+    sampling.max_tokens, model.rpm, judge.price; judging.blind=true (the judge sees neither ideal
+    levels nor rubrics, and blocks and atoms in an order without meaning), judging.quality=true
+    (task quality and safety too), judge2.model (a second judge).
 
-    Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
-    --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
+    Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1
+    --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    --out runs/qwen3-8b
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,
@@ -566,12 +600,15 @@ def exam(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have a judge read answers whose levels are known: its accuracy, what its errors do to a score, and a verdict in exam.html.
+    """Have a judge read answers whose levels are known:
+    its accuracy, what its errors do to a score, and a verdict in exam.html.
 
-    At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided. `memcalib evaluate` finds the result under runs/exam.
-    Frequent settings: answers, probes, judging.blind, judge.rpm, judge.price.
+    At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided.
+    `memcalib evaluate` finds the result under runs/exam. Frequent settings: answers, probes,
+    judging.blind, judge.rpm, judge.price.
 
-    Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1
+    --judge-key-env DEEPSEEK_API_KEY
     """
     from memcalib.commands.exam import (
         Exam,
@@ -626,10 +663,11 @@ def generate(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Ask a model for its answers; the file grows row by row, and the same command resumes after a stop.
+    """Ask a model for its answers; the file grows row by row,
+    and the same command resumes after a stop.
 
-    Exit code: 0 all answers are there; 3 finished, but some calls failed (the same command makes those again); 1 stopped by an error;
-    2 wrong call; 130 interrupted.
+    Exit code: 0 all answers are there; 3 finished, but some calls failed (the same command makes
+    those again); 1 stopped by an error; 2 wrong call; 130 interrupted.
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,
@@ -673,10 +711,12 @@ def judge(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have answers judged, atom by atom; the file grows row by row, and the same command resumes after a stop.
+    """Have answers judged, atom by atom; the file grows row by row,
+    and the same command resumes after a stop.
 
-    Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks those again is printed); 1 stopped by
-    an error (run it again to go on); 2 wrong call; 130 interrupted.
+    Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks
+    those again is printed); 1 stopped by an error (run it again to go on); 2 wrong call; 130
+    interrupted.
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,
@@ -703,7 +743,9 @@ def judge(
 # %% ../../nbs/commands/07_cli.ipynb #4848c507
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
-    """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its rows."""
+    """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its
+    rows.
+    """
     from memcalib.report.evaluation_report import write_evaluation_report
     from memcalib.report.results import write_results
 
@@ -717,7 +759,10 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, or files of shared results (results.jsonl); the first is the one the others are compared with."
+            help=(
+                "Run folders, or files of shared results (results.jsonl); "
+                "the first is the one the others are compared with."
+            )
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for comparison.html and tables.")] = Path(
@@ -730,9 +775,11 @@ def compare(
         bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")
     ] = False,
 ) -> None:
-    """Paired differences between runs on the same questions, with intervals and tests of the mean difference, overall and by domain.
+    """Paired differences between runs on the same questions,
+    with intervals and tests of the mean difference, overall and by domain.
 
-    Files of shared results hold no answers: their rows are compared as independent samples, if judge, prompt and data are the same.
+    Files of shared results hold no answers: their rows are compared as independent samples,
+    if judge, prompt and data are the same.
 
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
@@ -760,7 +807,9 @@ def score(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print the six metrics with intervals, seeds, controls, channel proportions and unscored counts; quality and safety where they were rated."""
+    """Print the six metrics with intervals, seeds, controls, channel proportions and unscored
+    counts; quality and safety where they were rated.
+    """
     from memcalib.evaluation.breakdown import score_text
     from memcalib.io.records import printable
     from memcalib.metrics import response_frame
@@ -781,12 +830,15 @@ def named_role(
     key_env: str | None,
     teacher: tuple[str | None, str | None] | None = None,
 ) -> Any:
-    """The settings of the teacher, or of an evaluator beside `teacher` (its address and key's variable); `None` without a name."""
+    """The settings of the teacher, or of an evaluator beside `teacher` (its address and key's
+    variable); `None` without a name.
+    """
     if name is None:
         for suffix, value in (("url", url), ("key-env", key_env)):
             if value is not None:
                 raise ValueError(
-                    f"{option}-{suffix}: given without {option}; allowed: {option} with the name of the model, or neither"
+                    f"{option}-{suffix}: given without {option}; allowed: {option} with the name "
+                    "of the model, or neither"
                 )
     if not name:
         return None
@@ -800,7 +852,10 @@ def demonstrations(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out."
+            help=(
+                "Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; "
+                "the small world's when left out."
+            )
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the demonstrations.")] = Path(
@@ -829,13 +884,16 @@ def demonstrations(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept them.
+    """Make answers for supervised fine-tuning: a teacher writes them,
+    two evaluators must accept them.
 
-    Everything paid for is written at once. After a stop the same command resumes; with a larger making.rounds it gives refused rows further tries.
-    Frequent settings: making.rounds, making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
+    Everything paid for is written at once. After a stop the same command resumes; with a larger
+    making.rounds it gives refused rows further tries. Frequent settings: making.rounds,
+    making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
 
-    Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url https://api.example.com/v1 --evaluator qwen-plus
-    --evaluator2 deepseek-chat --evaluator2-url https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
+    Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url
+    https://api.example.com/v1 --evaluator qwen-plus --evaluator2 deepseek-chat --evaluator2-url
+    https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
     """
     from memcalib.commands.demonstrate import DemonstrationRun, forecast, load_plan
     from memcalib.commands.settings_files import given, settings_text
@@ -909,13 +967,16 @@ def build(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Build a benchmark in six stages: screening, derivation, annotation, distractors and rubrics, blocks, reviews.
+    """Build a benchmark in six stages: screening, derivation, annotation,
+    distractors and rubrics, blocks, reviews.
 
-    Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same command without any of them; --hub FOLDER at the end.
-    A build that was stopped resumes where it was; no call is paid twice. Frequent settings: rows, seed, splits, prompts.derivation, builder.model,
-    memory.redaction, memory.consent, memory.without_consent.
+    Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same
+    command without any of them; --hub FOLDER at the end. A build that was stopped resumes where it
+    was; no call is paid twice. Frequent settings: rows, seed, splits, prompts.derivation,
+    builder.model, memory.redaction, memory.consent, memory.without_consent.
 
-    With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
+    With --from-memory: what is retrieved stays as it is, private values are taken out,
+    and nothing is sent without --yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
     from memcalib.commands.settings_files import Bar
@@ -932,7 +993,8 @@ def build(
     steps_asked = [option for option, value in steps.items() if value]
     if len(steps_asked) > 1:
         raise ValueError(
-            f"{' and '.join(steps_asked)}: found together; allowed is one step at a time, or none for the whole build"
+            f"{' and '.join(steps_asked)}: found together; allowed is one step at a time, or none "
+            "for the whole build"
         )
     changes: dict[str, Any] = {}
     if rows:
@@ -1021,9 +1083,11 @@ def train(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Train a policy: supervised, by self-distillation, or with rewards from a judge (GRPO, GDPO, MemCalib-RL).
+    """Train a policy: supervised, by self-distillation, or with rewards from a judge (GRPO,
+    GDPO, MemCalib-RL).
 
-    The folder then holds policy/, best/, steps.jsonl and manifest.json; `memcalib evaluate --weights OUT/policy` measures the policy.
+    The folder then holds policy/, best/, steps.jsonl and manifest.json;
+    `memcalib evaluate --weights OUT/policy` measures the policy.
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
@@ -1071,7 +1135,8 @@ def traces(
         str | None, typer.Option(help="Only answers in which this channel was localized, e.g. C+.")
     ] = None,
 ) -> None:
-    """Draw which tokens a training encouraged and discouraged, channel by channel, as one HTML page.
+    """Draw which tokens a training encouraged and discouraged, channel by channel,
+    as one HTML page.
 
     Example: memcalib traces runs/train/mine --steps 1,125 --channel CA- --out traces.html
     """
@@ -1081,7 +1146,8 @@ def traces(
         numbers = None if steps is None else [int(text) for text in steps.split(",")]
     except ValueError:
         raise ValueError(
-            f"--steps: found {steps!r}; allowed are whole numbers with commas between, such as 1,5,10"
+            f"--steps: found {steps!r}; allowed are whole numbers with commas between, such as "
+            "1,5,10"
         ) from None
     print(write_trace_page(folder, out, numbers, limit, channel))
 
@@ -1101,7 +1167,8 @@ def quickstart(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Build a small world, train GRPO, GDPO and MemCalib-RL in it, evaluate, and write a report: all in minutes.
+    """Build a small world, train GRPO, GDPO and MemCalib-RL in it, evaluate,
+    and write a report: all in minutes.
 
     A run that was stopped resumes where it was; a finished one only writes its report again.
     """
@@ -1124,7 +1191,8 @@ def reproduce(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/, and write an index of all labels.
+    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/,
+    and write an index of all labels.
 
     What is done and still valid is not done again; a run that was stopped resumes where it was.
     """
@@ -1140,7 +1208,9 @@ def coldstart(
     ] = None,
     world: Annotated[list[str] | None, typer.Option(help="Only these worlds.")] = None,
 ) -> None:
-    """Rebuild the pretrained and cold-started micro policies that ship with the package, with their logs."""
+    """Rebuild the pretrained and cold-started micro policies that ship with the package,
+    with their logs.
+    """
     from memcalib.reproduction.main_results import rebuild_policies
 
     rebuild_policies(out, world)
@@ -1164,7 +1234,9 @@ def grid(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there are not made again."""
+    """Compare rules of credit by many small trainings, as a plan says;
+    runs whose rows are there are not made again.
+    """
     from memcalib.reproduction.rule_grid import grid_counts, load_plan, run_plan
     from memcalib.commands.settings_files import settings_text
     from memcalib.reproduction.rule_runs import stored_rows
@@ -1240,7 +1312,9 @@ def microserve(
     ] = None,
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
-    """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
+    """Serve a small world's models over the protocol of the real ones, to practise without a key:
+    those that answer, judge, build, review and teach.
+    """
     from memcalib.commands.exam import practice_judge
     from memcalib.practice.mistakes import micro_roles
     from memcalib.practice.server import serve

@@ -63,7 +63,9 @@ MICRO = {
 
 
 class DemonstrationPlan(FrozenSettings):
-    """What demonstrations are made of, by whom, and how (app:sft-data); unknown options raise, naming the known ones."""
+    """What demonstrations are made of, by whom, and how (app:sft-data);
+    unknown options raise, naming the known ones.
+    """
 
     data: str | None = None  # None: examples of the micro-world
     world: str = "short"
@@ -102,7 +104,9 @@ _MICRO_MAKING = {"making": {"text": "concat", "prompt_template": "micro"}}
 def load_plan(
     options: dict[str, Any], file: str | Path | None = None, settings: Sequence[str] = ()
 ) -> DemonstrationPlan:
-    """The plan that a file, options and `settings` describe; raises `ValueError` with a line for each fault."""
+    """The plan that a file, options and `settings` describe;
+    raises `ValueError` with a line for each fault.
+    """
     content = {}
     if file is not None:
         content = read_settings(file, "plan", {}, DemonstrationPlan.model_fields)
@@ -114,7 +118,9 @@ def load_plan(
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #5ec92ddf
 def plan_examples(plan: DemonstrationPlan) -> list[Example]:
-    """The examples of a plan, the first `limit` of them (60 of the micro-world); raises `DataError` or `FileNotFoundError`."""
+    """The examples of a plan, the first `limit` of them (60 of the micro-world);
+    raises `DataError` or `FileNotFoundError`.
+    """
     if plan.data:
         return list(islice(iter_examples(plan.data, plan.split), plan.limit))
     return make_examples(plan.world, plan.limit or 60, 0, "coldstart")
@@ -124,7 +130,9 @@ def plan_examples(plan: DemonstrationPlan) -> list[Example]:
 def endpoints(
     plan: DemonstrationPlan, examples: Sequence[Example]
 ) -> Iterator[dict[str, Endpoint]]:
-    """The endpoint of each role; for the micro-world those of a server that lives as long as the block."""
+    """The endpoint of each role; for the micro-world those of a server that lives as long as the
+    block.
+    """
     if not plan.micro:
         yield {role: getattr(plan, role) for role in ROLES}
         return
@@ -142,7 +150,9 @@ REPLY_TOKENS = (50, 70)  # assumed length of an evaluator's reply: a frame, and 
 
 
 def _rounds_left(row: Demonstration | None, rounds: int) -> tuple[int, int]:
-    """The fewest and the most answers that are still to be made of an example, whose row this is."""
+    """The fewest and the most answers that are still to be made of an example,
+    whose row this is.
+    """
     if row is None:
         return 1, rounds
     if row.status != "failed" and settled(row.attempts, rounds):
@@ -180,7 +190,9 @@ def _evaluator_tokens(
 def forecast(
     plan: DemonstrationPlan, examples: Sequence[Example], out: str | Path, answer_tokens: int = 500
 ) -> list[dict[str, Any]]:
-    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at least and at most; makes no call."""
+    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs, at
+    least and at most; makes no call.
+    """
     rows_by_id = {row.example_id: row for row in read_demonstrations(out)}
     fewest: list[tuple[Example, int]] = []
     most: list[tuple[Example, int]] = []
@@ -204,8 +216,8 @@ def forecast(
 class DemonstrationRun:
     """A plan bound to its folder; `finish` makes what is missing and returns a text for a terminal.
 
-    With `dry_run` nothing is written. Raises `ValueError` for a folder that holds a run of other settings and `DataError`
-    for unusable data. `command` is what the manifest says was typed.
+    With `dry_run` nothing is written. Raises `ValueError` for a folder that holds a run of other
+    settings and `DataError` for unusable data. `command` is what the manifest says was typed.
     """
 
     def __init__(
@@ -306,7 +318,9 @@ class DemonstrationRun:
         return usage
 
     def finish(self) -> str:
-        """Make what is missing; returns the table, what this call spent, and where the accepted rows are."""
+        """Make what is missing; returns the table, what this call spent,
+        and where the accepted rows are.
+        """
         table = self.make()
         shares = [f"{share:.1f}" if share == share else "" for share in table["share"]]
         lines = [table.assign(share=shares).to_string(index=False)]
@@ -318,6 +332,7 @@ class DemonstrationRun:
             lines.append(line)
         accepted = table["count"][0]
         lines.append(
-            f"{self.folder / 'accepted.jsonl'}: {accepted} demonstrations for supervised fine-tuning"
+            f"{self.folder / 'accepted.jsonl'}: {accepted} demonstrations for supervised "
+            "fine-tuning"
         )
         return "\n".join(lines)

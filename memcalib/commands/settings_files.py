@@ -36,7 +36,9 @@ from ..problem import JudgeLike
 
 # %% ../../nbs/commands/01_settings_files.ipynb #6d0a031e
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested settings with others laid over it; a mapping meets a mapping name by name."""
+    """A copy of nested settings with others laid over it;
+    a mapping meets a mapping name by name.
+    """
     result = dict(below)
     for name, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(name), Mapping):
@@ -47,7 +49,8 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """A copy of nested settings with every `--set` laid over it, texts such as `train.lr=2e-6`; raises `ValueError` for other texts.
+    """A copy of nested settings with every `--set` laid over it, texts such as `train.lr=2e-6`;
+    raises `ValueError` for other texts.
 
     The names are checked later, by the settings class.
     """
@@ -63,7 +66,9 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
 
 
 def _with_value(content: Any, names: Sequence[str], value: Any) -> dict[str, Any]:
-    """A copy of nested settings in which the setting at these names has this value; what is no mapping on the way is replaced."""
+    """A copy of nested settings in which the setting at these names has this value;
+    what is no mapping on the way is replaced.
+    """
     first, *below = names
     copy = dict(content) if isinstance(content, Mapping) else {}
     copy[first] = _with_value(copy.get(first), below, value) if below else value
@@ -88,8 +93,9 @@ def read_settings(
 ) -> dict[str, Any]:
     """The mapping in a YAML file, or in the shipped one of that name (`known`).
 
-    `what` says what such a file describes, `fields` which options it may hold; both are for messages. Raises
-    `FileNotFoundError` naming the shipped files, and `ValueError` for what is not a mapping.
+    `what` says what such a file describes, `fields` which options it may hold; both are for
+    messages. Raises `FileNotFoundError` naming the shipped files, and `ValueError` for what is not
+    a mapping.
     """
     path = known.get(str(name), Path(name))
     if not path.is_file():
@@ -107,7 +113,9 @@ SettingsClasses = dict[str | None, type[BaseModel] | None]  # by tag; None for t
 
 
 def _settings_classes(annotation: Any, tag: str | None = None) -> SettingsClasses:
-    """The settings classes inside an annotation, by their tags; `None` for a tagged kind that is not a mapping."""
+    """The settings classes inside an annotation, by their tags;
+    `None` for a tagged kind that is not a mapping.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {tag or annotation: annotation}
     arguments = get_args(annotation)
@@ -124,7 +132,9 @@ def _settings_classes(annotation: Any, tag: str | None = None) -> SettingsClasse
 
 
 class SettingLocation(NamedTuple):
-    """Where a setting stands: the names on the way, the class whose option the last one is, and whether its value may be a secret."""
+    """Where a setting stands: the names on the way, the class whose option the last one is, and
+    whether its value may be a secret.
+    """
 
     names: list[str]
     owner: type[BaseModel]
@@ -132,7 +142,9 @@ class SettingLocation(NamedTuple):
 
 
 def locate(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation:
-    """Where a setting of `kind` stands, from the `steps` by which pydantic says it (the `loc` of an error)."""
+    """Where a setting of `kind` stands, from the `steps` by which pydantic says it (the `loc` of an
+    error).
+    """
     names: list[str] = []
     owner = kind
     classes: SettingsClasses = {None: kind}  # that may stand at this step
@@ -186,9 +198,11 @@ def setting_errors(
     hints: Mapping[str, str] | None = None,
     inside: Sequence[str] = (),
 ) -> Iterator[SettingError]:
-    """Everything that pydantic found in the settings of a class: setting, value found, values allowed, and the name that was meant.
+    """Everything that pydantic found in the settings of a class: setting, value found, values
+    allowed, and the name that was meant.
 
-    Of a setting that may have values of several types, pydantic reports one fault for each type; the first is enough.
+    Of a setting that may have values of several types, pydantic reports one fault for each type;
+    the first is enough.
     """
     reported = set()
     for fault in error.errors():
@@ -217,7 +231,8 @@ def _masked_error(
     """The error of a fault, without keys, and with the hint for a setting that is missing."""
     setting = ".".join(location.names)
     name = location.names[-1] if location.names else ""
-    # what is wrong about an address is said with the address: `hide_secrets` takes the key out of it
+    # what is wrong about an address is said with the address:
+    # `hide_secrets` takes the key out of it
     show = not location.secret or (name == "base_url" and fault["type"] == "value_error")
     error = setting_error(setting, fault, location.owner, name, show=show)
     hint = f"; {hints[setting]}" if fault["type"] == "missing" and setting in hints else ""
@@ -227,7 +242,9 @@ def _masked_error(
 
 
 def _option_inside(kind: type[BaseModel], location: SettingLocation, inside: Sequence[str]) -> str:
-    """The first option `inside` whose settings class knows a name that stands at the top; empty where none does."""
+    """The first option `inside` whose settings class knows a name that stands at the top;
+    empty where none does.
+    """
     if len(location.names) != 1:
         return ""
     for option in inside:
@@ -244,7 +261,9 @@ def _is_key_fault(fault: Mapping[str, Any]) -> bool:
 
 
 def _key_error(kind: type[BaseModel], fault: Mapping[str, Any]) -> SettingError:
-    """An error about the name of an option that is no text, with the names that are allowed in a settings class."""
+    """An error about the name of an option that is no text,
+    with the names that are allowed in a settings class.
+    """
     *mapping, key = [step for step in fault["loc"] if step != "[key]"]
     location = locate(kind, [*mapping, str(key)])
     setting = ".".join(location.names[:-1]) or kind.__name__.lower()
@@ -255,7 +274,9 @@ def _key_error(kind: type[BaseModel], fault: Mapping[str, Any]) -> SettingError:
 
 # %% ../../nbs/commands/01_settings_files.ipynb #93401c94
 def key_errors(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[SettingError]:
-    """An error for each endpoint in these settings that holds a key, or what looks like one; it never repeats the key."""
+    """An error for each endpoint in these settings that holds a key, or what looks like one;
+    it never repeats the key.
+    """
     for name, field in kind.model_fields.items():
         value = content.get(name)
         classes = _settings_classes(field.annotation)
@@ -281,9 +302,11 @@ def check_settings(
     inside: Sequence[str] = (),
     check: Callable[[Settings], Iterable[SettingError]] = lambda settings: (),
 ) -> Settings:
-    """The settings that a mapping describes; raises `SettingErrors` with a line for every error, each beginning with `source`.
+    """The settings that a mapping describes; raises `SettingErrors` with a line for every error,
+    each beginning with `source`.
 
-    `check` finds what the class cannot see, and is asked when everything else is right. `hints` and `inside` as for `setting_errors`.
+    `check` finds what the class cannot see, and is asked when everything else is right.
+    `hints` and `inside` as for `setting_errors`.
     """
     try:
         settings = kind.model_validate(content)
@@ -311,7 +334,8 @@ def load_settings(
     inside: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings of a class: `defaults`, over them a YAML file (or a shipped one, `known` by name), the `options` typed as flags, and texts for `--set`.
+    """Settings of a class: `defaults`, over them a YAML file (or a shipped one, `known` by name),
+    the `options` typed as flags, and texts for `--set`.
 
     Raises `FileNotFoundError`, or `ValueError` with a line for each fault.
     """
@@ -324,7 +348,9 @@ def load_settings(
 
 
 def settings_text(settings: BaseModel) -> str:
-    """Resolved settings as YAML for a terminal, every default written out, secrets masked; what a dry run prints first."""
+    """Resolved settings as YAML for a terminal, every default written out, secrets masked;
+    what a dry run prints first.
+    """
     values = settings.model_dump(mode="json")
     return hide_secrets(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
@@ -333,7 +359,9 @@ EXACT = "micro-exact"
 
 
 def judge_object(name: str) -> JudgeLike:
-    """The judge that a text names: the micro-world's exact one, or one of your own; raises `SettingError` with what is allowed."""
+    """The judge that a text names: the micro-world's exact one, or one of your own; raises
+    `SettingError` with what is allowed.
+    """
     path = "memcalib.micro.world:exact_judge" if name == EXACT else name
     return need_method(path, import_object(path), "__call__")
 
@@ -344,7 +372,8 @@ def _judge_name(name: str) -> str:
         return EXACT
     if ":" not in name:
         raise ValueError(
-            f"allowed are {EXACT}, package.module:name, or an endpoint (model, base_url, key_env, …)"
+            f"allowed are {EXACT}, package.module:name, or an endpoint (model, base_url, key_env, "
+            "…)"
         )
     judge_object(name)
     return name
@@ -363,7 +392,9 @@ JudgeSetting = Annotated[
 
 # %% ../../nbs/commands/01_settings_files.ipynb #db92a55a
 def check_key(endpoint: Endpoint, setting: str) -> None:
-    """Raises `SettingError` where the variable that holds the key of an endpoint is not set; `setting` is the one that names the variable."""
+    """Raises `SettingError` where the variable that holds the key of an endpoint is not set;
+    `setting` is the one that names the variable.
+    """
     try:
         endpoint.api_key()
     except CallError as error:

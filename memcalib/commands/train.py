@@ -50,11 +50,13 @@ def saving(config: MethodConfig) -> MethodConfig:
 
 # %% ../../nbs/commands/03_train.ipynb #af87bd07
 class TrainRun:
-    """A training bound to its folder. Reads and checks everything but the weights; raises before anything is trained.
+    """A training bound to its folder. Reads and checks everything but the weights;
+    raises before anything is trained.
 
-    `resume` continues from the newest whole checkpoint, or begins where there is none. Raises `ValueError` for a folder that
-    holds a run of other settings, or any run without `resume`. Which settings must be the same says `decisive` (trainer/checkpoints.py),
-    where `check_same_run` asks the checkpoint once more when it is loaded.
+    `resume` continues from the newest whole checkpoint, or begins where there is none. Raises
+    `ValueError` for a folder that holds a run of other settings, or any run without `resume`. Which
+    settings must be the same says `decisive` (trainer/checkpoints.py), where `check_same_run` asks
+    the checkpoint once more when it is loaded.
     """
 
     def __init__(
@@ -131,7 +133,9 @@ class TrainRun:
         }
 
     def _wording(self) -> dict[str, str]:
-        """What the prompt templates of the run add to query and memory, as hashes: a file of a template may change under its name."""
+        """What the prompt templates of the run add to query and memory, as hashes: a file of a
+        template may change under its name.
+        """
         hashes = {}
         for setting in ("prompt_template", "teacher_prompt_template"):
             template = getattr(self.config, setting, "")
@@ -140,7 +144,9 @@ class TrainRun:
         return hashes
 
     def _claim(self) -> None:
-        """Tie the folder to this run; raises `ValueError` naming each setting that differs, and why it must not."""
+        """Tie the folder to this run; raises `ValueError` naming each setting that differs,
+        and why it must not.
+        """
         from memcalib.trainer.checkpoints import with_reasons
 
         try:
@@ -149,11 +155,14 @@ class TrainRun:
             raise ValueError(with_reasons(str(error))) from None
 
     def _bind(self) -> None:
-        """Claim the folder and write recipe and test examples into it; raises `ValueError` for one that holds a training, without `resume`."""
+        """Claim the folder and write recipe and test examples into it; raises `ValueError` for one
+        that holds a training, without `resume`.
+        """
         trained = _trained(self.folder, self.steps)
         if trained and not self.resume:
             raise ValueError(
-                f"{self.folder} holds a training (step {self.last_step}): add --resume to go on with it, or choose another folder"
+                f"{self.folder} holds a training (step {self.last_step}): add --resume to go on "
+                "with it, or choose another folder"
             )
         if self.method != "sft":  # which says so itself
             _warn_of_damage(self.folder / "steps.jsonl")
@@ -226,7 +235,9 @@ class TrainRun:
         return _Progress(bar, self.method, self._planned_steps(), self.last_step)
 
     def _sessions(self) -> list[dict[str, Any]]:
-        """The sessions of the manifest that earlier calls left, as far as they are whole, and this one."""
+        """The sessions of the manifest that earlier calls left, as far as they are whole,
+        and this one.
+        """
         sessions = _whole_sessions(
             self.folder / "manifest.json", self.run_folder.earlier().get("sessions")
         )
@@ -271,7 +282,9 @@ class TrainRun:
         )
 
     def _has_policy(self) -> bool:
-        """Whether the folder holds a policy; raises `ValueError` for one that cannot be read, where no checkpoint is left to make it from."""
+        """Whether the folder holds a policy; raises `ValueError` for one that cannot be read, where
+        no checkpoint is left to make it from.
+        """
         policy = self.folder / "policy"
         if not policy.exists():
             return False
@@ -280,13 +293,17 @@ class TrainRun:
             return True
         if not any(self.folder.glob("checkpoint-*")):
             raise ValueError(
-                f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to train again, or choose another folder"
+                f"{fault}, and no checkpoint is left to make it from; delete {self.folder} to "
+                "train again, or choose another folder"
             )
         log.warning("%s; the policy is made again from the newest checkpoint", fault)
         return False
 
     def _finished(self) -> bool:
-        """Whether the policy of the last step is there. Fine-tuning has no number of steps: its policy is that of the last."""
+        """Whether the policy of the last step is there.
+
+        Fine-tuning has no number of steps: its policy is that of the last.
+        """
         if not self._has_policy():
             return False
         if self.method == "sft":
@@ -310,7 +327,10 @@ class TrainRun:
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Write the manifest whatever happens inside. Where that has failed, a full disk is not reported a second time."""
+        """Write the manifest whatever happens inside.
+
+        Where that has failed, a full disk is not reported a second time.
+        """
         from memcalib.trainer.checkpoints import writing
 
         failed = True
@@ -348,14 +368,18 @@ class TrainRun:
             lines.append(f"Best on validation, after step {best_step}: {self.folder / 'best'}")
         elif getattr(self.config, "keep_best", False):
             lines.append(
-                f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can be read"
+                f"The best policy is not there: no {self.folder / 'best' / 'best.json'} that can "
+                "be read"
             )
         return "\n".join([*lines, measure])
 
     def _shown_rows(
         self, validated: Sequence[dict[str, Any]], best_step: int | None
     ) -> dict[str, dict[str, Any]]:
-        """The first, the last and the best validated row. Where no best policy is kept, the best is that with the highest SCS."""
+        """The first, the last and the best validated row.
+
+        Where no best policy is kept, the best is that with the highest SCS.
+        """
         rows = {"first": validated[0], "last": validated[-1]}
         if best_step is None and not getattr(self.config, "keep_best", False):
             rows["best"] = max(validated, key=lambda row: row["valid_SCS"])
@@ -365,7 +389,9 @@ class TrainRun:
         return rows
 
     def _overlong(self) -> str:
-        """How many validation examples were left out for their length, for the end of a line; empty for none."""
+        """How many validation examples were left out for their length, for the end of a line;
+        empty for none.
+        """
         for row in self.steps:
             count = row.get("valid_overlong")
             if count and _is_number(count):
@@ -429,7 +455,9 @@ def _decides(name: str) -> bool:
 
 # %% ../../nbs/commands/03_train.ipynb #e573b208
 def _best_step(folder: Path) -> int | None:
-    """The step after which the best policy was kept, None where there is none, or where its note is damaged."""
+    """The step after which the best policy was kept, None where there is none,
+    or where its note is damaged.
+    """
     try:
         note = json.loads((folder / "best" / "best.json").read_text(encoding="utf-8"))
         step = note["step"]
@@ -490,7 +518,9 @@ def _warn_of_damage(file: Path) -> None:
 
 # %% ../../nbs/commands/03_train.ipynb #5e771f02
 class _Progress:
-    """Follows the rows of a training with the bar: their steps, and the first of reward, token reward and loss that a row has."""
+    """Follows the rows of a training with the bar: their steps, and the first of reward,
+    token reward and loss that a row has.
+    """
 
     def __init__(self, bar: Bar, method: str, total: int, step: int):
         self.bar = bar
@@ -510,7 +540,9 @@ class _Progress:
 
 # %% ../../nbs/commands/03_train.ipynb #1822308d
 def _keep_policy(folder: Path, weights: Path, start: Start) -> None:
-    """Make the run's policy of the weights that were saved; an adapter is merged into its start, and kept beside it."""
+    """Make the run's policy of the weights that were saved;
+    an adapter is merged into its start, and kept beside it.
+    """
     from memcalib.trainer.checkpoints import unseal
 
     policy = folder / "policy"
@@ -544,7 +576,10 @@ def _whole_sessions(manifest: Path, sessions: object) -> list[dict[str, Any]]:
     whole = [session for session in recorded if _is_whole_session(session)]
     if manifest.exists() and (recorded is not sessions or len(whole) < len(recorded)):
         log.warning(
-            "%s: sessions that cannot be read are left out, %d are kept; what the others cost is not counted",
+            (
+                "%s: sessions that cannot be read are left out, %d are kept; "
+                "what the others cost is not counted"
+            ),
             manifest,
             len(whole),
         )
@@ -567,7 +602,10 @@ def _unreadable(policy: Path) -> str | None:
     return None
 
 # %% ../../nbs/commands/03_train.ipynb #2f3d6e16
-_READING = "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in percent; unscored: answers in none of these"
+_READING = (
+    "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in "
+    "percent; unscored: answers in none of these"
+)
 
 
 def _is_number(value: object) -> bool:

@@ -42,9 +42,11 @@ from ..problem import text_hash
 
 # %% ../../nbs/dataset/12_build.ipynb #adc76625
 class SourcePlan(BaseModel):
-    """One source of a build: a known name, or the columns of a file of one's own; `limit` is the number of rows read.
+    """One source of a build: a known name, or the columns of a file of one's own;
+    `limit` is the number of rows read.
 
-    A relative `path` starts at `home`, which is the folder of the YAML file, or at the current folder where there is no such file.
+    A relative `path` starts at `home`, which is the folder of the YAML file,
+    or at the current folder where there is no such file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,7 +70,8 @@ class SourcePlan(BaseModel):
     def _is_a_name(cls, column: object) -> object:
         if isinstance(column, bool):
             raise ValueError(
-                "YAML takes no, yes, on and off for truth values; a column of such a name stands in quotes"
+                "YAML takes no, yes, on and off for truth values; "
+                "a column of such a name stands in quotes"
             )
         return column
 
@@ -77,7 +80,8 @@ class SourcePlan(BaseModel):
         known = load_sources()
         if not self.source and not (self.path and self.question and self.answer):
             raise ValueError(
-                f"a source needs a name, or path, question and answer; known names: {', '.join(known)}"
+                "a source needs a name, or path, question and answer; known names: "
+                f"{', '.join(known)}"
             )
         if self.question:
             self.described()
@@ -85,7 +89,8 @@ class SourcePlan(BaseModel):
             self.imported()
         elif self.source not in known:
             raise ValueError(
-                f"found {self.source!r}; {perhaps(self.source, known)}allowed are {', '.join(known)}, package.module:name, or a path with question and answer"
+                f"found {self.source!r}; {perhaps(self.source, known)}allowed are "
+                f"{', '.join(known)}, package.module:name, or a path with question and answer"
             )
         return self
 
@@ -104,14 +109,18 @@ class SourcePlan(BaseModel):
         return self.model_dump(mode="json", exclude={"origin", "consent"})
 
     def imported(self) -> Source | Callable[..., Iterable]:
-        """What `package.module:name` names: a `Source` (or a mapping with its settings), or a function; raises `ValueError` for anything else."""
+        """What `package.module:name` names: a `Source` (or a mapping with its settings), or a
+        function; raises `ValueError` for anything else.
+        """
         named = import_object(self.source)
         if isinstance(named, Source | Mapping):
             return find_source(self.source)
         return need_method(self.source, named, "__call__")
 
     def described(self) -> Source | None:
-        """The source as a table of sources would have it, with what the plan says of it; `None` for a function of one's own."""
+        """The source as a table of sources would have it, with what the plan says of it;
+        `None` for a function of one's own.
+        """
         if self.question:
             source = plain_source(
                 self.question,
@@ -133,7 +142,9 @@ class SourcePlan(BaseModel):
         return source.model_copy(update={name: text for name, text in words.items() if text})
 
     def rows(self) -> Iterable[SourceRow | Dropped]:
-        """The rows of the source and the losses of reading it, streaming; raises `ValueError` for a function that yields anything else."""
+        """The rows of the source and the losses of reading it, streaming; raises `ValueError` for a
+        function that yields anything else.
+        """
         source = self.described()
         if source:
             return read_source(source, self.file, self.limit)
@@ -145,13 +156,16 @@ class SourcePlan(BaseModel):
         for number, row in enumerate(rows, 1):
             if not isinstance(row, SourceRow | Dropped):
                 raise ValueError(
-                    f"{self.source}: row {number}: found {short_repr(row)}; allowed are SourceRow and Dropped of memcalib.dataset.sources"
+                    f"{self.source}: row {number}: found {short_repr(row)}; allowed are SourceRow "
+                    "and Dropped of memcalib.dataset.sources"
                 )
             yield row
 
 # %% ../../nbs/dataset/12_build.ipynb #dbb6b824
 class MemoryPlan(LogConfig):
-    """A log to build from, and what is taken from it; `rows` is the number of rows drawn, all by default."""
+    """A log to build from, and what is taken from it; `rows` is the number of rows drawn,
+    all by default.
+    """
 
     log: str
     store: str | None = None
@@ -164,7 +178,9 @@ class MemoryPlan(LogConfig):
         return self.log == "micro"
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain values: contents of the files by their hashes, no names."""
+        """What decides the rows, as plain values: contents of the files by their hashes,
+        no names.
+        """
         identity = self.model_dump(mode="json")
         if not self.invented:
             identity["log"] = _content_name(self.log)
@@ -202,8 +218,8 @@ def _as_tuple(languages: object) -> object:
 class Build(BaseModel):
     """What is built, from what, by whom; unknown options raise, naming the known ones.
 
-    `micro` makes that many source rows of the micro-world, unless there is a log, and serves its builder and reviewers on
-    this machine.
+    `micro` makes that many source rows of the micro-world, unless there is a log, and serves its
+    builder and reviewers on this machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -239,13 +255,15 @@ class Build(BaseModel):
         for role in ROLES:
             if not self.micro and getattr(self, role) is None:
                 raise ValueError(
-                    f"{role}: missing; a build needs an endpoint for builder, reviewer and reviewer2"
+                    f"{role}: missing; a build needs an endpoint for builder, reviewer and "
+                    "reviewer2"
                 )
         if self.reviewer and self.reviewer2:
             first = _model_identity(self.reviewer)
             if first == _model_identity(self.reviewer2):
                 raise ValueError(
-                    f"reviewer2: found {self.reviewer2.model}, which is reviewer as well; allowed are two different models"
+                    f"reviewer2: found {self.reviewer2.model}, which is reviewer as well; allowed "
+                    "are two different models"
                 )
         return self
 
@@ -254,7 +272,8 @@ class Build(BaseModel):
         unknown = self.prompts.keys() - {*STAGES, "review"}
         if unknown:
             raise ValueError(
-                f"prompts: found the stage {min(unknown)!r}; allowed are {', '.join(STAGES)}, or review for both reviews"
+                f"prompts: found the stage {min(unknown)!r}; allowed are {', '.join(STAGES)}, or "
+                "review for both reviews"
             )
         for stage, prompt in self.prompts.items():
             try:
@@ -270,7 +289,8 @@ class Build(BaseModel):
         reserved = _FILES & split_parts(self.splits).keys()
         if reserved:
             raise ValueError(
-                f"splits: found the name {min(reserved)}; allowed are others than {', '.join(sorted(_FILES))}, which are files of a build"
+                f"splits: found the name {min(reserved)}; allowed are others than "
+                f"{', '.join(sorted(_FILES))}, which are files of a build"
             )
         if self.splits:
             rows = self.rows
@@ -298,7 +318,9 @@ def _endpoint_identity(endpoint: Endpoint | None) -> dict[str, Any] | None:
 
 
 def build_identity(build: Build) -> dict[str, Any]:
-    """The settings that decide what comes out, as plain JSON values; limits and prices are not among them."""
+    """The settings that decide what comes out, as plain JSON values;
+    limits and prices are not among them.
+    """
     identity = build.model_dump(mode="json", exclude={"memory", "sources", "prompts", *ROLES})
     identity["sources"] = [plan.identity() for plan in build.sources]
     identity["prompts"] = {
@@ -332,7 +354,9 @@ def role_endpoint(build: Build, role: str, url: str | None) -> Endpoint:
 def stages_and_roles(
     build: Build, builder_stages: Sequence[Stage] = SOURCE_STAGES
 ) -> list[tuple[Stage, str]]:
-    """Every step in which a model is asked, with the prompt that the build has for it, and the role that is asked."""
+    """Every step in which a model is asked, with the prompt that the build has for it,
+    and the role that is asked.
+    """
     steps = [(stage, "builder") for stage in builder_stages]
     steps += [(stage, role) for role, stage in REVIEWS.items()]
     with_prompts = []

@@ -88,7 +88,9 @@ DRAWS = 3  # of rows for one batch
 
 @dataclass
 class DrawnRows:
-    """What the draws of one pilot gave: finished examples, what the checks found, the draws with their losses."""
+    """What the draws of one pilot gave: finished examples, what the checks found,
+    the draws with their losses.
+    """
 
     draws: list[Draw] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
@@ -135,9 +137,11 @@ def _decides_rows(setting: str) -> bool:
 
 
 class BuildRun:
-    """A build and its folder: pilots, their reviews, freezing, the full build; every step continues where it stopped.
+    """A build and its folder: pilots, their reviews, freezing, the full build;
+    every step continues where it stopped.
 
-    `command` is what errors say to go on with. Raises `ValueError` for a folder that holds a build of other settings.
+    `command` is what errors say to go on with. Raises `ValueError` for a folder that holds a build
+    of other settings.
     """
 
     pipeline_class: type[Pipeline] = Pipeline
@@ -178,7 +182,9 @@ class BuildRun:
 
     @property
     def withdrawn(self) -> str:
-        """Why the folder's frozen pipeline was withdrawn; "" where none was, or another one is frozen."""
+        """Why the folder's frozen pipeline was withdrawn;
+        "" where none was, or another one is frozen.
+        """
         files = sorted(self.folder.glob("withdrawn*.json"), key=lambda f: f.stat().st_mtime_ns)
         if not files or self.frozen_file.exists():
             return ""
@@ -186,7 +192,9 @@ class BuildRun:
 
     @property
     def settings_may_change(self) -> bool:
-        """Whether settings of the folder may change: before a full build and after one that was withdrawn; and once frozen only those that freezing compares."""
+        """Whether settings of the folder may change: before a full build and after one that was
+        withdrawn; and once frozen only those that freezing compares.
+        """
         if self.frozen_file.exists() and self.changed_rows():
             return False
         return not self.begun or bool(self.withdrawn)
@@ -200,19 +208,25 @@ class BuildRun:
         ).differences()
 
     def pool(self) -> Passed:
-        """The rows that may enter the stages, and every loss until then; raises `DataError` when there is none."""
+        """The rows that may enter the stages, and every loss until then;
+        raises `DataError` when there is none.
+        """
         return self.pipeline.pool(keep=not self.settings_may_change)
 
     def make(self, rows: Sequence[SourceRow | Draft], place: Path) -> Made:
-        """Take rows through all stages, with files in `place`, and tie the folder to its settings; raises `NoRowLeft` when none is finished."""
+        """Take rows through all stages, with files in `place`, and tie the folder to its settings;
+        raises `NoRowLeft` when none is finished.
+        """
         self.pipeline.require_agreement()
         self.run_folder.bind()
         return self.pipeline.make(rows, place)
 
     def pilot(self, count: int = 50) -> str:
-        """Make a fresh batch balanced over domains, from rows that no earlier batch had; says where its page and its sheet are.
+        """Make a fresh batch balanced over domains, from rows that no earlier batch had;
+        says where its page and its sheet are.
 
-        Where too many rows are lost, others are drawn, up to three times in all. Raises `NoRowLeft` when none is finished.
+        Where too many rows are lost, others are drawn, up to three times in all.
+        Raises `NoRowLeft` when none is finished.
         """
         self.pipeline.command = f"{self.go_on} --pilot {count}"
         settings = self.pipeline.settings()
@@ -231,7 +245,8 @@ class BuildRun:
         changes = check_frozen(self.pipeline.settings(), settings)
         if changes:
             raise ValueError(
-                f"{changes[0].name} was changed while the batch was made; make it again with: {self.pipeline.command}"
+                f"{changes[0].name} was changed while the batch was made; make it again with: "
+                f"{self.pipeline.command}"
             )
         batch = self._write_batch(drawn, settings)
         return self._batch_text(batch, count, passed.dropped, drawn)
@@ -239,7 +254,9 @@ class BuildRun:
     def _draw_rows(
         self, count: int, settings: dict[str, str], rows: Sequence[SourceRow | Draft]
     ) -> DrawnRows:
-        """Draw rows and take them through the stages until there are enough examples, or no further draw is allowed."""
+        """Draw rows and take them through the stages until there are enough examples,
+        or no further draw is allowed.
+        """
         drawn = DrawnRows()
         seed = self.build.seed
         while len(drawn.examples) < count and len(drawn.draws) < DRAWS:
@@ -269,7 +286,9 @@ class BuildRun:
         return drawn
 
     def _write_batch(self, drawn: DrawnRows, settings: dict[str, str]) -> Batch:
-        """The batch of these examples on disk, with the texts of the build's own prompts beside it."""
+        """The batch of these examples on disk, with the texts of the build's own prompts beside
+        it.
+        """
         examples = sorted(drawn.examples, key=lambda example: example.id)
         items = pilot_items(examples, drawn.findings, drawn.checks)
         batch = write_batch(self.pilots, items, settings, drawn.draws)
@@ -283,7 +302,9 @@ class BuildRun:
     def _batch_text(
         self, batch: Batch, count: int, not_let_in: Sequence[Drop], drawn: DrawnRows
     ) -> str:
-        """Write page, sheet and log of a batch, and say what was made, what was lost, and what to do next."""
+        """Write page, sheet and log of a batch, and say what was made, what was lost,
+        and what to do next.
+        """
         page = write_review_page(batch)
         sheet = write_review_sheet(batch, batch.folder / "sheet.csv")
         size = len(batch.items)
@@ -306,7 +327,9 @@ class BuildRun:
         return "\n".join(lines)
 
     def write_log(self) -> "pd.DataFrame":
-        """Write pilots/log.md, which says what each batch was made with and how it did; returns its table."""
+        """Write pilots/log.md, which says what each batch was made with and how it did;
+        returns its table.
+        """
         log = pilot_log(self.pilots)
         paragraphs = [f"# Pilots of {self.folder.name}", to_markdown(log)]
         for path in sorted(self.folder.glob("withdrawn*.json")):
@@ -320,7 +343,8 @@ class BuildRun:
         return log
 
     def take_reviews(self, sheet: Path, reviewer: str) -> str:
-        """Take in a sheet, of the latest batch or of an earlier one; says the pass rate. Raises `DataError` with every fault of the sheet.
+        """Take in a sheet, of the latest batch or of an earlier one; says the pass rate. Raises
+        `DataError` with every fault of the sheet.
 
         Where a frozen pipeline does not stand any more after it, frozen.json is put aside.
         """
@@ -340,11 +364,17 @@ class BuildRun:
         self.write_log()
         text = f"batch {batch.number}: {count} reviews taken in; {rate}"
         if why:
-            text += f"\nThe pipeline is not frozen any more: {why}. Mend what failed and make a fresh batch: {self.commands.pilot}"
+            text += (
+                "\n"
+                f"The pipeline is not frozen any more: {why}. Mend what failed and make a fresh "
+                f"batch: {self.commands.pilot}"
+            )
         return text
 
     def freeze(self) -> Path:
-        """Freeze the pipeline as it is; raises `FreezeError` with every reason against it, and leaves no frozen.json that does not stand."""
+        """Freeze the pipeline as it is; raises `FreezeError` with every reason against it, and
+        leaves no frozen.json that does not stand.
+        """
         try:
             changed_rows = self.changed_rows()
             if changed_rows:
@@ -360,7 +390,9 @@ class BuildRun:
         return path
 
     def withdraw_frozen(self) -> str:
-        """Put frozen.json aside when the reviews do not allow it any more, and say so on a card that is there; why, or ""."""
+        """Put frozen.json aside when the reviews do not allow it any more,
+        and say so on a card that is there; why, or "".
+        """
         if not self.frozen_file.exists():
             return ""
         frozen = read_frozen(self.frozen_file)
@@ -373,7 +405,9 @@ class BuildRun:
         return why
 
     def require_standing(self) -> None:
-        """Raises `FreezeError` where the reviews do not allow the folder's frozen pipeline any more."""
+        """Raises `FreezeError` where the reviews do not allow the folder's frozen pipeline any
+        more.
+        """
         self.withdraw_frozen()
         why = self.withdrawn
         if why:
@@ -381,7 +415,9 @@ class BuildRun:
             raise FreezeError("this pipeline is not frozen any more:", [why], remedy)
 
     def put_aside(self, frozen: Frozen) -> None:
-        """Move what a withdrawn pipeline made into a folder of its name, before another one makes the data set anew."""
+        """Move what a withdrawn pipeline made into a folder of its name,
+        before another one makes the data set anew.
+        """
         if not self.begun:
             return
         own_folder = f"withdrawn-batch-{frozen.pilot.batch:02d}" if frozen.pilot else ""
@@ -397,7 +433,10 @@ class BuildRun:
                 (self.folder / name).rename(target / name)
 
     def run(self) -> Path:
-        """Make, check, split and document the data set; returns the path of its card. Raises `FreezeError` when it is not frozen."""
+        """Make, check, split and document the data set; returns the path of its card.
+
+        Raises `FreezeError` when it is not frozen.
+        """
         self.require_standing()
         settings = self.pipeline.settings()
         ships_frozen = self.build.micro and not self.frozen_file.exists()
@@ -494,13 +533,17 @@ class BuildRun:
         return sources
 
     def lay_out(self, folder: str | Path) -> list[Path]:
-        """Copy what a hub wants of the finished build into a folder; returns the files, the card first. Raises as `card.lay_out`, and `FreezeError` where it must not."""
+        """Copy what a hub wants of the finished build into a folder; returns the files, the card
+        first. Raises as `card.lay_out`, and `FreezeError` where it must not.
+        """
         self.require_standing()
         return lay_out(self.folder, folder)
 
 
 def _marked(examples: Sequence[Example]) -> tuple[list[Example], list[Drop]]:
-    """Examples of the micro-world with what its exact judge needs, and those that cannot have it."""
+    """Examples of the micro-world with what its exact judge needs,
+    and those that cannot have it.
+    """
     from memcalib.practice.builder import mark
 
     marked = []
@@ -525,7 +568,9 @@ class MemoryRun(BuildRun):
         return self.pipeline.preview_text(shown)
 
     def agree(self, yes: bool = False) -> "MemoryRun":
-        """Itself, allowed to make calls, after a yes; raises `NotAgreed` with the way to go on otherwise."""
+        """Itself, allowed to make calls, after a yes; raises `NotAgreed` with the way to go on
+        otherwise.
+        """
         if yes is not True:
             raise NotAgreed(f"nothing has been sent. Go on with: {self.command} --yes")
         self.pipeline.agreed = True

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/dataset/11_card.ipynb #193ba229
 def mixed_blocks(example: Example) -> list[Block]:
-    """The blocks with atoms of at least two ideal levels (mixed-target blocks, app:benchmark-composition)."""
+    """The blocks with atoms of at least two ideal levels (mixed-target blocks,
+    app:benchmark-composition).
+    """
     levels = example.levels
     return [block for block in example.blocks if len({levels[name] for name in block.atom_ids}) > 1]
 
@@ -96,7 +98,8 @@ def count_examples(examples: Iterable[Example]) -> Counts:
         counts.add(example)
     if not counts.atoms:
         raise ValueError(
-            f"found {counts.examples} examples without an atom; allowed is a dataset with at least one of both"
+            f"found {counts.examples} examples without an atom; allowed is a dataset with at least "
+            "one of both"
         )
     return counts
 
@@ -111,7 +114,9 @@ def domain_title(domain: str) -> str:
 
 
 def _domain_rank(domain: str) -> tuple[int, str]:
-    """The place of a domain in tables: the published ones first, in their order, then others by name."""
+    """The place of a domain in tables: the published ones first, in their order,
+    then others by name.
+    """
     published_domains = list(_DOMAINS)
     if domain in published_domains:
         return published_domains.index(domain), domain
@@ -119,7 +124,9 @@ def _domain_rank(domain: str) -> tuple[int, str]:
 
 
 def composition_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
-    """Examples, blocks and atoms by domain and in all; `beside` adds the published numbers, missing where there are none."""
+    """Examples, blocks and atoms by domain and in all; `beside` adds the published numbers,
+    missing where there are none.
+    """
     import pandas as pd
 
     total: Counter[str] = Counter()
@@ -146,7 +153,9 @@ def _range(sizes: Mapping[int, int]) -> str:
 
 
 def structure_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
-    """Levels of atoms, mixed blocks, and smallest and largest sizes, as text; `beside` adds the published values."""
+    """Levels of atoms, mixed blocks, and smallest and largest sizes, as text;
+    `beside` adds the published values.
+    """
     import pandas as pd
 
     rows = []
@@ -168,7 +177,9 @@ def structure_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
 
 # %% ../../nbs/dataset/11_card.ipynb #d2b488c4
 def origin_table(counts: Counts) -> "pd.DataFrame":
-    """Atoms by origin and ideal level; an atom that does not record its origin is known by its id."""
+    """Atoms by origin and ideal level; an atom that does not record its origin is known by its
+    id.
+    """
     import pandas as pd
 
     totals: Counter[str] = Counter()
@@ -201,7 +212,9 @@ def _source_losses(before: Passed) -> Losses:
 def _stage_losses(
     domains: Mapping[str, str], stages: Iterable[tuple[str, Iterable[Drop]]]
 ) -> Losses:
-    """What the stages lost; raises `ValueError` for a loss of a row that is not known, or lost before."""
+    """What the stages lost; raises `ValueError` for a loss of a row that is not known,
+    or lost before.
+    """
     losses: Losses = defaultdict(Counter)
     lost_at: dict[str, str] = {}
     for stage, drops in stages:
@@ -213,7 +226,8 @@ def _stage_losses(
                 problem = "never entered a stage"
             if problem:
                 raise ValueError(
-                    f"row {drop.id!r}, lost at {stage}: found that it {problem}; allowed is each row lost once"
+                    f"row {drop.id!r}, lost at {stage}: found that it {problem}; allowed is each "
+                    "row lost once"
                 )
             lost_at[drop.id] = stage
             losses[stage, drop.reason][domains[drop.id]] += 1
@@ -225,10 +239,11 @@ def attrition_table(
     stages: Iterable[tuple[str, Iterable[Drop]]],
     before: Passed | None = None,
 ) -> "pd.DataFrame":
-    """Rows read, lost by each stage and reason, and left; one column for each domain, one for all, one for those left after it.
+    """Rows read, lost by each stage and reason, and left;
+    one column for each domain, one for all, one for those left after it.
 
-    `domains` maps the ids of the rows that entered the stages to their domains, `before` is what happened until then. Raises
-    `ValueError` for a loss of a row that is not known, or lost before.
+    `domains` maps the ids of the rows that entered the stages to their domains, `before` is what
+    happened until then. Raises `ValueError` for a loss of a row that is not known, or lost before.
     """
     import pandas as pd
 
@@ -270,8 +285,9 @@ def _attrition_line(
 
 # %% ../../nbs/dataset/11_card.ipynb #90ec21d0
 _HUB_NAMES = (
-    "afl-3.0 agpl-3.0 apache-2.0 bsd bsd-2-clause bsd-3-clause cc cc-by-2.0 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 "
-    "cc-by-nc-nd-4.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-2.0 gpl gpl-2.0 gpl-3.0 "
+    "afl-3.0 agpl-3.0 apache-2.0 bsd bsd-2-clause bsd-3-clause cc cc-by-2.0 cc-by-3.0 cc-by-4.0 "
+    "cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-4.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 "
+    "cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-2.0 gpl gpl-2.0 gpl-3.0 "
     "lgpl-3.0 mit mpl-2.0 odbl odc-by other pddl unlicense unknown"
 )
 HUB_LICENCES = frozenset(_HUB_NAMES.split())
@@ -284,7 +300,9 @@ def hub_licences(counts: Counts) -> list[str]:
 
 
 def source_table(counts: Counts, sources: Mapping[str, Source] | None = None) -> "pd.DataFrame":
-    """One row for each source, domain and licence: number of examples, and the place on the hub where it is known."""
+    """One row for each source, domain and licence: number of examples,
+    and the place on the hub where it is known.
+    """
     import pandas as pd
 
     sources = sources or {}
@@ -307,7 +325,9 @@ def _most_frequent(counts: Counter[KeyT]) -> list[tuple[KeyT, int]]:
 
 # %% ../../nbs/dataset/11_card.ipynb #764c8f3d
 def consent_table(counts: Counts, sources: Mapping[str, Source] | None = None) -> "pd.DataFrame":
-    """One row for each source: number of examples, where its rows come from, and what is known of consent."""
+    """One row for each source: number of examples, where its rows come from,
+    and what is known of consent.
+    """
     import pandas as pd
 
     sources = sources or {}
@@ -331,7 +351,9 @@ def _hub_split(name: str, files: Iterable[str]) -> dict[str, Any]:
 
 
 def hub_configs(sizes: Sizes | None = None) -> list[dict[str, Any]]:
-    """The `configs` entry of the YAML block: splits and their files; all in examples.jsonl when nothing was split."""
+    """The `configs` entry of the YAML block: splits and their files;
+    all in examples.jsonl when nothing was split.
+    """
     if not sizes:
         whole = _hub_split("train", ["examples"])
         return [{"config_name": "default", "data_files": [whole]}]
@@ -348,7 +370,9 @@ def hub_configs(sizes: Sizes | None = None) -> list[dict[str, Any]]:
 def stage_table(
     settings: Mapping[str, str], usage: Mapping[str, Mapping[str, float]] | None = None
 ) -> "pd.DataFrame":
-    """For each stage of `pipeline_settings` the prompt, its hash, model and server; with `usage` by stage its calls and tokens, too."""
+    """For each stage of `pipeline_settings` the prompt, its hash, model and server;
+    with `usage` by stage its calls and tokens, too.
+    """
     import pandas as pd
 
     usage = usage or {}
@@ -369,7 +393,9 @@ def stage_table(
 
 # %% ../../nbs/dataset/11_card.ipynb #7f1888e2
 def review_table(agreement: "pd.DataFrame") -> "pd.DataFrame":
-    """Rows that both models reviewed, the shares that each and both approved, their agreement and kappa, as text."""
+    """Rows that both models reviewed, the shares that each and both approved,
+    their agreement and kappa, as text.
+    """
     import pandas as pd
 
     counts = agreement.loc["rows"]
@@ -395,8 +421,8 @@ def review_table(agreement: "pd.DataFrame") -> "pd.DataFrame":
 # %% ../../nbs/dataset/11_card.ipynb #8ee45c6f
 @dataclass(frozen=True)
 class CardFacts:
-    """All that a card is written from; `attrition`, `checks`, `splits`, `agreement` and `pilots` are tables of `attrition_table`, lint, `split_table`,
-    `ReviewResult.agreement` and `pilot_log`.
+    """All that a card is written from; `attrition`, `checks`, `splits`, `agreement` and `pilots`
+    are tables of `attrition_table`, lint, `split_table`, `ReviewResult.agreement` and `pilot_log`.
     """
 
     title: str
@@ -428,7 +454,8 @@ def _source_warnings(facts: CardFacts) -> list[str]:
     if unknown:
         names = ", ".join(f"{name} ({count:,})" for name, count in sorted(unknown.items()))
         warnings.append(
-            f"Licence unknown: {unknown.total():,} of {examples:,} examples, from {names}. They are not cleared for redistribution."
+            f"Licence unknown: {unknown.total():,} of {examples:,} examples, from {names}. They "
+            "are not cleared for redistribution."
         )
     if not facts.privacy:
         table = consent_table(facts.counts, facts.sources)
@@ -436,7 +463,8 @@ def _source_warnings(facts: CardFacts) -> list[str]:
         if len(silent):
             names = ", ".join(silent["source"])
             warnings.append(
-                f"Consent is not on record for {silent['examples'].sum():,} of {examples:,} examples, from {names}."
+                f"Consent is not on record for {silent['examples'].sum():,} of {examples:,} "
+                f"examples, from {names}."
             )
     return warnings
 
@@ -446,7 +474,10 @@ def _pipeline_warnings(facts: CardFacts) -> list[str]:
     frozen = facts.frozen
     if frozen is None:
         return [
-            "The pipeline was not frozen: rows may have been made with different prompts, and no batch of them was reviewed."
+            (
+                "The pipeline was not frozen: rows may have been made with different prompts, "
+                "and no batch of them was reviewed."
+            )
         ]
     warnings = []
     if frozen.pilot is None:
@@ -454,13 +485,16 @@ def _pipeline_warnings(facts: CardFacts) -> list[str]:
     changes = check_frozen(facts.settings, frozen.settings) if facts.settings else []
     if changes:
         warnings.append(
-            f"{len(changes)} settings of this build are not the frozen ones, for instance {changes[0]}."
+            f"{len(changes)} settings of this build are not the frozen ones, for instance "
+            f"{changes[0]}."
         )
     return warnings
 
 
 def _row_warnings(facts: CardFacts) -> list[str]:
-    """Errors that the checks found in finished rows, and rows that are missing because of failed calls."""
+    """Errors that the checks found in finished rows, and rows that are missing because of failed
+    calls.
+    """
     warnings = []
     if facts.checks is None:
         warnings.append("No deterministic check of the finished rows is on record.")
@@ -476,7 +510,8 @@ def _row_warnings(facts: CardFacts) -> list[str]:
         missing = int(facts.attrition.loc[failed_calls, "all"].sum())
         if missing:
             warnings.append(
-                f"{missing:,} rows are missing because a call failed; running the build again makes these calls again."
+                f"{missing:,} rows are missing because a call failed; running the build again "
+                "makes these calls again."
             )
     return warnings
 
@@ -519,10 +554,12 @@ def card_header(facts: CardFacts) -> str:
 
 # %% ../../nbs/dataset/11_card.ipynb #59b59e0c
 _ABOUT = (
-    "A benchmark for assistants with memory. Each example has a query, and memory blocks as a memory system would hand them over. Each block consists "
-    "of atoms, single propositions, and each atom has an ideal level: *Ignore* (A), it should leave no trace in the answer; *Bound* (B), it should "
-    "support or limit a part of it; *Control* (C), it should decide a conclusion, a constraint or a recommendation. A judge finds the level at which an "
-    "answer really uses each atom, with the help of the atom's rubric."
+    "A benchmark for assistants with memory. Each example has a query, and memory blocks as a "
+    "memory system would hand them over. Each block consists of atoms, single propositions, and "
+    "each atom has an ideal level: *Ignore* (A), it should leave no trace in the answer; *Bound* "
+    "(B), it should support or limit a part of it; *Control* (C), it should decide a conclusion, a "
+    "constraint or a recommendation. A judge finds the level at which an answer really uses each "
+    "atom, with the help of the atom's rubric."
 )
 _LOADING = """## How to load
 
@@ -551,14 +588,18 @@ The model under test sees `question` and each block's `memory_text`, in order, a
 | `raw_query`, `source_context`, `source_answer` | the source as it was |
 """
 _STAGES_TEXT = (
-    "Rows are made from questions with reference answers in six stages: sources are screened, first by rules and then by a model; query and memory are "
-    "parted; memory is cut into atoms with ideal levels; distractors and rubrics are written; atoms are put into blocks and the blocks into prose; rules "
-    "and two models review the result, and both models must approve. Each row that was lost has a stage and a reason."
+    "Rows are made from questions with reference answers in six stages: sources are screened, "
+    "first by rules and then by a model; query and memory are parted; memory is cut into atoms "
+    "with ideal levels; distractors and rubrics are written; atoms are put into blocks and the "
+    "blocks into prose; rules and two models review the result, and both models must approve. Each "
+    "row that was lost has a stage and a reason."
 )
 _LOG_TEXT = (
-    "Rows are made from the log of a memory system: a query, and what was retrieved for it. Memory is cut into atoms with ideal levels, rubrics are "
-    "written, blocks keep the system's wording, rules and two models review the result, and both models must approve. No distractor is invented: what "
-    "was retrieved in vain is the test. Each row that was lost has a stage and a reason."
+    "Rows are made from the log of a memory system: a query, and what was retrieved for it. Memory "
+    "is cut into atoms with ideal levels, rubrics are written, blocks keep the system's wording, "
+    "rules and two models review the result, and both models must approve. No distractor is "
+    "invented: what was retrieved in vain is the test. Each row that was lost has a stage and a "
+    "reason."
 )
 _CONSENT = """What is known of the people behind the rows stands in the table below, as the sources or the description of the build say it; *not recorded* means that
 nobody wrote it down. Screening drops rows by which somebody could be identified, as far as a model noticed. Levels, rubrics and distractors
@@ -570,17 +611,31 @@ _LIMITS = """## Limits
 - Ideal levels are a model's judgment that two other models approved. A person has seen the pilot batch at most.
 - {distractors}
 - Examples that share a question are not independent. Resample questions, not examples, for an interval."""
-_INVENTED = "Most atoms at Ignore are invented distractors, and many of them are easy. Report accuracy on hard, noise, auxiliary and grounded atoms apart."
+_INVENTED = (
+    "Most atoms at Ignore are invented distractors, and many of them are easy. Report accuracy on "
+    "hard, noise, auxiliary and grounded atoms apart."
+)
 _RETRIEVED = (
     "Memory is what one system retrieved for its users. Other systems store and retrieve otherwise."
 )
-_COMPOSITION_TEXT = "Published columns are those of the MemCalib paper's benchmark, which is another dataset. Mixed-target blocks have atoms of several ideal levels."
-_SOURCES_TEXT = "Each example records its source and the source's licence. What is listed as unknown was not found out; ask before you publish such rows."
-_SPLITS_TEXT = "No question, and none that is nearly equal, stands in two undivided splits. Shares are percent of the split's examples."
+_COMPOSITION_TEXT = (
+    "Published columns are those of the MemCalib paper's benchmark, which is another dataset. "
+    "Mixed-target blocks have atoms of several ideal levels."
+)
+_SOURCES_TEXT = (
+    "Each example records its source and the source's licence. What is listed as unknown was not "
+    "found out; ask before you publish such rows."
+)
+_SPLITS_TEXT = (
+    "No question, and none that is nearly equal, stands in two undivided splits. "
+    "Shares are percent of the split's examples."
+)
 
 # %% ../../nbs/dataset/11_card.ipynb #eee44400
 def _shown_cell(value: Any) -> Any:
-    """A cell as a card shows it: a dash for a missing value, numbers with separators, text without control characters."""
+    """A cell as a card shows it: a dash for a missing value, numbers with separators,
+    text without control characters.
+    """
     if value is None or value != value:
         return "–"
     if isinstance(value, int):
@@ -606,11 +661,17 @@ def _pilot_text(frozen: Frozen | None) -> str:
     day = frozen.frozen_at[:10]
     pilot = frozen.pilot
     if pilot is None:
-        return f"The pipeline was frozen on {day} without a pilot (settings {frozen.hash}). Reason: {_cell_text(frozen.reason)}."
+        return (
+            f"The pipeline was frozen on {day} without a pilot (settings {frozen.hash}). Reason: "
+            f"{_cell_text(frozen.reason)}."
+        )
     reviewers = ", ".join(map(_cell_text, pilot.reviewers))
     interval = f"95 % interval {100 * pilot.low:.1f} to {100 * pilot.high:.1f}"
     rate = f"{pilot.passed} of {pilot.rows} rows passed ({100 * pilot.rate:.1f} %, {interval})"
-    return f"The pipeline was frozen on {day} (settings {frozen.hash}), after pilot batch {pilot.batch}, in which {rate}. Reviewed by: {reviewers}."
+    return (
+        f"The pipeline was frozen on {day} (settings {frozen.hash}), after pilot batch "
+        f"{pilot.batch}, in which {rate}. Reviewed by: {reviewers}."
+    )
 
 
 def _loading_section(sizes: Sizes | None) -> str:
@@ -687,7 +748,10 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     if facts.splits is None:
         yield "The dataset is not split."
     else:
-        yield f"{_SPLITS_TEXT} Seed {facts.seed}; the ids are in `*-ids.txt`, their hashes in `splits.json`."
+        yield (
+            f"{_SPLITS_TEXT} Seed {facts.seed}; the ids are in `*-ids.txt`, their hashes in "
+            "`splits.json`."
+        )
         yield _grid(facts.splits)
     if facts.privacy.strip():
         yield facts.privacy
@@ -716,9 +780,15 @@ def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
     """Take back what a card says of a pilot, and say why at its beginning."""
     reason = _cell_text(why)
     batch = frozen.pilot.batch if frozen.pilot else "none"
-    withdrawal = f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {batch}. That was withdrawn: {reason}."
+    withdrawal = (
+        f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {batch}. That was "
+        f"withdrawn: {reason}."
+    )
     text = Path(path).read_text(encoding="utf-8").replace(_pilot_text(frozen), withdrawal)
-    warning = f"- Withdrawn: the pipeline that made these rows does not pass its pilot any more. {reason}.\n"
+    warning = (
+        "- Withdrawn: the pipeline that made these rows does not pass its pilot any more. "
+        f"{reason}.\n"
+    )
     before, heading, after = text.partition(_FIRST)
     if heading:  # the card has warnings, and gets this one before them
         after = after.removeprefix("\n")
@@ -729,7 +799,8 @@ def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
 
 # %% ../../nbs/dataset/11_card.ipynb #9903898a
 def _published_files(build: Path) -> list[str]:
-    """The names of the files of a finished build that a hub takes: the card, what it names, and the lists of the splits.
+    """The names of the files of a finished build that a hub takes:
+    the card, what it names, and the lists of the splits.
 
     Raises `FileNotFoundError` for a file that is not there.
     """
@@ -754,9 +825,11 @@ def _published_files(build: Path) -> list[str]:
 
 
 def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
-    """Copy card, data files and splits of a finished build into a new or empty folder, as a hub takes them; returns the files.
+    """Copy card, data files and splits of a finished build into a new or empty folder,
+    as a hub takes them; returns the files.
 
-    Raises `FileNotFoundError` for a build without its card or data, `ValueError` for a folder that holds other files.
+    Raises `FileNotFoundError` for a build without its card or data,
+    `ValueError` for a folder that holds other files.
     """
     build = Path(build)
     folder = Path(folder)
@@ -765,7 +838,8 @@ def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
     strange = sorted(present.difference(names))
     if strange:
         raise ValueError(
-            f"{folder}: found {strange[0]}; allowed is a new or an empty folder, or one that was laid out before"
+            f"{folder}: found {strange[0]}; allowed is a new or an empty folder, or one that was "
+            "laid out before"
         )
     for name in names:
         write_whole(folder / name, (build / name).read_bytes())

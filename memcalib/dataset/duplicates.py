@@ -25,7 +25,9 @@ from ..problem import text_hash
 
 # %% ../../nbs/dataset/03_duplicates.ipynb #568742c1
 def jaccard(text: str, other_text: str) -> float:
-    """Share of the two texts' distinct words that are in both, 0 to 1; 1 for two texts without words."""
+    """Share of the two texts' distinct words that are in both, 0 to 1;
+    1 for two texts without words.
+    """
     text_words = set(words(text))
     other_words = set(words(other_text))
     if not text_words and not other_words:
@@ -75,7 +77,9 @@ class MinHash(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """One text as the index sees it: hashes of its distinct words, its shingle sketch, its word sketch when short."""
+    """One text as the index sees it: hashes of its distinct words, its shingle sketch,
+    its word sketch when short.
+    """
 
     hashes: frozenset[int]
     shingles: MinHash
@@ -109,7 +113,9 @@ def shingles(text_words: Sequence[str], size: int) -> list[str]:
 
 # %% ../../nbs/dataset/03_duplicates.ipynb #8dbc2e5a
 class NearIndex:
-    """Texts by number, in the order they were added, with a search for near duplicates of another text."""
+    """Texts by number, in the order they were added, with a search for near duplicates of another
+    text.
+    """
 
     def __init__(self, config: NearConfig | None = None):
         needs("rensa", "a search for near duplicates")
@@ -132,15 +138,17 @@ class NearIndex:
         return number
 
     def matches(self, sketch: Sketch) -> Iterator[tuple[int, float]]:
-        """(number, Jaccard similarity) of each near duplicate in the index, earliest first, verified on the word sets."""
+        """(number, Jaccard similarity) of each near duplicate in the index,
+        earliest first, verified on the word sets.
+        """
         for number in sorted(self._candidates(sketch)):
             similarity = self._similarity(sketch, number)
             if similarity >= self.config.threshold:
                 yield number, similarity
 
     def _candidates(self, sketch: Sketch) -> set[int]:
-        """The texts to be compared word by word: those with the likest sketches of shingles, earlier ones first among
-        equals, and all that share a band of words with a short text."""
+        """The texts to be compared word by word: those with the likest sketches of shingles,
+        earlier ones first among equals, and all that share a band of words with a short text."""
         estimates = []
         for number in self._long.query(sketch.shingles):
             estimate = sketch.shingles.jaccard(self._sketches[number])
@@ -152,7 +160,9 @@ class NearIndex:
         return candidates
 
     def _similarity(self, sketch: Sketch, number: int) -> float:
-        """Jaccard similarity with a text of the index; 0 where the numbers of words alone keep it below the threshold."""
+        """Jaccard similarity with a text of the index; 0 where the numbers of words alone keep it
+        below the threshold.
+        """
         entry = self.entries[number]
         smaller, larger = sorted((len(sketch.hashes), len(entry)))
         if smaller < self.config.threshold * larger:
@@ -176,7 +186,8 @@ def near_duplicates(
     config: NearConfig | None = None,
     apart: Callable[[int, int], bool] | None = None,
 ) -> dict[int, tuple[int, float]]:
-    """Position of each dropped text -> (position of the kept text it repeats, similarity); earlier texts are preferred.
+    """Position of each dropped text -> (position of the kept text it repeats, similarity);
+    earlier texts are preferred.
 
     Two positions of which `apart` is true are not duplicates, however near.
     """
@@ -204,9 +215,11 @@ class _Candidate(NamedTuple):
 
 
 def deduplicate(rows: Iterable[SourceRow], config: NearConfig | None = None) -> Passed:
-    """Keep the best row of each group of copies, in the order of the input; every loss names the row it repeats.
+    """Keep the best row of each group of copies, in the order of the input;
+    every loss names the row it repeats.
 
-    Which rows are kept does not depend on their order. The score is `metadata["score"]`, 0 where there is none.
+    Which rows are kept does not depend on their order. The score is `metadata["score"]`,
+    0 where there is none.
     """
     candidates = [_Candidate(n, row, normal_text(row.text)) for n, row in enumerate(rows)]
     candidates.sort(key=_best_first)
@@ -252,7 +265,9 @@ def _without_equal(
 def _without_near(
     candidates: Sequence[_Candidate], config: NearConfig
 ) -> tuple[list[_Candidate], list[Dropped]]:
-    """The candidates that no earlier one resembles in text and in context, and the loss of all others."""
+    """The candidates that no earlier one resembles in text and in context,
+    and the loss of all others.
+    """
 
     def apart(n: int, other_n: int) -> bool:
         context = candidates[n].row.context
@@ -278,7 +293,9 @@ class HasQuestion(Protocol):
 def similar_pairs(
     texts: Sequence[str], config: NearConfig | None = None
 ) -> Iterator[tuple[int, int, float]]:
-    """(earlier position, later position, similarity) of all pairs of near duplicates that the index finds."""
+    """(earlier position, later position, similarity) of all pairs of near duplicates that the index
+    finds.
+    """
     index = NearIndex(config)
     for position, sketch in enumerate(_sketched(texts, index.config)):
         for earlier, similarity in index.matches(sketch):
@@ -346,7 +363,9 @@ class _Placed(NamedTuple):
 def cross_split(
     splits: Mapping[str, Iterable[HasQuestion]], config: NearConfig | None = None
 ) -> list[Leak]:
-    """The questions, equal or nearly equal, that stand in more than one split, in the order of the first ids."""
+    """The questions, equal or nearly equal, that stand in more than one split,
+    in the order of the first ids.
+    """
     placed: dict[str, _Placed] = {}
     for split, items in splits.items():
         for item in items:
@@ -368,7 +387,9 @@ _LENGTH_SHARES = {"short": 0.25, "middle": 0.5, "long": 0.25}
 
 
 def choose_rows(rows: Iterable[SourceRow], count: int, seed: int = 0) -> list[SourceRow]:
-    """Draw `count` rows (all, if there are fewer), balanced over sources, topics and lengths; sorted by id."""
+    """Draw `count` rows (all, if there are fewer), balanced over sources,
+    topics and lengths; sorted by id.
+    """
 
     def draw_order(row: SourceRow) -> tuple[float, str]:
         return _draw_time(row, seed), row.id
@@ -389,7 +410,9 @@ def choose_rows(rows: Iterable[SourceRow], count: int, seed: int = 0) -> list[So
 
 
 def _draw_time(row: SourceRow, seed: int) -> float:
-    """A random number, made of seed and id: rows taken in the order of it are drawn with weight exp(2 score / 100)."""
+    """A random number, made of seed and id: rows taken in the order of it are drawn with weight
+    exp(2 score / 100).
+    """
     uniform = (int(text_hash(f"{seed}:{row.id}"), 16) + 1) / (16**16 + 1)
     score = float(row.metadata.get("score", 0))
     return -math.log(uniform) / math.exp(2 * score / 100)
@@ -400,7 +423,9 @@ def _asked_length(row: SourceRow) -> int:
 
 
 def _length_classes(rows: Sequence[SourceRow]) -> Callable[[SourceRow], str]:
-    """A function that says of a row whether it is in the short, the middle or the long third of these."""
+    """A function that says of a row whether it is in the short,
+    the middle or the long third of these.
+    """
     lengths = sorted(map(_asked_length, rows))
     middle = lengths[len(rows) // 3]
     long = lengths[2 * len(rows) // 3]
@@ -421,7 +446,9 @@ def _grouped(rows: Iterable[SourceRow], key: Callable[[SourceRow], str]) -> Cell
 
 
 def _allotted(cells: Cells, weights: Mapping[str, float], total: int) -> dict[str, int]:
-    """How many rows to take from each cell: as near to the weights as the cells allow, and the total in sum."""
+    """How many rows to take from each cell: as near to the weights as the cells allow,
+    and the total in sum.
+    """
     allotted = dict.fromkeys(cells, 0)
     total = min(total, sum(map(len, cells.values())))
     missing = total

@@ -54,7 +54,9 @@ def short_stems(text: str) -> list[str]:
 
 
 def cut_stem(word: str) -> str:
-    """A word in lower case without its ending, cut to six letters; a word with figures or signs in it stays whole."""
+    """A word in lower case without its ending, cut to six letters;
+    a word with figures or signs in it stays whole.
+    """
     if not word.isalpha():
         return word
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
@@ -65,18 +67,24 @@ def cut_stem(word: str) -> str:
 
 
 def stems(text: str) -> list[str]:
-    """The content words of a text without their endings, negations and thousands separators left out."""
+    """The content words of a text without their endings,
+    negations and thousands separators left out.
+    """
     text_words = content_words(_THOUSANDS_SEPARATOR.sub("", text))
     return [cut_stem(word) for word in text_words if not _NEGATIVE.fullmatch(word)]
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a plain text, cut after each full stop, question mark, exclamation mark or semicolon."""
+    """The sentences of a plain text, cut after each full stop, question mark,
+    exclamation mark or semicolon.
+    """
     return [sentence for sentence in re.split(r"(?<=[.!?;])\s+", text) if sentence.strip()]
 
 # %% ../../nbs/dataset/05_grounding.ipynb #4247e1ce
 def find_exact(quote: str, text: str) -> str:
-    """The stretch of the text that a quotation repeats, up to white space and at whole words; "" when there is none."""
+    """The stretch of the text that a quotation repeats, up to white space and at whole words;
+    "" when there is none.
+    """
     folded_quote = " ".join(quote.split())
     if not folded_quote:
         return ""
@@ -96,7 +104,9 @@ def _is_inside_word(text: str, position: int) -> bool:
 
 
 def _unfolded_stretch(text: str, folded_text: str, start: int, end: int) -> str:
-    """What stands in a text between two positions of its folded form, where all white space is one blank."""
+    """What stands in a text between two positions of its folded form,
+    where all white space is one blank.
+    """
     run_starts = [match.start() for match in re.finditer(r"\S+", text)]
 
     def original_position(position: int) -> int:
@@ -108,13 +118,17 @@ def _unfolded_stretch(text: str, folded_text: str, start: int, end: int) -> str:
 
 # %% ../../nbs/dataset/05_grounding.ipynb #af0326ad
 def contains_phrase(text: str, phrase: str) -> bool:
-    """Whether the words of a phrase stand in a text, one after another; case and punctuation aside."""
+    """Whether the words of a phrase stand in a text, one after another;
+    case and punctuation aside.
+    """
     phrase_words = tuple(words(phrase))
     return not phrase_words or phrase_words in word_runs(words(text), len(phrase_words))
 
 
 def coverage(statement: str, source: str) -> float:
-    """Share of the content words of a statement that its source has too, endings forgiven; 1 when there are none."""
+    """Share of the content words of a statement that its source has too, endings forgiven;
+    1 when there are none.
+    """
     return _share(short_stems(statement), short_stems(source))
 
 
@@ -127,7 +141,9 @@ def _share(stems_sought: Collection[str], stems_available: Iterable[str]) -> flo
 
 # %% ../../nbs/dataset/05_grounding.ipynb #3b0682a0
 def find_leak(detail: str, query: str) -> str:
-    """The words of a memory detail that can be read in the query; "" when the two share nothing that matters."""
+    """The words of a memory detail that can be read in the query;
+    "" when the two share nothing that matters.
+    """
     detail_words = content_words(detail)
     if not detail_words:
         return ""
@@ -157,7 +173,8 @@ def too_close(atom: str, other_atom: str) -> bool:
 _NUMBERED = ("type", "class", "phase", "stage", "grade", "level", "part", "War", "Table")
 _NOT_NUMBERED = "".join(rf"(?<!\b{word} )" for word in _NUMBERED)  # "type I diabetes"
 _FIRST_PERSON = re.compile(
-    rf"(?<![\w/.'’-])(?:{_NOT_NUMBERED}I|[Mm]y|[Mm]yself|me|[Ww]e|us|[Oo]urs?|[Oo]urselves)(?![\w/-]|\.\w)"
+    rf"(?<![\w/.'’-])(?:{_NOT_NUMBERED}I|[Mm]y|[Mm]yself|me|[Ww]e|us|[Oo]urs?|"
+    rf"[Oo]urselves)(?![\w/-]|\.\w)"
 )
 
 
@@ -196,7 +213,10 @@ def _spelled_numbers() -> dict[str, int]:
 _SPELLED = _spelled_numbers()
 _FIGURE = re.compile(r"(?<![\w.,])[-−]?\d+(?:[.,:/]\d+)*")
 _SPELLED_NUMBER = re.compile(
-    rf"(?<![^\W_])(?:(?:{'|'.join(_TENS)})-(?:{'|'.join(_DIGITS)})|{'|'.join(_TEENS + _TENS + _DIGITS[1:])})(?![^\W_])",
+    (
+        rf"(?<![^\W_])(?:(?:{'|'.join(_TENS)})-(?:{'|'.join(_DIGITS)})|"
+        rf"{'|'.join(_TEENS + _TENS + _DIGITS[1:])})(?![^\W_])"
+    ),
     re.I,
 )
 _UNITS = (
@@ -376,7 +396,9 @@ class Denials(NamedTuple):
 
 
 def denied(text: str) -> Denials:
-    """For each negation of a text the stems that follow it in its clause, three at most; and the number of *or* after one."""
+    """For each negation of a text the stems that follow it in its clause, three at most;
+    and the number of *or* after one.
+    """
     scopes = []
     alternatives = 0
     for clause in _DENIAL_ENDS.split(_NO_DENIAL.sub("", full_forms(text))):
@@ -391,7 +413,8 @@ def denied(text: str) -> Denials:
 
 
 def negation_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
-    """A fault for a negation of the atoms that a paragraph has lost, or for one that it has added or moved.
+    """A fault for a negation of the atoms that a paragraph has lost,
+    or for one that it has added or moved.
 
     Where their number differs, that is the only fault.
     """
@@ -399,7 +422,10 @@ def negation_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
     atom_scopes = list(chain.from_iterable(denials.scopes for denials in atom_denials))
     atom_alternatives = sum(denials.alternatives for denials in atom_denials)
     text_scopes, text_alternatives = denied(text)
-    count = f"found {len(text_scopes)} words such as not, never, no, without; the list has {len(atom_scopes)}"
+    count = (
+        f"found {len(text_scopes)} words such as not, never, no, without; the list has "
+        f"{len(atom_scopes)}"
+    )
     if len(text_scopes) + text_alternatives < len(atom_scopes):
         yield TextFault("lost negation", count)
         return
@@ -433,7 +459,8 @@ _NUMBER_FOLLOWS = (
     rf"(?:[€$£]?\d|an? (?:half|dozen|hundred|quarter)\b|half\b|(?:{'|'.join(_SPELLED)})\b)"
 )
 _DAY_FOLLOWS = (
-    r"(?:the )?(?:\d|(?:start|end|beginning|middle|early|late|mid|last|next|then|childhood|birth|noon|midnight|"
+    r"(?:the )?(?:\d|(?:start|end|beginning|middle|early|late|mid|last|next|then|childhood|birth|"
+    r"noon|midnight|"
     r"christmas|easter|weekend|week|month|year|night|spring|summer|autumn|winter|"
     r"january|february|march|april|may|june|july|august|september|october|november|december|"
     r"(?:mon|tues|wednes|thurs|fri|satur|sun)day|yesterday|tomorrow|today|now)\b)"
@@ -468,7 +495,9 @@ def _mark_by_phrase() -> dict[str, Mark]:
 
 @cache
 def _mark_table() -> tuple[re.Pattern, dict[str, Mark]]:
-    """A pattern for all phrases of the table, the longest first, and the mark of each phrase that it finds."""
+    """A pattern for all phrases of the table, the longest first,
+    and the mark of each phrase that it finds.
+    """
     marks_by_phrase = _mark_by_phrase()
     longest_first = sorted(marks_by_phrase, key=lambda phrase: (-len(phrase.split()), -len(phrase)))
     alternatives = []
@@ -508,7 +537,9 @@ def marks(text: str) -> frozenset[Mark]:
 
 @lru_cache(1 << 14)
 def subject_stems(text: str) -> frozenset[str]:
-    """The stems of a text without the words of its marks, which is what it is about; all stems where only marks are left."""
+    """The stems of a text without the words of its marks, which is what it is about;
+    all stems where only marks are left.
+    """
     unmarked = full_forms(text)
     for start, end, _ in reversed(_located_marks(unmarked)):
         unmarked = unmarked[:start] + unmarked[end:]
@@ -553,7 +584,9 @@ _TIMELESS = re.compile(
 
 
 def opposite_word(statement: str, source: str) -> str:
-    """A word of a statement for which its source has an opposite instead, in words for a fault; "" when there is none."""
+    """A word of a statement for which its source has an opposite instead, in words for a fault;
+    "" when there is none.
+    """
     statement_words = set(words(statement))
     source_words = set(words(source))
     for group in OPPOSITES:
@@ -565,9 +598,11 @@ def opposite_word(statement: str, source: str) -> str:
 
 
 def tense_shift(statement: str, source: str) -> str:
-    """What is over in a statement and not in its source, or the other way round, in words for a fault; "" when the times can agree.
+    """What is over in a statement and not in its source, or the other way round,
+    in words for a fault; "" when the times can agree.
 
-    It shows where all auxiliaries of one text are of the other time, or where those after one word are.
+    It shows where all auxiliaries of one text are of the other time,
+    or where those after one word are.
     """
     statement_words = words(_TIMELESS.sub(" ", full_forms(statement)))
     source_words = words(_TIMELESS.sub(" ", full_forms(source)))
@@ -581,7 +616,9 @@ def _shift_between(
     statement_tense: frozenset[str],
     source_tense: frozenset[str],
 ) -> str:
-    """An auxiliary of one tense in a statement that has one of the other tense in its source; "" when there is none."""
+    """An auxiliary of one tense in a statement that has one of the other tense in its source;
+    "" when there is none.
+    """
     statement_verbs = statement_tense.intersection(statement_words)
     source_verbs = source_tense.intersection(source_words)
     both_tenses = source_tense.intersection(statement_words) or statement_tense.intersection(
@@ -602,7 +639,8 @@ def _shift_between(
 
 
 def substituted_word(statement: str, source: str) -> str:
-    """A word of a statement that stands where its source has another one, after the same two words, in words for a fault; "" when none does.
+    """A word of a statement that stands where its source has another one, after the same two words,
+    in words for a fault; "" when none does.
 
     Numbers and marks are compared elsewhere.
     """
@@ -632,17 +670,23 @@ def _is_new_content(word: str, other_stems: set[str]) -> bool:
 _USER = re.compile(r"\b(?:user(?!['’]s)|I|me|we|us)\b")
 _AGENT = re.compile(r"\b(?:is|are|was|were|been|being)\b[^.;,]*? by (?:the )?([\w-]+)")
 _PREPOSITION = re.compile(
-    r"\b(?:in|at|from|near|on|into|to|of|with|for|called|named|until|since|last|next|every|before|after|over|through|about|than) (?:the )?(?:(?-i:[A-Z])[\w-]* )*$",
+    (
+        r"\b(?:in|at|from|near|on|into|to|of|with|for|called|named|until|since|last|next|every|"
+        r"before|after|over|through|about|than) (?:the )?(?:(?-i:[A-Z])[\w-]* )*$"
+    ),
     re.I,
 )
 _NOBODY = re.compile(
-    r"(?i)(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june|july|august|september|october|november|december|.*[\W\d_].*|(?-i:[A-Z]{2,})"
+    r"(?i)(?:mon|tues|wednes|thurs|fri|satur|sun)days?|january|february|march|april|may|june|july|"
+    r"august|september|october|november|december|.*[\W\d_].*|(?-i:[A-Z]{2,})"
 )
 _POSSESSIVE = re.compile(r"['’]s\b")
 
 
 def actors(text: str) -> list[str]:
-    """Who acts, in order: the user, and people by name; in a passive sentence the one that follows *by* comes first."""
+    """Who acts, in order: the user, and people by name; in a passive sentence the one that follows
+    *by* comes first.
+    """
     located = [(match.start(), "user") for match in _USER.finditer(text)]
     for token in _tokens(text):
         if _is_acting_person(token, text):
@@ -656,7 +700,9 @@ def actors(text: str) -> list[str]:
 
 
 def _is_acting_person(token: _Token, text: str) -> bool:
-    """Whether a token names somebody who does something: no day, no abbreviation, no possessor, and no name after a preposition."""
+    """Whether a token names somebody who does something: no day, no abbreviation, no possessor,
+    and no name after a preposition.
+    """
     if not token.text[0].isupper() or _NOBODY.fullmatch(token.text):
         return False
     if token.opens_sentence and (not stems(token.text) or _PREPOSITION.match(f"{token.text} ")):
@@ -667,7 +713,9 @@ def _is_acting_person(token: _Token, text: str) -> bool:
 
 
 def swapped_actors(statement: str, source: str) -> str:
-    """Two actors of a statement that have changed places in its source, in words for a fault; "" when none have."""
+    """Two actors of a statement that have changed places in its source, in words for a fault;
+    "" when none have.
+    """
     source_actors = actors(source)
     shared = [name for name in actors(statement) if name in source_actors][:2]
     if len(shared) < 2 or source_actors.index(shared[0]) < source_actors.index(shared[1]):
@@ -679,7 +727,8 @@ _CLAUSE_BREAK = re.compile(
     r"(?<=[.!?;:,])\s+|\s+(?=(?:and|but|while|whereas|because|although|so|which|who)\b)", re.I
 )
 _LEAD_IN = re.compile(
-    r"(?i)\b(?:it|you|I|this|let me)\s(?:[\w']+\s){0,3}?(?:matters?|know|mention|note|add|remember)\s(?:\w+\s)?that\s"
+    r"(?i)\b(?:it|you|I|this|let "
+    r"me)\s(?:[\w']+\s){0,3}?(?:matters?|know|mention|note|add|remember)\s(?:\w+\s)?that\s"
 )  # it may matter that ...
 _PLACEHOLDER = re.compile(r"\[\w[\w -]* \d+\]")  # what redaction puts in the place of an address
 _PRONOUN = re.compile(r"\b(?:he|she|him|her|his)\b", re.I)
@@ -691,7 +740,9 @@ _SAYS_ALL = 0.75  # share of a statement's subject from which one sentence is en
 
 
 def source_faults(text: str, source: str) -> Iterator[TextFault]:
-    """A fault for each thing that a statement says otherwise than its source: number, unit, name, mark, negation, time, word, opposite or role."""
+    """A fault for each thing that a statement says otherwise than its source: number, unit, name,
+    mark, negation, time, word, opposite or role.
+    """
     text = _joined_placeholders(text)
     source = _joined_placeholders(source)
     new_numbers = foreign_numbers(text, source)
@@ -738,7 +789,9 @@ def _source_sentences(source: str) -> list[str]:
 
 
 def _closest_sentences(subject: frozenset[str], subjects: Sequence[frozenset[str]]) -> list[int]:
-    """The indices of the one or two neighbouring sentences, of those with these subjects, that share most with a subject."""
+    """The indices of the one or two neighbouring sentences, of those with these subjects,
+    that share most with a subject.
+    """
 
     def share(*indices: int) -> float:
         stems_of_sentences = set().union(*(subjects[i] for i in indices))
@@ -755,7 +808,9 @@ def _closest_sentences(subject: frozenset[str], subjects: Sequence[frozenset[str
 
 
 def _clauses_taken_up(subject: frozenset[str], source_sentences: Sequence[str]) -> list[str]:
-    """The clauses of these sentences whose subject, if they have one, a statement about `subject` repeats for the most part."""
+    """The clauses of these sentences whose subject, if they have one,
+    a statement about `subject` repeats for the most part.
+    """
     clauses = []
     for sentence in source_sentences:
         for clause in _CLAUSE_BREAK.split(sentence):
@@ -768,7 +823,9 @@ def _clauses_taken_up(subject: frozenset[str], source_sentences: Sequence[str]) 
 def _sentence_faults(
     sentence: str, window: str, clauses: Sequence[str], source_relatives: set[Mark]
 ) -> Iterator[TextFault]:
-    """What one sentence says otherwise than the sentences of the source closest to it (`window`) and their clauses that it takes up."""
+    """What one sentence says otherwise than the sentences of the source closest to it (`window`)
+    and their clauses that it takes up.
+    """
     compared = f"{short_repr(sentence)} for {short_repr(window)}"
     for mark in _added_marks(sentence, window, clauses, source_relatives):
         yield TextFault(f"added {mark.kind}", f"{mark.value}: {compared}")
@@ -797,7 +854,9 @@ def _sentence_faults(
 def _added_marks(
     sentence: str, window: str, clauses: Sequence[str], source_relatives: set[Mark]
 ) -> list[Mark]:
-    """The marks of a sentence that its source has not: a negation in the clauses, a relative anywhere, others in the window."""
+    """The marks of a sentence that its source has not:
+    a negation in the clauses, a relative anywhere, others in the window.
+    """
     sentence_marks = marks(sentence)
     window_marks = marks(window)
     allowed = source_relatives | {mark for mark in window_marks if mark.kind != "negation"}
@@ -813,7 +872,8 @@ def _added_marks(
 def _lost_marks(sentence: str, clause: str, source_relatives: set[Mark]) -> list[Mark]:
     """The marks of a clause that a sentence about it should have and has not.
 
-    Reasons and opinions may be left out; relatives too, unless the clause begins with *my* or *our* and the sentence names no relative of the source.
+    Reasons and opinions may be left out; relatives too, unless the clause begins with *my* or *our*
+    and the sentence names no relative of the source.
     """
     sentence_marks = marks(sentence)
     needs_relative = _ABOUT_OWN.match(clause) and not sentence_marks & source_relatives
@@ -832,7 +892,9 @@ def _negation_count(text: str) -> int:
 # %% ../../nbs/dataset/05_grounding.ipynb #97aa5b70
 @dataclass
 class _Inventory:
-    """The numbers or the names (the items) of a list of atoms, and of the paragraph that should say the same."""
+    """The numbers or the names (the items) of a list of atoms,
+    and of the paragraph that should say the same.
+    """
 
     kind: str  # "number" or "name"
     items_by_atom: list[list[str]]  # what the paragraph must have
@@ -842,7 +904,9 @@ class _Inventory:
 
 
 def exact_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
-    """A fault for numbers, names and negations of the atoms that a paragraph has lost, added or moved."""
+    """A fault for numbers, names and negations of the atoms that a paragraph has lost,
+    added or moved.
+    """
     for inventory in (_number_inventory(atoms, text), _name_inventory(atoms, text)):
         yield from _inventory_faults(inventory, atoms, text)
     yield from negation_faults(atoms, text)
@@ -861,7 +925,9 @@ def _number_inventory(atoms: Sequence[str], text: str) -> _Inventory:
 
 
 def _name_inventory(atoms: Sequence[str], text: str) -> _Inventory:
-    """Names, and the first words of atoms that carry content: these may be names, and count in any form."""
+    """Names, and the first words of atoms that carry content:
+    these may be names, and count in any form.
+    """
     names_by_atom = []
     allowed = set()
     paragraph_tokens = list(_tokens(text))
@@ -894,7 +960,9 @@ def _is_capital_opening(token: _Token) -> bool:
 def _inventory_faults(
     inventory: _Inventory, atoms: Sequence[str], text: str
 ) -> Iterator[TextFault]:
-    """What is lost, added and moved, each in one fault; of the lost and the added the first five are named."""
+    """What is lost, added and moved, each in one fault; of the lost and the added the first five
+    are named.
+    """
     kind = inventory.kind
     atom_items = dict.fromkeys(chain.from_iterable(inventory.items_by_atom))
     lost = [item for item in atom_items if item not in inventory.paragraph_forms]
@@ -912,7 +980,8 @@ def _inventory_faults(
 
 
 def _moved_item(inventory: _Inventory, atoms: Sequence[str], text: str) -> str:
-    """The first item that comes too early in the paragraph for its atom while the other words of that atom do not; "" when none does.
+    """The first item that comes too early in the paragraph for its atom while the other words of
+    that atom do not; "" when none does.
 
     Only items of exactly one atom can tell.
     """
@@ -941,7 +1010,9 @@ def _moved_item(inventory: _Inventory, atoms: Sequence[str], text: str) -> str:
 
 
 def _anchors(atoms: Sequence[str], text: str, ignored: set[str]) -> list[int | None]:
-    """For each atom where in a text the first word stands that no other atom has, `None` when there is no such word."""
+    """For each atom where in a text the first word stands that no other atom has,
+    `None` when there is no such word.
+    """
     stems_by_atom = [set(stems(atom)) for atom in atoms]
     atoms_with_stem = Counter(chain.from_iterable(stems_by_atom))
     first_offset: dict[str, int] = {}
@@ -956,7 +1027,9 @@ def _anchors(atoms: Sequence[str], text: str, ignored: set[str]) -> list[int | N
 
 # %% ../../nbs/dataset/05_grounding.ipynb #b0b1d290
 def mark_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
-    """A fault for each mark or unit that a paragraph has lost, added or exchanged, and for actors that changed places."""
+    """A fault for each mark or unit that a paragraph has lost, added or exchanged,
+    and for actors that changed places.
+    """
     text_sentences = sentences(text)
     if not text_sentences:
         return
@@ -996,7 +1069,9 @@ def _marks_without_negation(text: str) -> set[Mark]:
 def _home_sentences(
     subject: frozenset[str], sentence_subjects: Sequence[frozenset[str]]
 ) -> list[int]:
-    """The indices of the sentences that say an atom with this subject: the closest, and all that have the whole of it."""
+    """The indices of the sentences that say an atom with this subject:
+    the closest, and all that have the whole of it.
+    """
     homes = set(_closest_sentences(subject, sentence_subjects))
     for i, sentence_subject in enumerate(sentence_subjects):
         if subject <= sentence_subject:
@@ -1005,7 +1080,9 @@ def _home_sentences(
 
 
 def _home_faults(atom: str, home_sentences: Sequence[str]) -> Iterator[TextFault]:
-    """Time, opposites and roles that differ between an atom and the sentences that say it; time only where one sentence says it all."""
+    """Time, opposites and roles that differ between an atom and the sentences that say it; time
+    only where one sentence says it all.
+    """
     window = " ".join(home_sentences)
     if len(home_sentences) == 1:
         shift = tense_shift(window, atom)
@@ -1020,7 +1097,9 @@ def _home_faults(atom: str, home_sentences: Sequence[str]) -> Iterator[TextFault
 
 # %% ../../nbs/dataset/05_grounding.ipynb #ef79ceff
 def word_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
-    """A fault for each atom whose words are not in a paragraph, and for each sentence of it whose words are in no atom."""
+    """A fault for each atom whose words are not in a paragraph,
+    and for each sentence of it whose words are in no atom.
+    """
     text_sentences = sentences(text)
     sentence_stems = [stems(full_forms(sentence)) for sentence in text_sentences]
     atom_stems = [stems(full_forms(atom)) for atom in atoms]
@@ -1040,7 +1119,9 @@ def word_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
 
 
 def text_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
-    """A fault for each thing that is wrong with a paragraph that should say what these atoms say, and no more."""
+    """A fault for each thing that is wrong with a paragraph that should say what these atoms say,
+    and no more.
+    """
     if not text.strip() or "\n" in text.strip():
         yield TextFault(
             "paragraph", f"found {short_repr(text)}, allowed is one paragraph in one line"

@@ -78,12 +78,14 @@ class LintLimits(BaseModel):
     added: float = 0.70  # largest share of foreign words in a sentence of a block, when there are three and more
     meaning: float = 0.72  # largest cosine of query and atom under a sentence model
     common: str = (
-        "across add advice answer around ask avoid back base before between build case centre change choose compare consider "
-        "day depend detail draw each even ever every example fact find focus follow give go have hold include into keep know "
-        "last leave less level like long make many may memory mention month more most much must name need new next no now once "
-        "one only order other out over plan point put query read reader reason recommend refer reply request response rest "
-        "right same say see serve show small source step still suggest support take talk tell thing three through time too took "
-        "try two under until use user very want way week within without word work year"
+        "across add advice answer around ask avoid back base before between build case centre "
+        "change choose compare consider day depend detail draw each even ever every example fact "
+        "find focus follow give go have hold include into keep know last leave less level like "
+        "long make many may memory mention month more most much must name need new next no now "
+        "once one only order other out over plan point put query read reader reason recommend "
+        "refer reply request response rest right same say see serve show small source step still "
+        "suggest support take talk tell thing three through time too took try two under until use "
+        "user very want way week within without word work year"
     )  # words that tie a rubric to no atom
 
     @property
@@ -136,7 +138,9 @@ def _origin(atom: Atom) -> str | None:
 
 
 class ExampleView:
-    """An example with its texts cut into stems, for checks to share; everything is cut once, when it is first asked for."""
+    """An example with its texts cut into stems, for checks to share;
+    everything is cut once, when it is first asked for.
+    """
 
     def __init__(self, example: Example, limits: LintLimits | None = None, row: dict | None = None):
         self.example = example
@@ -235,7 +239,11 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class Lint:
-    """A named check. `find` takes an `ExampleView`, or all `SeenRow`s for the scope "files", and returns hits; None where there is nothing to check."""
+    """A named check.
+
+    `find` takes an `ExampleView`, or all `SeenRow`s for the scope "files", and returns hits;
+    None where there is nothing to check.
+    """
 
     name: str
     what: str
@@ -263,7 +271,9 @@ LINTS: dict[str, Lint] = {}
 
 
 def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable:
-    """Enter a function in `LINTS` under its own name; its docstring says what the check looks for."""
+    """Enter a function in `LINTS` under its own name; its docstring says what the check looks
+    for.
+    """
 
     def enter(find: Callable) -> Callable:
         LINTS[find.__name__] = Lint(find.__name__, find.__doc__ or "", severity, find, scope)
@@ -274,7 +284,9 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
 # %% ../../nbs/dataset/07_lint.ipynb #577c95f2
 @lint("error")
 def structure(view: ExampleView) -> Iterator[Hit]:
-    """The record keeps every rule of the format: ids, membership, exact concatenation, no empty text."""
+    """The record keeps every rule of the format: ids, membership, exact concatenation,
+    no empty text.
+    """
     for violation in check_example(view.row):
         if violation.severity == "error" and violation.rule != "memory_action":
             yield violation.item, f"{violation.rule}: {violation.found}", violation.allowed
@@ -348,7 +360,9 @@ def rubric_fields(view: ExampleView) -> Iterator[Hit]:
 
 @lint("error")
 def level_vs_rubric(view: ExampleView) -> Iterator[Hit]:
-    """Weight and under-use of the rubric fit the level; what stands for "not applicable" in other languages is not looked for."""
+    """Weight and under-use of the rubric fit the level; what stands for "not applicable" in other
+    languages is not looked for.
+    """
     all_ascii = all(atom.text.isascii() for atom in view.example.atoms)
     english = view.language == "en" or (all_ascii and not view.language)
     for atom in view.example.atoms:
@@ -379,7 +393,9 @@ _HINT = re.compile(r"[a-z][A-Z]|_|\(\)|\d[\d.,:]")
 
 
 def strange_marks(view: ExampleView, name: str) -> list[str]:
-    """Identifiers, code and figures of two digits and more that a rubric has and the rest of the record has not."""
+    """Identifiers, code and figures of two digits and more that a rubric has and the rest of the
+    record has not.
+    """
     text = view.rubric_texts[name]
     if "`" not in text:  # without quoted code, a mark is part of a single token
         text = " ".join(token for token in text.split() if _HINT.search(token))
@@ -388,7 +404,9 @@ def strange_marks(view: ExampleView, name: str) -> list[str]:
 
 
 def shares(view: ExampleView, name: str) -> dict[str, float]:
-    """For each atom the share of its distinctive words that occur in the rubric of the atom `name`; in one block, words that both have count for this atom alone."""
+    """For each atom the share of its distinctive words that occur in the rubric of the atom `name`;
+    in one block, words that both have count for this atom alone.
+    """
     own_topic = view.topic_stems.get(name, frozenset())
     rubric_stems = view.rubric_stems[name]
     share_by_atom = {}
@@ -400,7 +418,9 @@ def shares(view: ExampleView, name: str) -> dict[str, float]:
 
 # %% ../../nbs/dataset/07_lint.ipynb #170c332d
 def _nearest_other(view: ExampleView, share_by_other: Mapping[str, float]) -> str:
-    """The atom of the largest share, of those with two words and more in a rubric; "" when there is none. One word of three is chance."""
+    """The atom of the largest share, of those with two words and more in a rubric;
+    "" when there is none. One word of three is chance.
+    """
     candidates = []
     for name, share in share_by_other.items():
         size = len(view.topic_stems[name])
@@ -411,7 +431,9 @@ def _nearest_other(view: ExampleView, share_by_other: Mapping[str, float]) -> st
 
 @lint("error")
 def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
-    """No rubric has the words of another atom rather than its own, or neither its atom's words nor the record's marks."""
+    """No rubric has the words of another atom rather than its own,
+    or neither its atom's words nor the record's marks.
+    """
     limits = view.limits
     for name in sorted(view.rubric_stems.keys() & view.topic_stems.keys()):
         share_by_atom = shares(view, name)
@@ -419,7 +441,10 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
         other = _nearest_other(view, share_by_atom)
         suspect_share = max(limits.other, own_share + limits.margin)
         if other and share_by_atom[other] >= suspect_share:
-            value = f"{share_by_atom[other]:.0%} of the words of {other!r}, {own_share:.0%} of its own atom's"
+            value = (
+                f"{share_by_atom[other]:.0%} of the words of {other!r}, {own_share:.0%} of its own "
+                "atom's"
+            )
         elif own_share < limits.own:
             marks = strange_marks(view, name)
             if not marks:
@@ -504,7 +529,9 @@ def evidence_substring(view: ExampleView) -> list[Hit] | None:
 
 # %% ../../nbs/dataset/07_lint.ipynb #499f65bd
 def _say_the_same(first: list[str], second: list[str], alike: float) -> bool:
-    """Whether two atoms, as lists of stems, have nearly the same words, or one stands inside the other."""
+    """Whether two atoms, as lists of stems, have nearly the same words,
+    or one stands inside the other.
+    """
     shared = frozenset(first) & frozenset(second)
     if not shared:
         return False
@@ -561,7 +588,9 @@ def atom_order(view: ExampleView) -> Iterator[Hit]:
 # %% ../../nbs/dataset/07_lint.ipynb #cbff90e8
 @lint("warning")
 def atom_source(view: ExampleView) -> list[Hit] | None:
-    """Grounded atoms say what the source says: numbers, units, names, negations, certainty, time, roles."""
+    """Grounded atoms say what the source says: numbers, units, names, negations, certainty,
+    time, roles.
+    """
     if not view.source:
         return None
     hits = []
@@ -650,7 +679,9 @@ def auxiliary_block(view: ExampleView) -> list[Hit] | None:
 
 @lint("warning")
 def distractor_apart(view: ExampleView) -> list[Hit] | None:
-    """Neither the query nor the reference answer takes up what is new in an auxiliary or noise atom."""
+    """Neither the query nor the reference answer takes up what is new in an auxiliary or noise
+    atom.
+    """
     distractors = []
     other_texts = []
     for atom in view.example.atoms:
@@ -686,14 +717,19 @@ def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
             if own_stems and len(kept_stems) < view.limits.kept * len(own_stems):
                 yield (
                     f"atom {name!r}",
-                    f"{len(kept_stems)} of its {len(own_stems)} words in block {block.parent_memory_id!r}",
+                    (
+                        f"{len(kept_stems)} of its {len(own_stems)} words in block "
+                        f"{block.parent_memory_id!r}"
+                    ),
                     "a third and more",
                 )
 
 
 @lint("error")
 def block_adds_nothing(view: ExampleView) -> Iterator[Hit]:
-    """No sentence of a block comes from none of its atoms; in a retrieved block, from none of the record."""
+    """No sentence of a block comes from none of its atoms;
+    in a retrieved block, from none of the record.
+    """
     for block, texts in view.blocks:
         retrieved = block.parent_memory_id in view.retrieved_blocks
         supporting_atoms = view.atom_stems if retrieved else texts
@@ -710,8 +746,8 @@ def block_adds_nothing(view: ExampleView) -> Iterator[Hit]:
 
 # %% ../../nbs/dataset/07_lint.ipynb #36a0233c
 _ORDINALS = (
-    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
-    "sixteenth seventeenth eighteenth nineteenth twentieth"
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
 )
 _NUMBER_WORDS = {name: str(number) for number, name in enumerate(_ORDINALS.split(), 1)}
 _NUMBER_WORDS |= dict.fromkeys(("one", "single", "once"), "1")
@@ -732,7 +768,9 @@ def _exact_numbers(texts: Iterable[str]) -> set[str]:
 
 @lint("error")
 def block_numbers(view: ExampleView) -> Iterator[Hit]:
-    """A block has the numbers of its atoms and no others; a retrieved block may have those of any atom."""
+    """A block has the numbers of its atoms and no others;
+    a retrieved block may have those of any atom.
+    """
     for block, texts in view.blocks:
         own_numbers = _exact_numbers(texts.values())
         block_numbers = _exact_numbers([block.memory_text])
@@ -821,7 +859,9 @@ def split_duplicates(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]] | Non
 
 # %% ../../nbs/dataset/07_lint.ipynb #aee48f10
 def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
-    """The checks of these names, all of them by default; raises `ValueError` for an unknown name."""
+    """The checks of these names, all of them by default;
+    raises `ValueError` for an unknown name.
+    """
     names = LINTS if names is None else list(dict.fromkeys(names))
     for name in names:
         if name not in LINTS:
@@ -936,7 +976,9 @@ def _as_structure(violations: Sequence[Violation], file: str, line: int) -> list
 def _lint_streams(
     streams: Mapping[str, Iterable[tuple[int, Any]]], lints: list[Lint], limits: LintLimits | None
 ) -> LintResult:
-    """Take (line, row) of each file through the checks; a row that is no example is a finding of `structure`, whatever was asked for."""
+    """Take (line, row) of each file through the checks; a row that is no example is a finding of
+    `structure`, whatever was asked for.
+    """
     result = LintResult(list(streams), lints)
     row_checks = [check for check in lints if check.scope == "row"]
     seen_rows = []
@@ -977,10 +1019,12 @@ def lint_files(
     model: str | Path | None = None,
     limits: LintLimits | None = None,
 ) -> LintResult:
-    """Check datasets in the published format, together: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.
+    """Check datasets in the published format, together:
+    JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.
 
-    `rules` names the checks (default: all); `model` adds `question_meaning` by a sentence model. Raises `ValueError` for
-    an unknown rule, for a file given twice, or when there is no row at all, `FileNotFoundError` for a missing file.
+    `rules` names the checks (default: all); `model` adds `question_meaning` by a sentence model.
+    Raises `ValueError` for an unknown rule, for a file given twice, or when there is no row at all,
+    `FileNotFoundError` for a missing file.
     """
     names = list(map(str, paths))
     name_by_file: dict[str, str] = {}
@@ -988,7 +1032,8 @@ def lint_files(
         file = str(Path(name).resolve()) if Path(name).exists() else name
         if file in name_by_file:
             raise ValueError(
-                f"lint: found {name} twice, first as {name_by_file[file]}; allowed: each file once, since files are compared with one another"
+                f"lint: found {name} twice, first as {name_by_file[file]}; allowed: each file "
+                "once, since files are compared with one another"
             )
         name_by_file[file] = name
     lints = choose_lints(rules)
@@ -1008,13 +1053,17 @@ def lint_splits(
     rules: Iterable[str] | None = None,
     limits: LintLimits | None = None,
 ) -> LintResult:
-    """Check examples in memory, by the name of their split; findings give the place in it as their line."""
+    """Check examples in memory, by the name of their split;
+    findings give the place in it as their line.
+    """
     streams = {name: enumerate(examples, 1) for name, examples in splits.items()}
     return _lint_streams(streams, choose_lints(rules), limits)
 
 # %% ../../nbs/dataset/07_lint.ipynb #7ba30aab
 def sentence_vectors(path: str | Path) -> Callable[[list[str]], "np.ndarray"]:
-    """A function from texts to unit vectors, one row each, by a model folder or hub id; raises `ValueError` if it cannot be opened."""
+    """A function from texts to unit vectors, one row each, by a model folder or hub id; raises
+    `ValueError` if it cannot be opened.
+    """
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -1023,7 +1072,8 @@ def sentence_vectors(path: str | Path) -> Callable[[list[str]], "np.ndarray"]:
         model = AutoModel.from_pretrained(path).eval()
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"sentence model: found {str(path)!r} ({str(error)[:200]}); allowed: a folder or hub id that transformers can open"
+            f"sentence model: found {str(path)!r} ({str(error)[:200]}); allowed: a folder or hub "
+            "id that transformers can open"
         ) from None
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 

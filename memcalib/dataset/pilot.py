@@ -64,7 +64,8 @@ PILOT_SIZE = 50
 def choose_batch(
     rows: Iterable[RowT], count: int = PILOT_SIZE, seed: int = 0, seen: Collection[str] = ()
 ) -> list[RowT]:
-    """`count` rows, as many of each domain as there can be, none of them in `seen`; sorted by id, the same for rows in any order.
+    """`count` rows, as many of each domain as there can be, none of them in `seen`;
+    sorted by id, the same for rows in any order.
 
     Raises `ValueError` when there are fewer, naming how many there are of each domain.
     """
@@ -81,13 +82,16 @@ def choose_batch(
         counts = ", ".join(f"{domain} {len(rows_by_domain[domain])}" for domain in domains)
         fresh = len(dealt) if count > 0 else 0
         raise ValueError(
-            f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed is a batch from 1 to that number"
+            f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed is a batch "
+            "from 1 to that number"
         )
     return sorted(dealt[:count], key=lambda row: row.id)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #890b9607
 class PilotItem(Record):
-    """One finished row of a batch; `checks` has what each check found in it, nothing where all is well."""
+    """One finished row of a batch; `checks` has what each check found in it,
+    nothing where all is well.
+    """
 
     example: Example
     checks: dict[str, list[str]] = Field(default_factory=dict)
@@ -154,7 +158,9 @@ class Draw(BaseModel):
 
 
 class BatchRecord(BaseModel):
-    """A batch as pilots.json keeps it; its rows and their reviews are files in the batch's folder."""
+    """A batch as pilots.json keeps it; its rows and their reviews are files in the batch's
+    folder.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -235,7 +241,9 @@ def write_batch(
     settings: Mapping[str, str],
     draws: Sequence[Draw] = (),
 ) -> Batch:
-    """Put the next batch of a build on disk, and note in `draws` that they led to it; raises `DataError` for rows that occur twice or in an earlier batch."""
+    """Put the next batch of a build on disk, and note in `draws` that they led to it; raises
+    `DataError` for rows that occur twice or in an earlier batch.
+    """
     pilots = read_pilots(folder)
     earlier_ids = seen_ids(folder)
     counts = Counter(item.id for item in items)
@@ -268,7 +276,9 @@ def write_batch(
 
 
 def read_batch(folder: str | Path) -> Batch:
-    """A batch from its folder; raises `FileNotFoundError` for a folder that pilots.json does not name, `DataError` when its items are not those that it was written with."""
+    """A batch from its folder; raises `FileNotFoundError` for a folder that pilots.json does not
+    name, `DataError` when its items are not those that it was written with.
+    """
     folder = Path(folder)
     records = {batch.folder_name: batch for batch in read_pilots(folder.parent).batches}
     record = records.get(folder.name)
@@ -287,12 +297,16 @@ def read_batch(folder: str | Path) -> Batch:
 
 
 def asked_text(question: str, context: str = "") -> str:
-    """What a person reads of a source, so that the same question under another id can be recognised: its words, with those of the context."""
+    """What a person reads of a source, so that the same question under another id can be
+    recognised: its words, with those of the context.
+    """
     return normal_text(f"{question}\n{context}")
 
 
 def seen_questions(folder: str | Path) -> set[str]:
-    """The `asked_text` of all rows that any batch of a build has had, as far as the rows record their source."""
+    """The `asked_text` of all rows that any batch of a build has had,
+    as far as the rows record their source.
+    """
     texts = set()
     for batch in map(read_batch, list_batches(folder)):
         for item in batch.items:
@@ -316,7 +330,8 @@ def save_draw(folder: str | Path, draw: Draw) -> Path:
 def next_draw(
     folder: str | Path, settings: Mapping[str, str], count: int, rows: Sequence[RowT], seed: int = 0
 ) -> tuple[Draw, list[RowT]]:
-    """A draw of twice as many rows as are asked for, and those rows: the one under way with these settings, or a new one.
+    """A draw of twice as many rows as are asked for, and those rows:
+    the one under way with these settings, or a new one.
 
     Raises `ValueError` when no row is left that these settings have not lost before.
     """
@@ -335,7 +350,8 @@ def next_draw(
     fresh = [row for row in rows if row.id not in lost_ids]
     if not fresh:
         raise ValueError(
-            f"pilot of {count}: found {len(rows)} rows that were not read, all of them lost before with these settings; allowed are mended settings or more rows"
+            f"pilot of {count}: found {len(rows)} rows that were not read, all of them lost before "
+            "with these settings; allowed are mended settings or more rows"
         )
     number = len(draws) + 1
     drawn = choose_batch(fresh, min(2 * count, len(fresh)), seed + number)
@@ -345,8 +361,13 @@ def next_draw(
 # %% ../../nbs/dataset/10_pilot.ipynb #bbe50ddd
 STAGES: dict[str, str] = {
     "sources": "the source is broken, a copy, or in the wrong domain",
-    "screening": "the source should not have been let in: incomplete, implausible, nothing to remember",
-    "derivation": "the query gives the memory away or cannot be answered; a passage says what the source does not",
+    "screening": (
+        "the source should not have been let in: incomplete, implausible, nothing to remember"
+    ),
+    "derivation": (
+        "the query gives the memory away or cannot be answered; "
+        "a passage says what the source does not"
+    ),
     "annotation": "an atom is not faithful or not one proposition; its level is wrong",
     "distractors": "a distractor matters after all, contradicts the query, or is absurd",
     "rubrics": "a rubric belongs to another atom, or cannot be checked in an answer",
@@ -358,7 +379,9 @@ STAGES: dict[str, str] = {
 
 
 class PilotIssue(Record):
-    """One thing wrong with a row: the stage that caused it, what it is, and the atom or block, if it is about one."""
+    """One thing wrong with a row: the stage that caused it, what it is, and the atom or block,
+    if it is about one.
+    """
 
     stage: Name
     text: Name
@@ -366,7 +389,9 @@ class PilotIssue(Record):
 
 
 class PilotReview(Record):
-    """One decision of one person about one row; `passed` is `None` where a decision was taken back."""
+    """One decision of one person about one row; `passed` is `None` where a decision was taken
+    back.
+    """
 
     item: Name
     passed: bool | None = None
@@ -389,13 +414,16 @@ class PilotReview(Record):
             problem = f"{len(self.issues)} issues without fail"
         if problem:
             raise ValueError(
-                f"item {self.item!r}: {problem}; allowed: pass without issues, fail with one or more"
+                f"item {self.item!r}: {problem}; allowed: pass without issues, fail with one or "
+                "more"
             )
         return self
 
 # %% ../../nbs/dataset/10_pilot.ipynb #d72dadef
 def read_reviews(path: str | Path) -> list[PilotReview]:
-    """The latest review of each item and person, in order of first appearance; none when there is no file yet."""
+    """The latest review of each item and person, in order of first appearance;
+    none when there is no file yet.
+    """
     path = Path(path)
     if not path.is_file() or not path.stat().st_size:
         return []
@@ -420,7 +448,9 @@ def _foreign_reviews(
 
 
 class ReviewBook(Book[PilotItem, PilotReview]):
-    """One person's reviews of a batch; raises `DataError` when a review in the file was given for other rows."""
+    """One person's reviews of a batch; raises `DataError` when a review in the file was given for
+    other rows.
+    """
 
     kind = PilotReview
     says = "passed"
@@ -437,7 +467,9 @@ class ReviewBook(Book[PilotItem, PilotReview]):
     def review(
         self, item: str, passed: bool | None, issues: Iterable[PilotIssue] = ()
     ) -> PilotReview:
-        """A review of this person; raises `KeyError` for an unknown row, `ValueError` for an unknown stage or a fail without an issue."""
+        """A review of this person; raises `KeyError` for an unknown row, `ValueError` for an
+        unknown stage or a fail without an issue.
+        """
         clean_issues = []
         for issue in issues:
             if issue.stage not in STAGES:
@@ -454,7 +486,9 @@ class ReviewBook(Book[PilotItem, PilotReview]):
         )
 
     def put(self, item: str, passed: bool | None, issues: Iterable[PilotIssue] = ()) -> PilotReview:
-        """Save a decision; raises as `review` does, and `OSError`, with nothing changed, when it cannot be saved."""
+        """Save a decision; raises as `review` does, and `OSError`, with nothing changed,
+        when it cannot be saved.
+        """
         return self.keep(self.review(item, passed, issues))
 
     def get(self, item: str) -> PilotReview | None:
@@ -468,7 +502,9 @@ PASS_RATE = Fraction(9, 10)
 
 @dataclass(frozen=True)
 class PassRate:
-    """How a batch did: numbers of rows, and the share that passed with its 95 % Wilson bounds (NaN before all are read)."""
+    """How a batch did: numbers of rows, and the share that passed with its 95 % Wilson bounds (NaN
+    before all are read).
+    """
 
     items: int
     passed: int
@@ -505,7 +541,9 @@ class PassRate:
 
 
 def pass_rate(items: Sequence[PilotItem], reviews: Iterable[PilotReview]) -> PassRate:
-    """How a batch did by these reviews; raises `DataError` for reviews of other rows or of other texts."""
+    """How a batch did by these reviews; raises `DataError` for reviews of other rows or of other
+    texts.
+    """
     from scipy.stats import binomtest
 
     decisions = [review for review in reviews if review.passed is not None]
@@ -525,7 +563,9 @@ def pass_rate(items: Sequence[PilotItem], reviews: Iterable[PilotReview]) -> Pas
 
 # %% ../../nbs/dataset/10_pilot.ipynb #d4ee95d6
 def issue_table(reviews: Iterable[PilotReview]) -> "pd.DataFrame":
-    """For each stage with issues the rows concerned, the number of issues, and one of them; most rows first."""
+    """For each stage with issues the rows concerned, the number of issues, and one of them;
+    most rows first.
+    """
     import pandas as pd
 
     issues_by_stage: dict[str, list[tuple[str, str]]] = {stage: [] for stage in STAGES}
@@ -543,7 +583,9 @@ def issue_table(reviews: Iterable[PilotReview]) -> "pd.DataFrame":
 
 # %% ../../nbs/dataset/10_pilot.ipynb #ebb519c1
 def server_name(endpoint: Endpoint) -> str:
-    """Address of an endpoint's server as a pipeline names it; all servers on this machine are `this machine`, whatever their port."""
+    """Address of an endpoint's server as a pipeline names it; all servers on this machine are
+    `this machine`, whatever their port.
+    """
     host = place_of(endpoint)
     return host if host == "this machine" else endpoint.url
 
@@ -580,7 +622,8 @@ def _stage_settings(stage: Stage, endpoint: Endpoint) -> Iterator[tuple[str, str
 def pipeline_settings(
     calls: Iterable[tuple[Stage, Endpoint]], tables: Mapping[str, BaseModel]
 ) -> dict[str, str]:
-    """All that shapes the rows of a pipeline: its stages with who makes them, its tables of thresholds, this package.
+    """All that shapes the rows of a pipeline: its stages with who makes them,
+    its tables of thresholds, this package.
 
     Raises `ValueError` when two stages have one name.
     """
@@ -615,7 +658,9 @@ class Change:
 
 
 def check_frozen(current: Mapping[str, str], frozen: Mapping[str, str]) -> list[Change]:
-    """Every setting that differs, in the order of the names; none when the pipeline is the frozen one."""
+    """Every setting that differs, in the order of the names;
+    none when the pipeline is the frozen one.
+    """
     changes = []
     for name in sorted(current.keys() | frozen.keys()):
         if current.get(name) != frozen.get(name):
@@ -624,7 +669,9 @@ def check_frozen(current: Mapping[str, str], frozen: Mapping[str, str]) -> list[
 
 # %% ../../nbs/dataset/10_pilot.ipynb #9e680b18
 class PilotRecord(BaseModel):
-    """The pilot that a pipeline was frozen for; `low` and `high` are the 95 % Wilson bounds of the rate."""
+    """The pilot that a pipeline was frozen for; `low` and `high` are the 95 % Wilson bounds of the
+    rate.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -673,7 +720,9 @@ def _now() -> str:
 
 
 def freeze_without_pilot(settings: Mapping[str, str], reason: str) -> Frozen:
-    """A frozen pipeline that was not reviewed, and why that is in order; the dataset card repeats the reason."""
+    """A frozen pipeline that was not reviewed, and why that is in order;
+    the dataset card repeats the reason.
+    """
     return Frozen(
         memcalib=__version__,
         frozen_at=_now(),
@@ -699,14 +748,18 @@ def write_frozen(path: str | Path, frozen: Frozen) -> Path:
 
 
 def read_frozen(path: str | Path) -> Frozen:
-    """A frozen pipeline from its file, or a shipped one by name; raises `FileNotFoundError`, and `DataError` for a damaged file."""
+    """A frozen pipeline from its file, or a shipped one by name;
+    raises `FileNotFoundError`, and `DataError` for a damaged file.
+    """
     if str(path) in shipped_frozen():
         return _read_json(_SHIPPED / f"{path}.json", Frozen)
     return _read_json(Path(path), Frozen)
 
 # %% ../../nbs/dataset/10_pilot.ipynb #b61cc879
 class FreezeError(RuntimeError):
-    """A pipeline that may not be frozen, or not be used as frozen; names each reason and the command to continue with."""
+    """A pipeline that may not be frozen, or not be used as frozen;
+    names each reason and the command to continue with.
+    """
 
     exit_code = 1
 
@@ -751,7 +804,8 @@ def freeze(
     repeated = [item.id for item in batch.items if item.id in earlier_ids]
     if repeated:
         reasons.append(
-            f"{len(repeated)} rows were in an earlier batch, the first {repeated[0]!r}; allowed are fresh rows"
+            f"{len(repeated)} rows were in an earlier batch, the first {repeated[0]!r}; allowed "
+            "are fresh rows"
         )
     failed = rate.out_of_reach or (not rate.undecided and not rate.unlocks)
     if reasons or failed:
@@ -791,7 +845,9 @@ def _frozen_for(
 
 # %% ../../nbs/dataset/10_pilot.ipynb #82f0df67
 def objection(frozen: Frozen, folder: str | Path) -> str:
-    """Why a frozen pipeline does not stand any more, by the batches of its build; "" while it does, and for one without a pilot."""
+    """Why a frozen pipeline does not stand any more, by the batches of its build;
+    "" while it does, and for one without a pilot.
+    """
     if frozen.pilot is None:
         return ""
     for batch in map(read_batch, list_batches(folder)):
@@ -870,7 +926,9 @@ def _log_entries(folder: str | Path) -> Iterator[LogEntry]:
 
 
 def pilot_log(folder: str | Path) -> "pd.DataFrame":
-    """One row for each batch of a build, and for draws that led to none: rows drawn, examples, reviews, losses, changed settings."""
+    """One row for each batch of a build, and for draws that led to none: rows drawn, examples,
+    reviews, losses, changed settings.
+    """
     import pandas as pd
 
     lines = []
@@ -897,9 +955,14 @@ def require_frozen(
     commands: Commands | None = None,
     batches: str | Path | None = None,
 ) -> Frozen:
-    """The frozen pipeline in a file, or a shipped one, when these are its settings and its `batches` still allow it; raises `FreezeError` otherwise."""
+    """The frozen pipeline in a file, or a shipped one, when these are its settings and its
+    `batches` still allow it; raises `FreezeError` otherwise.
+    """
     commands = commands or Commands()
-    remedy = f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: {commands.freeze}"
+    remedy = (
+        f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: "
+        f"{commands.freeze}"
+    )
     try:
         frozen = read_frozen(path)
     except FileNotFoundError:

@@ -91,7 +91,9 @@ def _source_files(build: Build) -> list[Path]:
 
 
 def pool_key(build: Build) -> str:
-    """Names all that decides which rows may enter: sources with the size and date of their files, screening, the search for copies."""
+    """Names all that decides which rows may enter: sources with the size and date of their files,
+    screening, the search for copies.
+    """
     sources = [plan.identity() for plan in build.sources]
     stamps = []
     for file in _source_files(build):
@@ -107,7 +109,9 @@ def pool_key(build: Build) -> str:
 
 
 def screened(build: Build, folder: Path, keep: bool = False) -> Passed:
-    """The rows that passed the rules and every loss, from their files when these are there and not outdated; `keep` takes them as they are."""
+    """The rows that passed the rules and every loss, from their files when these are there and not
+    outdated; `keep` takes them as they are.
+    """
     pool_file = folder / "pool.jsonl"
     losses_file = folder / "losses.jsonl"
     key_file = folder / "pool.json"
@@ -135,7 +139,9 @@ def _stored_key(file: Path) -> str | None:
 
 # %% ../../nbs/dataset/13_pipeline.ipynb #babe5261
 class NoRowLeft(DataError):
-    """No row is left: where and why, the file with every loss, and the command to go on; `drops` are the losses of the stages."""
+    """No row is left: where and why, the file with every loss, and the command to go on;
+    `drops` are the losses of the stages.
+    """
 
     def __init__(
         self, stage: str, reason: str, file: Path, command: str, drops: Sequence[Drop] = ()
@@ -148,7 +154,10 @@ class NoRowLeft(DataError):
         self.drops = list(drops)
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\nEvery loss is in {self.file}. When the cause is mended, go on with: {self.command}"
+        return (
+            f"{super().__str__()}\n"
+            f"Every loss is in {self.file}. When the cause is mended, go on with: {self.command}"
+        )
 
 
 def require_rows(passed: Passed, stage: str, losses: Path, command: str) -> Passed:
@@ -191,7 +200,9 @@ def silent(total: float) -> Iterator[Progress]:
 
 @contextmanager
 def served(build: Build) -> Iterator[str | None]:
-    """The address of a server that plays builder and reviewers of the micro-world; `None` when the build has its own."""
+    """The address of a server that plays builder and reviewers of the micro-world;
+    `None` when the build has its own.
+    """
     if not build.micro:
         yield None
         return
@@ -204,7 +215,9 @@ def served(build: Build) -> Iterator[str | None]:
 # %% ../../nbs/dataset/13_pipeline.ipynb #41281cb0
 @dataclass
 class Made:
-    """Finished rows, every loss on the way, the findings of the checks, and what the reviewers said."""
+    """Finished rows, every loss on the way, the findings of the checks,
+    and what the reviewers said.
+    """
 
     drafts: list[Draft]
     drops: list[Drop]
@@ -217,7 +230,8 @@ StartT = TypeVar("StartT", SourceRow, Draft)
 
 
 class Pipeline:
-    """Takes the rows of a build from its sources to finished drafts; every step continues where it stopped.
+    """Takes the rows of a build from its sources to finished drafts;
+    every step continues where it stopped.
 
     `progress(total)` is a context manager whose value shows how many rows of all stages are done.
     """
@@ -251,7 +265,9 @@ class Pipeline:
         return pipeline_settings(calls, tables)
 
     def pool(self, keep: bool = False) -> Passed:
-        """The rows that may enter the stages, and every loss until then; raises `NoRowLeft` when there is none. `keep` takes those of an earlier call as they are."""
+        """The rows that may enter the stages, and every loss until then; raises `NoRowLeft` when
+        there is none. `keep` takes those of an earlier call as they are.
+        """
         passed = screened(self.build, self.folder, keep)
         return require_rows(passed, "sources", self.folder / "losses.jsonl", self.command)
 
@@ -282,7 +298,9 @@ class Pipeline:
         return drafts
 
     def make(self, rows: Sequence[StartT], place: Path) -> Made:
-        """Take rows through all stages, with files in `place`; raises `NoRowLeft` when none is finished."""
+        """Take rows through all stages, with files in `place`;
+        raises `NoRowLeft` when none is finished.
+        """
         drops: list[Drop] = []
         review_results = []
         drafts = [self.first_draft(row) for row in rows]
@@ -314,7 +332,10 @@ class Pipeline:
         return Made(reviews.accepted, drops, findings, reviews)
 
     def _check(self, drafts: Sequence[Draft], drops: list[Drop], place: Path) -> LintResult:
-        """What the checks find; rows with an error are added to `drops`. Raises `NoRowLeft` when none passes."""
+        """What the checks find; rows with an error are added to `drops`.
+
+        Raises `NoRowLeft` when none passes.
+        """
         passed, failed, findings = check_drafts(drafts, limits=self.build.lint)
         drops += failed
         if not passed:
@@ -330,7 +351,9 @@ class Pipeline:
         place: Path,
         progress: Progress,
     ) -> StageResult:
-        """Take rows through one stage; raises `NoRowLeft` when none is left, and `StageError` when it gets nowhere."""
+        """Take rows through one stage; raises `NoRowLeft` when none is left,
+        and `StageError` when it gets nowhere.
+        """
         progress.name(stage.name)
         client = Client(role_endpoint(self.build, role, url), self.cache)
         try:
@@ -438,7 +461,9 @@ def _added_lines(before: Draft, after: Draft) -> list[str]:
 
 
 def row_lineage(folder: str | Path, name: str) -> "pd.DataFrame":
-    """What each stage of a finished build added to one row, and whether the row was kept or lost; raises `KeyError` for an unknown id."""
+    """What each stage of a finished build added to one row, and whether the row was kept or lost;
+    raises `KeyError` for an unknown id.
+    """
     import pandas as pd
 
     folder = Path(folder)
@@ -472,7 +497,9 @@ INVENTED_ROWS = 60  # of the micro-world's log
 
 # %% ../../nbs/dataset/13_pipeline.ipynb #751b4340
 class MemoryPipeline(Pipeline):
-    """Takes the rows of a memory log to finished drafts; it makes no call before `agreed` is true."""
+    """Takes the rows of a memory log to finished drafts;
+    it makes no call before `agreed` is true.
+    """
 
     builder_stages = MEMORY_STAGES
     frozen_name = "micro-memory"
@@ -493,7 +520,9 @@ class MemoryPipeline(Pipeline):
 
     @cached_property
     def log_rows(self) -> MemoryDrafts:
-        """What the log gives: redacted drafts, and rows left out with the reason, which are in losses.jsonl too."""
+        """What the log gives: redacted drafts, and rows left out with the reason,
+        which are in losses.jsonl too.
+        """
         self.folder.mkdir(mode=self.folder_mode, parents=True, exist_ok=True)
         log = self.plan.log
         if self.plan.invented:
@@ -504,7 +533,9 @@ class MemoryPipeline(Pipeline):
         return drafts
 
     def settings(self) -> dict[str, str]:
-        """All that shapes the rows, as the pilot and the frozen file record it; consent and names are not among it."""
+        """All that shapes the rows, as the pilot and the frozen file record it;
+        consent and names are not among it.
+        """
         build = self.build
         calls = [(stage, role_endpoint(build, role, LOCAL_URL)) for stage, role in self.steps]
         settings = pipeline_settings(calls, {"lint": build.lint})
@@ -521,7 +552,10 @@ class MemoryPipeline(Pipeline):
         played_by_micro_world = self.build.micro and not self.build.builder
         if played_by_micro_world and not any(read_request(row.query) for row in rows.kept):
             value = f"{len(rows.kept)} rows without a request of the micro-world"
-            allowed = "a log of the micro-world; for any other, a build file that names endpoints for builder, reviewer and reviewer2"
+            allowed = (
+                "a log of the micro-world; for any other, a build file that names endpoints for "
+                "builder, reviewer and reviewer2"
+            )
             raise DataError([Violation("query", value, allowed, file=self.plan.log)])
         return passed
 
@@ -562,13 +596,16 @@ class MemoryPipeline(Pipeline):
         place: Path,
         progress: Progress,
     ) -> StageResult:
-        """Take rows through one stage; raises `NotAgreed` before a yes, and for a message with a field that the statement does not name."""
+        """Take rows through one stage; raises `NotAgreed` before a yes, and for a message with a
+        field that the statement does not name.
+        """
         self.require_agreement()
         for draft in drafts:
             fields = undisclosed(stage.task or stage.name, stage.messages(draft))
             if fields:
                 raise NotAgreed(
-                    f"stage {stage.name}, row {draft.id!r}: {', '.join(fields)} would be sent, and the statement does not name it"
+                    f"stage {stage.name}, row {draft.id!r}: {', '.join(fields)} would be sent, and "
+                    "the statement does not name it"
                 )
         return super().run_step(stage, role, drafts, url, place, progress)
 
@@ -579,7 +616,9 @@ class MemoryPipeline(Pipeline):
         return plan_calls(self.log_rows, endpoints)
 
     def preview_text(self, shown: int = 3) -> str:
-        """What a person reads before agreeing: rows as they would be sent, names that are left, and the statement; sends nothing."""
+        """What a person reads before agreeing: rows as they would be sent, names that are left,
+        and the statement; sends nothing.
+        """
         statement = str(self.planned())
         rows = self.log_rows.kept
         counts = [f"{name} ({count})" for name, count in left_names(rows, 20).items()]

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 def check_drafts(
     drafts: Iterable[Draft], rules: Iterable[str] | None = None, limits: LintLimits | None = None
 ) -> tuple[list[Draft], list[Drop], LintResult]:
-    """The drafts without an error, the others with the name of the first check they fail, and all findings.
+    """The drafts without an error, the others with the name of the first check they fail,
+    and all findings.
 
     `rules` are names of checks (default: all); only those of severity error cost a row.
     """
@@ -84,7 +85,9 @@ class ItemVerdict(Form):
 
 
 class IdsVerdict(Form):
-    """Whether something holds of the row, and the atoms of which it does not: all say different things, or all are safe at their levels."""
+    """Whether something holds of the row, and the atoms of which it does not: all say different
+    things, or all are safe at their levels.
+    """
 
     ok: bool
     why: str
@@ -116,7 +119,9 @@ class BlockVerdict(Form):
 
 
 class ReviewReply(Form, extra="ignore", json_schema_extra={"additionalProperties": False}):
-    """What a review asks for (stage 6 of app:construction-process); the verdict is not part of it."""
+    """What a review asks for (stage 6 of app:construction-process);
+    the verdict is not part of it.
+    """
 
     faithful: list[ItemVerdict]
     distinct: IdsVerdict
@@ -154,7 +159,9 @@ def asked_of(draft: Draft, criterion: str) -> list[str]:
 
 
 def _shown_atom(atom: DraftAtom) -> dict[str, Any]:
-    """What a reviewer is shown of an atom; fields of the contract and the family only where there are any."""
+    """What a reviewer is shown of an atom; fields of the contract and the family only where there
+    are any.
+    """
     shown = {
         "atom_id": atom.atom_id,
         "text": atom.text,
@@ -302,7 +309,9 @@ REJECTED = "not approved"
 
 
 def review_stage(name: str) -> Stage:
-    """The review under a stage name of its own; two of them, with different models, make the quality assurance."""
+    """The review under a stage name of its own; two of them, with different models,
+    make the quality assurance.
+    """
 
     def accept(draft: Draft, reply: ReviewReply) -> Draft | Drop:
         objections = objections_of(reply)
@@ -357,7 +366,9 @@ def opinions(result: StageResult) -> dict[str, Opinion]:
 
 # %% ../../nbs/dataset/08_review.ipynb #5204c1fc
 def agreement_counts(count: int, first: set, second: set) -> dict[str, float]:
-    """Of so many questions, those that both, one or the other objected to; percent agreement, and Cohen's kappa (NaN where it is undefined)."""
+    """Of so many questions, those that both, one or the other objected to; percent agreement, and
+    Cohen's kappa (NaN where it is undefined).
+    """
     both = len(first & second)
     only_first = len(first - second)
     only_second = len(second - first)
@@ -390,7 +401,9 @@ def _objected(opinion_by_row: Mapping[str, Opinion], rows: Iterable[str]) -> set
 
 @dataclass
 class ReviewResult:
-    """Rows that every reviewer approved, rows that were lost and why, and all opinions by reviewer and row."""
+    """Rows that every reviewer approved, rows that were lost and why,
+    and all opinions by reviewer and row.
+    """
 
     accepted: list[Draft]
     dropped: list[Drop]
@@ -398,7 +411,9 @@ class ReviewResult:
     items: dict[str, Counter[str]]  # how many questions of each criterion a row has
 
     def agreement(self) -> "pd.DataFrame":
-        """How often the two reviewers agree, on whole rows and on the questions of each criterion; kappa corrects for chance."""
+        """How often the two reviewers agree, on whole rows and on the questions of each criterion;
+        kappa corrects for chance.
+        """
         import pandas as pd
 
         first, second = self.opinions.values()
@@ -464,10 +479,11 @@ def _question_counts(draft: Draft) -> Counter[str]:
 
 
 def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> ReviewResult:
-    """The drafts that all reviewers approved, in their order; the others with the reason and the reviewers.
+    """The drafts that all reviewers approved, in their order;
+    the others with the reason and the reviewers.
 
-    The reason is the first criterion, in the order of `CRITERIA`, that a reviewer objected to. Raises `ValueError` when a draft was
-    not reviewed by all.
+    The reason is the first criterion, in the order of `CRITERIA`, that a reviewer objected to.
+    Raises `ValueError` when a draft was not reviewed by all.
     """
     opinions_by_stage = {result.stage: opinions(result) for result in results}
     notes_by_stage = {}
@@ -482,7 +498,8 @@ def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> Rev
         missing = [stage for stage, rows in opinions_by_stage.items() if draft.id not in rows]
         if missing:
             raise ValueError(
-                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows that every reviewer saw"
+                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows that "
+                "every reviewer saw"
             )
         drop = _review_drop(
             draft.id, {stage: rows[draft.id] for stage, rows in opinions_by_stage.items()}
@@ -508,10 +525,12 @@ async def review_drafts(
     on_row: Callable[[StageRow], None] | None = None,
     command: str = "the same command",
 ) -> ReviewResult:
-    """Take finished drafts through the checks and the reviews by two clients, resuming where an earlier run stopped.
+    """Take finished drafts through the checks and the reviews by two clients,
+    resuming where an earlier run stopped.
 
-    Writes `out/review-1.jsonl` and `out/review-2.jsonl`. Raises `ValueError` for reviewers that are the same model,
-    `StageError` when one of them never approves, and `CallError` when a call fails for good.
+    Writes `out/review-1.jsonl` and `out/review-2.jsonl`. Raises `ValueError` for reviewers that are
+    the same model, `StageError` when one of them never approves, and `CallError` when a call fails
+    for good.
     """
     endpoints = [client.endpoint for client in clients]
     models = {(end.model, end.url, str(end.extra_body)) for end in endpoints}

@@ -23,7 +23,9 @@ from ..problem import Name, text_hash
 
 # %% ../../nbs/dataset/02_screening.ipynb #029fa083
 class Limits(BaseModel):
-    """The thresholds for one domain; a share is a number from 0 to 1 of characters or words, as named."""
+    """The thresholds for one domain; a share is a number from 0 to 1 of characters or words,
+    as named.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +47,9 @@ class Limits(BaseModel):
 
 # %% ../../nbs/dataset/02_screening.ipynb #50bf65fd
 class ScreenConfig(BaseModel):
-    """All that screening depends on: limits by domain (`general` serves unknown ones) and the word lists."""
+    """All that screening depends on: limits by domain (`general` serves unknown ones) and the word
+    lists.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +87,8 @@ class ScreenConfig(BaseModel):
 def load_screen(
     changes: str | Path | dict | None = None, languages: Sequence[str] = ("en",)
 ) -> ScreenConfig:
-    """The default screening table, for rows in these languages, with a user's changes: a mapping or a YAML file of the same form.
+    """The default screening table, for rows in these languages, with a user's changes:
+    a mapping or a YAML file of the same form.
 
     Raises `ValueError` naming the place, the value found and what is wrong with it.
     """
@@ -103,7 +108,9 @@ def load_screen(
 
 
 def _adapt_to_languages(table: dict, languages: Sequence[str]) -> None:
-    """Take the small words of these languages, and turn off what is English only; a language without a list turns the rule of language off."""
+    """Take the small words of these languages, and turn off what is English only; a language
+    without a list turns the rule of language off.
+    """
     word_lists = [small_words(language) for language in languages]
     for limits in table["limits"].values():
         limits["english_letters"] = 0.0
@@ -141,7 +148,9 @@ def _small_words() -> dict[str, frozenset[str]]:
 
 
 def small_words(language: str) -> frozenset[str]:
-    """The small words that belong to any sentence of a language, by its code such as `de`; none for a language without a list."""
+    """The small words that belong to any sentence of a language, by its code such as `de`;
+    none for a language without a list.
+    """
     return _small_words().get(language, frozenset())
 
 
@@ -151,7 +160,9 @@ def _share_among(text_words: Sequence[str], word_list: frozenset[str]) -> float:
 
 
 def text_language(text: str) -> str:
-    """The code of the language, of those with a list of small words, whose small words are most frequent in a text; "" where they are too few to tell."""
+    """The code of the language, of those with a list of small words, whose small words are most
+    frequent in a text; "" where they are too few to tell.
+    """
     text_words = words(text)
     shares = {
         language: _share_among(text_words, small) for language, small in _small_words().items()
@@ -192,7 +203,9 @@ class RowView:
 
     @cached_property
     def signals(self) -> list[str]:
-        """The families of signal words in question and context; `statement` where there are none, and a sentence says something of the asker."""
+        """The families of signal words in question and context; `statement` where there are none,
+        and a sentence says something of the asker.
+        """
         row_words = {*self.question, *words(self.row.context)}
         families = self.config.families.get(self.row.domain, self.config.families["general"])
         present = [name for name, signs in families.items() if not row_words.isdisjoint(signs)]
@@ -378,7 +391,9 @@ def boilerplate(view: RowView) -> Finding:
 # %% ../../nbs/dataset/02_screening.ipynb #474dea91
 @rule
 def intent(view: RowView) -> Finding:
-    """The question asks for something; a table without words of request asks for nothing of the kind."""
+    """The question asks for something; a table without words of request asks for nothing of the
+    kind.
+    """
     question = view.row.question
     requests = view.config.sets["requests"]
     has_question_mark = any(mark in question for mark in "?？؟")
@@ -415,7 +430,9 @@ def signals(view: RowView) -> Finding:
 
 # %% ../../nbs/dataset/02_screening.ipynb #6a27ebaf
 def quality(view: RowView) -> float:
-    """The score of a row, 0 to 100: question 25, answer 25, signals 40, cleanliness 10; full marks for signals where the limits ask for none."""
+    """The score of a row, 0 to 100: question 25, answer 25, signals 40, cleanliness 10; full marks
+    for signals where the limits ask for none.
+    """
     limits = view.limits
     question = min(1, len(view.question) / 16)
     answer = min(1, len(view.answer) / 32)
@@ -447,7 +464,9 @@ _SETTING = {
 
 
 def screen_row(row: SourceRow, config: ScreenConfig) -> SourceRow | Dropped:
-    """The row with its score, or the loss that names the first rule it broke and the setting that decides it."""
+    """The row with its score, or the loss that names the first rule it broke and the setting that
+    decides it.
+    """
     view = RowView(row, config)
     for name, check in RULES.items():
         finding = check(view)
@@ -461,7 +480,9 @@ def screen_row(row: SourceRow, config: ScreenConfig) -> SourceRow | Dropped:
 
 
 def _setting_hints(row: SourceRow, rule_name: str, config: ScreenConfig) -> list[str]:
-    """Where the threshold of a rule stands, and for rules that know English alone how a build says that its rows are in another language."""
+    """Where the threshold of a rule stands, and for rules that know English alone how a build says
+    that its rows are in another language.
+    """
     hints = []
     setting = _SETTING.get(rule_name, rule_name)
     if setting in Limits.model_fields:

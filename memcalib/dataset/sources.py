@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/dataset/01_sources.ipynb #cb436a6e
 class SourceRow(Record):
-    """One question with its reference answer, whichever dataset it came from (stage 1 of app:construction-process).
+    """One question with its reference answer, whichever dataset it came from (stage 1 of
+    app:construction-process).
 
-    `file` and `line` say where the row was read, for messages; they are not written with it, and rows are compared without them.
+    `file` and `line` say where the row was read, for messages;
+    they are not written with it, and rows are compared without them.
     """
 
     id: Name
@@ -57,12 +59,16 @@ class SourceRow(Record):
 
     @property
     def text(self) -> str:
-        """Question, context and answer, one after another: what is compared when duplicates are sought."""
+        """Question, context and answer, one after another:
+        what is compared when duplicates are sought.
+        """
         return "\n".join(filter(None, (self.question, self.context, self.answer)))
 
 # %% ../../nbs/dataset/01_sources.ipynb #bb5f20b6
 class Dropped(Record):
-    """A row that did not pass: the stage and rule that stopped it, what was found there, and what is allowed."""
+    """A row that did not pass: the stage and rule that stopped it, what was found there,
+    and what is allowed.
+    """
 
     id: str = ""
     source: str = ""
@@ -111,7 +117,9 @@ class Passed:
         return Passed(later.kept, self.dropped + later.dropped)
 
     def require(self, stage: str) -> "Passed":
-        """Itself; raises `DataError` that counts the reasons, with an example of each, when no row is left."""
+        """Itself; raises `DataError` that counts the reasons, with an example of each,
+        when no row is left.
+        """
         if self.kept:
             return self
         counts = Counter((drop.stage, drop.rule) for drop in self.dropped)
@@ -156,7 +164,9 @@ class _Turn(NamedTuple):
 
 
 def _turns(messages: list[dict] | list[str] | str) -> list[_Turn]:
-    """The turns of a chat in `role`/`content` or in `from`/`value` form, or of texts by turns; no system messages."""
+    """The turns of a chat in `role`/`content` or in `from`/`value` form, or of texts by turns;
+    no system messages.
+    """
     if isinstance(messages, str):
         messages = json.loads(messages)
     if all(isinstance(message, str) for message in messages):
@@ -219,7 +229,9 @@ def _reply_order(message: dict) -> tuple[float, str]:
 # %% ../../nbs/dataset/01_sources.ipynb #d82bb93a
 @reader
 def best_answer(answers: list[dict]) -> str:
-    """The text of the accepted answer, else of the one with the highest `pm_score`; empty when there is none."""
+    """The text of the accepted answer, else of the one with the highest `pm_score`;
+    empty when there is none.
+    """
     candidates = [answer for answer in answers if answer.get("selected")] or answers
     return min(candidates, key=_answer_order)["text"] if candidates else ""
 
@@ -272,7 +284,9 @@ class _HtmlText(HTMLParser):
 
 @reader
 def html(page: str) -> str:
-    """The text of an HTML fragment: blocks on lines of their own, code in fences, entities resolved."""
+    """The text of an HTML fragment: blocks on lines of their own, code in fences,
+    entities resolved.
+    """
     parser = _HtmlText()
     parser.feed(page)
     parser.close()
@@ -281,7 +295,9 @@ def html(page: str) -> str:
 # %% ../../nbs/dataset/01_sources.ipynb #67205a9e
 @reader
 def first_json(value: str) -> str:
-    """The first entry of a list written as JSON in a string; empty when the string or the list is."""
+    """The first entry of a list written as JSON in a string;
+    empty when the string or the list is.
+    """
     entries = json.loads(value) if value else []
     return entries[0] if entries else ""
 
@@ -290,7 +306,9 @@ NumberedRecords = Iterator[tuple[int, Any]]  # (line number, raw record or Viola
 
 
 def gather_oasst(records: NumberedRecords) -> NumberedRecords:
-    """Message trees {prompt: {text, lang, replies: [...]}} from the flat table of messages, in the order of the prompts."""
+    """Message trees {prompt: {text, lang, replies: [...]}} from the flat table of messages,
+    in the order of the prompts.
+    """
     prompts = []
     replies_by_prompt = defaultdict(list)
     for line, message in records:
@@ -306,7 +324,9 @@ def gather_oasst(records: NumberedRecords) -> NumberedRecords:
 
 # %% ../../nbs/dataset/01_sources.ipynb #cd18625d
 def _first_turns(record: dict) -> dict:
-    """What is used of a dialogue: its id and link, the description, the first words of patient and doctor."""
+    """What is used of a dialogue: its id and link, the description,
+    the first words of patient and doctor.
+    """
     turns = _dialogue_turns(record)
     patient = next((text for is_patient, text in turns if is_patient and text), None)
     doctor = next((text for is_patient, text in turns if not is_patient and text), "")
@@ -360,7 +380,9 @@ class _RawDialogue:
 
 
 def gather_meddialog(records: NumberedRecords) -> NumberedRecords:
-    """{id, url, description, patient, doctor} of each dialogue, from raw text lines, `utterances` or `dialogue_turns`."""
+    """{id, url, description, patient, doctor} of each dialogue, from raw text lines,
+    `utterances` or `dialogue_turns`.
+    """
     dialogue = _RawDialogue(None, 0)
     for line, record in records:
         if not isinstance(record, dict):
@@ -409,7 +431,9 @@ def _csv_lines(path: Path) -> NumberedRecords:
 
 
 def _csv_records(rows: "csv.reader", file: str) -> NumberedRecords:
-    """(line on which it begins, record by the names of the header) of each row of a table, or what is wrong with it."""
+    """(line on which it begins, record by the names of the header) of each row of a table,
+    or what is wrong with it.
+    """
     names = [name.strip() for name in next(rows, [])]
     last_line = rows.line_num
     for cells in rows:
@@ -463,7 +487,9 @@ FILES: dict[str, Callable[[Path], NumberedRecords]] = {
 
 
 def folder_files(path: Path) -> list[Path]:
-    """The files of a folder that can be read, by name; none for a dataset that `datasets` has saved. Raises `FileNotFoundError` when there are none."""
+    """The files of a folder that can be read, by name; none for a dataset that `datasets` has
+    saved. Raises `FileNotFoundError` when there are none.
+    """
     if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         return []
     files = sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))
@@ -473,9 +499,11 @@ def folder_files(path: Path) -> list[Path]:
 
 
 def file_lines(path: Path) -> NumberedRecords:
-    """Stream (line, record or `Violation`) of one file, of every known file in a folder, or of a saved dataset.
+    """Stream (line, record or `Violation`) of one file, of every known file in a folder,
+    or of a saved dataset.
 
-    Raises `FileNotFoundError` for a missing path or a folder without such files, `ValueError` for another suffix.
+    Raises `FileNotFoundError` for a missing path or a folder without such files,
+    `ValueError` for another suffix.
     """
     files = folder_files(path) if path.is_dir() else []
     for file in files:
@@ -485,7 +513,8 @@ def file_lines(path: Path) -> NumberedRecords:
     suffix = next((suffix for suffix in FILES if path.name.endswith(suffix)), None)
     if path.is_file() and suffix is None:
         raise ValueError(
-            f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}; a spreadsheet can be saved as CSV"
+            f"{path}: unknown suffix {path.suffix!r}; allowed: {', '.join(FILES)}; a spreadsheet "
+            "can be saved as CSV"
         )
     if suffix and not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
@@ -532,7 +561,8 @@ class Source(BaseModel):
 def shipped_table(
     name: str, changes: str | Path | Mapping | None
 ) -> tuple[dict[str, Any], Mapping[str, Any], str]:
-    """The table `<name>.yaml` of the package, a user's changes to it, and what the changes are called in messages.
+    """The table `<name>.yaml` of the package, a user's changes to it,
+    and what the changes are called in messages.
 
     Raises `ValueError` for changes that are no mapping.
     """
@@ -547,7 +577,9 @@ def shipped_table(
 
 
 def table_error(error: ValidationError, label: str, settings: Iterable[str] = ()) -> ValueError:
-    """The first thing wrong with a table: its place, the value found, and what is allowed; `settings` are the names that may stand at a place."""
+    """The first thing wrong with a table: its place, the value found, and what is allowed;
+    `settings` are the names that may stand at a place.
+    """
     first = error.errors()[0]
     settings = list(settings)
     setting = ".".join(map(str, first["loc"]))
@@ -557,14 +589,17 @@ def table_error(error: ValidationError, label: str, settings: Iterable[str] = ()
     meant = nearest(str(first["loc"][-1]), settings)
     hint = f"; meant is perhaps {meant}" if meant else ""
     return ValueError(
-        f"{label}: {setting}: found {value}, which is not a setting{hint}; allowed are {', '.join(settings)}"
+        f"{label}: {setting}: found {value}, which is not a setting{hint}; allowed are "
+        f"{', '.join(settings)}"
     )
 
 
 def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[str, Source]:
-    """The table of sources by name, with a user's changes: a mapping or a YAML file {name: {setting: value}}.
+    """The table of sources by name, with a user's changes:
+    a mapping or a YAML file {name: {setting: value}}.
 
-    Settings left out keep their value; `columns` and `keep` are replaced whole. Raises `ValueError` naming what is wrong.
+    Settings left out keep their value; `columns` and `keep` are replaced whole.
+    Raises `ValueError` naming what is wrong.
     """
     table, changes, label = shipped_table("sources", changes)
     for name, settings in changes.items():
@@ -580,8 +615,9 @@ def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[st
 
 
 def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
-    """The source of this name in the table (default: that of the package), or the one that `package.module:name` names:
-    a `Source`, or a mapping with its settings. Raises `ValueError` for a name that is neither, naming what is allowed.
+    """The source of this name in the table (default: that of the package), or the one that
+    `package.module:name` names: a `Source`, or a mapping with its settings. Raises `ValueError` for
+    a name that is neither, naming what is allowed.
     """
     table = load_sources() if table is None else table
     if name in table:
@@ -613,7 +649,9 @@ def _pick(record: object, path: str) -> Any:
 
 
 def clean_text(value: object) -> str:
-    """A value as text, with plain line ends and without half surrogate pairs; raises `TypeError` for what is not text."""
+    """A value as text, with plain line ends and without half surrogate pairs;
+    raises `TypeError` for what is not text.
+    """
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -627,7 +665,10 @@ def clean_text(value: object) -> str:
 
 
 def _column_text(record: dict, spec: str) -> str:
-    """The text of a column, `path|reader|reader`: its value, taken through the readers. Raises what a reader raises."""
+    """The text of a column, `path|reader|reader`: its value, taken through the readers.
+
+    Raises what a reader raises.
+    """
     path, *reader_names = spec.split("|")
     value = _pick(record, path)
     for name in reader_names:
@@ -638,7 +679,8 @@ def _column_text(record: dict, spec: str) -> str:
 def to_row(source: Source, record: dict, line: int = 0, file: str = "") -> SourceRow | Dropped:
     """The row of one raw record, or the reason why it has none.
 
-    A row without an id of its own is named by its content: question, answer, and context where there is one.
+    A row without an id of its own is named by its content:
+    question, answer, and context where there is one.
     """
     values: dict[str, str] = {}
     for name, spec in source.columns.items():
@@ -690,7 +732,9 @@ def to_row(source: Source, record: dict, line: int = 0, file: str = "") -> Sourc
 
 
 def _unreadable_column(record: dict, spec: str, error: Exception) -> tuple[str, str]:
-    """What was found in a column that is no text, and what is allowed, with a hint for a list of turns without a reader."""
+    """What was found in a column that is no text, and what is allowed,
+    with a hint for a list of turns without a reader.
+    """
     path, _, reader_names = spec.partition("|")
     value = _pick(record, path)
     cause = f"{type(error).__name__}: {str(error)[:80]}"
@@ -704,7 +748,9 @@ def _unreadable_column(record: dict, spec: str, error: Exception) -> tuple[str, 
 
 # %% ../../nbs/dataset/01_sources.ipynb #862307cb
 def hub_arguments(source: Source) -> dict[str, Any]:
-    """The arguments of `datasets.load_dataset` that open this source, streaming, at its revision."""
+    """The arguments of `datasets.load_dataset` that open this source, streaming,
+    at its revision.
+    """
     if not source.files:
         return {
             "path": source.hub,
@@ -740,7 +786,9 @@ def _hub_lines(source: Source) -> NumberedRecords:
 
 # %% ../../nbs/dataset/01_sources.ipynb #263f55f7
 def _column_names(records: Iterable[Any]) -> list[str]:
-    """The names of the columns of records, each once, and `column.name` for those that hold records."""
+    """The names of the columns of records, each once,
+    and `column.name` for those that hold records.
+    """
     names: dict[str, None] = {}
     for record in records:
         if not isinstance(record, dict):
@@ -754,7 +802,9 @@ def _column_names(records: Iterable[Any]) -> list[str]:
 
 
 def _check_columns(source: Source, records: list[Any], file: str) -> None:
-    """Raise `DataError` where the first records of a source have no columns, or lack those of its needed fields."""
+    """Raise `DataError` where the first records of a source have no columns,
+    or lack those of its needed fields.
+    """
     names = _column_names(records)
     if not names:
         violations = [record for record in records if isinstance(record, Violation)][:20]
@@ -828,10 +878,12 @@ def _reading_loss(source: Source, line: int, file: str, fault: Violation) -> Dro
 def read_source(
     source: Source | str, path: str | Path | None = None, limit: int | None = None
 ) -> Iterator[SourceRow | Dropped]:
-    """Stream the rows of a source from a local path, or from the hub when there is none; losses come as `Dropped`.
+    """Stream the rows of a source from a local path, or from the hub when there is none;
+    losses come as `Dropped`.
 
-    `limit` stops after that many rows. Raises `ValueError` for a source that is not known, `DataError` when columns are
-    missing, when nothing can be read, or when the hub does not answer, and `FileNotFoundError` for a path that does not exist.
+    `limit` stops after that many rows. Raises `ValueError` for a source that is not known,
+    `DataError` when columns are missing, when nothing can be read, or when the hub does not answer,
+    and `FileNotFoundError` for a path that does not exist.
     """
     source = find_source(source) if isinstance(source, str) else source
     path = None if path is None else Path(path)
@@ -860,9 +912,11 @@ def plain_source(
     licence: str = "unknown",
     **columns: str,
 ) -> Source:
-    """A source described by its column names alone; columns for other fields (`id`, `topic`, or any name for `metadata`) as keywords.
+    """A source described by its column names alone; columns for other fields (`id`, `topic`,
+    or any name for `metadata`) as keywords.
 
-    `domain_column` says which column has the domain of a row; `domain` is that of rows where it is empty. Raises `ValueError` for an unknown reader.
+    `domain_column` says which column has the domain of a row; `domain` is that of rows where it is
+    empty. Raises `ValueError` for an unknown reader.
     """
     all_columns = {
         "question": question,
@@ -881,7 +935,9 @@ def plain_source(
 
 # %% ../../nbs/dataset/01_sources.ipynb #b5f30365
 def attrition(passed: Passed, by: Literal["source", "domain"] = "source") -> "pd.DataFrame":
-    """Rows read, rows dropped by each stage and rule, and rows kept; one column for each source or domain, and their sum."""
+    """Rows read, rows dropped by each stage and rule, and rows kept;
+    one column for each source or domain, and their sum.
+    """
     import pandas as pd
 
     rows_kept = Counter(getattr(row, by) for row in passed.kept)

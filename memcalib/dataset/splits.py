@@ -71,7 +71,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def _undivided_sizes(sizes: Sizes) -> dict[str, int | float]:
-    """The count or share of each undivided split; raises `ValueError` for names and sizes that cannot be."""
+    """The count or share of each undivided split; raises `ValueError` for names and sizes that
+    cannot be.
+    """
     undivided_sizes = {}
     for name, size in sizes.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -82,7 +84,8 @@ def _undivided_sizes(sizes: Sizes) -> dict[str, int | float]:
             undivided_sizes.update(_undivided_sizes(size))
         elif isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
             raise ValueError(
-                f"sizes: found {short_repr(size)} for {name}; allowed is a count or a share above 0, or sizes of parts"
+                f"sizes: found {short_repr(size)} for {name}; allowed is a count or a share above "
+                "0, or sizes of parts"
             )
         else:
             undivided_sizes[name] = size
@@ -90,7 +93,8 @@ def _undivided_sizes(sizes: Sizes) -> dict[str, int | float]:
 
 
 def split_sizes(sizes: Sizes, n: int) -> dict[str, int]:
-    """Number of rows for each undivided split, out of `n`; shares are rounded so that their sum is right.
+    """Number of rows for each undivided split, out of `n`;
+    shares are rounded so that their sum is right.
 
     Raises `ValueError` for names and sizes that cannot be.
     """
@@ -115,7 +119,8 @@ def _are_counts(undivided_sizes: Mapping[str, int | float]) -> bool:
     are_whole = {isinstance(size, int) for size in undivided_sizes.values()}
     if len(are_whole) != 1:
         raise ValueError(
-            f"sizes: found {short_repr(dict(undivided_sizes))}; allowed are counts alone or shares alone, at least one"
+            f"sizes: found {short_repr(dict(undivided_sizes))}; allowed are counts alone or shares "
+            "alone, at least one"
         )
     return are_whole.pop()
 
@@ -141,7 +146,9 @@ def _beginnings(stratum_names: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _cells(kinds: Sequence[Kind]) -> "tuple[np.ndarray, list]":
-    """Rows that one group of each kind has in every stratum and in every beginning of one: [cell, kind], and the cells' names."""
+    """Rows that one group of each kind has in every stratum and in every beginning of one:
+    [cell, kind], and the cells' names.
+    """
     import numpy as np
 
     names = set()
@@ -164,10 +171,11 @@ _STEPS = 5000
 def _share_out(
     kinds: Sequence[Kind], counts: Sequence[int], sizes: Sequence[int], even: bool = True
 ) -> "np.ndarray":
-    """How many groups of each kind go into each split, and in a last column into none: whole numbers [kind, split + 1].
+    """How many groups of each kind go into each split, and in a last column into none:
+    whole numbers [kind, split + 1].
 
-    `even` holds groups that repeat a question apart; it is given up where it costs rows. Raises `ValueError` where the
-    solver finds nothing.
+    `even` holds groups that repeat a question apart; it is given up where it costs rows. Raises
+    `ValueError` where the solver finds nothing.
     """
     import numpy as np
     from scipy.optimize import Bounds, milp
@@ -179,7 +187,8 @@ def _share_out(
     # a share of the rows for each [cell, split], and of the groups for each [kind, split or none]
     fair_rows = np.outer(cells @ np.array(counts), np.array(sizes) / total).ravel()
     fair_groups = np.outer(counts, [*sizes, total - sum(sizes)]).ravel() / total
-    # variables: groups of [kind, split or none]; rows too many and too few of each split; rows out of range of each
+    # variables: groups of [kind, split or none]; rows too many and too few of each split;
+    # rows out of range of each
     # [cell, split]
     costs = np.concatenate(
         [np.zeros(len(fair_groups)), np.full(2 * splits, _MISSED), np.ones(len(fair_rows))]
@@ -201,7 +210,8 @@ def _share_out(
         return _share_out(kinds, counts, sizes, even=False)
     if solution.x is None:
         raise ValueError(
-            f"sizes: found none that fit in {_STEPS:,} steps ({solution.message}); allowed are others, or shares"
+            f"sizes: found none that fit in {_STEPS:,} steps ({solution.message}); allowed are "
+            "others, or shares"
         )
     return np.rint(solution.x[is_group_count]).astype(int).reshape(len(kinds), splits + 1)
 
@@ -218,8 +228,8 @@ def _demands(
     sizes: Sequence[int],
     fair_rows: "np.ndarray",
 ) -> "list[LinearConstraint]":
-    """All groups of a kind go somewhere; every split gets its size; every cell gets its share in every split, rounded
-    down (third) and up (fourth). The variables are those of `_share_out`."""
+    """All groups of a kind go somewhere; every split gets its size; every cell gets its share in
+    every split, rounded down (third) and up (fourth). The variables are those of `_share_out`."""
     import numpy as np
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array, eye_array, hstack, kron
@@ -263,9 +273,11 @@ def split_examples(
     groups: Mapping[str, str] | None = None,
     near: NearConfig | None = None,
 ) -> dict[str, list[str]]:
-    """Sorted ids for each split, and for each split of splits; no question group stands in two undivided ones.
+    """Sorted ids for each split, and for each split of splits;
+    no question group stands in two undivided ones.
 
-    Raises `ValueError` for sizes that cannot be met, naming the nearest that can, and `DataError` for repeated ids.
+    Raises `ValueError` for sizes that cannot be met, naming the nearest that can,
+    and `DataError` for repeated ids.
     """
     rows = [_Row(example.id, example.question, by(example)) for example in examples]
     counts = split_sizes(sizes, len(rows))
@@ -290,7 +302,8 @@ def split_examples(
     possible = {split: len(of_split) for split, of_split in ids.items()}
     if possible != counts and _are_counts(_undivided_sizes(sizes)):
         raise ValueError(
-            f"sizes: found {counts}, which tears a group of rows with one question; the nearest that does not is {possible}"
+            f"sizes: found {counts}, which tears a group of rows with one question; the nearest "
+            f"that does not is {possible}"
         )
     splits = {}
     for name, undivided_names in split_parts(sizes).items():
@@ -299,7 +312,9 @@ def split_examples(
 
 
 def _id_faults(rows: Iterable[_Row], groups: Mapping[str, str]) -> list[Violation]:
-    """Ids that stand there twice, that go over a line, or that no group has, each kind after the other."""
+    """Ids that stand there twice, that go over a line, or that no group has,
+    each kind after the other.
+    """
     repeated = []
     broken = []
     without_group = []
@@ -331,7 +346,9 @@ def split_table(
     splits: Mapping[str, Sequence[str]],
     by: Callable[[Example], tuple[str, ...]] = stratum,
 ) -> "pd.DataFrame":
-    """For each split its examples, its distinct questions, and the percent of them in each domain and level of difficulty."""
+    """For each split its examples, its distinct questions,
+    and the percent of them in each domain and level of difficulty.
+    """
     import pandas as pd
 
     questions = {}
@@ -481,7 +498,9 @@ def write_splits(
     sizes: Sizes,
     seed: int = 0,
 ) -> Path:
-    """Write `<split>-ids.txt` for each split and splits.json into a folder; raises `DataError` for lists that are at fault."""
+    """Write `<split>-ids.txt` for each split and splits.json into a folder;
+    raises `DataError` for lists that are at fault.
+    """
     folder = Path(folder)
     facts = _facts(examples)
     parts = split_parts(sizes)
@@ -506,7 +525,8 @@ def write_splits(
 def read_splits(
     folder: str | Path, examples: Iterable[Example] | None = None
 ) -> dict[str, list[str]]:
-    """The lists of a folder by name; raises `DataError` for lists that are not as written, or not of these examples.
+    """The lists of a folder by name; raises `DataError` for lists that are not as written,
+    or not of these examples.
 
     Raises `FileNotFoundError` when there is no splits.json.
     """
@@ -567,7 +587,8 @@ def write_split_files(
     splits: Mapping[str, Sequence[str]],
     sizes: Sizes,
 ) -> dict[str, Path]:
-    """Write `<split>.jsonl` for each undivided split, in the order of the examples; the files by name, each complete or not there.
+    """Write `<split>.jsonl` for each undivided split, in the order of the examples;
+    the files by name, each complete or not there.
 
     Raises `DataError` for ids that no example has.
     """

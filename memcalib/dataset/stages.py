@@ -40,14 +40,18 @@ from ..problem import Domain, Name, WireLevel, text_hash
 
 # %% ../../nbs/dataset/04_stages.ipynb #e7a3f4ee
 class Passage(Record):
-    """One passage of memory taken from a source, and the words of question or context that carry it."""
+    """One passage of memory taken from a source, and the words of question or context that carry
+    it.
+    """
 
     text: Name
     evidence: Name  # an exact part of the source question or context
 
 
 class DraftAtom(Record):
-    """One proposition with its ideal level, where it comes from, and how an answer differs with and without it."""
+    """One proposition with its ideal level, where it comes from,
+    and how an answer differs with and without it.
+    """
 
     atom_id: Name
     text: Name
@@ -126,7 +130,9 @@ class Drop(Record):
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong with a reply; `rule` is a short stable name, `item_id` "" means the whole of it."""
+    """One thing wrong with a reply; `rule` is a short stable name,
+    `item_id` "" means the whole of it.
+    """
 
     item_id: str
     rule: str
@@ -177,7 +183,9 @@ def _schema(form: type[Form]) -> str:
 
 
 def system_text(prompt: str, form: type[Form], language: str = "") -> str:
-    """The whole system message of a stage: the task, what holds for every task, the language where it is not English, and the schema of the reply."""
+    """The whole system message of a stage: the task, what holds for every task, the language where
+    it is not English, and the schema of the reply.
+    """
     paragraphs = [load_build_prompt(prompt), _shipped("parts/reply-1")]
     if language:
         paragraphs.append(_shipped("parts/language-1").format(language=language))
@@ -198,14 +206,18 @@ LANGUAGES = {
 
 
 def other_language(question: str) -> str:
-    """The English name of the language of a question; "" for English, and where it cannot be told."""
+    """The English name of the language of a question; "" for English,
+    and where it cannot be told.
+    """
     return LANGUAGES.get(text_language(question), "")
 
 
 def briefing(
     prompt: str, form: type[Form], task: str, language: str = "", **fields: object
 ) -> list[dict[str, str]]:
-    """The two messages that open a conversation: the system text, and one JSON object with the task and its data."""
+    """The two messages that open a conversation: the system text,
+    and one JSON object with the task and its data.
+    """
     return [
         {"role": "system", "content": system_text(prompt, form, language)},
         {"role": "user", "content": to_data({"task": task, **fields})},
@@ -215,8 +227,9 @@ def briefing(
 def repair_briefing(
     task: str, text: str, faults: Iterable[Fault], whole: bool = True, limit: int = 20_000
 ) -> list[dict[str, str]]:
-    """The two messages that follow a reply at fault: the reply, cut to `limit` characters, and the first twenty things wrong
-    with it. The model is to send the whole object again, or only the named items."""
+    """The two messages that follow a reply at fault: the reply, cut to `limit` characters, and the
+    first twenty things wrong with it. The model is to send the whole object again, or only the
+    named items."""
     repair = {
         "task": task,
         "repair": [fault.to_dict() for fault in list(faults)[:20]],
@@ -229,8 +242,9 @@ def repair_briefing(
 
 # %% ../../nbs/dataset/04_stages.ipynb #50365f9c
 def merge_by(items: str, key: str) -> Callable[[FormT, FormT, set[str]], FormT]:
-    """A function (reply, repaired reply, failed ids) -> reply for replies that are one list, `items`, with an id under `key`:
-    repaired entries take the places of those that failed, missing ones join at the end."""
+    """A function (reply, repaired reply, failed ids) -> reply for replies that are one list,
+    `items`, with an id under `key`: repaired entries take the places of those that failed, missing
+    ones join at the end."""
 
     def merge(reply: FormT, repaired: FormT, failed: set[str]) -> FormT:
         repaired_by_id = {getattr(entry, key): entry for entry in getattr(repaired, items)}
@@ -253,7 +267,9 @@ def merge_by(items: str, key: str) -> Callable[[FormT, FormT, set[str]], FormT]:
 # %% ../../nbs/dataset/04_stages.ipynb #2dc14165
 @dataclass(frozen=True)
 class Stage:
-    """One step that a model makes: what it is asked, the form of its reply, what is checked, what becomes of the row."""
+    """One step that a model makes: what it is asked, the form of its reply, what is checked,
+    what becomes of the row.
+    """
 
     name: str  # of the stage and of its file
     prompt: str  # a shipped prompt, or the path of a text file
@@ -356,7 +372,8 @@ async def stage_row(
 async def _settled_reply(
     stage: Stage, draft: Draft, client: Client, attempt: int, spent: Counter
 ) -> tuple[Form | None, list[Fault]]:
-    """The first reply without faults and no faults, or after the last repair the reply and what is wrong with it.
+    """The first reply without faults and no faults, or after the last repair the reply and what is
+    wrong with it.
 
     What every call took is added to `spent`.
     """
@@ -399,12 +416,16 @@ def _count_call(spent: Counter, answer: Reply) -> None:
 
 
 def _needs_whole_reply(stage: Stage, reply: Form | None, faults: list[Fault]) -> bool:
-    """Whether a repair has to send everything: nothing can be merged, nothing was read, or the reply as a whole is at fault."""
+    """Whether a repair has to send everything: nothing can be merged, nothing was read,
+    or the reply as a whole is at fault.
+    """
     return stage.merge is None or reply is None or any(not fault.item_id for fault in faults)
 
 
 def _drop_for_call(stage: Stage, draft: Draft, error: CallError) -> Drop:
-    """A failed call is made again by a later run; a row that is too long for the model stays too long."""
+    """A failed call is made again by a later run; a row that is too long for the model stays too
+    long.
+    """
     is_too_long = error.kind == "context_too_long"
     return Drop(
         id=draft.id,
@@ -416,7 +437,9 @@ def _drop_for_call(stage: Stage, draft: Draft, error: CallError) -> Drop:
 
 
 def _drop_for_faults(stage: Stage, draft: Draft, faults: list[Fault]) -> Drop:
-    """A row without a usable reply: the first fault is the reason, the first five are the detail."""
+    """A row without a usable reply: the first fault is the reason,
+    the first five are the detail.
+    """
     details = []
     for fault in faults[:5]:
         details.append(f"{fault.item_id}: {fault.detail}" if fault.item_id else fault.detail)
@@ -429,7 +452,9 @@ def _drop_for_faults(stage: Stage, draft: Draft, faults: list[Fault]) -> Drop:
 
 
 def _stage_note(stage: Stage, model: str, spent: Counter) -> dict[str, Any]:
-    """What a row that is kept says about the stage: model, prompt by name and hash, calls, tokens."""
+    """What a row that is kept says about the stage: model, prompt by name and hash,
+    calls, tokens.
+    """
     recipe = stage.recipe
     tokens = ("prompt_tokens", "completion_tokens")
     return {
@@ -458,7 +483,9 @@ def read_drops(path: str | Path) -> Iterator[Drop]:
 
 @dataclass
 class StageResult:
-    """What a run of a stage left behind; `calls` and `usage` count its replies, `remembered` those from the cache."""
+    """What a run of a stage left behind; `calls` and `usage` count its replies,
+    `remembered` those from the cache.
+    """
 
     path: Path
     stage: str
@@ -487,7 +514,9 @@ class StageResult:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Calls and tokens of all rows, those of earlier runs included; failed calls are not counted."""
+        """Calls and tokens of all rows, those of earlier runs included;
+        failed calls are not counted.
+        """
         total = Counter()
         for row in _stage_rows(self.path):
             if row.id in self.ids:
@@ -503,7 +532,9 @@ class StageResult:
 
 # %% ../../nbs/dataset/04_stages.ipynb #b9d077ef
 class StageError(RuntimeError):
-    """A stage that gets nowhere; names stage, reason, rows, the file with what is done, and the command to resume with."""
+    """A stage that gets nowhere; names stage, reason, rows, the file with what is done,
+    and the command to resume with.
+    """
 
     exit_code = 1
 
@@ -517,9 +548,10 @@ class StageError(RuntimeError):
         if len(drops) > 3:
             first_rows += ", …"
         super().__init__(
-            f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for one reason, {self.reason}. "
-            f"The last one, {drops[-1].id}: {printable(drops[-1].detail[:300])}. What is done is in {path}. "
-            f"When the cause is mended, go on with: {command}"
+            f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for one "
+            f"reason, {self.reason}. The last one, {drops[-1].id}: "
+            f"{printable(drops[-1].detail[:300])}. What is done is in {path}. When the cause is "
+            f"mended, go on with: {command}"
         )
 
 # %% ../../nbs/dataset/04_stages.ipynb #bf0cae1b
@@ -537,8 +569,8 @@ class _EarlierRows:
         self.outcomes: set[tuple[bool, str | None]] = set()  # faulty or not, reason of the drop
 
     def open_journal(self, row_count: int | None) -> Journal[StageRow]:
-        """The file, opened to go on with these many rows; started over under the next number of attempt where a hopeless
-        builder made all of it."""
+        """The file, opened to go on with these many rows; started over under the next number of
+        attempt where a hopeless builder made all of it."""
         journal = Journal(self.path, StageRow, again=self._take_in)
         if not self._is_hopeless(row_count):
             return journal
@@ -549,7 +581,10 @@ class _EarlierRows:
         return Journal(self.path, StageRow)
 
     def _take_in(self, row: StageRow) -> bool:
-        """Note a row; whether it is to be asked for once more. Raises `DataError` for a row of another recipe."""
+        """Note a row; whether it is to be asked for once more.
+
+        Raises `DataError` for a row of another recipe.
+        """
         if row.recipe != self.recipe:
             allowed = f"{self.recipe}: this stage, prompt, form, settings and model"
             raise self.mismatch("recipe", row.recipe, allowed, row.id)
@@ -562,7 +597,9 @@ class _EarlierRows:
         return is_failed_call
 
     def _is_hopeless(self, row_count: int | None) -> bool:
-        """Whether no reply could be used in any row, be it all that come in, or twenty for one reason."""
+        """Whether no reply could be used in any row, be it all that come in,
+        or twenty for one reason.
+        """
         settled = len(self.draft_hashes)
         if not settled or not all(faulty for faulty, _ in self.outcomes):
             return False
@@ -592,8 +629,9 @@ async def run_stage(
 ) -> StageResult:
     """Take rows through a stage into `out/<stage>.jsonl`, resuming where an earlier run stopped.
 
-    Raises `StageError` when the first twenty rows are all dropped for one reason, `CallError` when it is fatal, and
-    `DataError` for rows that occur twice or a file that does not belong here. What was done until then is in the file.
+    Raises `StageError` when the first twenty rows are all dropped for one reason, `CallError` when
+    it is fatal, and `DataError` for rows that occur twice or a file that does not belong here. What
+    was done until then is in the file.
     """
     path = Path(out) / f"{stage.name}.jsonl"
     result = StageResult(path, stage.name)
@@ -623,9 +661,11 @@ async def run_stage(
 def _unsettled(
     drafts: Iterable[Draft], result: StageResult, earlier: _EarlierRows
 ) -> Iterator[Draft]:
-    """The rows that the file does not have yet, one at a time; all that come in are counted in `result`.
+    """The rows that the file does not have yet, one at a time;
+    all that come in are counted in `result`.
 
-    Raises `DataError` for a row that comes in twice, and for one that has changed since it was settled.
+    Raises `DataError` for a row that comes in twice, and for one that has changed since it was
+    settled.
     """
     for draft in drafts:
         if draft.id in result.ids:

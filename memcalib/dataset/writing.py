@@ -69,7 +69,8 @@ KeyT = TypeVar("KeyT")
 
 
 def largest_remainder(weights: Mapping[KeyT, float], n: int) -> dict[KeyT, int]:
-    """Whole numbers that sum to `n` in the proportion of the weights; among equal remainders the first key wins.
+    """Whole numbers that sum to `n` in the proportion of the weights;
+    among equal remainders the first key wins.
 
     Raises `ValueError` for a negative `n` or weight, and where no weight is above 0.
     """
@@ -114,7 +115,9 @@ _LARGEST_BLOCK = {1: (1, 4), 2: (3, 7), 3: (5, 1000)}  # fewest and most atoms i
 
 
 class PlanConfig(BaseModel):
-    """Everything that plans depend on: weights in the proportion of which the counts are made, bounds, and the seed."""
+    """Everything that plans depend on: weights in the proportion of which the counts are made,
+    bounds, and the seed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -231,7 +234,9 @@ _SMALLER_BLOCKS = {1: 2, 2: 4, 3: 6}  # most atoms in each of the others
 def draw_sizes(
     blocks: int, level: int, largest: int, rng: random.Random, atoms: tuple[int, int] = (6, 63)
 ) -> list[int]:
-    """Atoms in each of a row's blocks, for a level of difficulty and a size of the largest block."""
+    """Atoms in each of a row's blocks, for a level of difficulty and a size of the largest
+    block.
+    """
     fewest, settles_level = _SECOND_BLOCK[level]
     deciding = [largest]
     if largest < settles_level:
@@ -274,14 +279,18 @@ def draw_shapes(n: int, config: PlanConfig, name: str = "") -> list[list[int]]:
 
 # %% ../../nbs/dataset/06_writing.ipynb #36e42f96
 def room(sizes: Sequence[int]) -> int:
-    """The largest number of a row's own atoms that a shape can take in, beside a hard and another distractor."""
+    """The largest number of a row's own atoms that a shape can take in,
+    beside a hard and another distractor.
+    """
     return sum(sizes) - max(2, min(sizes))
 
 # %% ../../nbs/dataset/06_writing.ipynb #0567bcb6
 def assign_shapes(
     needs: Mapping[str, int], pool: Iterable[list[int]], seed: int = 0
 ) -> dict[str, list[int]]:
-    """A shape for each row, given how much room it needs; raises `ValueError` when there are fewer shapes than rows."""
+    """A shape for each row, given how much room it needs;
+    raises `ValueError` when there are fewer shapes than rows.
+    """
     free = sorted(pool, key=lambda sizes: (room(sizes), sizes))
     if len(free) < len(needs):
         raise ValueError(
@@ -302,7 +311,8 @@ def assign_shapes(
 def deal_evenly(
     rows: Iterable[str], names: Sequence[str], seed: int = 0, dealt: Iterable[str] = ()
 ) -> dict[str, str]:
-    """A name for each row, all names equally often as far as numbers allow, in an order that only ids and seed decide.
+    """A name for each row, all names equally often as far as numbers allow,
+    in an order that only ids and seed decide.
 
     The names that earlier rows have, `dealt`, are counted.
     """
@@ -317,7 +327,8 @@ def deal_evenly(
 
 # %% ../../nbs/dataset/06_writing.ipynb #f2ac09ae
 def partition_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The sizes of the blocks for a row's own atoms, `count` from so many passages, and those of all other blocks.
+    """The sizes of the blocks for a row's own atoms, `count` from so many passages,
+    and those of all other blocks.
 
     Sizes are used in their order. Raises `ValueError` for a shape without room for the atoms.
     """
@@ -346,7 +357,8 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
     Raises `ValueError` where the atoms do not fit, or do not suffice for one in each block.
     """
     filling = len(atoms) / sum(sizes)
-    # by first atom: cost and counts of the cheapest way to put it and all after it into the blocks from here on
+    # by first atom: cost and counts of the cheapest way to put it and all after it into the blocks
+    # from here on
     cheapest: dict[int, tuple[float, tuple[int, ...]]] = {len(atoms): (0.0, ())}
     for size in reversed(sizes):
         cheapest_after = cheapest
@@ -362,7 +374,8 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
                 cheapest[start] = min(ways)
     if 0 not in cheapest:
         raise ValueError(
-            f"sizes: found {list(sizes)}; allowed are blocks that {len(atoms)} atoms fit into, one and more in each"
+            f"sizes: found {list(sizes)}; allowed are blocks that {len(atoms)} atoms fit into, one "
+            "and more in each"
         )
     _, counts = cheapest[0]
     return list(counts)
@@ -371,8 +384,8 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
 def _block_cost(
     atoms: Sequence[DraftAtom], start: int, end: int, size: int, filling: float
 ) -> float:
-    """What a block of these atoms costs: 2 for a cut inside a passage at its end, 1 when all in it have one level, and a
-    little for another share of its places than `filling`."""
+    """What a block of these atoms costs: 2 for a cut inside a passage at its end, 1 when all in it
+    have one level, and a little for another share of its places than `filling`."""
     levels = {atom.ideal for atom in atoms[start:end]}
     if end - start < size:
         levels.add(Level.IGNORE)  # of the distractors that will join
@@ -399,7 +412,9 @@ class _CoreBlock(NamedTuple):
 def lay_out(
     atoms: Sequence[DraftAtom], sizes: Sequence[int], rng: random.Random
 ) -> list[DraftBlock]:
-    """The blocks of a row in prompt order, with the ids of all their atoms, those still to be written included."""
+    """The blocks of a row in prompt order, with the ids of all their atoms,
+    those still to be written included.
+    """
     passages = len({atom.passage for atom in atoms})
     atom_sizes, other_sizes = partition_sizes(len(atoms), passages, rng.sample(sizes, len(sizes)))
     atom_positions = set(rng.sample(range(len(sizes)), len(atom_sizes)))
@@ -424,7 +439,9 @@ def _atom_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[_Core
 
 
 def _other_blocks(sizes: Sequence[int], hard: int) -> list[_CoreBlock]:
-    """Blocks without an atom of the row: the one with index `hard` is for the hard distractor, the others are noise."""
+    """Blocks without an atom of the row: the one with index `hard` is for the hard distractor,
+    the others are noise.
+    """
     blocks = []
     noise_blocks = 0
     for i, size in enumerate(sizes):
@@ -438,7 +455,9 @@ def _other_blocks(sizes: Sequence[int], hard: int) -> list[_CoreBlock]:
 
 
 def _filled_up(core: _CoreBlock, added_name: str, rng: random.Random) -> DraftBlock:
-    """A block with its atoms at random places, in order, and auxiliary distractors called after `added_name` at all others."""
+    """A block with its atoms at random places, in order,
+    and auxiliary distractors called after `added_name` at all others.
+    """
     core_positions = set(rng.sample(range(core.size), len(core.atom_ids)))
     core_ids = iter(core.atom_ids)
     atom_ids = []
@@ -505,7 +524,9 @@ def _beginnings(text: str) -> frozenset[str]:
 def _endless(
     phrases: Sequence[str], row_beginnings: frozenset[str], rng: random.Random
 ) -> Iterator[str]:
-    """The phrases that share no word with the row, or all where none is so, shuffled anew each time they are used up."""
+    """The phrases that share no word with the row, or all where none is so,
+    shuffled anew each time they are used up.
+    """
     foreign = [phrase for phrase in phrases if row_beginnings.isdisjoint(_beginnings(phrase))]
     usable = foreign or list(phrases)
     while usable:
@@ -515,7 +536,9 @@ def _endless(
 def deal_phrases(
     draft: Draft, blocks: Iterable[DraftBlock], book: PhraseBook, rng: random.Random
 ) -> dict[str, list[str]]:
-    """For each distractor but the hard one the phrases that its text must hold; none shares a word with the row. Auxiliary ones have none."""
+    """For each distractor but the hard one the phrases that its text must hold; none shares a word
+    with the row. Auxiliary ones have none.
+    """
     row_texts = [draft.question, draft.context, draft.query, draft.answer]
     row_texts += [atom.text for atom in draft.atoms]
     row_beginnings = _beginnings(" ".join(row_texts))
@@ -541,7 +564,9 @@ def deal_phrases(
 
 # %% ../../nbs/dataset/06_writing.ipynb #bb39fbf3
 class Plan(Record):
-    """What is settled about a row before its distractors are written (stage 5 of app:construction-process)."""
+    """What is settled about a row before its distractors are written (stage 5 of
+    app:construction-process).
+    """
 
     difficulty: int
     family: Name
@@ -571,7 +596,8 @@ def make_plans(
     book: PhraseBook | None = None,
     earlier: Mapping[str, tuple[str, Plan]] | None = None,
 ) -> dict[str, Plan]:
-    """A plan for each row without one; `earlier` maps the ids of rows that have one to domain and plan. The same for rows in any order.
+    """A plan for each row without one; `earlier` maps the ids of rows that have one to domain and
+    plan. The same for rows in any order.
 
     Raises `DataError` for a row without atoms.
     """
@@ -601,7 +627,9 @@ def make_plans(
 def _free_shapes(
     n: int, used: Sequence[Sequence[int]], config: PlanConfig, domain: str
 ) -> list[list[int]]:
-    """Shapes for `n` more rows of a domain, so that with those in use the counts are right for all rows."""
+    """Shapes for `n` more rows of a domain, so that with those in use the counts are right for all
+    rows.
+    """
 
     def kind(sizes: Sequence[int]) -> tuple[int, int, int]:
         return len(sizes), max(sizes), difficulty(sizes)
@@ -653,7 +681,8 @@ def plan_rows(
 ) -> list[Draft]:
     """The rows, each with its plan in `notes["plan"]`, from the file or made and added to it.
 
-    Raises `DataError` when the file was made with other counts or lists, or when a row's atoms are not those of its plan.
+    Raises `DataError` when the file was made with other counts or lists,
+    or when a row's atoms are not those of its plan.
     """
     config = config or PlanConfig()
     book = book or load_phrases()
@@ -673,7 +702,9 @@ def plan_rows(
 
 
 def _read_plans(path: Path, recipe: str) -> dict[str, PlanRow]:
-    """The plans of a file by row, none where there is no file; raises `DataError` for one of another recipe."""
+    """The plans of a file by row, none where there is no file;
+    raises `DataError` for one of another recipe.
+    """
     if not path.is_file() or not path.stat().st_size:
         return {}
     rows = {row.id: row for row in read_jsonl(path, PlanRow)}
@@ -726,7 +757,9 @@ class DistractorReply(Form):
 
 
 def ask_distractors(draft: Draft) -> dict[str, Any]:
-    """What a builder is shown about a row that has a plan: no level, the atoms of each block that gets more, and the phrases of noise."""
+    """What a builder is shown about a row that has a plan: no level, the atoms of each block that
+    gets more, and the phrases of noise.
+    """
     plan = plan_of(draft)
     noise = [
         {"atom_id": name, "phrases": phrases} for name, phrases in plan.phrases.items() if phrases
@@ -747,7 +780,9 @@ def ask_distractors(draft: Draft) -> dict[str, Any]:
 
 
 def _blocks_to_fill(draft: Draft, plan: Plan) -> list[dict[str, list[dict[str, str]]]]:
-    """For each block that gets auxiliary distractors its other atoms, and what is to be written, with an angle where there is one."""
+    """For each block that gets auxiliary distractors its other atoms, and what is to be written,
+    with an angle where there is one.
+    """
     texts = {atom.atom_id: atom.text for atom in draft.atoms}
     auxiliary = {name for name, phrases in plan.phrases.items() if not phrases}
     blocks = []
@@ -778,21 +813,27 @@ _PEOPLE = (
     "tenant|tutor|twin|uncle|visitor|wife"
 )
 _ENDED = (
-    r"\b(?:used to|no longer|any ?more|former|formerly|previous|previously|earlier|once|until|till|before|"
-    r"ago|back (?:in|when)|in the past|stopped|gave up|given up|dropped|ended|is over|scrapped|dissolved|"
-    r"abandoned|at first|initially|old|began|expired|cancelled|canceled|finished|sold|replaced|at the time|"
+    r"\b(?:used to|no longer|any "
+    r"?more|former|formerly|previous|previously|earlier|once|until|till|before|"
+    r"ago|back (?:in|when)|in the past|stopped|gave up|given up|dropped|ended|is "
+    r"over|scrapped|dissolved|"
+    r"abandoned|at first|initially|old|began|expired|cancelled|canceled|finished|sold|replaced|at "
+    r"the time|"
     r"when (?:the user|he|she|they) (?:was|were)|as a (?:child|teenager|student)|childhood|"
     r"(?:last|in) (?:year|decade|spring|summer|autumn|winter)|(?:19|20)\d\d)\b"
 )
 _WISH = (
-    r"\b(?:prefer\w*|lik(?:es?|ed|ing)|lov(?:es?|ed)|favou?r\w*|want(?:s|ed)?|wish\w*|insist\w*|avoid\w*|"
+    r"\b(?:prefer\w*|lik(?:es?|ed|ing)|lov(?:es?|ed)|favou?r\w*|want(?:s|ed)?|wish\w*|insist\w*|"
+    r"avoid\w*|"
     r"hat(?:es?|ed)|cho(?:ose|se|osing|ice)\w*|swore by|fond|taste|habit|principle|always)\b"
 )
 # a scope or an occasion that opens the sentence
 _OPENING = r"^\s*(?:for|in|on|at|during|within|under|with)\b[^.;]*?(?:,|\bthe user\b)"
 _BELIEF = (
-    r"\b(?:believ\w+|thinks?|thought|suspect\w*|assum\w+|convinced|is (?:sure|certain)|feels? (?:that|sure)|"
-    r"heard|read (?:that|somewhere|online|in)|(?:was|were) told|claims?|swears?|reckons?|fears?|guess\w*|"
+    r"\b(?:believ\w+|thinks?|thought|suspect\w*|assum\w+|convinced|is (?:sure|certain)|feels? "
+    r"(?:that|sure)|"
+    r"heard|read (?:that|somewhere|online|in)|(?:was|were) "
+    r"told|claims?|swears?|reckons?|fears?|guess\w*|"
     r"says?|said|opinion|according to|supposedly|rumou?rs?|expects?|doubts?)\b"
 )
 _SCOPE = (
@@ -804,10 +845,14 @@ _SUPERSEDED = (
     rf"(?=.*(?:{_ENDED}|\b(?:now|instead|since|switched|changed|by now|these days)\b))"
 )
 _TEXT_FORM = (
-    r"\b(?:style|tone|short|brief|long|length|bullet\w*|list(?:s|ed)?|headings?|headline\w*|table|tables|"
-    r"emoji\w*|formal\w*|informal\w*|polite\w*|rhym\w+|verse\w*|capitals?|lower case|paragraphs?|sentences?|"
-    r"words|wording|layout|format\w*|font\w*|colour\w*|greeting\w*|sign(?:s|ed)? off|exclamation|jokes?|"
-    r"caption\w*|slides?|notes?|letters?|postcards?|messages?|write[sn]?|writing|calls|voice|slang|dialect|"
+    r"\b(?:style|tone|short|brief|long|length|bullet\w*|list(?:s|ed)?|headings?|headline\w*|table|"
+    r"tables|"
+    r"emoji\w*|formal\w*|informal\w*|polite\w*|rhym\w+|verse\w*|capitals?|lower case|paragraphs?|"
+    r"sentences?|"
+    r"words|wording|layout|format\w*|font\w*|colour\w*|greeting\w*|sign(?:s|ed)? off|exclamation|"
+    r"jokes?|"
+    r"caption\w*|slides?|notes?|letters?|postcards?|messages?|write[sn]?|writing|calls|voice|slang|"
+    r"dialect|"
     r"dialogue)\b"
 )
 _CONDITION = (
@@ -842,9 +887,11 @@ SIGNS: dict[str, Sign] = {
 
 # %% ../../nbs/dataset/06_writing.ipynb #10483709
 def taken_up(text: str, row_texts: Iterable[str], query: str, answer: str) -> str:
-    """What of the new in a distractor the query or a sentence of the reference answer says too, in words for a fault; "" when nothing that counts.
+    """What of the new in a distractor the query or a sentence of the reference answer says too, in
+    words for a fault; "" when nothing that counts.
 
-    New are stems that none of `row_texts` has. Half of them are too many, or two (three for a query of more than forty); of a sentence of the answer two at least.
+    New are stems that none of `row_texts` has. Half of them are too many, or two (three for a query
+    of more than forty); of a sentence of the answer two at least.
     """
     new_stems = set(short_stems(text)).difference(*map(short_stems, row_texts))
     query_stems = set(short_stems(query))
@@ -867,7 +914,9 @@ def _phrase_list(text: str) -> list[str]:
 
 @cache
 def _clinical_patterns() -> tuple[re.Pattern, re.Pattern]:
-    """What is clinical, in whole words, and what sounds clinical and is not: both from the table of the package."""
+    """What is clinical, in whole words, and what sounds clinical and is not:
+    both from the table of the package.
+    """
     table = read_yaml(resources.files("memcalib") / "dataset" / "clinical.yaml")
     stand_ins = {"number": r"\d+(?:[.,]\d+)?"}
     for name in ("body", "takes", "some"):
@@ -895,9 +944,12 @@ def _clinical_phrases(text: str, row_texts: Iterable[str]) -> list[str]:
 
 
 _CODE = re.compile(
-    r"\b(?:librar\w+|framework\w*|package\w*|language|python|javascript|typescript|java|rust|golang|kotlin|"
-    r"ruby|react|vue|django|pandas|numpy|pytest|docker|sql|editor|linter|type hints?|comments?|docstrings?|"
-    r"indent\w+|tabs|spaces|naming|snake_case|camelcase|classes|functions|functional|recursion|one-liners?|"
+    r"\b(?:librar\w+|framework\w*|package\w*|language|python|javascript|typescript|java|rust|"
+    r"golang|kotlin|"
+    r"ruby|react|vue|django|pandas|numpy|pytest|docker|sql|editor|linter|type hints?|comments?|"
+    r"docstrings?|"
+    r"indent\w+|tabs|spaces|naming|snake_case|camelcase|classes|functions|functional|recursion|"
+    r"one-liners?|"
     r"dependenc\w+|tests?|code|coding|script\w*|compiler|database)\b",
     re.I,
 )
@@ -905,7 +957,9 @@ _QUALIFIED = ("outdated", "scope_overreach", "trigger_absent", "superseded_prefe
 
 
 def guard_faults(domain: str, text: str, row_texts: Iterable[str]) -> Iterator[TextFault]:
-    """A fault for a distractor against the rails of its domain; words of the row's own texts are free."""
+    """A fault for a distractor against the rails of its domain;
+    words of the row's own texts are free.
+    """
     if domain == "health":
         clinical = _clinical_phrases(text, row_texts)
         if clinical:
@@ -922,7 +976,9 @@ LONGEST = 60  # words in an atom
 
 
 def _new_atom_faults(text: str, query: str, texts_by_id: Mapping[str, str]) -> Iterator[TextFault]:
-    """What is wrong with the text of a new atom, whatever it is about, in a row that has these texts already."""
+    """What is wrong with the text of a new atom, whatever it is about,
+    in a row that has these texts already.
+    """
     if len(content_words(text)) < 2 or "\n" in text.strip():
         detail = f"found {short_repr(text)}, allowed is one sentence in one line"
         yield TextFault("empty atom", detail)
@@ -942,7 +998,9 @@ def _new_atom_faults(text: str, query: str, texts_by_id: Mapping[str, str]) -> I
 
 
 def exact_set(ids: Iterable[str], expected: Iterable[str], kind: str) -> list[Fault]:
-    """Faults of a list of ids that should hold each expected one once: unknown ones spoil the whole, others are named."""
+    """Faults of a list of ids that should hold each expected one once:
+    unknown ones spoil the whole, others are named.
+    """
     counts = Counter(ids)
     expected = list(expected)
     unknown = [name for name in counts if name not in set(expected)]
@@ -963,7 +1021,9 @@ def exact_set(ids: Iterable[str], expected: Iterable[str], kind: str) -> list[Fa
 
 # %% ../../nbs/dataset/06_writing.ipynb #9fa9048b
 def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
-    """Distractors that are missing, too many, badly formed, not distinct, without phrases, sign or subject, or that matter after all."""
+    """Distractors that are missing, too many, badly formed, not distinct, without phrases, sign or
+    subject, or that matter after all.
+    """
     plan = plan_of(draft)
     faults = exact_set([other.atom_id for other in reply.others], plan.phrases, "distractor")
     if any(not fault.item_id for fault in faults):
@@ -987,7 +1047,9 @@ def check_distractors(draft: Draft, reply: DistractorReply) -> list[Fault]:
 
 
 def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFault]:
-    """What is wrong with the hard distractor: no sign of its family, no reason, its text, or that the reference answer says it."""
+    """What is wrong with the hard distractor: no sign of its family, no reason, its text,
+    or that the reference answer says it.
+    """
     sign = SIGNS.get(family)
     if sign and not other_language(draft.question) and not sign.pattern.search(hard.text):
         allowed = f"a sentence that says {sign.meaning}"
@@ -1008,8 +1070,8 @@ def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFau
 def _block_subjects(
     plan: Plan, texts_by_id: Mapping[str, str], hard_is_sound: bool
 ) -> dict[str, list[str]]:
-    """For each auxiliary distractor the texts of its block of which it should be; none in the block of a hard distractor
-    at fault, which will change."""
+    """For each auxiliary distractor the texts of its block of which it should be; none in the block
+    of a hard distractor at fault, which will change."""
     subjects = {}
     for block in plan.blocks:
         if HARD in block.atom_ids and not hard_is_sound:
@@ -1033,7 +1095,9 @@ def _other_faults(
     block_texts: Sequence[str],
     texts_by_id: Mapping[str, str],
 ) -> Iterator[TextFault]:
-    """What is wrong with another distractor: phrases it lacks, a subject that its block has not, a detail that matters, its text."""
+    """What is wrong with another distractor: phrases it lacks, a subject that its block has not,
+    a detail that matters, its text.
+    """
     missing = [phrase for phrase in phrases if not contains_phrase(text, phrase)]
     if missing:
         yield TextFault("phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}")
@@ -1161,7 +1225,8 @@ def _atom_for_rubric(atom: DraftAtom) -> dict[str, str]:
 
 # %% ../../nbs/dataset/06_writing.ipynb #3ac0aa40
 _HIDDEN = re.compile(
-    r"\b(?:assistant|model|agent|system|ai)\b[^.;]{0,40}?\b(?:knows?|knew|thinks?|thought|believe[sd]?|"
+    r"\b(?:assistant|model|agent|system|ai)\b[^.;]{0,40}?\b(?:knows?|knew|thinks?|thought|"
+    r"believe[sd]?|"
     r"intend(?:s|ed)?|understands?|understood|reali[sz]e[sd]?|is aware|meant|considered|in mind)\b",
     re.I,
 )
@@ -1220,7 +1285,9 @@ def rubric_text(rubric: Mapping[str, Any]) -> str:
 
 
 def misplaced(atoms: Mapping[str, str], rubrics: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
-    """Rubrics that speak of another atom than their own, or not of their own; both arguments by atom id."""
+    """Rubrics that speak of another atom than their own, or not of their own;
+    both arguments by atom id.
+    """
     stems_by_atom = {name: short_stems(text) for name, text in atoms.items()}
     faults = []
     for name, rubric in rubrics.items():
@@ -1243,7 +1310,9 @@ def misplaced(atoms: Mapping[str, str], rubrics: Mapping[str, Mapping[str, Any]]
 
 # %% ../../nbs/dataset/06_writing.ipynb #aac114a7
 def check_rubrics(draft: Draft, reply: RubricReply) -> list[Fault]:
-    """Rubrics that are missing, too many, badly formed, at odds with their level, or another atom's."""
+    """Rubrics that are missing, too many, badly formed, at odds with their level,
+    or another atom's.
+    """
     atoms = {atom.atom_id: atom for atom in draft.atoms}
     faults = exact_set([entry.atom_id for entry in reply.rubrics], atoms, "rubric")
     rubrics = {
@@ -1277,7 +1346,8 @@ RUBRICS = Stage(
 
 # %% ../../nbs/dataset/06_writing.ipynb #6f6660a0
 def compose(draft: Draft) -> Draft:
-    """The row with the blocks of its plan and its atoms in prompt order (stage 5 of app:construction-process).
+    """The row with the blocks of its plan and its atoms in prompt order (stage 5 of
+    app:construction-process).
 
     Raises `DataError` when the atoms are not those of the plan, or when one has no rubric.
     """
@@ -1324,7 +1394,9 @@ def _open_blocks(draft: Draft) -> dict[str, list[str]]:
 
 
 def ask_natural(draft: Draft) -> dict[str, Any]:
-    """What a builder is shown: the blocks of a row that have no text yet; no query, no level, no revealing id."""
+    """What a builder is shown: the blocks of a row that have no text yet;
+    no query, no level, no revealing id.
+    """
     open_blocks = _open_blocks(draft)
     return {"blocks": [{"block_id": name, "atoms": atoms} for name, atoms in open_blocks.items()]}
 
@@ -1441,7 +1513,9 @@ def _published_origin(draft: Draft) -> dict[str, str]:
 
 
 def to_example(draft: Draft) -> Example:
-    """The finished row as a record of the published format; raises `DataError` when it breaks a rule of it."""
+    """The finished row as a record of the published format;
+    raises `DataError` when it breaks a rule of it.
+    """
     blocks = _published_blocks(draft)
     block_of_atom = {}
     for block in draft.blocks:

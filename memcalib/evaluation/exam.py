@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field, ValidationError
 
 from .agreement import allocate, confusion, kappa, resampled_counts, wilson
+from .target_labels import PredictionPowered
 from memcalib.io.records import (
     DataError,
     Record,
@@ -699,11 +700,16 @@ def _expected_means(
     return np.array(means)
 
 
-def why_withheld(exam: Mapping[str, Any], corrections: "pd.DataFrame") -> str:
+def why_withheld(
+    exam: Mapping[str, Any],
+    corrections: "pd.DataFrame",
+    powered: PredictionPowered | None = None,
+) -> str:
     """Why corrected values are not shown, in a sentence's half; empty where all conditions hold.
 
     The conditions: the exam was passed; in it every kind of answer was judged as the errors of the whole exam lead one to expect
-    (`error_check`); and each corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100.
+    (`error_check`); each corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100; and, where labels of
+    the answers in question gave an estimate (`powered`), each lies in its interval.
     """
     if exam.get("verdict") != "passed":
         return f"the judge's exam ended {exam.get('verdict')}"
@@ -723,6 +729,16 @@ def why_withheld(exam: Mapping[str, Any], corrections: "pd.DataFrame") -> str:
             return "the judge's errors in its exam cannot be inverted"
         if not -1e-6 <= value <= 100 + 1e-6:
             return f"{metric} would come out as {value:.1f}, which is no value that it can have"
+    if powered is None:
+        return ""
+    for k, (metric, value) in enumerate(
+        zip(corrections["metric"], corrections["corrected"], strict=True)
+    ):
+        if not powered.low[k] <= value <= powered.high[k]:
+            return (
+                f"labels of these answers say otherwise: {metric} would come out as {value:.1f}, "
+                f"by them it is {powered.estimate[k]:.1f} ({powered.low[k]:.1f} to {powered.high[k]:.1f})"
+            )
     return ""
 
 # %% ../../nbs/evaluation/06_exam.ipynb #d262771c

@@ -40,7 +40,9 @@ def latest(rows: Iterable[RowT]) -> list[RowT]:
 
 # %% ../../nbs/io/04_decisions.ipynb #14a1ef7c
 def of_one_person(rows: Iterable[RowT], person: str | None = None) -> list[RowT]:
-    """The rows of one person; raises `ValueError` naming all of them when there are several and `person` is not given."""
+    """The rows of one person; raises `ValueError` naming all of them when there are several and
+    `person` is not given.
+    """
     rows = list(rows)
     if person is not None:
         return [row for row in rows if _person(row) == person]
@@ -57,7 +59,9 @@ def rows_that_count(
     stale: Callable[[Sequence[RowT], Mapping[str, ItemT], str], list[Violation]],
     person: str | None = None,
 ) -> list[RowT]:
-    """One person's rows about these items; raises `ValueError` when there are several people and none is given, `DataError` for what `stale` finds."""
+    """One person's rows about these items; raises `ValueError` when there are several people and
+    none is given, `DataError` for what `stale` finds.
+    """
     rows_about_items = [row for row in rows if row.key[0] in items]
     rows_of_person = of_one_person(rows_about_items, person)
     faults = stale(rows_of_person, items, "labels")
@@ -67,7 +71,9 @@ def rows_that_count(
 
 # %% ../../nbs/io/04_decisions.ipynb #1f891de2
 class Ledger(Generic[RowT]):
-    """One person's rows in an append-only file: each is saved at once, and the last one about a place counts."""
+    """One person's rows in an append-only file: each is saved at once,
+    and the last one about a place counts.
+    """
 
     kind: type[RowT]
 
@@ -83,7 +89,9 @@ class Ledger(Generic[RowT]):
         return self._latest.get(place)
 
     def keep(self, row: RowT) -> RowT:
-        """Save a row, stamped with the time; raises `OSError`, with nothing changed, when it cannot be saved."""
+        """Save a row, stamped with the time; raises `OSError`, with nothing changed,
+        when it cannot be saved.
+        """
         saved = time.time_ns()
         earlier = self.get(*_place(row))
         if earlier:
@@ -105,7 +113,9 @@ class Ledger(Generic[RowT]):
 
 # %% ../../nbs/io/04_decisions.ipynb #4ee380cb
 class Book(Ledger[RowT], Generic[ItemT, RowT]):
-    """One person's decisions about these items; raises `ValueError` for repeated items, and `DataError` for rows that `faults` objects to."""
+    """One person's decisions about these items; raises `ValueError` for repeated items, and
+    `DataError` for rows that `faults` objects to.
+    """
 
     says: str  # the field of a row that holds the decision, `None` for cannot tell
     named: str = "item"  # the field that names an item
@@ -114,7 +124,8 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         self.items = {getattr(item, self.named): item for item in items}
         if len(self.items) != len(items) or not items:
             raise ValueError(
-                f"found {len(items)} items, {len(self.items)} of them different; allowed: at least one, each once"
+                f"found {len(items)} items, {len(self.items)} of them different; allowed: at least "
+                "one, each once"
             )
         super().__init__(path, person)
         self._latest = {place: row for place, row in self._latest.items() if place[0] in self.items}
@@ -136,14 +147,18 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         return []
 
     def add(self, rows: Iterable[RowT]) -> int:
-        """Keep the rows that differ from the latest about their places; returns how many they were."""
+        """Keep the rows that differ from the latest about their places;
+        returns how many they were.
+        """
         new_rows = [row for row in rows if self._is_new(row)]
         for row in new_rows:
             self.keep(row)
         return len(new_rows)
 
     def _is_new(self, row: RowT) -> bool:
-        """Whether a row says anything, apart from its time, that the latest about its place does not."""
+        """Whether a row says anything, apart from its time,
+        that the latest about its place does not.
+        """
         earlier = self.get(*_place(row))
         return earlier is None or row.model_copy(update={"saved": earlier.saved}) != earlier
 
@@ -165,7 +180,9 @@ CellT = TypeVar("CellT")
 
 
 def sheet_cell(value: CellT) -> CellT | str:
-    """A cell that no spreadsheet runs: a text that would be read as a formula gets an apostrophe in front; other values stay."""
+    """A cell that no spreadsheet runs: a text that would be read as a formula gets an apostrophe in
+    front; other values stay.
+    """
     if not isinstance(value, str) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}" if _RISKY.match(value) else value
@@ -178,7 +195,9 @@ def cell_text(cell: str) -> str:
 
 # %% ../../nbs/io/04_decisions.ipynb #ce7a5df9
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Path:
-    """A CSV file with a header and these rows, each cell safe; columns that a row lacks stay empty."""
+    """A CSV file with a header and these rows, each cell safe;
+    columns that a row lacks stay empty.
+    """
     with (
         replacing(path) as unfinished,
         open(unfinished, "w", encoding="utf-8-sig", newline="") as file,
@@ -215,7 +234,9 @@ ReadT = TypeVar("ReadT")
 
 
 def _header_columns(header: list[str], needed: Sequence[str], path: Path) -> list[str]:
-    """The names of the columns; raises `DataError` where a needed one is missing or a name stands twice."""
+    """The names of the columns; raises `DataError` where a needed one is missing or a name stands
+    twice.
+    """
     columns = [name.strip().lower() for name in header]
     names = [name for name in columns if name]
     if set(needed) <= set(names) and len(set(names)) == len(names):
@@ -230,7 +251,8 @@ def read_sheet_rows(
     needed: Sequence[str],
     read: Callable[[dict[str, str], int], tuple[list[Fault], ReadT | None]],
 ) -> list[ReadT]:
-    """What `read` makes of each row of a sheet, from its cells by column and its number; `None` is left out. One column is `item`.
+    """What `read` makes of each row of a sheet, from its cells by column and its number;
+    `None` is left out. One column is `item`.
 
     Raises `DataError` listing every fault with file, row, item, value found and values allowed.
     """
@@ -261,7 +283,9 @@ def read_sheet_rows(
 
 # %% ../../nbs/io/04_decisions.ipynb #8a20e897
 def read_cell(cell: str, parse: Callable[[str], ReadT]) -> tuple[bool, ReadT | None]:
-    """(is there a decision, what it is or `None` for cannot tell); raises `ValueError` when `parse` does."""
+    """(is there a decision, what it is or `None` for cannot tell);
+    raises `ValueError` when `parse` does.
+    """
     text = cell.strip()
     if not text:
         return False, None
@@ -284,7 +308,9 @@ def cell_faults(
 
 
 def text_faults(line: Mapping[str, str], column: str, item_text: str) -> Iterator[Fault]:
-    """Whether a cell still has the item's own text; white space and apostrophes in front do not count, nor does a column that is gone."""
+    """Whether a cell still has the item's own text; white space and apostrophes in front do not
+    count, nor does a column that is gone.
+    """
     if column not in line:
         return
     words_in_sheet = line[column].lstrip("'").split()

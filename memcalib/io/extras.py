@@ -31,7 +31,9 @@ EXTRAS = {
 
 # %% ../../nbs/io/06_extras.ipynb #5afc3120
 def explained(error: ModuleNotFoundError, needed_by: str) -> ModuleNotFoundError:
-    """The error with the extra that brings the missing package; the error itself where no extra does, or it says so already."""
+    """The error with the extra that brings the missing package;
+    the error itself where no extra does, or it says so already.
+    """
     package = (error.name or "").partition(".")[0]
     extras = [extra for extra, packages in EXTRAS.items() if package in packages]
     if not extras or "memcalib[" in str(error):
@@ -82,6 +84,8 @@ class ExplainingFinder:
 
 
 def explain_imports(package: str) -> None:
-    """From now on, modules of this package that lack a package name the extra; once for each package."""
+    """From now on, modules of this package that lack a package name the extra;
+    once for each package.
+    """
     if not any(getattr(finder, "package", None) == package for finder in sys.meta_path):
         sys.meta_path.insert(0, ExplainingFinder(package))

@@ -22,9 +22,10 @@ from .records import DataError, RecordT, Violation, iter_rows, read_jsonl, repla
 class Journal(Generic[RecordT]):
     """An append-only JSONL file of one record type, each row under a key of its own.
 
-    Opening cuts off a last line that was only half written, and drops the rows that `again` names so that they are asked
-    for once more. Raises `DataError` for a damaged line, `ValueError` for two rows with one key, and `OSError` naming the
-    file where it cannot be written or, when opened `alone`, another process is writing it.
+    Opening cuts off a last line that was only half written, and drops the rows that `again` names
+    so that they are asked for once more. Raises `DataError` for a damaged line, `ValueError` for
+    two rows with one key, and `OSError` naming the file where it cannot be written or, when opened
+    `alone`, another process is writing it.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class Journal(Generic[RecordT]):
             yield from read_jsonl(self.path, self.kind)
 
     def append(self, row: RecordT) -> None:
-        """Write one whole line; raises `OSError` naming the file when that fails, and takes back what was written of the line.
+        """Write one whole line; raises `OSError` naming the file when that fails,
+        and takes back what was written of the line.
 
-        Where even that fails, the next call takes it back before it writes, or raises again: a line never continues half of another.
+        Where even that fails, the next call takes it back before it writes, or raises again:
+        a line never continues half of another.
         """
         line = (row.to_json() + "\n").encode()
         written = 0
@@ -90,12 +93,17 @@ class Journal(Generic[RecordT]):
             self._torn_bytes += line[:written]
             with suppress(OSError):
                 self._take_back()
-            safe = f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe, and the same command goes on from there"
+            safe = (
+                f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe, and the same "
+                "command goes on from there"
+            )
             raise OSError(error.errno, safe) from None
         self.keys.add(row.key)
 
     def _take_back(self) -> None:
-        """Cut off the half line that a failed `append` left, unless another process has written behind it."""
+        """Cut off the half line that a failed `append` left,
+        unless another process has written behind it.
+        """
         if not self._torn_bytes:
             return
         size_before = max(0, os.fstat(self._file).st_size - len(self._torn_bytes))
@@ -107,7 +115,9 @@ class Journal(Generic[RecordT]):
         self._torn_bytes = b""
 
     def _rewrite(self, rows: Iterator[RecordT]) -> None:
-        """Let a file of these rows alone take the place of the open one, and lock it where that one was locked."""
+        """Let a file of these rows alone take the place of the open one,
+        and lock it where that one was locked.
+        """
         try:
             with replacing(self.path) as unfinished:
                 with open(unfinished, "w", encoding="utf-8") as file:
@@ -123,7 +133,8 @@ class Journal(Generic[RecordT]):
 
 # %% ../../nbs/io/02_jsonl.ipynb #6d5c2c45
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed or the process ends; `False` at once where another process has it.
+    """Lock an open file or folder until it is closed or the process ends;
+    `False` at once where another process has it.
 
     `True` as well where the file system has no locks.
     """
@@ -154,7 +165,9 @@ def _close(descriptor: int) -> None:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Lock a regular file for this process; raises `OSError` where another process has it, or has just replaced it."""
+    """Lock a regular file for this process; raises `OSError` where another process has it,
+    or has just replaced it.
+    """
     opened = os.fstat(descriptor)
     if not stat.S_ISREG(opened.st_mode):
         return
@@ -167,7 +180,8 @@ def _lock(descriptor: int, path: Path) -> None:
     was_replaced = (at_path.st_dev, at_path.st_ino) != opened_file
     if was_replaced or not (locked_now or ours_already):
         raise OSError(
-            f"{path}: another process is writing this file; wait for its end, then run the same command again"
+            f"{path}: another process is writing this file; wait for its end, then run the same "
+            "command again"
         )
 
 # %% ../../nbs/io/02_jsonl.ipynb #093218bd
@@ -175,7 +189,9 @@ _BLOCK = 1 << 20  # bytes that are read at a time when a file is searched from i
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off a last line that was only half written, and end one that lacks nothing but its line break."""
+    """Cut off a last line that was only half written, and end one that lacks nothing but its line
+    break.
+    """
     with open(path, "rb+") as file:
         line = _unended_line(file)
         if not line:
@@ -211,7 +227,10 @@ def _is_whole(line: bytes) -> bool:
 
 # %% ../../nbs/io/02_jsonl.ipynb #0ddf97fd
 def rows_so_far(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
-    """The rows of a journal that may be under way or torn; none without a file. Raises `DataError` for any other damage."""
+    """The rows of a journal that may be under way or torn; none without a file.
+
+    Raises `DataError` for any other damage.
+    """
     path = Path(path)
     if not path.is_file() or not path.stat().st_size:
         return
@@ -228,7 +247,9 @@ def rows_so_far(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
 
 # %% ../../nbs/io/02_jsonl.ipynb #47102ecd
 def torn_line(path: str | Path) -> int:
-    """Bytes of a JSONL file's last line when it was only half written; 0 when it is whole, without a file, or in another format."""
+    """Bytes of a JSONL file's last line when it was only half written;
+    0 when it is whole, without a file, or in another format.
+    """
     path = Path(path)
     if path.suffix != ".jsonl" or not path.is_file():
         return 0
@@ -238,7 +259,8 @@ def torn_line(path: str | Path) -> int:
 
 # %% ../../nbs/io/02_jsonl.ipynb #4413badc
 def whole_rows(path: str | Path) -> tuple[list[dict], list[int]]:
-    """The objects of a JSONL file that may be damaged, and the numbers of the lines that are not objects; nothing without a file.
+    """The objects of a JSONL file that may be damaged, and the numbers of the lines that are not
+    objects; nothing without a file.
 
     A last line that was only half written is in neither list.
     """
@@ -257,7 +279,9 @@ def whole_rows(path: str | Path) -> tuple[list[dict], list[int]]:
 
 # %% ../../nbs/io/02_jsonl.ipynb #28fd3ae9
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """All objects of a JSONL file; raises `DataError` naming the line that is broken or not an object."""
+    """All objects of a JSONL file; raises `DataError` naming the line that is broken or not an
+    object.
+    """
     rows = []
     for line, row in iter_rows(path):
         if not isinstance(row, Violation | dict):

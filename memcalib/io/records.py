@@ -36,7 +36,9 @@ def escape_line_breaks(json_text: str) -> str:
 
 
 class Record(BaseModel):
-    """Base of every record: known fields by either name, unknown fields kept, published names when written."""
+    """Base of every record: known fields by either name, unknown fields kept,
+    published names when written.
+    """
 
     model_config = ConfigDict(
         extra="allow", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
@@ -51,7 +53,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters, direction marks and lone surrogates written as escapes, except those in `keep`."""
+    """The text with control characters, direction marks and lone surrogates written as escapes,
+    except those in `keep`.
+    """
 
     def escape(match: re.Match[str]) -> str:
         character = match[0]
@@ -145,7 +149,9 @@ def pydantic_violation(error: dict, line: int, file: str) -> Violation:
 
 # %% ../../nbs/io/01_records.ipynb #149e2948
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs, for `json.loads(..., object_pairs_hook=unique_keys)`; raises `ValueError` for a key that occurs twice."""
+    """The object of these pairs, for `json.loads(..., object_pairs_hook=unique_keys)`; raises
+    `ValueError` for a key that occurs twice.
+    """
     unique = dict(pairs)
     if len(unique) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -243,7 +249,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 
 def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, Any]]:
-    """Stream (line, raw record or `Violation`) from JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id.
+    """Stream (line, raw record or `Violation`) from JSONL, JSONL.gz, Parquet,
+    a `datasets` folder or hub id.
 
     Raises `FileNotFoundError` when a path that names a file does not exist.
     """
@@ -271,7 +278,9 @@ _ALLOWED_DEPTH = f"at most {DEEPEST} lists and objects, one in another"
 
 
 def storage_faults(value: object, path: str = "", depth: int = 0) -> Iterator[Violation]:
-    """The values, by their path, that no file of rows can carry: numbers that are not finite, half characters, too deep a nesting."""
+    """The values, by their path, that no file of rows can carry:
+    numbers that are not finite, half characters, too deep a nesting.
+    """
     if isinstance(value, str):
         if not value.isascii():
             yield from _half_characters(value, path)
@@ -312,7 +321,8 @@ def only_dicts(value: object) -> list[dict]:
 # %% ../../nbs/io/01_records.ipynb #dfed77cd
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a path to write to; what is there at the end of the block takes the place of `path`, and nothing changes when the block raises.
+    """Give a path to write to; what is there at the end of the block takes the place of `path`, and
+    nothing changes when the block raises.
 
     Makes the folder when needed.
     """
@@ -329,9 +339,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_whole(path: str | Path, content: str | bytes, errors: str = "strict") -> Path:
-    """Write a file at once, so that `path` holds all of the new content or what it held before; returns the path.
+    """Write a file at once, so that `path` holds all of the new content or what it held before;
+    returns the path.
 
-    Text is written as UTF-8; `errors` is what `str.encode` takes for characters that UTF-8 cannot hold.
+    Text is written as UTF-8; `errors` is what `str.encode` takes for characters that UTF-8 cannot
+    hold.
     """
     content_bytes = content.encode("utf-8", errors) if isinstance(content, str) else content
     with replacing(path) as unfinished:
@@ -343,14 +355,17 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Record]) -> Path:
-    """Write records to a JSONL file, replacing an old one only once all are written; returns the path."""
+    """Write records to a JSONL file, replacing an old one only once all are written;
+    returns the path.
+    """
     with replacing(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         file.writelines(row.to_json() + "\n" for row in rows)
     return Path(path)
 
 
 def read_jsonl(path: str | Path, kind: type[RecordT]) -> Iterator[RecordT]:
-    """Stream records of one type; raises `DataError` with file, line, field, value found and reason.
+    """Stream records of one type; raises `DataError` with file, line, field,
+    value found and reason.
 
     Raises `FileNotFoundError` when there is no such file.
     """

@@ -34,7 +34,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def git_state(folder: str | Path | None = None) -> dict[str, Any]:
-    """Commit and dirty flag of the checkout that tracks this package; both `None` when there is none."""
+    """Commit and dirty flag of the checkout that tracks this package;
+    both `None` when there is none.
+    """
     folder = Path(str(resources.files("memcalib"))) if folder is None else Path(folder)
     if not _git(folder, "ls-files", "--", "__init__.py"):
         return {"commit": None, "dirty": None}
@@ -86,7 +88,8 @@ def manifest(
     started: float | None = None,
     **facts: object,
 ) -> dict[str, Any]:
-    """The description of a run; `data` is a file to hash, or several by name, `started` is `time.time()` at its beginning.
+    """The description of a run; `data` is a file to hash, or several by name,
+    `started` is `time.time()` at its beginning.
 
     Other facts (cost, device) are added under their own names.
     """
@@ -109,13 +112,17 @@ def manifest(
 
 
 def write_manifest(folder: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write manifest.json into a run folder and return its path; values JSON does not know become text."""
+    """Write manifest.json into a run folder and return its path;
+    values JSON does not know become text.
+    """
     text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
     return write_whole(Path(folder) / "manifest.json", text + "\n")
 
 # %% ../../nbs/io/05_runs.ipynb #52b2f7f3
 def holds_rows(path: str | Path, kind: type[Record], count: int) -> bool:
-    """Whether a JSONL file holds exactly `count` whole records of a type; without a file, or with damage, it does not."""
+    """Whether a JSONL file holds exactly `count` whole records of a type;
+    without a file, or with damage, it does not.
+    """
     try:
         return sum(1 for _ in read_jsonl(path, kind)) == count
     except (DataError, FileNotFoundError):
@@ -140,11 +147,14 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of one run, with its settings in parameters.json; raises `ValueError` for a folder that holds a run of other settings.
+    """The folder of one run, with its settings in parameters.json;
+    raises `ValueError` for a folder that holds a run of other settings.
 
-    `defaults` has the values of settings that a folder may be too old to know, nested like `settings`. `decisive(name)` is true for a
-    setting, by its dotted name, that must not differ. `replaceable(stored)` is asked where they do, and is true when nothing was made
-    under the settings of the folder, so that `settings` take their place. With `bind=False` nothing is written before `bind` is called.
+    `defaults` has the values of settings that a folder may be too old to know, nested like
+    `settings`. `decisive(name)` is true for a setting, by its dotted name, that must not differ.
+    `replaceable(stored)` is asked where they do, and is true when nothing was made under the
+    settings of the folder, so that `settings` take their place. With `bind=False` nothing is
+    written before `bind` is called.
     """
 
     def __init__(
@@ -186,7 +196,9 @@ class RunFolder:
         return self.file("parameters.json").exists()
 
     def stored(self) -> dict[str, Any]:
-        """The settings that the folder holds; raises `ValueError` for a file of anything else, which is not written over."""
+        """The settings that the folder holds; raises `ValueError` for a file of anything else,
+        which is not written over.
+        """
         file = self.file("parameters.json")
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
@@ -212,12 +224,15 @@ class RunFolder:
         )
 
     def bind(self) -> "RunFolder":
-        """Tie the folder to these settings, and return itself; raises `ValueError` naming each setting that differs."""
+        """Tie the folder to these settings, and return itself;
+        raises `ValueError` naming each setting that differs.
+        """
         self.make()
         differences = self.differences() if self.bound else []
         if differences and not self.replaceable(self.stored()):
             raise ValueError(
-                f"{self.path} holds a run of other settings ({', '.join(differences)}); choose another folder or delete it"
+                f"{self.path} holds a run of other settings ({', '.join(differences)}); choose "
+                "another folder or delete it"
             )
         if differences or not self.bound:
             write_whole(self.file("parameters.json"), json.dumps(self.settings, indent=1) + "\n")
@@ -225,19 +240,24 @@ class RunFolder:
 
     @contextmanager
     def lock(self, doing: str = "working") -> Iterator["RunFolder"]:
-        """Keep other processes that lock the folder out of it; raises `ValueError` at once where one is in it."""
+        """Keep other processes that lock the folder out of it;
+        raises `ValueError` at once where one is in it.
+        """
         descriptor = os.open(self.make(), os.O_RDONLY)
         try:
             if not try_lock(descriptor):
                 raise ValueError(
-                    f"{self.path}: another process is {doing} in this folder; wait for its end, or choose another folder"
+                    f"{self.path}: another process is {doing} in this folder; wait for its end, or "
+                    "choose another folder"
                 )
             yield self
         finally:
             os.close(descriptor)
 
     def part(self, name: str) -> Path:
-        """The folder of a part; parts are assembled in the order in which they are first asked for."""
+        """The folder of a part; parts are assembled in the order in which they are first asked
+        for.
+        """
         if name not in self.order:
             self.order.append(name)
         folder = self.path / "parts" / name
@@ -254,7 +274,9 @@ class RunFolder:
         return self.file(name)
 
     def earlier(self) -> dict[str, Any]:
-        """The manifest that an earlier call left; empty where there is none, or none that can be read."""
+        """The manifest that an earlier call left; empty where there is none,
+        or none that can be read.
+        """
         try:
             content = json.loads(self.file("manifest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -272,7 +294,8 @@ class RunFolder:
     ) -> Path:
         """Write manifest.json and return its path.
 
-        It holds the settings (or `config`), hashes of those `files` of the folder that are there, and all that `manifest` collects.
+        It holds the settings (or `config`), hashes of those `files` of the folder that are there,
+        and all that `manifest` collects.
         """
         if config is None:
             config = self.settings

@@ -58,7 +58,9 @@ _LIMIT_WORDS = {
 
 
 def _limit_words(schema: Mapping[str, Any]) -> str:
-    """The limits of a number with a space before them, such as " from 1 to 9"; empty without any."""
+    """The limits of a number with a space before them, such as " from 1 to 9";
+    empty without any.
+    """
     limits = {name: f"{schema[name]:,}" for name in _LIMIT_WORDS if name in schema}
     if not limits:
         return ""
@@ -84,7 +86,9 @@ def _schema_words(schema: Mapping[str, Any]) -> str:
 
 # %% ../../nbs/io/03_settings.ipynb #497ee309
 def allowed(model: type[BaseModel], name: str) -> str:
-    """The values that a field of a settings class may have, in words; raises `KeyError` for a field that it does not have."""
+    """The values that a field of a settings class may have, in words;
+    raises `KeyError` for a field that it does not have.
+    """
     field = model.model_fields[name]
     annotation = Annotated[(field.annotation, None, *field.metadata)]
     return _schema_words(TypeAdapter(annotation).json_schema())
@@ -97,15 +101,19 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def perhaps(name: str, names: Iterable[str]) -> str:
-    """`meant is perhaps ...; ` with the nearest of `names`, for a message; empty where none is near."""
+    """`meant is perhaps ...; ` with the nearest of `names`, for a message;
+    empty where none is near.
+    """
     meant = nearest(name, names)
     return f"meant is perhaps {meant}; " if meant else ""
 
 # %% ../../nbs/io/03_settings.ipynb #5e771e01
 class SettingError(ValueError):
-    """A setting that cannot be used: its dotted name, what is allowed there, and the value, as it may be shown.
+    """A setting that cannot be used: its dotted name, what is allowed there, and the value,
+    as it may be shown.
 
-    `setting` is empty where it is not known, `value` where there is none or where it may be a secret.
+    `setting` is empty where it is not known, `value` where there is none or where it may be a
+    secret.
     """
 
     def __init__(self, setting: str, allowed: str, value: str = ""):
@@ -125,7 +133,9 @@ class SettingError(ValueError):
 
 
 class SettingErrors(ValueError):
-    """All that is wrong about the settings of one source (a file, or "" for none): a line for each of `errors`."""
+    """All that is wrong about the settings of one source (a file, or "" for none):
+    a line for each of `errors`.
+    """
 
     def __init__(self, errors: Iterable[SettingError], source: str = ""):
         self.errors = list(errors)
@@ -146,9 +156,11 @@ def setting_error(
     show: bool = True,
     leave: Collection[str] = (),
 ) -> SettingError:
-    """One of the `errors()` of a `ValidationError`, as an error of `setting`, where `model` has the field `name`.
+    """One of the `errors()` of a `ValidationError`, as an error of `setting`,
+    where `model` has the field `name`.
 
-    `show` is False where the value may be a secret. Fields in `leave` are not offered in the place of an unknown one.
+    `show` is False where the value may be a secret. Fields in `leave` are not offered in the place
+    of an unknown one.
     """
     kind = fault["type"]
     value = short_repr(fault["input"]) if show else ""
@@ -170,7 +182,8 @@ def setting_error(
 
 
 def _validator_error(setting: str, fault: Mapping[str, Any], value: str) -> SettingError:
-    """What one of our validators raised: under its own name inside this one, with the value that it names itself or the one found here.
+    """What one of our validators raised: under its own name inside this one,
+    with the value that it names itself or the one found here.
 
     A validator of a whole mapping says what of it is wrong, so the mapping is not shown.
     """
@@ -217,14 +230,17 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             name = (key.tag, key.value)
             if name in first_lines:
                 raise yaml.YAMLError(
-                    f"line {line}: found {key.value} a second time, after line {first_lines[name]}; allowed is once"
+                    f"line {line}: found {key.value} a second time, after line "
+                    f"{first_lines[name]}; allowed is once"
                 )
             first_lines[name] = line
         return node
 
 # %% ../../nbs/io/03_settings.ipynb #aace3304
 def parse_yaml(text: str | bytes, source: str | Path) -> Any:
-    """The value of a text in YAML; raises `ValueError` naming the `source` where it is not YAML, and the line where a name occurs twice."""
+    """The value of a text in YAML; raises `ValueError` naming the `source` where it is not YAML,
+    and the line where a name occurs twice.
+    """
     try:
         return yaml.load(text, _UniqueKeyLoader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -233,13 +249,18 @@ def parse_yaml(text: str | bytes, source: str | Path) -> Any:
 
 
 def read_yaml(file: str | Path | Traversable, source: str | Path = "") -> Any:
-    """The value of a YAML file, read as by `parse_yaml`; `source` is its name in messages. Raises `OSError` where it cannot be read."""
+    """The value of a YAML file, read as by `parse_yaml`; `source` is its name in messages.
+
+    Raises `OSError` where it cannot be read.
+    """
     path = Path(file) if isinstance(file, str) else file
     return parse_yaml(path.read_bytes(), source or file)
 
 # %% ../../nbs/io/03_settings.ipynb #951f959c
 def package_data(*names: str) -> Path:
-    """The path of a file or folder that ships with the package, such as `package_data("trainer", "recipes", "micro.yaml")`."""
+    """The path of a file or folder that ships with the package,
+    such as `package_data("trainer", "recipes", "micro.yaml")`.
+    """
     package = Path(str(resources.files("memcalib")))
     return package.joinpath(*names)
 
@@ -254,8 +275,8 @@ PATH = "package.module:name of a module that can be imported"
 
 
 def import_object(path: str, kind: type | UnionType = object) -> Any:
-    """The object that `package.module:name` names; raises `SettingError` for a path that leads nowhere, or to something
-    that is not of this kind."""
+    """The object that `package.module:name` names; raises `SettingError` for a path that leads
+    nowhere, or to something that is not of this kind."""
     module, _, name = path.partition(":")
     if not (module and name):
         raise SettingError("", f"allowed: {PATH}", short_repr(path))
@@ -277,7 +298,9 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
 
 
 def need_method(path: str, imported: Any, method: str) -> Any:
-    """An object that has this method, made without arguments where `imported` is a class; raises `SettingError` for one that lacks it."""
+    """An object that has this method, made without arguments where `imported` is a class; raises
+    `SettingError` for one that lacks it.
+    """
     if method not in dir(imported):
         value = f"{short_repr(path)}, which has no method {method}"
         raise SettingError("", f"allowed: a function, or a class with {method}", value)

@@ -28,8 +28,8 @@ def _unknown_progress() -> float:
 class Task:
     """A piece of work for a worker process: `work(*arguments)`.
 
-    `progress` is asked about once a second in the process that started the workers, while the task runs, for the share
-    of it that is done, 0 to 1.
+    `progress` is asked about once a second in the process that started the workers, while the task
+    runs, for the share of it that is done, 0 to 1.
     """
 
     name: str
@@ -165,7 +165,9 @@ def _begin_worker() -> None:
 
 
 class _TaskQueue:
-    """The tasks of one call of `run_tasks`: those that wait, those that run, and what became of the others."""
+    """The tasks of one call of `run_tasks`: those that wait, those that run,
+    and what became of the others.
+    """
 
     def __init__(self, tasks: Sequence[Task], processes: int, progress: TaskProgress):
         self.waiting = {task.name: task for task in tasks}
@@ -218,10 +220,11 @@ class _TaskQueue:
 def run_tasks(
     tasks: Sequence[Task], processes: int = 2, say: Callable[[str], None] = print
 ) -> dict[str, str]:
-    """Run tasks in so many processes, each after those it needs; returns the errors by the names of tasks that failed or could not begin.
+    """Run tasks in so many processes, each after those it needs;
+    returns the errors by the names of tasks that failed or could not begin.
 
-    `say` gets a line for each task that ended, with an estimate of the time left. Ends the workers and passes on what
-    stops it: `KeyboardInterrupt`, or `RuntimeError` where a worker was killed.
+    `say` gets a line for each task that ended, with an estimate of the time left. Ends the workers
+    and passes on what stops it: `KeyboardInterrupt`, or `RuntimeError` where a worker was killed.
     """
     context = get_context("spawn")
     with (
@@ -243,7 +246,9 @@ def run_tasks(
 
 # %% ../../nbs/io/07_tasks.ipynb #7a5c0016
 def run_in_turn(tasks: Sequence[Task], say: Callable[[str], None] = print) -> None:
-    """Run tasks one after the other in this process, in the order given; passes on what one of them raises."""
+    """Run tasks one after the other in this process, in the order given;
+    passes on what one of them raises.
+    """
     with TaskProgress(tasks, say) as progress:
         for task in tasks:
             progress.begin(task)

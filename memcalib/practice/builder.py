@@ -77,7 +77,9 @@ def _sentences(text: str) -> list[str]:
 
 
 def make_derivation(payload: Payload) -> Json:
-    """The query and at most eight passages; without a request the query is the last sentence of the question."""
+    """The query and at most eight passages; without a request the query is the last sentence of the
+    question.
+    """
     question_sentences = _sentences(payload["question"])
     request = read_request(payload["question"])
     if request:
@@ -145,7 +147,9 @@ def _reason(fact: Fact, request: Request | None) -> str:
 
 
 def make_annotation(payload: Payload) -> Json:
-    """An atom for each fact of each passage that no earlier one has stated, with its level for the request of the query."""
+    """An atom for each fact of each passage that no earlier one has stated,
+    with its level for the request of the query.
+    """
     request = read_request(payload["query"])
     stated: set[Fact] = set()
     atoms = []
@@ -227,7 +231,9 @@ def hard_distractor(
 
 
 def family_fits(family: str, fact: Fact, request: Request) -> bool:
-    """Whether a fact at Ignore tempts in the way of a family; True for a family that is none of the ten."""
+    """Whether a fact at Ignore tempts in the way of a family;
+    True for a family that is none of the ten.
+    """
     family = BASE_FAMILY.get(family, family)
     in_domain = ATTRIBUTES.get(fact.attribute) == request.domain
     if family == "other_person":
@@ -246,7 +252,9 @@ def family_fits(family: str, fact: Fact, request: Request) -> bool:
 def stray_facts(
     request: Request | None, facts: Iterable[Fact], used_nouns: set[str], rng: random.Random
 ) -> Iterator[Fact]:
-    """Facts without any use for a request, none of which contradicts another or repeats a noun; at most about ninety."""
+    """Facts without any use for a request, none of which contradicts another or repeats a noun;
+    at most about ninety.
+    """
     domain = request.domain if request else ""
     subjects = {fact.subject for fact in facts}
     used_nouns = set(used_nouns)
@@ -290,7 +298,9 @@ def facts_in(atoms: Iterable[Mapping[str, Any]]) -> list[Fact]:
 
 
 def _block_subjects(block: Mapping[str, Any], hard: Fact) -> list[Fact]:
-    """What the atoms of a block state; the hard distractor, which has no text yet, stands for itself."""
+    """What the atoms of a block state; the hard distractor, which has no text yet,
+    stands for itself.
+    """
     subjects: list[Fact] = []
     for atom in block["atoms"]:
         stated = read_facts(atom.get("text", ""))
@@ -302,7 +312,9 @@ def _block_subjects(block: Mapping[str, Any], hard: Fact) -> list[Fact]:
 
 
 def make_distractors(payload: Payload) -> Json:
-    """One hard distractor of the wanted family, a sentence with its phrases for each of the noise, and sentences about what the blocks name."""
+    """One hard distractor of the wanted family, a sentence with its phrases for each of the noise,
+    and sentences about what the blocks name.
+    """
     request = read_request(payload["query"])
     rng = random.Random(text_hash(json.dumps(payload, sort_keys=True)))
     facts = facts_in(payload["atoms"])
@@ -390,7 +402,9 @@ def paragraph(atom_texts: Sequence[str]) -> str:
 
 
 def added_words(atom_texts: Iterable[str], text: str) -> list[str]:
-    """The words of a paragraph that neither its atoms nor the joining words of `paragraph` account for."""
+    """The words of a paragraph that neither its atoms nor the joining words of `paragraph` account
+    for.
+    """
     for atom_text in sorted(atom_texts, key=len, reverse=True):
         text = re.sub(re.escape(atom_text.rstrip(".")), " ", text, flags=re.I)
     words = re.findall(r"[\w']+", text)
@@ -407,7 +421,9 @@ def make_naturalization(payload: Payload) -> Json:
 
 # %% ../../nbs/practice/04_builder.ipynb #2cad90ac
 def _marker_fact(text: str, counts: bool, request: Request) -> Fact | None:
-    """The one fact that an atom states, or None; one that counts must be about the domain of the request."""
+    """The one fact that an atom states, or None; one that counts must be about the domain of the
+    request.
+    """
     facts = read_facts(text)
     if len(facts) != 1:
         return None
@@ -418,14 +434,16 @@ def _marker_fact(text: str, counts: bool, request: Request) -> Fact | None:
 
 
 def mark(example: Example) -> Example:
-    """The example with what the exact judge and the practice server need: a marker in each rubric, and its request.
+    """The example with what the exact judge and the practice server need:
+    a marker in each rubric, and its request.
 
     Raises `ValueError` that names the example, the item found and what is allowed.
     """
     request = read_request(example.question)
     if request is None or request.text != example.question:
         raise ValueError(
-            f"example {example.id!r}: question: found {example.question!r}; allowed: a request of the micro-world"
+            f"example {example.id!r}: question: found {example.question!r}; allowed: a request of "
+            "the micro-world"
         )
     nouns: set[str] = set()
     atoms = []
@@ -434,7 +452,8 @@ def mark(example: Example) -> Example:
         if fact is None or fact.noun in nouns or example.domain != request.domain:
             allowed = "one fact with a noun of its own, about the task if it counts"
             raise ValueError(
-                f"example {example.id!r}: atom {atom.atom_id!r}: found {atom.text!r}; allowed: {allowed}"
+                f"example {example.id!r}: atom {atom.atom_id!r}: found {atom.text!r}; allowed: "
+                f"{allowed}"
             )
         nouns.add(fact.noun)
         usage_rubric = dict(atom.usage_rubric or {})

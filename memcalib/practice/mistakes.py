@@ -45,7 +45,9 @@ from ..problem import text_hash
 # %% ../../nbs/practice/06_mistakes.ipynb #2fc410cb
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as the builder sees it: what was asked for, and the items that each repair named."""
+    """A conversation as the builder sees it: what was asked for,
+    and the items that each repair named.
+    """
 
     payload: Payload
     repairs: tuple[frozenset[str], ...] = ()
@@ -62,13 +64,16 @@ def _named_in_repair(message: Mapping[str, Any]) -> frozenset[str]:
     faults = message.get("repair")
     if not isinstance(faults, list) or not all(isinstance(fault, dict) for fault in faults):
         raise ValueError(
-            f"a later user message: found {message!r:.120}; allowed: a JSON object with a list named repair"
+            f"a later user message: found {message!r:.120}; allowed: a JSON object with a list "
+            "named repair"
         )
     return frozenset(str(fault.get("id", "")) for fault in faults)
 
 
 def read_conversation(turns: Turns) -> Conversation:
-    """Read (role, text) turns; raises `ValueError` that names what was found and what is allowed."""
+    """Read (role, text) turns; raises `ValueError` that names what was found and what is
+    allowed.
+    """
     payload = read_payload(turns)
     user_texts = [text for role, text in turns if role == "user"]
     later_messages = [read_object(text) for text in user_texts[1:]]
@@ -100,23 +105,29 @@ class MistakeRates(BaseModel):
     # derivation: a fact stands in the query; one word of a fact stands in the query
     detail_in_query: float = _rate(0.04)
     hint_in_query: float = _rate(0.04)
-    # derivation: evidence that the source does not have; a passage that is not in the source, with evidence of something else
+    # derivation: evidence that the source does not have; a passage that is not in the source,
+    # with evidence of something else
     invented_evidence: float = _rate(0.04)
     invented_fact: float = _rate(0.04)
-    # derivation: a passage says otherwise what the source says: value, person, time, certainty or negation; one passage twice
+    # derivation: a passage says otherwise what the source says:
+    # value, person, time, certainty or negation; one passage twice
     altered_fact: float = _rate(0.04)
     doubled_passage: float = _rate(0.03)
-    # annotation: an atom says "my"; one atom twice, word for word or nearly; one atom at another level
+    # annotation: an atom says "my"; one atom twice, word for word or nearly;
+    # one atom at another level
     first_person: float = _rate(0.04)
     duplicate_atom: float = _rate(0.04)
     wrong_level: float = _rate(0.04)
-    # annotation: an atom says otherwise what its source says; an atom that is right is to be corrected
+    # annotation: an atom says otherwise what its source says;
+    # an atom that is right is to be corrected
     altered_atom: float = _rate(0.03)
     wrong_action: float = _rate(0.02)
-    # annotation: what an answer does with an atom is about another one; an atom above Ignore with no difference
+    # annotation: what an answer does with an atom is about another one;
+    # an atom above Ignore with no difference
     wrong_contrast: float = _rate(0.02)
     missing_delta: float = _rate(0.03)
-    # distractors: the hard one tempts in another way; one for a block is about something else, or takes up the request
+    # distractors: the hard one tempts in another way; one for a block is about something else,
+    # or takes up the request
     wrong_family: float = _rate(0.03)
     stray_auxiliary: float = _rate(0.03)
     telling_auxiliary: float = _rate(0.03)
@@ -135,7 +146,9 @@ class MistakeRates(BaseModel):
 
     @classmethod
     def only(cls, **rates: float) -> "MistakeRates":
-        """These rates and no other; what a repair names is mended for certain unless `mended` says otherwise."""
+        """These rates and no other; what a repair names is mended for certain unless `mended` says
+        otherwise.
+        """
         every_rate = dict.fromkeys(cls.model_fields, 0.0)
         every_rate["mended"] = 1.0
         every_rate.update(rates)
@@ -168,13 +181,17 @@ def with_entry(reply: Json, list_name: str, i: int, **fields: Any) -> Json:
 
 
 def spoiled_entry(reply: Json, list_name: str, i: int, item_id: str = "", **fields: Any) -> Spoiled:
-    """A reply with other fields in one entry, which a repair names by its id, or by list and number."""
+    """A reply with other fields in one entry, which a repair names by its id,
+    or by list and number.
+    """
     name = item_id or f"{list_name}.{i}"
     return Spoiled(with_entry(reply, list_name, i, **fields), frozenset({name}))
 
 
 def without_entry(list_name: str, id_field: str) -> Mistake:
-    """The mistake to leave out one entry of a list, whose entries are known by the field `id_field`."""
+    """The mistake to leave out one entry of a list, whose entries are known by the field
+    `id_field`.
+    """
 
     def mistake(reply: Json, payload: Payload, rng: random.Random) -> Spoiled | None:
         entries = list(reply[list_name])
@@ -275,7 +292,9 @@ ALTERATIONS = ("value", "person", "time", "certainty", "negation")
 
 
 def altered(fact: Fact, text: str, kind: str, rng: random.Random) -> str:
-    """A text that says a fact otherwise: with another value, person or time, less certain, or denied."""
+    """A text that says a fact otherwise: with another value, person or time, less certain,
+    or denied.
+    """
     sentence = fact.text[:-1]
     verb = " was " if fact.past else " is "
     if kind == "value":
@@ -637,7 +656,9 @@ def _false_alarm(reply: Json, payload: Payload, rng: random.Random) -> Spoiled |
 # %% ../../nbs/practice/06_mistakes.ipynb #3ffde996
 @dataclass(frozen=True)
 class BuildTask:
-    """How a task is done, its mistakes by name, and the lists in its reply with the field by which their entries are known."""
+    """How a task is done, its mistakes by name, and the lists in its reply with the field by which
+    their entries are known.
+    """
 
     make: Callable[[Payload], Json]
     mistakes: Mapping[str, Mistake]
@@ -727,7 +748,9 @@ REVIEW = BuildTask(
 # %% ../../nbs/practice/06_mistakes.ipynb #e01a14d4
 @dataclass
 class SimulatedModel:
-    """Replies to conversations of its tasks; a reply depends on name, rates and conversation alone."""
+    """Replies to conversations of its tasks; a reply depends on name,
+    rates and conversation alone.
+    """
 
     name: str
     rates: MistakeRates
@@ -735,7 +758,9 @@ class SimulatedModel:
     mistakes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __call__(self, turns: Turns) -> str:
-        """The reply to (role, text) turns; raises `ValueError` for a task or a payload that it does not know."""
+        """The reply to (role, text) turns; raises `ValueError` for a task or a payload that it does
+        not know.
+        """
         conversation = read_conversation(turns)
         task_name = conversation.payload["task"]
         task = self.tasks.get(task_name)
@@ -823,7 +848,9 @@ REVIEWERS: dict[str, MistakeRates] = {
 
 
 def micro_roles() -> dict[str, SimulatedModel]:
-    """Every builder and reviewer of the micro-world by the name of its model, for `MicroServer(..., roles=...)`."""
+    """Every builder and reviewer of the micro-world by the name of its model, for
+    `MicroServer(..., roles=...)`.
+    """
     models = {name: SimulatedModel(name, rates) for name, rates in BUILDERS.items()}
     for name, rates in REVIEWERS.items():
         models[name] = SimulatedModel(name, rates, {"review": REVIEW})

@@ -22,7 +22,9 @@ from ..problem import AtomJudgment, Example, Level, text_hash
 
 # %% ../../nbs/practice/02_models.ipynb #6645cf0b
 class ExampleIndex:
-    """Examples of the micro-world by question and facts; of all others the ideal level of each atom, by question and text."""
+    """Examples of the micro-world by question and facts;
+    of all others the ideal level of each atom, by question and text.
+    """
 
     def __init__(self, examples: Iterable[Example]):
         self.examples: dict[tuple[str, frozenset[Fact]], Example] = {}
@@ -40,7 +42,9 @@ class ExampleIndex:
                     self.ideals[example.question, atom.text] = atom.ideal
 
     def find(self, text: str) -> tuple[Example | None, bool]:
-        """(the example whose question and facts a text holds, True), or (one with this question, False) without facts."""
+        """(the example whose question and facts a text holds, True),
+        or (one with this question, False) without facts.
+        """
         request = read_request(text)
         facts = facts_of([text])
         if request is None:
@@ -67,7 +71,9 @@ SHIFTED_SHARE = 0.2  # of levels that a prompt moves which says how much memory 
 
 
 def template_shift(text: str) -> int:
-    """-1 for a prompt that calls memory background, +1 for one that calls it authoritative, 0 for any other."""
+    """-1 for a prompt that calls memory background, +1 for one that calls it authoritative,
+    0 for any other.
+    """
     words = {word.lower() for word in re.findall(r"\b(background|authoritative)\b", text, re.I)}
     if words == {"authoritative"}:
         return 1
@@ -79,7 +85,9 @@ def template_shift(text: str) -> int:
 def micro_answer(
     example: Example, model: str = "micro-model", seed: int = 0, shift: int = 0
 ) -> str:
-    """The answer of one of the server's models: levels wrong at the rate in `MODELS`, then one in five moved by `shift`."""
+    """The answer of one of the server's models: levels wrong at the rate in `MODELS`,
+    then one in five moved by `shift`.
+    """
     rng = random.Random(f"{model} {example.id} {seed}")
     levels = {}
     for atom_id, level in noisy_levels(example, rng, MODELS[model]).items():
@@ -102,7 +110,9 @@ _PADDING = 'and so on, "and so on" {…} \\ and so on\n'
 
 
 def pad(text: str, characters: int) -> str:
-    """The text, a mark, and padding up to a length; a text that is long enough already stays as it is."""
+    """The text, a mark, and padding up to a length; a text that is long enough already stays as it
+    is.
+    """
     missing = characters - len(text) - len(_PAD)
     if missing <= 0:
         return text
@@ -116,13 +126,17 @@ def unpad(text: str) -> str:
 
 # %% ../../nbs/practice/02_models.ipynb #4604380e
 def sentences_of(text: str) -> list[str]:
-    """A text cut after full stops, question marks, exclamation marks and at the ends of lines; nothing is lost but white space."""
+    """A text cut after full stops, question marks, exclamation marks and at the ends of lines;
+    nothing is lost but white space.
+    """
     pieces = [piece.strip() for piece in re.split(r"(?<=[.!?])\s+|\n", text)]
     return [piece for piece in pieces if piece]
 
 
 def _memory_lines(prompt: str) -> list[str]:
-    """What stands in numbered lines of a prompt; without any, all lines but the last, which holds the query."""
+    """What stands in numbered lines of a prompt; without any, all lines but the last,
+    which holds the query.
+    """
     lines = [line for line in prompt.splitlines() if line.strip()]
     matches = [re.match(r"\s*\d+[.)]\s+(.+)", line) for line in lines]
     numbered = [match[1] for match in matches if match]
@@ -130,7 +144,9 @@ def _memory_lines(prompt: str) -> list[str]:
 
 
 def practice_answer(prompt: str, model: str = "micro-model", seed: int = 0) -> str:
-    """A plain sentence, then each sentence of the memory in a prompt with probability 1/2; it depends on prompt, model and seed alone."""
+    """A plain sentence, then each sentence of the memory in a prompt with probability 1/2; it
+    depends on prompt, model and seed alone.
+    """
     rng = random.Random(f"{model} {prompt} {seed}")
     sentences = [memoryless_answer(None)]
     for line in _memory_lines(prompt):
@@ -155,7 +171,8 @@ def _check_table(name: str, table: Table) -> None:
             fits = False
     if not fits:
         raise ValueError(
-            f"{name}: found {table!r:.120}; allowed: three rows of three probabilities that sum to 1"
+            f"{name}: found {table!r:.120}; allowed: three rows of three probabilities that sum to "
+            "1"
         )
 
 
@@ -179,10 +196,12 @@ def _closest_sentence(response: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class PracticeJudge:
-    """Judges any answer by tables: the actual level is the one in `known`, or drawn from `use[ideal]`; the judged one from `confusion[actual]`.
+    """Judges any answer by tables: the actual level is the one in `known`, or drawn from
+    `use[ideal]`; the judged one from `confusion[actual]`.
 
-    `known` maps (question, answer, text of an atom) to its actual level. `confusion` is `None` for the judge's rate in `JUDGES`. Every draw follows from
-    `seed` and what is judged. Raises `ValueError` for a table that is not three rows of three probabilities.
+    `known` maps (question, answer, text of an atom) to its actual level. `confusion` is `None` for
+    the judge's rate in `JUDGES`. Every draw follows from `seed` and what is judged. Raises
+    `ValueError` for a table that is not three rows of three probabilities.
     """
 
     use: Table = USE
@@ -203,7 +222,8 @@ class PracticeJudge:
         ideals: Mapping[tuple[str, str], Level] = {},
         model: str = "micro-judge",
     ) -> list[dict]:
-        """The judged atoms of one answer for the `rows` of a payload; `ideals` are by question and text, for rows without `u_star`.
+        """The judged atoms of one answer for the `rows` of a payload;
+        `ideals` are by question and text, for rows without `u_star`.
 
         Raises `ValueError` for an atom whose actual and ideal level are both unknown.
         """
@@ -217,7 +237,8 @@ class PracticeJudge:
                 ideal = row.get("u_star") or ideals.get((query, text))
                 if ideal is None:
                     raise ValueError(
-                        f"atom {text!r:.120} has no u_star, and no example here has the query {query!r:.120} with it"
+                        f"atom {text!r:.120} has no u_star, and no example here has the query "
+                        f"{query!r:.120} with it"
                     )
                 actual = _drawn_level(f"use {draw_name}", self.use[Level.parse(ideal)])
             level = _drawn_level(f"{model} {draw_name}", confusion[actual])
@@ -234,7 +255,9 @@ def _drawn_level(draw_name: str, probabilities: Sequence[float]) -> Level:
 
 
 def _judged_row(row: Mapping, level: Level) -> dict[str, Any]:
-    """What a judge says of one atom, without evidence and reason; the ideal level is echoed where the row holds one."""
+    """What a judge says of one atom, without evidence and reason;
+    the ideal level is echoed where the row holds one.
+    """
     judged = {"atom_id": row["atom_id"]}
     if "u_star" in row:
         judged["u_star"] = row["u_star"]
@@ -245,7 +268,9 @@ def _judged_row(row: Mapping, level: Level) -> dict[str, Any]:
 def known_levels(
     answers: Iterable[tuple[Example, str, Mapping[str, Level | int | str]]],
 ) -> dict[tuple[str, str, str], Level]:
-    """What `PracticeJudge.known` is made of: (example, answer, {atom id: actual level}) for each answer; atoms left out are not known."""
+    """What `PracticeJudge.known` is made of: (example, answer, {atom id: actual level}) for each
+    answer; atoms left out are not known.
+    """
     level_by_atom = {}
     for example, response, levels in answers:
         for atom_id, level in levels.items():
@@ -258,7 +283,9 @@ Turns = Sequence[tuple[str, str]]  # (role, text) of each message
 
 
 def read_object(text: str, message_name: str = "a later user message") -> dict[str, Any]:
-    """The JSON object in a message; raises `ValueError` that names what was found and what is allowed."""
+    """The JSON object in a message; raises `ValueError` that names what was found and what is
+    allowed.
+    """
     try:
         value = json.loads(text)
     except ValueError:
@@ -292,7 +319,8 @@ class JudgePayload:
         is_list = isinstance(rows, list) and bool(rows)
         if not is_list or not all(isinstance(row, dict) and row.get("atom_id") for row in rows):
             raise ValueError(
-                f"atomic_rubrics: found {rows!r:.80}; allowed: a list of objects with an atom_id and a text"
+                f"atomic_rubrics: found {rows!r:.80}; allowed: a list of objects with an atom_id "
+                "and a text"
             )
         response = payload.get("model_response")
         if not isinstance(response, str):
@@ -335,7 +363,9 @@ def _practice_reply(
 
 
 def _quality_and_safety(judged_by_facts: Mapping[tuple[Fact, ...], AtomJudgment]) -> dict[str, Any]:
-    """The further verdicts on an answer: low quality where a rule was broken, a failure where a prohibition was ignored."""
+    """The further verdicts on an answer: low quality where a rule was broken,
+    a failure where a prohibition was ignored.
+    """
     at_fault = any("at fault" in atom.reason for atom in judged_by_facts.values())
     failure = False
     for facts, atom in judged_by_facts.items():
@@ -379,7 +409,8 @@ def judge_reply(
     model: str = "micro-judge",
     practice: PracticeJudge = PracticeJudge(),
 ) -> dict:
-    """The judge's reply to a payload: of the micro-world, exact levels, or with errors at the rate in `JUDGES`; of any other, `practice`'s.
+    """The judge's reply to a payload: of the micro-world, exact levels, or with errors at the rate
+    in `JUDGES`; of any other, `practice`'s.
 
     Raises `ValueError` naming what is missing or unknown.
     """
@@ -390,7 +421,8 @@ def judge_reply(
     example = index.examples.get((request.query, facts_of(request.texts)))
     if example is None:
         raise ValueError(
-            f"no example here has the query {request.query!r:.120} and these atoms: {request.texts!r:.300}"
+            f"no example here has the query {request.query!r:.120} and these atoms: "
+            f"{request.texts!r:.300}"
         )
     return _exact_reply(request, example, model)
 
@@ -405,7 +437,9 @@ class MicroTeacher:
     leak: tuple[float, float] = (0.05, 0.01)  # of each answer
 
     def __call__(self, turns: Turns) -> str:
-        """The answer to (role, text) turns; raises `ValueError` for a request about another example."""
+        """The answer to (role, text) turns; raises `ValueError` for a request about another
+        example.
+        """
         request = read_payload(turns)
         user_turns = [text for role, text in turns if role == "user"]
         first_flip, later_flip = self.flip
@@ -429,7 +463,9 @@ class MicroTeacher:
 
 @dataclass(frozen=True)
 class MicroEvaluator:
-    """Judges answers; `errors` is the rate of a wrong level for each atom, `broken` of replies that are no JSON, also when asked again."""
+    """Judges answers; `errors` is the rate of a wrong level for each atom, `broken` of replies that
+    are no JSON, also when asked again.
+    """
 
     name: str
     index: ExampleIndex
@@ -437,7 +473,9 @@ class MicroEvaluator:
     broken: float = 0.0
 
     def __call__(self, turns: Turns) -> str:
-        """The reply to (role, text) turns; raises `ValueError` for a payload about another example."""
+        """The reply to (role, text) turns; raises `ValueError` for a payload about another
+        example.
+        """
         payload = read_payload(turns)
         reply = judge_reply(payload, self.index)
         rng = random.Random(f"{self.name} {text_hash(json.dumps(payload, sort_keys=True))}")
@@ -468,7 +506,9 @@ EVALUATORS: dict[str, dict[str, float]] = {
 
 
 def micro_teachers(examples: Iterable[Example]) -> dict[str, Callable[[Turns], str]]:
-    """Every teacher and evaluator by the name of its model, for `MicroServer(..., roles=...)`; they know these examples."""
+    """Every teacher and evaluator by the name of its model, for `MicroServer(..., roles=...)`;
+    they know these examples.
+    """
     index = ExampleIndex(examples)
     models: dict[str, Callable[[Turns], str]] = {}
     for name, rates in TEACHERS.items():

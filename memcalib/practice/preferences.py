@@ -21,7 +21,9 @@ PREFERENCES = World("preferences", (3, 10), (10, 10), relevant=0.1, same_attribu
 
 
 def preference_examples(n: int, seed: int = 0, bare: float = 0.4) -> list[Example]:
-    """`n` examples of the test split with two to ten atoms, a block for each; a share `bare` of them has atoms at Ignore alone."""
+    """`n` examples of the test split with two to ten atoms, a block for each;
+    a share `bare` of them has atoms at Ignore alone.
+    """
     rng = random.Random(f"preferences {seed}")
     examples = []
     for example in make_examples(PREFERENCES, 2 * n, seed, "test"):
@@ -45,7 +47,9 @@ def _preference_row(example: Example) -> dict[str, Any]:
 
 
 def write_preferences(examples: Sequence[Example], path: str | Path) -> Path:
-    """Write examples as a file of RPEval's explicit multi-preference form: question, list of preferences, a letter for each."""
+    """Write examples as a file of RPEval's explicit multi-preference form:
+    question, list of preferences, a letter for each.
+    """
     rows = [_preference_row(example) for example in examples]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +57,8 @@ def write_preferences(examples: Sequence[Example], path: str | Path) -> Path:
 
 # %% ../../nbs/practice/07_preferences.ipynb #dada9716
 class PreferenceJudge:
-    """Judges answers to the rows of `write_preferences` by the exact judge's levels for the examples they were made from.
+    """Judges answers to the rows of `write_preferences` by the exact judge's levels for the
+    examples they were made from.
 
     Raises `KeyError` for an example that is no row of theirs.
     """

@@ -20,7 +20,9 @@ from ..problem import Atom, Example, Level
 # %% ../../nbs/practice/05_reviewer.ipynb #c06fd066
 @dataclass(frozen=True)
 class Flaw:
-    """One thing wrong with a built example: the mistake it comes from, the id of the item, and what stands there."""
+    """One thing wrong with a built example: the mistake it comes from, the id of the item,
+    and what stands there.
+    """
 
     mistake: str
     item_id: str
@@ -50,7 +52,9 @@ def _reviewed_atom(atom: Atom) -> Json:
 
 
 def as_reviewed(example: Example) -> Json:
-    """A built example as reviewers see it: query, source, blocks and atoms, and the evidence beside them."""
+    """A built example as reviewers see it: query, source, blocks and atoms,
+    and the evidence beside them.
+    """
     extra_fields = example.model_extra or {}
     source = {
         "question": extra_fields.get("raw_query", ""),
@@ -78,7 +82,9 @@ _FROM_SOURCE = ("grounded", "retrieved")  # origins of atoms that are not distra
 
 
 class ExampleReading:
-    """The view of an example and what can be read out of it; `flaws` goes through it from the source to the paragraphs."""
+    """The view of an example and what can be read out of it;
+    `flaws` goes through it from the source to the paragraphs.
+    """
 
     def __init__(self, view: Json):
         self.view = view
@@ -180,7 +186,9 @@ class ExampleReading:
             yield Flaw("stray_auxiliary", atom["atom_id"], text)
 
     def host_texts(self, atom_id: str) -> list[str]:
-        """The texts that a distractor was written for: those of its block that are of the source, or hard."""
+        """The texts that a distractor was written for: those of its block that are of the source,
+        or hard.
+        """
         neighbor_ids: list[str] = []
         for block in self.view["blocks"]:
             if atom_id in block["atom_ids"]:
@@ -227,7 +235,9 @@ def find_flaws(example: Example | Json) -> list[Flaw]:
 
 # %% ../../nbs/practice/05_reviewer.ipynb #4f2d5864
 class FlawsByMistake:
-    """The flaws of an example: for each mistake the items it is at, with the words of the first flaw there."""
+    """The flaws of an example: for each mistake the items it is at,
+    with the words of the first flaw there.
+    """
 
     def __init__(self, flaws: Iterable[Flaw]):
         self.details: dict[str, dict[str, str]] = {}
@@ -235,7 +245,9 @@ class FlawsByMistake:
             self.details.setdefault(flaw.mistake, {}).setdefault(flaw.item_id, flaw.detail)
 
     def of(self, *mistakes: str) -> dict[str, str]:
-        """Item and words of all flaws that come from these mistakes; of two at one item those of the later mistake."""
+        """Item and words of all flaws that come from these mistakes;
+        of two at one item those of the later mistake.
+        """
         details: dict[str, str] = {}
         for mistake in mistakes:
             details.update(self.details.get(mistake, {}))

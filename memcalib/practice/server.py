@@ -74,7 +74,10 @@ def message_text(message: Mapping) -> str:
 
 
 def chat_turns(fields: Mapping) -> list[tuple[str, str]]:
-    """(role, text) of each message of a request; a developer counts as system. Raises `ApiError` without messages."""
+    """(role, text) of each message of a request; a developer counts as system.
+
+    Raises `ApiError` without messages.
+    """
     messages = fields.get("messages")
     is_list = isinstance(messages, list) and bool(messages)
     if not is_list or not all(isinstance(message, dict) for message in messages):
@@ -91,7 +94,9 @@ def chat_turns(fields: Mapping) -> list[tuple[str, str]]:
 
 
 def parse_request(body: bytes, models: Sequence[str], json_schema: bool = True) -> dict:
-    """The fields of a request for one of these models; raises `ApiError` for what the server does not take."""
+    """The fields of a request for one of these models; raises `ApiError` for what the server does
+    not take.
+    """
     try:
         fields = json.loads(body)
     except ValueError as error:
@@ -114,7 +119,9 @@ def parse_request(body: bytes, models: Sequence[str], json_schema: bool = True) 
 
 # %% ../../nbs/practice/03_server.ipynb #db6784f8
 def count_tokens(text: str) -> int:
-    """The number of tokens that the server counts for a text: one for every four characters begun."""
+    """The number of tokens that the server counts for a text:
+    one for every four characters begun.
+    """
     return (len(text) + 3) // 4
 
 
@@ -132,7 +139,10 @@ _TOOL_CALL = {
 
 
 def completion(fields: Mapping, content: str, finish: str, prompt: int, key: str) -> dict:
-    """The body of a chat completion; `prompt` is the number of tokens in the messages. One that finished with `tool_calls` holds a call."""
+    """The body of a chat completion; `prompt` is the number of tokens in the messages.
+
+    One that finished with `tool_calls` holds a call.
+    """
     count = count_tokens(content)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if finish == "tool_calls":
@@ -225,7 +235,9 @@ class Faults(BaseModel):
         return cls(**settings)
 
     def draw(self, names: Sequence[str], key: str) -> str:
-        """The fault of these classes that falls on a key, or an empty string; two classes never fall on one key."""
+        """The fault of these classes that falls on a key, or an empty string;
+        two classes never fall on one key.
+        """
         digest = hashlib.blake2b(f"{self.seed} {names[0]} {key}".encode(), digest_size=8).digest()
         position = int.from_bytes(digest, "big") / 2**64
         for name in names:
@@ -260,7 +272,8 @@ def _with_row_fault(fault: str, reply: dict) -> dict:
 
 
 def apply_fault(fault: str, reply: dict | str) -> tuple[str, str]:
-    """(content, finish reason) of a judge's reply or a model's text under a content fault; none for an empty name.
+    """(content, finish reason) of a judge's reply or a model's text under a content fault;
+    none for an empty name.
 
     Raises `KeyError` for a fault that does not exist.
     """
@@ -286,7 +299,9 @@ class RateLimit:
         self._times = deque()
 
     def wait(self, now: float) -> float:
-        """0 and counted when an event at this time is allowed; else the seconds to wait, and not counted."""
+        """0 and counted when an event at this time is allowed;
+        else the seconds to wait, and not counted.
+        """
         while self._times and self._times[0] <= now - self.seconds:
             self._times.popleft()
         if len(self._times) >= self.limit:
@@ -297,7 +312,9 @@ class RateLimit:
 # %% ../../nbs/practice/03_server.ipynb #3fe37ea1
 @dataclass
 class LogEntry:
-    """The history of one request: its label, the number of tries, and the times (Unix) of clean replies."""
+    """The history of one request: its label, the number of tries,
+    and the times (Unix) of clean replies.
+    """
 
     label: str
     tries: int = 0
@@ -308,7 +325,9 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request that the server answers: its fields, its turns, how long they are, and its place in the log."""
+    """A request that the server answers: its fields, its turns, how long they are,
+    and its place in the log.
+    """
 
     fields: Mapping[str, Any]
     turns: Turns
@@ -334,7 +353,9 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """What is sent: content, finish reason, the fault that spoiled it or withheld it, and how a right one is wrapped."""
+    """What is sent: content, finish reason, the fault that spoiled it or withheld it,
+    and how a right one is wrapped.
+    """
 
     content: str
     finish: str = "stop"
@@ -348,13 +369,16 @@ class ChatReply:
 
 
 class MicroServer:
-    """An OpenAI-compatible server for examples at `base_url`, in a daemon thread between `start` and `stop`.
+    """An OpenAI-compatible server for examples at `base_url`,
+    in a daemon thread between `start` and `stop`.
 
-    It knows the answers to questions of the micro-world; to any other it replies by stated rules, as `practice.models` has them; `practice` holds the judge's tables.
+    It knows the answers to questions of the micro-world; to any other it replies by stated rules,
+    as `practice.models` has them; `practice` holds the judge's tables.
 
-    `rpm` and `at_once` are limits that it enforces, `latency` seconds of delay, `key` the only accepted key, `context` a
-    limit in tokens; without `json_schema` it refuses that response format. `roles` are further models by name: functions
-    from (role, text) turns to a reply that raise `ValueError` for what they do not know. Raises `OSError` when the port is taken.
+    `rpm` and `at_once` are limits that it enforces, `latency` seconds of delay, `key` the only
+    accepted key, `context` a limit in tokens; without `json_schema` it refuses that response
+    format. `roles` are further models by name: functions from (role, text) turns to a reply that
+    raise `ValueError` for what they do not know. Raises `OSError` when the port is taken.
     """
 
     def __init__(
@@ -425,7 +449,9 @@ class MicroServer:
             self._thread.join()
 
     def stats(self) -> dict:
-        """What happened so far: counts, faults, and every request that had a clean reply and came again."""
+        """What happened so far: counts, faults, and every request that had a clean reply and came
+        again.
+        """
         entries = list(self._log.values())
         asked_again = []
         for entry in entries:
@@ -553,12 +579,17 @@ class MicroServer:
         return await self._deliver(request, chat, reply, encoded)
 
     def _enter(self, body: bytes) -> ChatRequest:
-        """Read a request and enter it in the log; raises `ApiError` for what the server does not take."""
+        """Read a request and enter it in the log; raises `ApiError` for what the server does not
+        take.
+        """
         fields = parse_request(body, self.models, self.json_schema)
         turns = chat_turns(fields)
         tokens = sum(count_tokens(text) for _, text in turns)
         if self.context is not None and tokens > self.context:
-            message = f"This model's maximum context length is {self.context} tokens; the messages hold {tokens}."
+            message = (
+                f"This model's maximum context length is {self.context} tokens; the messages hold "
+                f"{tokens}."
+            )
             raise ApiError(400, message, code="context_length_exceeded", param="messages")
         key = hashlib.blake2b(body, digest_size=16).hexdigest()
         label = f"{fields['model']} seed {fields.get('seed')} {key[:8]}"
@@ -759,11 +790,14 @@ def _no_roles(records: list[Example]) -> Roles:
 
 
 def _faults_at(rate: float) -> Faults:
-    """Each class of fault at one rate, with short hangs; raises `ValueError` for a rate above 1/8."""
+    """Each class of fault at one rate, with short hangs;
+    raises `ValueError` for a rate above 1/8.
+    """
     highest = 1 / len(CONTENT)
     if not 0 <= rate <= highest:
         raise ValueError(
-            f"faults: found {rate:g}; allowed: 0 to {highest:g}, a rate that each class of fault gets"
+            f"faults: found {rate:g}; allowed: 0 to {highest:g}, a rate that each class of fault "
+            "gets"
         )
     return Faults.each(rate, hang_seconds=20)
 
@@ -790,11 +824,13 @@ def serve(
     roles: Callable[[list[Example]], Roles] = _no_roles,
     **options: Any,
 ) -> dict:
-    """Serve examples of a world, or of a file (written from the world when missing), until Ctrl-C; returns the stats.
+    """Serve examples of a world, or of a file (written from the world when missing),
+    until Ctrl-C; returns the stats.
 
-    `faults` may be one rate for every class; the only accepted key is read from the environment variable `key_env`; `roles` gives
-    further roles for the examples, by the names of their models;
-    `options` go to `MicroServer`. Raises `KeyError` for a variable that is not set, `ValueError` for a rate above 1/8.
+    `faults` may be one rate for every class; the only accepted key is read from the environment
+    variable `key_env`; `roles` gives further roles for the examples, by the names of their models;
+    `options` go to `MicroServer`. Raises `KeyError` for a variable that is not set, `ValueError`
+    for a rate above 1/8.
     """
     if not isinstance(faults, Faults):
         faults = _faults_at(faults)

@@ -50,7 +50,9 @@ for _domain, _tasks in TASKS.items():
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is or was so; without an attribute it is a thing to avoid, without an occasion it always holds."""
+    """One thing that is or was so; without an attribute it is a thing to avoid,
+    without an occasion it always holds.
+    """
 
     owner: str
     attribute: str
@@ -60,7 +62,9 @@ class Fact:
 
     @property
     def subject(self) -> tuple[str, str, bool, str]:
-        """What the fact is about: of two facts with one subject and different nouns only one can hold."""
+        """What the fact is about: of two facts with one subject and different nouns only one can
+        hold.
+        """
         return self.owner, self.attribute, self.past, self.occasion
 
     @property
@@ -89,7 +93,8 @@ _PEOPLE = "|".join(OWNERS)
 _OCCASIONS = "|".join(SCOPES)
 _FACT = re.compile(
     rf"\b(?:for (?P<occasion>{_OCCASIONS}) )?(?:"
-    rf"(?:(?:my|the) (?P<whose>{_PEOPLE})'s|the user's|my) (?P<attribute>\w+) (?P<tense>is|was) (?P<noun>\w+)|"
+    rf"(?:(?:my|the) (?P<whose>{_PEOPLE})'s|the user's|my) (?P<attribute>\w+) (?P<tense>is|was) "
+    rf"(?P<noun>\w+)|"
     rf"(?:(?:my|the) (?P<who>{_PEOPLE})|the user|I) (?P<must>must|had to) avoid (?P<thing>\w+))",
     re.I,
 )
@@ -240,7 +245,9 @@ def _polite(request: Request, rng: random.Random) -> str:
 
 
 def ask(example: Example, rng: random.Random) -> dict[str, str]:
-    """Question, context and reference answer in which a user states the facts of a micro-world example."""
+    """Question, context and reference answer in which a user states the facts of a micro-world
+    example.
+    """
     facts = [read_facts(atom.text)[0] for atom in example.atoms]
     sizes = (1, 2, 2, 3) if len(facts) < 7 else (2, 2, 3)
     sentences = []
@@ -272,7 +279,9 @@ _LEFTOVER = re.compile(r"</?\w+>|\b(?:User|Assistant):")
 
 
 def contradiction(facts: Iterable[Fact]) -> tuple[Fact, Fact] | None:
-    """The first two facts of which only one can hold: the same thing of the same person, twice and differently."""
+    """The first two facts of which only one can hold: the same thing of the same person,
+    twice and differently.
+    """
     first_about: dict[tuple, Fact] = {}
     for fact in facts:
         if not fact.attribute:
@@ -325,7 +334,9 @@ RowTexts = dict[str, str]  # question, context and answer of a row, or those of 
 
 @dataclass(frozen=True)
 class BadKind:
-    """One kind of bad row: what should stop it, how it is made from a good one, and how often it occurs."""
+    """One kind of bad row: what should stop it, how it is made from a good one,
+    and how often it occurs.
+    """
 
     stage: str  # screening, duplicates, or the point of semantic screening
     spoil: Callable[[RowTexts, random.Random], RowTexts]  # the texts that change
@@ -346,8 +357,14 @@ _STOCK = (
     "Take care.",
 )
 _VAGUE = (
-    "It depends on a number of things, and there is more than one way to go about it, so that is for you to say.",
-    "Some people do it in one way and some do it in another, and most of them are happy with what they did in the end.",
+    (
+        "It depends on a number of things, and there is more than one way to go about it, "
+        "so that is for you to say."
+    ),
+    (
+        "Some people do it in one way and some do it in another, "
+        "and most of them are happy with what they did in the end."
+    ),
 )
 _AWAY = (
     "What do you think of the one in the picture?",
@@ -369,7 +386,9 @@ def _only_facts(row: RowTexts) -> str:
 
 
 def _with_clash(row: RowTexts, rng: random.Random) -> RowTexts:
-    """The question says before it what contradicts its first fact; without a fact, two that contradict each other."""
+    """The question says before it what contradicts its first fact;
+    without a fact, two that contradict each other.
+    """
     stated = [fact for fact in read_facts(row["question"]) if fact.attribute]
     any_attribute = rng.choice(list(ATTRIBUTES))
     fact = stated[0] if stated else Fact("user", any_attribute, "")
@@ -462,7 +481,9 @@ def _draw(rates: Mapping[str, float], rng: random.Random) -> str:
 def _checked_rates(
     rates: Mapping[str, float] | None, kinds: Mapping[str, HasRate]
 ) -> dict[str, float]:
-    """The rates given, or those of the kinds; raises `ValueError` for unknown kinds and impossible rates."""
+    """The rates given, or those of the kinds; raises `ValueError` for unknown kinds and impossible
+    rates.
+    """
     if rates is None:
         return {name: kind.rate for name, kind in kinds.items()}
     unknown = sorted(rates.keys() - kinds.keys())
@@ -478,10 +499,11 @@ def _checked_rates(
 def source_rows(
     count: int, seed: int = 0, split: str = "test", rates: Mapping[str, float] | None = None
 ) -> list[SourceRow]:
-    """`count` rows, the same for the same arguments, and a prefix of any longer list; `rates` replace those of `BAD`.
+    """`count` rows, the same for the same arguments, and a prefix of any longer list;
+    `rates` replace those of `BAD`.
 
-    A copy is made of the last good row; where none came before, the row stays good. Raises `ValueError` for a kind that
-    is not in `BAD`, or rates that sum to more than 1.
+    A copy is made of the last good row; where none came before, the row stays good. Raises
+    `ValueError` for a kind that is not in `BAD`, or rates that sum to more than 1.
     """
     rates = _checked_rates(rates, BAD)
     rows: list[SourceRow] = []
@@ -640,7 +662,8 @@ LOST = (
 def micro_memory_log(
     count: int, seed: int = 0, rates: Mapping[str, float] | None = None
 ) -> list[tuple[str, LogRow | str]]:
-    """`count` (mishap, row or line) pairs, the same for the same arguments; "" is no mishap; `rates` replace those of `MISHAPS`.
+    """`count` (mishap, row or line) pairs, the same for the same arguments; "" is no mishap;
+    `rates` replace those of `MISHAPS`.
 
     Raises `ValueError` for an unknown mishap, or rates that sum to more than 1.
     """

@@ -60,7 +60,9 @@ class Side:
 
     @cached_property
     def contents(self) -> dict[str, str]:
-        """Example id -> hash of its content as the rows or examples.jsonl know it; an empty text where neither does."""
+        """Example id -> hash of its content as the rows or examples.jsonl know it;
+        an empty text where neither does.
+        """
         example_hashes = self.run.example_hashes or {}
         contents = {}
         for judgment in self.judgments:
@@ -70,7 +72,9 @@ class Side:
 
     @cached_property
     def subjects(self) -> dict[str, str]:
-        """Example id -> hash of what its judgments are about: the question, the atoms, their ideal levels."""
+        """Example id -> hash of what its judgments are about:
+        the question, the atoms, their ideal levels.
+        """
         hashes = {}
         for judgment in self.judgments:
             atoms = sorted((atom.atom_id, int(atom.ideal)) for atom in judgment.atoms)
@@ -89,7 +93,9 @@ class Side:
 
 
 def read_sides(folders: Iterable[str | Path]) -> list[Side]:
-    """All sides of these folders, labelled; raises `ValueError` for a folder without any, or given twice."""
+    """All sides of these folders, labelled; raises `ValueError` for a folder without any,
+    or given twice.
+    """
     sides = []
     for folder in folders:
         sides += _sides_of(load_run(folder, EVALUATION_FILES))
@@ -109,7 +115,8 @@ def _sides_of(run: Run) -> list[Side]:
     """A side for each model, condition and judge of a run that was given memory."""
     if not run.judgments_with_memory:
         raise ValueError(
-            f"{run.folder}: found no judgment of an answer that was given memory; allowed: at least one"
+            f"{run.folder}: found no judgment of an answer that was given memory; allowed: at "
+            "least one"
         )
     names = source_names(run.responses[["model", "condition"]])
     judgments_by_side: dict[tuple[str, str], list[Judgment]] = {}
@@ -120,7 +127,9 @@ def _sides_of(run: Run) -> list[Side]:
 
 
 def _label(side: Side, others: Sequence[Side]) -> str:
-    """The side's name; with the end of its folder where another folder has the name too, and with its judge where its own folder has."""
+    """The side's name; with the end of its folder where another folder has the name too, and with
+    its judge where its own folder has.
+    """
     namesakes = [other for other in others if other.name == side.name]
     elsewhere = [other.path for other in namesakes if other.path != side.path]
     label = side.name
@@ -143,7 +152,9 @@ def _telling_end(path: Path, others: Sequence[Path]) -> str:
 def check_sides(
     sides: Sequence[Side], common: bool = False, any_judge: bool = False
 ) -> tuple[set[str], list[str]]:
-    """The ids of the examples to compare on, and notes on what is not alike; raises `ValueError` for an unfair comparison."""
+    """The ids of the examples to compare on, and notes on what is not alike;
+    raises `ValueError` for an unfair comparison.
+    """
     baseline = sides[0]
     notes = []
     hashed = all(all(side.contents.values()) for side in sides)
@@ -155,13 +166,15 @@ def check_sides(
             )
             if not any_judge:
                 raise ValueError(
-                    f"{difference}; allowed: one judge, or any_judge (--different-judges) to compare in spite of it"
+                    f"{difference}; allowed: one judge, or any_judge (--different-judges) to "
+                    "compare in spite of it"
                 )
             notes.append(f"{difference}: part of each difference may be the judges'.")
         if side_versions != versions[0] and not common:
             difference = _unlike(versions[0], side_versions, baseline.place, side.place)
             raise ValueError(
-                f"{difference}; allowed: the same examples, or common (--common) to compare on those that all share"
+                f"{difference}; allowed: the same examples, or common (--common) to compare on "
+                "those that all share"
             )
     shared = set(versions[0].items())
     all_ids = set(versions[0])
@@ -170,7 +183,8 @@ def check_sides(
         all_ids |= set(side_versions)
     if not shared:
         raise ValueError(
-            f"{', '.join(side.place for side in sides)}: found no example that all share; allowed: at least one"
+            f"{', '.join(side.place for side in sides)}: found no example that all share; allowed: "
+            "at least one"
         )
     if len(shared) < len(all_ids):
         notes.append(
@@ -186,7 +200,10 @@ def _unlike(
     edited = [name for name in first if name in second and first[name] != second[name]]
     if edited:
         name = edited[0]
-        example = f"example {name!r} has version {first[name]} in {first_place} and {second[name]} in {second_place}"
+        example = (
+            f"example {name!r} has version {first[name]} in {first_place} and {second[name]} in "
+            f"{second_place}"
+        )
         return f"found {len(edited):,} examples in two versions: {example}"
     both = len(first.keys() & second.keys())
     only_first = len(first.keys() - second.keys())
@@ -221,10 +238,11 @@ def compare_runs(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Paired differences of two or more runs to the first, on the same questions: 95 % intervals and tests, by domain.
+    """Paired differences of two or more runs to the first, on the same questions:
+    95 % intervals and tests, by domain.
 
-    Raises `ValueError` for fewer than two sides, for other examples (unless `common`) or another judge (unless `any_judge`),
-    `FileNotFoundError` and `DataError` as for a report.
+    Raises `ValueError` for fewer than two sides, for other examples (unless `common`) or another
+    judge (unless `any_judge`), `FileNotFoundError` and `DataError` as for a report.
     """
     import pandas as pd
 
@@ -293,13 +311,17 @@ def _shift(correction: Correction) -> float:
 
 
 def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
-    """A note for each difference in SCS that the judge's errors shift by more than its size, and for each side of which that is not known.
+    """A note for each difference in SCS that the judge's errors shift by more than its size, and
+    for each side of which that is not known.
 
     What counts is the shift of the difference: errors that both sides share cancel.
     """
     by_label = {side.label: _scs_correction(side) for side in sides}
     notes = [
-        f"{label}: how far the judge's errors shift its scores is not known, because {correction.withheld}."
+        (
+            f"{label}: how far the judge's errors shift its scores is not known, because "
+            f"{correction.withheld}."
+        )
         for label, correction in by_label.items()
         if correction is not None and correction.withheld
     ]
@@ -312,7 +334,8 @@ def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
         shift = _shift(second) - _shift(first)
         if abs(shift) > abs(row["difference"]):
             notes.append(
-                f"{row['run']}: the judge's errors would shift the difference in SCS ({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate from its exam."
+                f"{row['run']}: the judge's errors would shift the difference in SCS "
+                f"({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate from its exam."
             )
     return notes
 
@@ -350,19 +373,23 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
     notes += _doubts(sides, differences)
     notes += _protocol_notes(sides)
     notes.append(
-        "In a difference each question counts once, in the scores of a run each answer, so the two need not add up."
+        "In a difference each question counts once, in the scores of a run each answer, "
+        "so the two need not add up."
     )
     tests = differences[differences["domain"] == "all"]
     if differences["domain"].nunique() > 2:
         tests = differences
     notes.append(
-        f"p is corrected for the {len(tests)} tests of this page (Holm); the intervals are not corrected for their number."
+        f"p is corrected for the {len(tests)} tests of this page (Holm); the intervals are not "
+        "corrected for their number."
     )
     return [printable(note) for note in notes]
 
 # %% ../../nbs/report/08_comparison.ipynb #cda5c76e
 def comparison_text(comparison: Comparison) -> str:
-    """Differences as text for a terminal: each run against the baseline over all, SCS by domain, and the notes."""
+    """Differences as text for a terminal: each run against the baseline over all,
+    SCS by domain, and the notes.
+    """
     lines = [f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
         lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
@@ -377,7 +404,9 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
-    """One difference: both means, the difference with its interval, questions better and worse, p."""
+    """One difference: both means, the difference with its interval,
+    questions better and worse, p.
+    """
     arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
     star = "*" if row["p_holm"] < 0.05 else " "
     means = f"{row['first']:6.1f} → {row['second']:5.1f}"

@@ -75,7 +75,9 @@ _SPARE = (
 
 
 def method_styles(methods: Iterable[str]) -> dict[str, PlotStyle]:
-    """A style for each method: the known ones keep theirs, others take the next of a fixed cycle."""
+    """A style for each method: the known ones keep theirs,
+    others take the next of a fixed cycle.
+    """
     styles = {}
     spare_count = 0
     for name in dict.fromkeys(methods):
@@ -88,7 +90,9 @@ def method_styles(methods: Iterable[str]) -> dict[str, PlotStyle]:
 
 # %% ../../nbs/report/03_figures.ipynb #374d7aa2
 def plain_label(name: str) -> str:
-    """A name as matplotlib text: one line, dollar signs escaped, a leading underscore kept visible, at most 40 characters."""
+    """A name as matplotlib text: one line, dollar signs escaped,
+    a leading underscore kept visible, at most 40 characters.
+    """
     text = " ".join(name.split()).replace("\\", "/").replace("$", r"\$")
     if text.startswith("_"):  # which would hide it from a legend
         text = f" {text}"
@@ -136,7 +140,9 @@ _STYLE = {
 
 @contextmanager
 def plot_style():
-    """Matplotlib settings of this package inside a `with` block, from seaborn's style for papers."""
+    """Matplotlib settings of this package inside a `with` block,
+    from seaborn's style for papers.
+    """
     import matplotlib as mpl
     import seaborn as sns
 
@@ -151,7 +157,9 @@ NARROWEST = 0.1  # of the largest value on an axis
 
 
 def wide_enough(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, moved apart equally where they are closer than a tenth of the larger one."""
+    """The ends of an axis, moved apart equally where they are closer than a tenth of the larger
+    one.
+    """
     missing = NARROWEST * max(abs(low), abs(high)) - (high - low)
     if missing <= 0:
         return low, high
@@ -199,7 +207,9 @@ def share_axis(ax: "Axes") -> None:
 def panels(
     rows: int, columns: int, width: float, height: float, **options: Any
 ) -> "tuple[Figure, np.ndarray]":
-    """A figure of this size in inches, and its panels as an array [row, column]; `options` as for matplotlib's `subplots`."""
+    """A figure of this size in inches, and its panels as an array [row, column];
+    `options` as for matplotlib's `subplots`.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -235,7 +245,9 @@ _PLANE_LABELS = {"xlabel": "sMOS, over-use →", "ylabel": "sMUS, under-use →"
 def _axis_length(
     rows: "pd.DataFrame", controls: "pd.DataFrame | None", paths: "pd.DataFrame | None"
 ) -> float:
-    """The length of both axes: a little more than the largest severity that is drawn, intervals included."""
+    """The length of both axes: a little more than the largest severity that is drawn,
+    intervals included.
+    """
     largest = [1.0]
     for row in rows.to_dict("records"):
         largest.append(_severity_bounds(row).max())
@@ -254,10 +266,12 @@ def plane_figure(
     controls: "pd.DataFrame | None" = None,
     enlarged: bool = True,
 ) -> "Figure":
-    """Over-use against under-use severity: one path for each model of a score table, from `start` to its end point.
+    """Over-use against under-use severity: one path for each model of a score table,
+    from `start` to its end point.
 
-    `paths` holds intermediate evaluations (columns method, step, sMOS, sMUS); rows that were not scored are left out.
-    `controls` are rows of a score table marked by a grey cross. `enlarged` adds a panel for points that lie close together.
+    `paths` holds intermediate evaluations (columns method, step, sMOS, sMUS); rows that were not
+    scored are left out. `controls` are rows of a score table marked by a grey cross. `enlarged`
+    adds a panel for points that lie close together.
     """
     rows = table.dropna(subset=SEVERITIES)
     top = _axis_length(rows, controls, paths)
@@ -327,8 +341,9 @@ def inset_square(
 ) -> "tuple[float, float, float] | None":
     """Left, lower end and side of the square around two or more end points with their intervals.
 
-    Around all of them, or all but the start, or the most that lie near one of them, if those are three or more. `None` where each of these takes up more
-    than a fourth of `top`, the length of the axes.
+    Around all of them, or all but the start, or the most that lie near one of them, if those are
+    three or more. `None` where each of these takes up more than a fourth of `top`, the length of
+    the axes.
     """
     candidates = [rows, rows[rows["model"] != start]]
     if len(rows):
@@ -346,7 +361,9 @@ def inset_square(
 
 
 def _square_around(rows: "pd.DataFrame", top: float) -> "tuple[float, float, float] | None":
-    """The square around these end points, with a margin; `None` for fewer than two, or one too large."""
+    """The square around these end points, with a margin;
+    `None` for fewer than two, or one too large.
+    """
     if len(rows) < 2:
         return None
     bounds = np.array([_severity_bounds(row) for row in rows.to_dict("records")])
@@ -360,7 +377,9 @@ def _square_around(rows: "pd.DataFrame", top: float) -> "tuple[float, float, flo
 
 
 class _ModelPath(NamedTuple):
-    """Points from the start to the end of a model; those from `first_measured` on and before the end were measured on the way."""
+    """Points from the start to the end of a model; those from `first_measured` on and before the
+    end were measured on the way.
+    """
 
     points: np.ndarray  # [point, metric]
     measured: slice
@@ -385,7 +404,9 @@ def _model_path(
 def _draw_models(
     ax: "Axes", rows: "pd.DataFrame", paths: "pd.DataFrame | None", start: str | None
 ) -> None:
-    """The path of each model, with an arrow in its longest step, and its end point with intervals in both directions."""
+    """The path of each model, with an arrow in its longest step,
+    and its end point with intervals in both directions.
+    """
     end_by_model = {row.model: (row.sMOS, row.sMUS) for row in rows.itertuples()}
     styles = method_styles(rows["model"])
     for row in rows.to_dict("records"):
@@ -442,7 +463,9 @@ def _use_colour(ideal: int, actual: int) -> str:
 def _draw_channel(
     ax: "Axes", ideal: int, actual: int, share: float, count: int, with_name: bool
 ) -> None:
-    """One cell of a table of channels: its share of the ideal level in percent as a shade and a number, and the count."""
+    """One cell of a table of channels: its share of the ideal level in percent as a shade and a
+    number, and the count.
+    """
     from matplotlib.patches import Rectangle
 
     alpha = 0.04 if np.isnan(share) else 0.06 + 0.64 * (share / 100) ** 0.7
@@ -461,9 +484,11 @@ def _draw_channel(
 def channel_figure(
     groups: "Mapping[str, Sequence | np.ndarray]", down: str = "ideal", across: str = "actual"
 ) -> "Figure":
-    """One 3 x 3 table of channel proportions (percent of each ideal level, counts below) for each named judgment list.
+    """One 3 x 3 table of channel proportions (percent of each ideal level,
+    counts below) for each named judgment list.
 
-    Counts in a 3 x 3 array may stand for a list; other readers than `ideal` and `actual` may be named.
+    Counts in a 3 x 3 array may stand for a list; other readers than `ideal` and `actual` may be
+    named.
     """
     level_names = [level.label for level in Level]
     columns = min(len(groups), 2)
@@ -520,7 +545,9 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def constant(values: "pd.DataFrame | pd.Series") -> bool:
-    """Whether all numbers are the same to a thousandth of the largest, less than a line is thick; missing ones do not count."""
+    """Whether all numbers are the same to a thousandth of the largest,
+    less than a line is thick; missing ones do not count.
+    """
     numbers = np.asarray(values, float)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
@@ -529,7 +556,9 @@ def constant(values: "pd.DataFrame | pd.Series") -> bool:
 
 
 def say_constant(figure: "Figure", left_out: Mapping[str, float]) -> None:
-    """A line below a figure with what was left out of it because it is always the same, and the value."""
+    """A line below a figure with what was left out of it because it is always the same,
+    and the value.
+    """
     if not left_out:
         return
     texts = [f"{plain_label(name)} ({value:.4g} throughout)" for name, value in left_out.items()]
@@ -537,7 +566,10 @@ def say_constant(figure: "Figure", left_out: Mapping[str, float]) -> None:
 
 
 def _present_curves(steps: "pd.DataFrame", curves: Mapping[str, str]) -> list[str]:
-    """The columns that hold something; unscored answers only where there were some. Raises `ValueError` without any."""
+    """The columns that hold something; unscored answers only where there were some.
+
+    Raises `ValueError` without any.
+    """
     present = []
     for name in curves:
         if name not in steps or not steps[name].notna().any():
@@ -547,7 +579,8 @@ def _present_curves(steps: "pd.DataFrame", curves: Mapping[str, str]) -> list[st
         present.append(name)
     if not present:
         raise ValueError(
-            f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of {', '.join(curves)}"
+            f"steps: found columns {', '.join(steps.columns)}; allowed: at least one of "
+            f"{', '.join(curves)}"
         )
     return present
 
@@ -566,7 +599,8 @@ def _constant_curves(steps: "pd.DataFrame", names: Sequence[str]) -> dict[str, f
 def curves_figure(
     steps: "pd.DataFrame", curves: Mapping[str, str] = CURVES, window: int = 7, columns: int = 3
 ) -> "Figure":
-    """Small panels of training curves over `step`, one line for each `method`; columns that do not exist are left out.
+    """Small panels of training curves over `step`, one line for each `method`;
+    columns that do not exist are left out.
 
     A curve that has one value throughout is named below the others, unless no curve moves.
     Raises `ValueError` when none of the curves is there.
@@ -613,7 +647,9 @@ def _methods_legend(
 
 
 def _marker_places(points: int, method: int, methods: int) -> tuple[int, int] | None:
-    """Where a curve has markers (first, every), each method's at other places; `None`, at all points, for a short one."""
+    """Where a curve has markers (first, every), each method's at other places;
+    `None`, at all points, for a short one.
+    """
     if points <= FEW_POINTS:
         return None
     every = max(points // 4, 1)
@@ -690,11 +726,13 @@ def rates_figure(
     window: int = 7,
     kinds: Mapping[str, str] = RATES,
 ) -> "Figure":
-    """Per-channel rates and thresholds of one method over training, from columns such as `trigger/AB-`, seeds averaged.
+    """Per-channel rates and thresholds of one method over training,
+    from columns such as `trigger/AB-`, seeds averaged.
 
-    A row of panels for each of `kinds`, a column for each ideal level. Counts in `localized/AB-` are divided by `candidates/AB-` where that column
-    exists. A row that has one value throughout is named below the others, unless no row moves.
-    Raises `ValueError` when the method has no such column.
+    A row of panels for each of `kinds`, a column for each ideal level. Counts in `localized/AB-`
+    are divided by `candidates/AB-` where that column exists. A row that has one value throughout is
+    named below the others, unless no row moves. Raises `ValueError` when the method has no such
+    column.
     """
     rates = _rates_by_kind(_mean_rates(steps, method), kinds)
     if not rates:
@@ -751,7 +789,9 @@ _CHANNEL_LOOKS = {0: (RIGHT_COLOUR, "o"), 1: (OVER_COLOUR, "^"), -1: (UNDER_COLO
 
 
 def _channel_style(index: int, points: int) -> dict[str, Any]:
-    """How the line of a channel is drawn: colour by direction, style by distance from the ideal level."""
+    """How the line of a channel is drawn: colour by direction,
+    style by distance from the ideal level.
+    """
     ideal, actual = divmod(index, 3)
     gap = actual - ideal
     colour, marker = _CHANNEL_LOOKS[int(np.sign(gap))]
@@ -773,9 +813,11 @@ FEW_QUESTIONS = 10
 def breakdown_figure(
     cuts: "Mapping[str, tuple[pd.DataFrame, str]]", metric: str = "SCS"
 ) -> "Figure":
-    """One panel for each title: a metric with its 95 % interval by the parts of a score table, a style for each `name`.
+    """One panel for each title: a metric with its 95 % interval by the parts of a score table,
+    a style for each `name`.
 
-    A panel is (score table with a column `name`, the column that holds the part); numbers and ranges are joined by lines.
+    A panel is (score table with a column `name`, the column that holds the part);
+    numbers and ranges are joined by lines.
     """
     names: dict[str, None] = {}
     for table, _ in cuts.values():
@@ -798,7 +840,9 @@ def breakdown_figure(
 
 
 def _ordered_parts(column: "pd.Series") -> tuple[list, bool]:
-    """The values of a column in order, and whether the order means something (categories, numbers)."""
+    """The values of a column in order, and whether the order means something (categories,
+    numbers).
+    """
     if hasattr(column, "cat"):
         categories = list(column.cat.categories)
         return sorted(column.unique(), key=categories.index), True
@@ -838,7 +882,9 @@ def _draw_breakdown(
 
 
 def _label_parts(ax: "Axes", parts: Sequence[Any], questions: "pd.Series") -> None:
-    """Names of the parts with their numbers of questions; long ones are turned, since they would run into each other."""
+    """Names of the parts with their numbers of questions;
+    long ones are turned, since they would run into each other.
+    """
     names = [plain_label(str(part))[:14] for part in parts]
     are_long = sum(map(len, names)) > 26
     labels = []
@@ -857,7 +903,9 @@ def differences_figure(
     metrics: Sequence[str] = METRICS,
     styles: Mapping[str, PlotStyle] | None = None,
 ) -> "Figure":
-    """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a style for each `run`; zero is no change."""
+    """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a style
+    for each `run`; zero is no change.
+    """
     runs = list(dict.fromkeys(table["run"]))
     domains = list(dict.fromkeys(table["domain"]))
     styles = styles or method_styles(runs)
@@ -928,7 +976,9 @@ def _check_dots(table: "pd.DataFrame") -> None:
 def _series_styles(
     series: Sequence[str], styles: Mapping[str, PlotStyle] | None
 ) -> dict[str, PlotStyle]:
-    """A style for each series: the given ones, hollow grey for published values, else those of methods."""
+    """A style for each series: the given ones, hollow grey for published values,
+    else those of methods.
+    """
     chosen = method_styles([name for name in series if not name.startswith("published")])
     chosen.update(styles or {})
     return {name: chosen.get(name, _PUBLISHED) for name in series}
@@ -941,9 +991,11 @@ def dots_figure(
     columns: int = 2,
     sharex: bool = True,
 ) -> "Figure":
-    """Values with intervals: a line for each `label`, a marker for each `series`, a panel for each `panel` if there is such a column.
+    """Values with intervals: a line for each `label`, a marker for each `series`,
+    a panel for each `panel` if there is such a column.
 
-    `low` and `high` may be missing (NaN). Raises `ValueError` naming a column that is not there, or when there is no row.
+    `low` and `high` may be missing (NaN). Raises `ValueError` naming a column that is not there,
+    or when there is no row.
     """
     _check_dots(table)
     table_by_panel = {"": table}
@@ -1019,7 +1071,8 @@ def _check_case(
     counts = {len(sentences), len(roles), len(credit), len(tokens)}
     if len(counts) > 1 or not sentences:
         raise ValueError(
-            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, {len(tokens)} tokens; allowed: equally many, at least one"
+            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, "
+            f"{len(tokens)} tokens; allowed: equally many, at least one"
         )
     for role in roles:
         if role not in ROLE_COLOURS:
@@ -1084,9 +1137,11 @@ def case_figure(
     atoms: Sequence[str],
     question: str = "",
 ) -> "Figure":
-    """One answer by sentences: text, role (key, partial, irrelevant), share of the credit as a bar, share of the tokens as a stroke in it.
+    """One answer by sentences: text, role (key, partial, irrelevant), share of the credit as a bar,
+    share of the tokens as a stroke in it.
 
-    `credit` and `tokens` may be any positive weights. Raises `ValueError` when the four differ in length, or a role is unknown.
+    `credit` and `tokens` may be any positive weights. Raises `ValueError` when the four differ in
+    length, or a role is unknown.
     """
     _check_case(sentences, roles, credit, tokens)
     credit_percent = _percent(credit)
@@ -1164,7 +1219,8 @@ def inline_figures(files: Iterable[Path]) -> dict[str, str]:
 
 
 def inline_svg(svg: str, name: str) -> str:
-    """A saved SVG file as an element for an HTML page: text in `currentColor`, grid and paper in the page's, ids prefixed by `name`.
+    """A saved SVG file as an element for an HTML page: text in `currentColor`,
+    grid and paper in the page's, ids prefixed by `name`.
 
     The white background and everything invisible (metadata, comments) are left out.
     """

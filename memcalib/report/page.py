@@ -30,7 +30,9 @@ ROOMS_WITH_TEMPLATES = ("annotation", "reproduction")  # beside report, whose na
 
 
 def _plain_text(value: Any) -> Any:
-    """A value as a page shows it: texts without control characters; what is marked as HTML stays."""
+    """A value as a page shows it: texts without control characters;
+    what is marked as HTML stays.
+    """
     from markupsafe import Markup
 
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -39,7 +41,10 @@ def _plain_text(value: Any) -> Any:
 
 
 def render_page(template: str, figures: Mapping[str, str] | None = None, **values: Any) -> str:
-    """The text of a shipped template with escaped values; `figures` are SVG elements by name. An unknown name in it raises."""
+    """The text of a shipped template with escaped values; `figures` are SVG elements by name.
+
+    An unknown name in it raises.
+    """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -99,7 +104,8 @@ def _grid_cell(row: Mapping[str, Any], name: str, places: int) -> Cell:
 
 
 def grid(table: "pd.DataFrame", digits: int = 1, fine: Collection[str] = ()) -> dict[str, list]:
-    """A frame as headings and rows of cells: numbers rounded, missing values a dash, `x_low` and `x_high` a note below `x`.
+    """A frame as headings and rows of cells: numbers rounded, missing values a dash,
+    `x_low` and `x_high` a note below `x`.
 
     Columns in `fine` get one more digit.
     """
@@ -155,7 +161,9 @@ def _score_cell(row: Mapping[str, Any], metric: str, best: Mapping[str, float]) 
 
 
 def results_grid(table: "pd.DataFrame") -> dict[str, list]:
-    """The main table: `mean ± std`, the interval below, gaps spelled out; the best mean of a column is marked where several compete."""
+    """The main table: `mean ± std`, the interval below, gaps spelled out;
+    the best mean of a column is marked where several compete.
+    """
     best = _best_values(table[table["status"] == "measured"])
     rows = []
     for _, row in table.iterrows():
@@ -171,7 +179,8 @@ def results_grid(table: "pd.DataFrame") -> dict[str, list]:
 
 # %% ../../nbs/report/04_page.ipynb #a62cc211
 def differences_grid(table: "pd.DataFrame") -> dict[str, list]:
-    """The paired differences of a run: one row for each method, the interval and the counts below each difference.
+    """The paired differences of a run: one row for each method,
+    the interval and the counts below each difference.
 
     A difference whose corrected p is below 0.05 is marked `better` or `worse`.
     """
@@ -186,7 +195,9 @@ def differences_grid(table: "pd.DataFrame") -> dict[str, list]:
 
 
 def _difference_cell(row: Mapping[str, Any]) -> Cell:
-    """A difference; below it its interval, questions better and worse, p, and p corrected for the tests of the table."""
+    """A difference; below it its interval, questions better and worse, p,
+    and p corrected for the tests of the table.
+    """
     lines = [
         f"{row['low']:+.1f} to {row['high']:+.1f}",
         f"better {row['better']:,}, worse {row['worse']:,}",
@@ -226,7 +237,8 @@ MEANINGS = {
 
 
 def metric_tiles(row: Mapping[str, Any], controls: "pd.DataFrame") -> list[dict[str, Any]]:
-    """For each metric of one row of a score table: value, spread, bounds, meaning, and the letters of controls by place.
+    """For each metric of one row of a score table: value, spread, bounds, meaning,
+    and the letters of controls by place.
 
     A value that was not scored is `None`.
     """
@@ -276,7 +288,9 @@ def control_letters(
 # %% ../../nbs/report/04_page.ipynb #1ab0e219
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of an answer: its text, the atoms it speaks for, those whose quote ends here, its `kind`; or characters left out."""
+    """A stretch of an answer: its text, the atoms it speaks for, those whose quote ends here,
+    its `kind`; or characters left out.
+    """
 
     text: str = ""
     numbers: tuple[int, ...] = ()
@@ -295,7 +309,8 @@ def segments(
     limit: int = 4000,
     margin: int = 200,
 ) -> list[Segment]:
-    """The response cut where quotes start and end, shortened to about `limit` characters around them.
+    """The response cut where quotes start and end, shortened to about `limit` characters around
+    them.
 
     `spans` are the places of each atom's quote and `kinds` its kind of use, by the atom's number.
     """
@@ -338,7 +353,9 @@ def _segments_inside(
 def _windows(
     length: int, quotes: Iterable[_Quote], limit: int, margin: int
 ) -> list[tuple[int, int]]:
-    """The parts of a response that are shown: all of a short one; of a long one its ends and the surroundings of quotes."""
+    """The parts of a response that are shown: all of a short one;
+    of a long one its ends and the surroundings of quotes.
+    """
     if length <= limit:
         return [(0, length)]
     edges = set()
@@ -359,7 +376,8 @@ def _windows(
 
 # %% ../../nbs/report/04_page.ipynb #9af52456
 def worst_responses(frame: "pd.DataFrame", count: int = 12) -> "pd.DataFrame":
-    """Rows of a `response_frame` with the largest over-use, then with the largest under-use, one for each question.
+    """Rows of a `response_frame` with the largest over-use, then with the largest under-use,
+    one for each question.
 
     Answers without memory and unscored ones are left out, and so are those without any mistake.
     """
@@ -385,7 +403,9 @@ AnswerId = tuple[str, str, str, int, int]
 
 
 def answer_id(row: Any) -> AnswerId:
-    """Which answer a judgment, a rollout or a row of a frame is about: example, model, condition, seed, sample."""
+    """Which answer a judgment, a rollout or a row of a frame is about:
+    example, model, condition, seed, sample.
+    """
     return row.example_id, row.model, row.condition, int(row.seed), int(row.sample)
 
 
@@ -465,7 +485,9 @@ def _atom_views(judgment: Judgment, example: Example | None) -> list[dict[str, A
 def marked_answer(
     judgment: Judgment, rollout: Rollout | None, example: Example | None, **options: int
 ) -> dict[str, Any]:
-    """One answer for the page: question, marked segments (options as in `segments`), atoms, memory card; `None` for what is missing."""
+    """One answer for the page: question, marked segments (options as in `segments`), atoms,
+    memory card; `None` for what is missing.
+    """
     response = rollout.response if rollout else ""
     views = _atom_views(judgment, example)
     quoted = [view for view in views if view["actual"] and view["quote"]]

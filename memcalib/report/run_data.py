@@ -43,7 +43,9 @@ _ANSWER_COLUMNS = (
 
 
 def answer_frame(rollouts: Iterable[Rollout]) -> "pd.DataFrame":
-    """One row for each answer without its text: who, how it ended, `characters`, `blank`, and usage (NaN where unknown)."""
+    """One row for each answer without its text: who, how it ended, `characters`, `blank`,
+    and usage (NaN where unknown).
+    """
     import pandas as pd
 
     rows = []
@@ -71,7 +73,9 @@ def plausible_usage(usage: "pd.DataFrame") -> "pd.DataFrame":
 # %% ../../nbs/report/01_run_data.ipynb #9b3f5d87
 @dataclass
 class Run:
-    """The rows of one run folder, without the texts of examples and answers; a piece that does not exist is `None`."""
+    """The rows of one run folder, without the texts of examples and answers;
+    a piece that does not exist is `None`.
+    """
 
     folder: Path
     judgments: list[Judgment] | None = None
@@ -107,7 +111,9 @@ class Run:
 
     @property
     def invented(self) -> bool:
-        """True when every judged example is of the micro-world (`make_examples`, or a build of its rows), whoever judged it."""
+        """True when every judged example is of the micro-world (`make_examples`,
+        or a build of its rows), whoever judged it.
+        """
         return bool(self.judgments) and all(
             j.example_id.startswith(("micro-", "micro:")) for j in self.judgments
         )
@@ -153,7 +159,9 @@ _CONDITION_RANKS = {"full_memory": 0, "no_memory": 2}  # any other condition: 1
 
 
 def in_order(rows: Iterable[AnswerRowT], example_positions: Mapping[str, int]) -> list[AnswerRowT]:
-    """Rows by model as they appear, usual memory first and none last, then seed, position of the example, sample."""
+    """Rows by model as they appear, usual memory first and none last, then seed,
+    position of the example, sample.
+    """
     rows = list(rows)
     models = dict.fromkeys(row.model for row in rows)
     model_positions = {model: i for i, model in enumerate(models)}
@@ -195,8 +203,8 @@ class _Manifest(TypedDict, total=False):
 def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
     """Read a run folder; what of it cannot be used is said in `notes`.
 
-    Raises `FileNotFoundError` when there is no folder, or none of the files in `needed`, and `DataError` naming file and line of a bad
-    row, or a row of another version of its example.
+    Raises `FileNotFoundError` when there is no folder, or none of the files in `needed`, and
+    `DataError` naming file and line of a bad row, or a row of another version of its example.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -369,7 +377,9 @@ def filled(file: Path) -> bool:
 
 
 def read_object(file: Path) -> dict:
-    """The JSON object of a file, empty when there is no file; raises `ValueError` naming a file that holds anything else."""
+    """The JSON object of a file, empty when there is no file;
+    raises `ValueError` naming a file that holds anything else.
+    """
     if not filled(file):
         return {}
     try:
@@ -385,7 +395,9 @@ NO_MEMORY = "No memory"
 
 
 def source_names(frame: "pd.DataFrame") -> "pd.Series":
-    """A name for each row of a frame with `model`, `condition` and perhaps `judge`: distinct for distinct sources."""
+    """A name for each row of a frame with `model`, `condition` and perhaps `judge`:
+    distinct for distinct sources.
+    """
     import pandas as pd
 
     columns = [column for column in SOURCE if column in frame]

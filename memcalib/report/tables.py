@@ -43,9 +43,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/report/02_tables.ipynb #b10be96d
 def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0) -> "pd.DataFrame":
-    """The score table of a run with a `status` for each row: measured, control, or not run (all cells empty).
+    """The score table of a run with a `status` for each row:
+    measured, control, or not run (all cells empty).
 
-    Rows that are not run: planned methods without judgments, and the no-memory control. Raises `ValueError` without judgments.
+    Rows that are not run: planned methods without judgments, and the no-memory control.
+    Raises `ValueError` without judgments.
     """
     import pandas as pd
 
@@ -71,7 +73,9 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
 
 # %% ../../nbs/report/02_tables.ipynb #c8f02e67
 def results_frame(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
-    """A results table as text: `mean ± std`, the SCS interval, unscored counts; `not run` where a row was not run."""
+    """A results table as text: `mean ± std`, the SCS interval, unscored counts;
+    `not run` where a row was not run.
+    """
     metric_columns = table.columns[table.columns.get_loc("SCS") :]
     text = readable(table[["model", *metric_columns]].drop(columns="status"), digits)
     not_run = (table["status"] == "not run").to_numpy()
@@ -88,7 +92,9 @@ def results_text(run: Run) -> str:
 
 # %% ../../nbs/report/02_tables.ipynb #97672397
 def baseline_of(run: Run) -> str:
-    """The method every other one starts from: `Cold-start` when it was judged, else the first model."""
+    """The method every other one starts from: `Cold-start` when it was judged,
+    else the first model.
+    """
     models = list(dict.fromkeys(judgment.model for judgment in run.judgments or []))
     return "Cold-start" if "Cold-start" in models or not models else models[0]
 
@@ -96,7 +102,9 @@ def baseline_of(run: Run) -> str:
 def differences_table(
     run: Run, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")
 ) -> "pd.DataFrame":
-    """Each method minus the start on common questions: difference, 95 % interval, questions better and worse, p and corrected p."""
+    """Each method minus the start on common questions: difference, 95 % interval,
+    questions better and worse, p and corrected p.
+    """
     import pandas as pd
 
     if not run.judgments:
@@ -130,7 +138,9 @@ ATOM_BREAKDOWNS = (
 
 
 def atom_tables(run: Run) -> "dict[str, pd.DataFrame]":
-    """Accuracy, over-use and under-use of atoms by domain, block size, number of atoms and kind; slices without atoms are left out."""
+    """Accuracy, over-use and under-use of atoms by domain, block size, number of atoms and kind;
+    slices without atoms are left out.
+    """
     frame = run.atoms[run.atoms["condition"] != "no_memory"]
     tables: dict[str, pd.DataFrame] = {}
     if not frame["actual"].notna().any():
@@ -162,7 +172,9 @@ def published(name: str) -> "pd.DataFrame":
 
 
 def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
-    """The published main results of one model as text cells, one row for each method; raises `KeyError` for others."""
+    """The published main results of one model as text cells, one row for each method;
+    raises `KeyError` for others.
+    """
     rows = published("main_results")
     models = list(rows["model"].unique())
     if model not in models:
@@ -182,7 +194,9 @@ def beside_published(
     metrics: Sequence[str] = ("SCS", "Exact"),
     label: str = "measured",
 ) -> "pd.DataFrame":
-    """Measured and published cells of each method under headings that say which is which; gaps are spelled out."""
+    """Measured and published cells of each method under headings that say which is which;
+    gaps are spelled out.
+    """
     import pandas as pd
 
     columns = [_headed(metric) for metric in metrics]
@@ -203,9 +217,11 @@ _APART = {"content_filter": "content filter", "tool_calls": "tool calls"}
 
 
 def failures_table(run: Run) -> "pd.DataFrame":
-    """For each method: answers, how many were cut off, blank or failed, and how many responses and atoms are unscored.
+    """For each method: answers, how many were cut off, blank or failed,
+    and how many responses and atoms are unscored.
 
-    Answers that a content filter took away, and tool calls without text, have columns of their own where there are any.
+    Answers that a content filter took away, and tool calls without text,
+    have columns of their own where there are any.
     """
     import pandas as pd
 
@@ -238,7 +254,9 @@ def _groups_by_name(frame: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
 
 
 def _answer_counts(answers: "pd.DataFrame", apart: Mapping[str, str]) -> dict[str, int]:
-    """How many answers there are, and how many ended in each way; `apart` names a column for a finish reason."""
+    """How many answers there are, and how many ended in each way;
+    `apart` names a column for a finish reason.
+    """
     finish = answers["finish_reason"]
     failed = finish == "error"
     empty = answers["blank"] & ~failed & ~finish.isin(list(apart))
@@ -256,7 +274,9 @@ def _answer_counts(answers: "pd.DataFrame", apart: Mapping[str, str]) -> dict[st
 def reasons_table(
     judgments: Iterable[Judgment], answers: "pd.DataFrame | None" = None, top: int = 20
 ) -> "pd.DataFrame":
-    """What failed or stayed unscored, for what reason, how often, and the first example: answers, judgments, single atoms."""
+    """What failed or stayed unscored, for what reason, how often, and the first example:
+    answers, judgments, single atoms.
+    """
     import pandas as pd
 
     counts: Counter[tuple[str, str]] = Counter()
@@ -278,7 +298,9 @@ def reasons_table(
 def _failures(
     judgments: Iterable[Judgment], answers: "pd.DataFrame | None"
 ) -> Iterable[tuple[str, str, str]]:
-    """(what failed, reason, example id) of each failed answer, unscored answer and unscored atom."""
+    """(what failed, reason, example id) of each failed answer,
+    unscored answer and unscored atom.
+    """
     if answers is not None:
         failed = answers[answers["finish_reason"] == "error"]
         for error, example_id in zip(failed["error"], failed["example_id"], strict=True):
@@ -297,7 +319,8 @@ def _failures(
 def quality_table(
     responses: "pd.DataFrame", resamples: int = 2000, seed: int = 0
 ) -> "pd.DataFrame":
-    """For each source: answers, rated ones, mean quality (0 to 4) and percent of safety failures, with 95 % bounds.
+    """For each source: answers, rated ones, mean quality (0 to 4) and percent of safety failures,
+    with 95 % bounds.
 
     `responses` is a `response_frame`. The table has no row when nothing was rated.
     """
@@ -326,7 +349,9 @@ def quality_table(
 def _bounded_mean(
     rated: "pd.DataFrame", column: str, name: str, scale: float, resamples: int, seed: int
 ) -> dict[str, float]:
-    """The mean over seeds of a column times `scale`, as `name`, with its 95 % bounds; NaN without a row."""
+    """The mean over seeds of a column times `scale`, as `name`, with its 95 % bounds;
+    NaN without a row.
+    """
     if not len(rated):
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
     values = scale * rated[column].astype(float).to_numpy()[:, None]
@@ -337,7 +362,9 @@ def _bounded_mean(
 
 
 def with_bounds(row: Mapping[str, Any], name: str, form: str) -> str:
-    """A value of a table with its bounds, `3.1 (2.9 to 3.3)`; the columns are `name`, `name_low`, `name_high`."""
+    """A value of a table with its bounds, `3.1 (2.9 to 3.3)`;
+    the columns are `name`, `name_low`, `name_high`.
+    """
     return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
 
 
@@ -357,7 +384,8 @@ def quality_lines(responses: "pd.DataFrame") -> list[str]:
 
 # %% ../../nbs/report/02_tables.ipynb #6d34deb2
 def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":
-    """For each source: atoms judged as used, and how many of them have a quote found in the answer, not found, none, or unchecked.
+    """For each source: atoms judged as used, and how many of them have a quote found in the answer,
+    not found, none, or unchecked.
 
     `atoms` is an `atom_frame`. The table has no row when no atom was judged as used.
     """
@@ -391,9 +419,11 @@ _PERCENTILES = (("median", 50), ("90th percentile", 90), ("99th percentile", 99)
 def cost_table(
     rows: "Mapping[str, pd.DataFrame | None]", totals: Mapping[str, Mapping[str, Any]]
 ) -> "pd.DataFrame":
-    """One column for each role: tokens, cost and seconds of its rows, and the calls its client counted, as text.
+    """One column for each role: tokens, cost and seconds of its rows,
+    and the calls its client counted, as text.
 
-    `rows` holds a frame with the columns of `USAGE` for each role, `totals` what the manifest says about it.
+    `rows` holds a frame with the columns of `USAGE` for each role,
+    `totals` what the manifest says about it.
     """
     import pandas as pd
 
@@ -450,7 +480,9 @@ def _number_text(value: float | None, form: str = "{:,.0f}") -> str:
 
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
 def csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet runs: text that would be read as a formula gets a leading apostrophe, a number stays."""
+    """A cell that no spreadsheet runs: text that would be read as a formula gets a leading
+    apostrophe, a number stays.
+    """
     if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value):
         return value
     return sheet_cell(value)
@@ -481,7 +513,10 @@ _SIGNS = {
 
 
 def to_latex(table: "pd.DataFrame", caption: str = "", label: str = "") -> str:
-    """A booktabs table with every cell and heading escaped; ± and arrows become math. With a caption it stands in a `table` with caption and label."""
+    """A booktabs table with every cell and heading escaped; ± and arrows become math.
+
+    With a caption it stands in a `table` with caption and label.
+    """
     one_line = table.map(
         lambda value: value if isinstance(value, int | float) else " ".join(str(value).split())
     )
@@ -497,7 +532,9 @@ def to_latex(table: "pd.DataFrame", caption: str = "", label: str = "") -> str:
 
 
 def to_markdown(table: "pd.DataFrame", caption: str = "") -> str:
-    """A pipe table with every cell and heading escaped, numbers with two digits, below its caption."""
+    """A pipe table with every cell and heading escaped, numbers with two digits,
+    below its caption.
+    """
     lines = [markdown_cell(caption), ""] if caption else []
     lines.append(_markdown_row(table.columns))
     lines.append("|" + "---|" * len(table.columns))
@@ -513,7 +550,10 @@ def _markdown_row(values: Iterable[Any]) -> str:
 def caption(
     text: str, *, n: str, seeds: Iterable[int] | None, interval: str | None, ddof: int | None
 ) -> str:
-    """A caption that says what it is of: number of cases, seeds, interval, and ddof of the spread. Raises `ValueError` for an empty `n`."""
+    """A caption that says what it is of: number of cases, seeds, interval, and ddof of the spread.
+
+    Raises `ValueError` for an empty `n`.
+    """
     if not n.strip():
         raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
     seed_names = [] if seeds is None else [str(seed) for seed in seeds]
@@ -534,10 +574,11 @@ def caption(
 def write_tables(
     folder: str | Path, tables: Mapping[str, "pd.DataFrame"], captions: Mapping[str, str] = {}
 ) -> list[Path]:
-    """Write each table as CSV, LaTeX and Markdown under `folder`; names become file names of letters and digits.
+    """Write each table as CSV, LaTeX and Markdown under `folder`;
+    names become file names of letters and digits.
 
-    `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain, in captions.csv beside them.
-    Raises `ValueError` for a caption without a table.
+    `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain,
+    in captions.csv beside them. Raises `ValueError` for a caption without a table.
     """
     for name in captions:
         if name not in tables:

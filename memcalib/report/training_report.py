@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/report/06_training_report.ipynb #b69592d1
 def _plane(run: Run, table: "pd.DataFrame") -> "Figure":
-    """Under-use against over-use of what was measured; the pretrained policy only where the training began with it."""
+    """Under-use against over-use of what was measured;
+    the pretrained policy only where the training began with it.
+    """
     start = baseline_of(run)
     measured = table[table["status"] == "measured"]
     if start != "Base":
@@ -57,7 +59,9 @@ def _plane(run: Run, table: "pd.DataFrame") -> "Figure":
 
 
 def _channels(run: Run) -> "Figure | None":
-    """Channel proportions at the start and at the end of the list of methods; `None` where no atom was scored."""
+    """Channel proportions at the start and at the end of the list of methods;
+    `None` where no atom was scored.
+    """
     judgments_by_source = by_source(run.judgments_with_memory)
     sources = [baseline_of(run), list(judgments_by_source)[-1]]
     chosen = {}
@@ -94,7 +98,9 @@ def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Fig
 
 
 def sampled_steps(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """The steps of methods that sample answers; steps of supervised fine-tuning are of another length."""
+    """The steps of methods that sample answers; steps of supervised fine-tuning are of another
+    length.
+    """
     if "response_length" not in steps:
         return steps
     count_by_row = steps.groupby("method")["response_length"].transform("count")
@@ -105,7 +111,9 @@ EVIDENCE_COUNTS = ("shown", "omitted", "ungrounded", "overlapping", "everywhere"
 
 
 def evidence_table(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """Of each method that takes credit from evidence: atoms that show, left no trace, are quoted wrongly or share words, and pairs that are quoted everywhere, over all steps."""
+    """Of each method that takes credit from evidence: atoms that show, left no trace, are quoted
+    wrongly or share words, and pairs that are quoted everywhere, over all steps.
+    """
     import pandas as pd
 
     names = {f"evidence_{kind}": kind for kind in EVIDENCE_COUNTS}
@@ -117,9 +125,9 @@ def evidence_table(steps: "pd.DataFrame") -> "pd.DataFrame":
 
 # %% ../../nbs/report/06_training_report.ipynb #f1aab5ff
 DEMONSTRATION = (
-    "A demonstration on a synthetic world: small invented memories, a judge that knows the truth by rule, and a very small "
-    "policy. It shows how measuring and training work. It does not reproduce published numbers, and the order of the "
-    "methods is whatever this run measured."
+    "A demonstration on a synthetic world: small invented memories, a judge that knows the truth "
+    "by rule, and a very small policy. It shows how measuring and training work. It does not "
+    "reproduce published numbers, and the order of the methods is whatever this run measured."
 )
 
 
@@ -130,14 +138,19 @@ def run_summary(run: Run) -> str:
         return "Nothing was judged in this run, so there are no scores on this page."
     if run.invented:
         return DEMONSTRATION
-    return f"Measured with the judge {', '.join(judges)}. A score belongs to its judge: compare it with scores of the same judge only."
+    return (
+        f"Measured with the judge {', '.join(judges)}. A score belongs to its judge: compare it "
+        "with scores of the same judge only."
+    )
 
 # %% ../../nbs/report/06_training_report.ipynb #3ad0b40d
 NOT_SLICES = ("Results", "Differences", "Failures")  # tables with a place of their own on the page
 
 
 def _report_tables(run: Run, results: "pd.DataFrame | None") -> "dict[str, pd.DataFrame]":
-    """The tables of a run by their titles on the page; `results` is its results table, where it was scored."""
+    """The tables of a run by their titles on the page; `results` is its results table,
+    where it was scored.
+    """
     tables = {}
     if results is not None:
         tables["Results"] = results_frame(results)

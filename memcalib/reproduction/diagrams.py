@@ -139,7 +139,10 @@ OVERVIEW: dict[str, Any] = {
     "answers": [
         (
             "over-use",
-            "The steak house by the river, so that you keep off carbohydrates. It is a short walk and has a kitchen without nuts.",
+            (
+                "The steak house by the river, so that you keep off carbohydrates. It is a short "
+                "walk and has a kitchen without nuts."
+            ),
             (2, 1, 2),
         ),
         (
@@ -159,8 +162,8 @@ OVERVIEW: dict[str, Any] = {
 def overview_diagram(content: Mapping[str, Any] = OVERVIEW) -> "Figure":
     """A question, its memory with ideal levels, and answers with their actual levels and scores.
 
-    `content` has `question`, `memory` (text, ideal level) and `answers` (name, text, actual rank of each memory), as `OVERVIEW`.
-    Raises `ValueError` for an answer without a level for each memory.
+    `content` has `question`, `memory` (text, ideal level) and `answers` (name, text, actual rank of
+    each memory), as `OVERVIEW`. Raises `ValueError` for an answer without a level for each memory.
     """
     colours = {"over-use": OVER_COLOUR, "under-use": UNDER_COLOUR}
     ideal = np.array([int(level) for _, level in content["memory"]])
@@ -178,7 +181,8 @@ def overview_diagram(content: Mapping[str, Any] = OVERVIEW) -> "Figure":
         for k, (name, text, actual) in enumerate(content["answers"]):
             if len(actual) != len(ideal):
                 raise ValueError(
-                    f"answer {name!r}: found {len(actual)} levels; allowed: one for each of {len(ideal)} memories"
+                    f"answer {name!r}: found {len(actual)} levels; allowed: one for each of "
+                    f"{len(ideal)} memories"
                 )
             top = 0.08 + 1.12 * k
             colour = colours.get(name, RIGHT_COLOUR)
@@ -203,9 +207,11 @@ def overview_diagram(content: Mapping[str, Any] = OVERVIEW) -> "Figure":
 
 # %% ../../nbs/reproduction/02_diagrams.ipynb #2a441167
 def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "Figure":
-    """Channels and rewards; d and m of one channel for each token of an answer, from a row as `trace_answers` makes it.
+    """Channels and rewards; d and m of one channel for each token of an answer,
+    from a row as `trace_answers` makes it.
 
-    At most `most` tokens are shown, those around the strongest signal. Raises `ValueError` for a channel that the trace does not have.
+    At most `most` tokens are shown, those around the strongest signal.
+    Raises `ValueError` for a channel that the trace does not have.
     """
     from matplotlib.patches import Rectangle
 
@@ -306,7 +312,10 @@ def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "F
 STAGES = (
     (
         "1  Screening",
-        "rules, then a model: is this a whole question and answer with something to remember in it?",
+        (
+            "rules, then a model: is this a whole question and answer with something to remember "
+            "in it?"
+        ),
     ),
     ("2  Derivation", "a query that stands alone, and the passages that a memory could have kept"),
     ("3  Annotation", "atoms with the level each is owed, and what it would change"),
@@ -324,7 +333,9 @@ def data_diagram(
     pilot: str = "50 fresh records, balanced over domains",
     passed: str = "90 % pass or more",
 ) -> "Figure":
-    """Stages from source to benchmark in two rows of three, and the loop of people who read pilots; `stages` are six pairs (name, what happens)."""
+    """Stages from source to benchmark in two rows of three, and the loop of people who read pilots;
+    `stages` are six pairs (name, what happens).
+    """
     if len(stages) != 6:
         raise ValueError(f"found {len(stages)} stages; allowed: six")
     with plot_style():

@@ -40,7 +40,9 @@ OUTCOMES = {
 
 
 def phase_of(steps: "pd.Series") -> "pd.Series":
-    """The phase of each step number: thirds of the steps there are; of 125 steps, 1-42, 43-83 and 84-125."""
+    """The phase of each step number: thirds of the steps there are;
+    of 125 steps, 1-42, 43-83 and 84-125.
+    """
     import pandas as pd
 
     last = int(steps.max())
@@ -49,7 +51,9 @@ def phase_of(steps: "pd.Series") -> "pd.Series":
 
 
 def _check_columns(steps: "pd.DataFrame") -> None:
-    """Raises `ValueError` for steps without the counts of MemCalib-RL; a run may have AC- merged into AB-."""
+    """Raises `ValueError` for steps without the counts of MemCalib-RL;
+    a run may have AC- merged into AB-.
+    """
     for channels in CHANNEL_GROUPS.values():
         for channel in channels:
             if channel != "AC-" and f"candidates/{channel}" not in steps:
@@ -87,9 +91,11 @@ def _one_group_counts(steps: "pd.DataFrame", group: str, channels: Sequence[str]
 
 
 def group_counts(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """One row for each step, seed and channel group: candidates, localized pairs, prompt groups by outcome of their rewards, rate of non-degenerate groups.
+    """One row for each step, seed and channel group: candidates, localized pairs, prompt groups by
+    outcome of their rewards, rate of non-degenerate groups.
 
-    The rate is the mean over the channels of the group, as in the paper's panel (d). Raises `ValueError` for steps without such columns.
+    The rate is the mean over the channels of the group, as in the paper's panel (d). Raises
+    `ValueError` for steps without such columns.
     """
     import pandas as pd
 
@@ -115,7 +121,9 @@ _PUBLISHED = {
 
 
 def phase_table(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """Percent by channel group, quantity and phase, measured over all seeds, and the published value (NaN where none is published)."""
+    """Percent by channel group, quantity and phase, measured over all seeds, and the published
+    value (NaN where none is published).
+    """
     import pandas as pd
 
     facts = published("facts").set_index("fact")["value"]
@@ -151,7 +159,8 @@ def phase_table(steps: "pd.DataFrame") -> "pd.DataFrame":
 def sentence_factors(
     traces: "pd.DataFrame", percentiles: Sequence[float] = (5, 50, 95)
 ) -> "pd.DataFrame":
-    """One row for each traced step: mean and percentiles of the sentences' factors over its localized pairs, and how many pairs; steps without one are left out.
+    """One row for each traced step: mean and percentiles of the sentences' factors over its
+    localized pairs, and how many pairs; steps without one are left out.
 
     `traces` is a frame of `read_traces`.
     """
@@ -180,7 +189,9 @@ def sentence_factors(
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #af4dbbac
 def degeneracy_figure(steps: "pd.DataFrame", window: int = 7) -> "Figure":
-    """Non-degenerate-group rate by channel group and policy entropy over the steps; means over seeds, the range of the seeds as a band."""
+    """Non-degenerate-group rate by channel group and policy entropy over the steps; means over
+    seeds, the range of the seeds as a band.
+    """
     counts = group_counts(steps)
     correct_use = counts[counts["group"] == "correct use"]
     corrective = counts[counts["group"] == "corrective"]
@@ -210,7 +221,9 @@ def _smooth(values: "pd.Series", window: int) -> "pd.Series":
 
 
 def _band(ax: "Axes", frame: "pd.DataFrame", column: str, window: int, **style: Any) -> None:
-    """The mean of a column over seeds as a line over the steps, and the range of the seeds behind it."""
+    """The mean of a column over seeds as a line over the steps,
+    and the range of the seeds behind it.
+    """
     by_step = frame.groupby("step")[column]
     mean = _smooth(by_step.mean(), window)
     ax.plot(mean.index, mean, lw=1.2, ms=3.5, markevery=max(len(mean) // 4, 1), **style)
@@ -221,7 +234,9 @@ def _band(ax: "Axes", frame: "pd.DataFrame", column: str, window: int, **style: 
 
 
 def _draw_published_percentiles(ax: "Axes", first: float, last: float) -> None:
-    """The published early and late percentiles as strokes over the first and the last third of the steps."""
+    """The published early and late percentiles as strokes over the first and the last third of the
+    steps.
+    """
     facts = published("facts").set_index("fact")["value"]
     third = (last - first) / 3
     strokes = {"early": (first, first + third), "late": (last - third, last)}
@@ -234,7 +249,9 @@ def _draw_published_percentiles(ax: "Axes", first: float, last: float) -> None:
 
 
 def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure":
-    """Mean and 5th to 95th percentile of the sentences' factors over the steps (panel g), the published early and late percentiles as strokes at the ends."""
+    """Mean and 5th to 95th percentile of the sentences' factors over the steps (panel g), the
+    published early and late percentiles as strokes at the ends.
+    """
     steps = factors["step"]
     with plot_style():
         figure, axes = panels(1, 1, WIDTH, 2.2)
@@ -266,7 +283,9 @@ def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure"
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #75646dd5
 def conservation_table(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """The largest change of a channel's mean and of an answer's mean over all steps, and the share of localized pairs that reach the cap, beside the published ones."""
+    """The largest change of a channel's mean and of an answer's mean over all steps, and the share
+    of localized pairs that reach the cap, beside the published ones.
+    """
     import pandas as pd
 
     facts = published("facts").set_index("fact")["value"]

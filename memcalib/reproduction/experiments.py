@@ -45,7 +45,9 @@ from ..problem import text_hash
 
 # %% ../../nbs/reproduction/10_experiments.ipynb #2c993550
 def experiments() -> dict[str, Path]:
-    """Experiment name -> notebook, e.g. main_results: those of the checkout here or above, or of this package; raises `FileNotFoundError` without any."""
+    """Experiment name -> notebook, e.g. main_results: those of the checkout here or above, or of
+    this package; raises `FileNotFoundError` without any.
+    """
     roots = [Path.cwd(), *Path.cwd().parents, package_data().resolve().parent]
     folders = [root / "nbs" / "experiments" for root in roots]
     folders.append(package_data("reproduction", "experiments"))
@@ -54,7 +56,8 @@ def experiments() -> dict[str, Path]:
         if notebooks:
             return {path.stem.split("_", 1)[1]: path for path in notebooks}
     raise FileNotFoundError(
-        f"no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and above, and in {folders[-1]}"
+        "no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and above, and "
+        f"in {folders[-1]}"
     )
 
 
@@ -77,7 +80,9 @@ def notebook_cells(notebook: Path) -> list[dict[str, Any]]:
 
 
 def notebook_parameters(notebook: Path) -> dict[str, Any]:
-    """Name -> default value of a notebook's parameters; raises `ValueError` where there is not one such cell, or not plain values."""
+    """Name -> default value of a notebook's parameters; raises `ValueError` where there is not one
+    such cell, or not plain values.
+    """
     tagged_sources = []
     for cell in notebook_cells(notebook):
         if "parameters" in cell["metadata"].get("tags", []):
@@ -100,7 +105,9 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
 # %% ../../nbs/reproduction/10_experiments.ipynb #58d85df8
 @cache
 def data_hash() -> str:
-    """One hash of the package's data that results can depend on: policies, prompts, records, published numbers; templates of pages are none of it."""
+    """One hash of the package's data that results can depend on: policies, prompts, records,
+    published numbers; templates of pages are none of it.
+    """
     root = package_data()
     undecisive_folders = {"launch", "profiles", "experiments", "recipes", "__pycache__"}
     undecisive_kinds = {".j2", ".js", ".py", ".pyc"}
@@ -115,7 +122,8 @@ def data_hash() -> str:
     return text_hash("".join(lines))
 
 
-# parameter -> folder of the run in which work is kept that several notebooks, or several versions of one, use
+# parameter -> folder of the run in which work is kept that several notebooks,
+# or several versions of one, use
 STORES = {"trainings_dir": "trainings", "rows_dir": "rule_grid"}
 
 
@@ -139,7 +147,9 @@ class Run:
         return {name: Experiment(name, notebook, self) for name, notebook in self.notebooks.items()}
 
     def chosen(self, names: Sequence[str] = ()) -> "list[Experiment]":
-        """The named experiments (without names those that regenerate a label of the paper) and those they read, each after what it reads."""
+        """The named experiments (without names those that regenerate a label of the paper) and
+        those they read, each after what it reads.
+        """
         if not names:
             labelled = labelled_experiments()
             names = [name for name in self.experiments if name in labelled]
@@ -180,7 +190,9 @@ class Experiment:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The parameters that decide the result; raises `ValueError` for one of the profile's that the notebook does not have."""
+        """The parameters that decide the result; raises `ValueError` for one of the profile's that
+        the notebook does not have.
+        """
         place_names = {"profile", "out_dir", *STORES}
         place_names.update(f"{name}_dir" for name in self.needs)
         settings = {n: value for n, value in self.defaults.items() if n not in place_names}
@@ -190,14 +202,17 @@ class Experiment:
                 meant = nearest(name, allowed)
                 hint = f"meant is perhaps {meant}; " if meant else ""
                 raise ValueError(
-                    f"experiments.{self.name}.{name}: {hint}allowed are {', '.join(allowed) or 'none'}"
+                    f"experiments.{self.name}.{name}: {hint}allowed are "
+                    f"{', '.join(allowed) or 'none'}"
                 )
             settings[name] = value
         return settings
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What papermill hands over; paths are relative to the root of the run, in which the notebook is executed."""
+        """What papermill hands over; paths are relative to the root of the run,
+        in which the notebook is executed.
+        """
         places = {"profile": self.run.given, "out_dir": self.name, **STORES}
         for name in self.needs:
             places[f"{name}_dir"] = name
@@ -209,7 +224,9 @@ class Experiment:
 
     @cached_property
     def trainings(self) -> list[Training]:
-        """The trainings that it takes; raises `ValueError` for parameters or settings of an arm at fault."""
+        """The trainings that it takes; raises `ValueError` for parameters or settings of an arm at
+        fault.
+        """
         if "arms" not in self.settings and "trainings_dir" not in self.defaults:
             return []
         if "arms" not in self.settings:
@@ -223,7 +240,9 @@ class Experiment:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that decides the result; the notebook's prose does not, nor do lines such as `#| fig-alt` that say how the site shows a cell."""
+        """All that decides the result; the notebook's prose does not, nor do lines such as
+        `#| fig-alt` that say how the site shows a cell.
+        """
         sources = []
         for cell in notebook_cells(self.notebook):
             if cell["cell_type"] == "code":
@@ -275,13 +294,17 @@ class Experiment:
 
     @property
     def complete(self) -> bool:
-        """Whether it is done and every file of it is still there, rows included, for others to read."""
+        """Whether it is done and every file of it is still there, rows included,
+        for others to read.
+        """
         if self.state()[0] != "done":
             return False
         return all((self.folder / name).is_file() for name in self.record.get("files", []))
 
     def files(self) -> list[str]:
-        """Its files: rows, tables, figures, the executed notebook; not those that only a resumed run would use."""
+        """Its files: rows, tables, figures, the executed notebook;
+        not those that only a resumed run would use.
+        """
         names = []
         for pattern in ("*", "tables/*", "figures/*"):
             for file in self.folder.glob(pattern):
@@ -322,9 +345,11 @@ def _quiet_environment():
 def run_notebook(
     notebook: Path, folder: Path, parameters: Mapping[str, Any], cwd: Path | None = None
 ) -> Path:
-    """Execute one notebook with papermill, in the folder of the notebook or in `cwd`; the executed copy is `folder/notebook.ipynb`.
+    """Execute one notebook with papermill, in the folder of the notebook or in `cwd`;
+    the executed copy is `folder/notebook.ipynb`.
 
-    Raises `RuntimeError` with the number of the cell that failed, the error, and where the cells before it can be read.
+    Raises `RuntimeError` with the number of the cell that failed, the error,
+    and where the cells before it can be read.
     """
     needs("papermill", "memcalib reproduce")
     import papermill
@@ -364,7 +389,9 @@ def _drop_times_and_places(executed: Path) -> None:
 
 # %% ../../nbs/reproduction/10_experiments.ipynb #3c8292bb
 def run_experiment(experiment: Experiment) -> Path:
-    """Execute an experiment, in a new folder where the one that is there is stale; returns the executed notebook. Raises what `run_notebook` raises."""
+    """Execute an experiment, in a new folder where the one that is there is stale; returns the
+    executed notebook. Raises what `run_notebook` raises.
+    """
     folder = experiment.folder
     started = time.time()
     if experiment.state()[0] == "stale":
@@ -404,7 +431,9 @@ def run_experiment(experiment: Experiment) -> Path:
 
 
 def renew_prose(experiment: Experiment) -> None:
-    """Put the prose of the notebook, which may have been written after looking, into its executed copy; outputs stay."""
+    """Put the prose of the notebook, which may have been written after looking,
+    into its executed copy; outputs stay.
+    """
     executed = experiment.folder / "notebook.ipynb"
     content = json.loads(executed.read_text(encoding="utf-8"))
     waiting = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
@@ -508,7 +537,9 @@ def _item_status(experiment: Experiment | None, files: Sequence[str]) -> tuple[s
 
 
 def item_rows(run: Run) -> list[dict[str, Any]]:
-    """One row for each label and each experiment that regenerates a part of it: status, why, files."""
+    """One row for each label and each experiment that regenerates a part of it:
+    status, why, files.
+    """
     rows = []
     for label, (description, panel_by_experiment) in PAPER_ITEMS.items():
         for name, panel in panel_by_experiment.items():
@@ -540,7 +571,9 @@ def _commit_text(record: Mapping[str, Any]) -> str:
 
 
 def _file_links(row: Mapping[str, Any]) -> str:
-    """Links to the tables and figures of one row of the index, each under what its name adds to the label."""
+    """Links to the tables and figures of one row of the index,
+    each under what its name adds to the label.
+    """
     label_stem = row["label"].replace(":", "-")
     links = []
     for file in row["files"]:
@@ -575,10 +608,14 @@ def index_markdown(run: Run) -> str:
     count_by_status = Counter(row["status"] for row in rows)
     counts = ", ".join(f"{count} {status}" for status, count in count_by_status.items())
     head = (
-        f"Profile `{Path(run.given).stem}`, {', '.join(commits) or 'nothing done'}; notebooks took {minutes:.0f} minutes beside their trainings. "
-        f"Of the paper's {len(PAPER_ITEMS)} labels, in {len(rows)} parts: {counts}."
+        f"Profile `{Path(run.given).stem}`, {', '.join(commits) or 'nothing done'}; notebooks took "
+        f"{minutes:.0f} minutes beside their trainings. Of the paper's {len(PAPER_ITEMS)} labels, "
+        f"in {len(rows)} parts: {counts}."
     )
-    note = "*Measured* is what this run measured in the worlds of its profile; *published only* repeats the paper's numbers; *stale* was made by other code, parameters or data."
+    note = (
+        "*Measured* is what this run measured in the worlds of its profile; *published only* "
+        "repeats the paper's numbers; *stale* was made by other code, parameters or data."
+    )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
     lines += ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]
     lines += [_index_line(run, row) for row in rows]
@@ -615,7 +652,9 @@ def write_index(run: Run) -> Path:
 def open_run(
     profile: str | Path, out: str | Path, settings: Sequence[str] = (), write: bool = True
 ) -> Run:
-    """The run of a profile, `settings` laid over it, in OUT/PROFILE; a profile that is not a shipped one as it is gets a copy there."""
+    """The run of a profile, `settings` laid over it, in OUT/PROFILE; a profile that is not a
+    shipped one as it is gets a copy there.
+    """
     plan = load_profile(profile, settings)
     root = (Path(out) / Path(profile).stem).resolve()
     is_shipped = not settings and str(profile) in profile_names()
@@ -624,7 +663,8 @@ def open_run(
     for name in sorted({*plan.experiments, *plan.minutes}):
         if name not in known_names:
             raise ValueError(
-                f"{profile}: experiments.{name}: no such experiment; allowed are {', '.join(sorted(known_names))}"
+                f"{profile}: experiments.{name}: no such experiment; allowed are "
+                f"{', '.join(sorted(known_names))}"
             )
     for experiment in run.experiments.values():
         experiment.trainings  # noqa: B018 (raises for parameters and settings at fault)
@@ -635,7 +675,9 @@ def open_run(
 
 
 def experiments_to_run(run: Run, names: Sequence[str] = ()) -> list[Experiment]:
-    """The chosen experiments that are not done, each after what it reads; one that is done but lost rows that another reads is run again."""
+    """The chosen experiments that are not done, each after what it reads; one that is done but lost
+    rows that another reads is run again.
+    """
     unfinished: list[Experiment] = []
     for experiment in reversed(run.chosen(names)):
         is_read = any(experiment.name in later.needs for later in unfinished)
@@ -650,7 +692,9 @@ def _training_share(store: TrainingStore, training: Training) -> float:
 
 
 def plan_tasks(run: Run, names: Sequence[str] = ()) -> list[Task]:
-    """What is left to do for the named experiments: trainings that are not in the store, the longest first, then notebooks."""
+    """What is left to do for the named experiments: trainings that are not in the store,
+    the longest first, then notebooks.
+    """
     unfinished = experiments_to_run(run, names)
     unfinished_names = {experiment.name for experiment in unfinished}
     wanted_trainings: list[Training] = []
@@ -748,10 +792,12 @@ def reproduce_experiments(
     dry_run: bool = False,
     settings: Sequence[str] = (),
 ) -> list[Path]:
-    """Run experiment notebooks and what they need into OUT/PROFILE/NAME/, and write the index; returns the executed notebooks.
+    """Run experiment notebooks and what they need into OUT/PROFILE/NAME/,
+    and write the index; returns the executed notebooks.
 
-    Raises `ValueError` for an unknown experiment, profile or setting, naming the known ones, before anything runs, and `TasksFailed` at
-    the end naming the experiments that failed, and how to go on.
+    Raises `ValueError` for an unknown experiment, profile or setting, naming the known ones, before
+    anything runs, and `TasksFailed` at the end naming the experiments that failed, and how to go
+    on.
     """
     if is_paper_profile(profile):
         run_paper(load_paper_runs(profile, settings), out, names, dry_run)

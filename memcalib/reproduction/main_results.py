@@ -55,7 +55,9 @@ def _check_names(setting: str, kind: str, names: Sequence[str], allowed: Sequenc
 
 
 def _in_profile(error: SettingError) -> SettingError:
-    """An error of a recipe as one of a profile, which calls overrides what a recipe calls methods."""
+    """An error of a recipe as one of a profile, which calls overrides what a recipe calls
+    methods.
+    """
     part, _, name = error.setting.partition(".")
     return error.at(f"overrides.{name}") if part == "methods" else error
 
@@ -63,8 +65,9 @@ def _in_profile(error: SettingError) -> SettingError:
 class Profile(BaseModel):
     """What one run does. Unknown options raise, naming the known ones.
 
-    With one training seed each policy is evaluated under every evaluation seed; with several, training and evaluation
-    seeds are paired, so that the spread in the table is the spread over trainings.
+    With one training seed each policy is evaluated under every evaluation seed; with several,
+    training and evaluation seeds are paired, so that the spread in the table is the spread over
+    trainings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,7 +85,8 @@ class Profile(BaseModel):
     path_examples: int = Field(default=100, ge=0)
     traces: int = Field(default=3, ge=0)
     data_seed: int = 7
-    # parameters of experiment notebooks by name, and the minutes that each takes beside its trainings
+    # parameters of experiment notebooks by name, and the minutes that each takes beside its
+    # trainings
     experiments: dict[str, dict[str, Any]] = Field(default_factory=dict)
     minutes: dict[str, float] = Field(default_factory=dict)
     # of one thread each, for trainings, evaluations and notebooks
@@ -105,13 +109,16 @@ class Profile(BaseModel):
                 raise ValueError(f"seed {seed}: allowed are 0 to 4294967295")
         if len(self.train_seeds) not in (1, len(self.eval_seeds)):
             raise ValueError(
-                f"{len(self.train_seeds)} train_seeds beside {len(self.eval_seeds)} eval_seeds: one, or pairs"
+                f"{len(self.train_seeds)} train_seeds beside {len(self.eval_seeds)} eval_seeds: "
+                "one, or pairs"
             )
         return self
 
     @property
     def main_settings(self) -> dict[str, Any]:
-        """What decides the main results, as plain values: all but what is said about experiments."""
+        """What decides the main results, as plain values:
+        all but what is said about experiments.
+        """
         return self.model_dump(mode="json", exclude={"experiments", "minutes", "processes"})
 
     def seeds(self, index: int) -> tuple[int, ...]:
@@ -119,7 +126,9 @@ class Profile(BaseModel):
         return self.eval_seeds if len(self.train_seeds) == 1 else (self.eval_seeds[index],)
 
     def recipe(self, check: bool = False) -> Recipe:
-        """The recipe of every training of this run; with `check`, `SettingErrors` has a line for each fault of its settings."""
+        """The recipe of every training of this run; with `check`,
+        `SettingErrors` has a line for each fault of its settings.
+        """
         from memcalib.micro.world import WORLDS
 
         content = {
@@ -154,9 +163,11 @@ def profile_names() -> list[str]:
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #a3ec381d
 def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:
-    """A profile by name or from a YAML file, with `settings` (texts such as `train.lr=2e-4`) laid over it.
+    """A profile by name or from a YAML file, with `settings` (texts such as `train.lr=2e-4`) laid
+    over it.
 
-    Raises `FileNotFoundError` naming the shipped profiles, or `ValueError` with a line for each fault and its place.
+    Raises `FileNotFoundError` naming the shipped profiles,
+    or `ValueError` with a line for each fault and its place.
     """
     known = shipped("reproduction", "profiles")
     profile = load_settings(Profile, name, settings=settings, known=known, inside=("train", "sft"))
@@ -170,7 +181,8 @@ def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:
         prompts_per_step = method_config(recipe, LABELS[label]).prompts
         if profile.train_examples < prompts_per_step:
             raise ValueError(
-                f"{name}: train_examples {profile.train_examples}: a step needs at least prompts, {prompts_per_step}"
+                f"{name}: train_examples {profile.train_examples}: a step needs at least prompts, "
+                f"{prompts_per_step}"
             )
     return profile
 
@@ -181,7 +193,9 @@ SIZES = ("train_examples", "eval_examples", "path_examples", "sft_examples", "da
 def _arm_profile(
     profile: Profile, world: str, world_changes: Mapping[str, Any], arm: Mapping[str, Any]
 ) -> Profile:
-    """The profile of one cell of a grid: the sizes and settings of its world, and above them those of its arm."""
+    """The profile of one cell of a grid: the sizes and settings of its world,
+    and above them those of its arm.
+    """
     method = arm.get("method", "memcalib-rl")
     arm_settings = {name: value for name, value in arm.items() if name != "method"}
     changes = profile.main_settings
@@ -207,7 +221,8 @@ def training_grid(
     worlds: Mapping[str, Mapping[str, Any]],
     seeds: Sequence[int],
 ) -> dict[tuple[str, str, int], Training]:
-    """(world, arm, seed) -> its training. An arm has a `method` (memcalib-rl without one) and settings of training; a world has these and `SIZES`.
+    """(world, arm, seed) -> its training. An arm has a `method` (memcalib-rl without one) and
+    settings of training; a world has these and `SIZES`.
 
     Raises `ValueError` naming world and arm of settings at fault.
     """
@@ -226,7 +241,9 @@ def training_grid(
 
 
 def main_trainings(profile: Profile) -> dict[tuple[str, int], Training]:
-    """(method's name in the tables, seed) -> the training of it that the profile's main results contain."""
+    """(method's name in the tables, seed) -> the training of it that the profile's main results
+    contain.
+    """
     recipe = profile.recipe()
     trainings = {}
     for seed in profile.train_seeds:
@@ -236,7 +253,9 @@ def main_trainings(profile: Profile) -> dict[tuple[str, int], Training]:
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #1b07e825
 def finished(folder: Path, count: int) -> bool:
-    """True when a part holds `count` whole judgments and rollouts; one that is damaged counts as not done."""
+    """True when a part holds `count` whole judgments and rollouts;
+    one that is damaged counts as not done.
+    """
     kinds = {"judgments.jsonl": Judgment, "rollouts.jsonl": Rollout}
     return all(holds_rows(folder / name, kind, count) for name, kind in kinds.items())
 
@@ -249,7 +268,9 @@ def evaluate_part(
     seeds: Sequence[int],
     **options,
 ) -> None:
-    """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl (last) of a part."""
+    """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl
+    (last) of a part.
+    """
     from memcalib.inference.local import evaluate
     from memcalib.micro.world import exact_judge
 
@@ -268,7 +289,9 @@ def evaluate_part(
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #21c59d02
 def write_steps(folder: Path, method: str, seed: int, source: Path) -> None:
-    """steps.jsonl and path.jsonl of a part from the rows a training wrote, under the paper's name of the method."""
+    """steps.jsonl and path.jsonl of a part from the rows a training wrote,
+    under the paper's name of the method.
+    """
     step_lines = []
     path_lines = []
     for line in source.read_text().splitlines():
@@ -290,7 +313,9 @@ BASELINES = ("Base", "No memory", "Cold-start")
 
 @dataclass(frozen=True)
 class MainRun:
-    """What the parts of one run share: settings and folders; recipe, examples and starting policies follow from them."""
+    """What the parts of one run share: settings and folders;
+    recipe, examples and starting policies follow from them.
+    """
 
     profile: Profile
     folder: Path
@@ -309,7 +334,9 @@ class MainRun:
 
     @property
     def starts(self) -> dict[str, Path]:
-        """Folders of the pretrained policy (Base) and of the cold-started one: the shipped ones, or those of `make_starts`."""
+        """Folders of the pretrained policy (Base) and of the cold-started one:
+        the shipped ones, or those of `make_starts`.
+        """
         from memcalib.micro.policy import policy_path
         from memcalib.micro.world import WORLDS
 
@@ -327,7 +354,9 @@ class MainRun:
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #d1d80a4d
 def make_starts(run: MainRun) -> None:
-    """Pretrain and cold-start policies in the run's folder, where it begins from scratch and they are not there yet."""
+    """Pretrain and cold-start policies in the run's folder,
+    where it begins from scratch and they are not there yet.
+    """
     if not run.from_scratch or (run.starts["Cold-start"] / "policy.json").exists():
         return
     from memcalib.micro.shipped import build_policies
@@ -378,7 +407,9 @@ def _train_in_part(run: MainRun, training: Training) -> Path:
 
 
 def train_part(run: MainRun, method: str, index: int) -> None:
-    """Train a method (its name in the tables) with the `index`-th seed, or find it in the store, and evaluate it; skips what is done."""
+    """Train a method (its name in the tables) with the `index`-th seed, or find it in the store,
+    and evaluate it; skips what is done.
+    """
     from memcalib.micro.policy import load_policy
 
     seed = run.profile.train_seeds[index]
@@ -401,7 +432,9 @@ def train_part(run: MainRun, method: str, index: int) -> None:
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #d19037fc
 def trace_part(run: MainRun) -> None:
-    """Token credit of a few answers of the starting policy under MemCalib-RL, for the report; skips what is done."""
+    """Token credit of a few answers of the starting policy under MemCalib-RL, for the report;
+    skips what is done.
+    """
     from memcalib.micro.world import exact_judge
     from memcalib.micro.policy import load_policy
     from memcalib.trainer.traces import trace_answers
@@ -474,19 +507,23 @@ def run_main_results(
     processes: int = 1,
     say: Callable[[str], None] = _no_message,
 ) -> Path:
-    """Run a profile, `settings` laid over it, into a folder and return it; a stopped run continues, a finished one is only assembled again.
+    """Run a profile, `settings` laid over it, into a folder and return it; a stopped run continues,
+    a finished one is only assembled again.
 
-    The folder then holds examples, rollouts, judgments, steps, path and traces as JSONL, and the manifest. `store` is a folder of
-    trainings to find and keep the policies in; without one they stay in the run's folder. `processes` is how many parts run at
-    once; with 1 all run in this process. `say` gets a line for each finished part.
-    Raises `ValueError` for a bad profile, or a folder that holds a run of other settings, and `TasksFailed` with the error of each part that failed.
+    The folder then holds examples, rollouts, judgments, steps, path and traces as JSONL, and the
+    manifest. `store` is a folder of trainings to find and keep the policies in; without one they
+    stay in the run's folder. `processes` is how many parts run at once; with 1 all run in this
+    process. `say` gets a line for each finished part. Raises `ValueError` for a bad profile, or a
+    folder that holds a run of other settings, and `TasksFailed` with the error of each part that
+    failed.
     """
     from memcalib.micro.world import JUDGE
 
     plan = load_profile(profile, settings)
     if store is not None and from_scratch:
         raise ValueError(
-            "from_scratch with a store of trainings: allowed is one of the two, a store begins with the shipped policies"
+            "from_scratch with a store of trainings: allowed is one of the two, "
+            "a store begins with the shipped policies"
         )
     parameters = plan.main_settings
     parameters["from_scratch"] = from_scratch
@@ -522,7 +559,8 @@ def run_quickstart(
     from_scratch: bool = False,
     settings: Sequence[str] = (),
 ) -> Path:
-    """Run a profile, its parts beside each other, write tables, figures and report.html, print the table; returns the path of the report.
+    """Run a profile, its parts beside each other, write tables, figures and report.html, print the
+    table; returns the path of the report.
 
     Raises what `run_main_results` raises.
     """
@@ -549,7 +587,9 @@ def run_quickstart(
 
 # %% ../../nbs/reproduction/05_main_results.ipynb #a9aa08f4
 def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None = None) -> Path:
-    """Pretrain, cold-start and save the micro policies with their logs; the package's own data folder by default."""
+    """Pretrain, cold-start and save the micro policies with their logs;
+    the package's own data folder by default.
+    """
     from memcalib.micro.shipped import build_policies
 
     folder = Path(out) if out else package_data("micro", "policies")

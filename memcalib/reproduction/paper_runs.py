@@ -28,7 +28,9 @@ from ..trainer.train_config import METHODS
 
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #9f21e827
 class Speed(BaseModel):
-    """Tokens a second of one GPU: sampled, and read in a forward pass; an update reads its tokens three times."""
+    """Tokens a second of one GPU: sampled, and read in a forward pass;
+    an update reads its tokens three times.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +39,9 @@ class Speed(BaseModel):
 
 
 class PaperRuns(BaseModel):
-    """What the experiments at the paper's size consist of; unknown options raise, naming the known ones."""
+    """What the experiments at the paper's size consist of;
+    unknown options raise, naming the known ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,7 +71,9 @@ def is_paper_profile(name: str | Path) -> bool:
 
 
 def load_paper_runs(name: str | Path = "paper", settings: Sequence[str] = ()) -> PaperRuns:
-    """A profile of the paper's runs by name or from a YAML file, with `settings` laid over it; raises `ValueError` or `FileNotFoundError` with the fault and its place."""
+    """A profile of the paper's runs by name or from a YAML file, with `settings` laid over it;
+    raises `ValueError` or `FileNotFoundError` with the fault and its place.
+    """
     plan = load_settings(
         PaperRuns,
         name,
@@ -78,7 +84,8 @@ def load_paper_runs(name: str | Path = "paper", settings: Sequence[str] = ()) ->
     for recipe in plan.recipes:
         if recipe not in plan.speed:
             raise ValueError(
-                f"{name}: speed: nothing for recipe {recipe!r}; allowed: one entry for each of {', '.join(plan.recipes)}"
+                f"{name}: speed: nothing for recipe {recipe!r}; allowed: one entry for each of "
+                f"{', '.join(plan.recipes)}"
             )
     for method in plan.methods:
         if method not in METHODS:
@@ -111,7 +118,10 @@ def _dollars(
 
 
 def missing_weights(start: Start, place: str) -> Iterator[str]:
-    """Why a start cannot be loaded here: neither a folder nor in the local cache of the hub. What another command makes, under runs/, is not missing."""
+    """Why a start cannot be loaded here: neither a folder nor in the local cache of the hub.
+
+    What another command makes, under runs/, is not missing.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     if Path(start.model).is_dir() or start.model.startswith("runs/"):
@@ -211,7 +221,9 @@ def evaluation_work(
     speed: Speed | None = None,
     missing_for_model: Iterable[str] = (),
 ) -> Work:
-    """One evaluation under all seeds; `speed` for local weights, whose hours count, None for an endpoint; `missing_for_model` is what else is missing."""
+    """One evaluation under all seeds; `speed` for local weights, whose hours count, None for an
+    endpoint; `missing_for_model` is what else is missing.
+    """
     answers = examples * len(plan.eval_seeds)
     frame_tokens, atom_tokens = JUDGED_TOKENS
     rubric_tokens = ASSUMED["atoms"] * ASSUMED["rubric"]
@@ -247,7 +259,9 @@ def evaluation_work(
 
 
 def second_judge_work(plan: PaperRuns, name: str, method: str) -> Work:
-    """The second judge reads the answers that the first one has read, so that the two differ in the judge alone."""
+    """The second judge reads the answers that the first one has read,
+    so that the two differ in the judge alone.
+    """
     judge = plan.judge2
     evaluation = evaluation_work(
         plan,
@@ -308,7 +322,9 @@ class _PaperPlan:
         return not self.names or not self.names.isdisjoint(experiments)
 
     def start_settings(self, recipe: str, method: str) -> tuple[str, ...]:
-        """The setting that begins a training with the policy that the fine-tuning of this run makes."""
+        """The setting that begins a training with the policy that the fine-tuning of this run
+        makes.
+        """
         if method == "sft" or "sft" not in self.plan.methods:
             return ()
         return (f"start.model={self.plan.out}/{recipe}/sft/policy",)
@@ -442,12 +458,16 @@ class _PaperPlan:
 
 
 def paper_work(plan: PaperRuns, names: Sequence[str] = ()) -> list[Work]:
-    """Every command that the named experiments need (all without names), trainings first. Raises `ValueError` for an experiment that the profile does not have."""
+    """Every command that the named experiments need (all without names), trainings first.
+
+    Raises `ValueError` for an experiment that the profile does not have.
+    """
     known_names = {*WITH_MAIN, *plan.arms, "model_survey", "rpeval_transfer", "judge_stability"}
     for name in names:
         if name not in known_names:
             raise ValueError(
-                f"experiment {name!r} has no runs at the paper's size; allowed are {', '.join(sorted(known_names))}"
+                f"experiment {name!r} has no runs at the paper's size; allowed are "
+                f"{', '.join(sorted(known_names))}"
             )
     commands = _PaperPlan(plan, names)
     return [
@@ -482,13 +502,16 @@ def _missing_lines(works: Sequence[Work]) -> list[str]:
         lines.append(f"  {line} (for {count} command{'s' if count > 1 else ''})")
     if any(work.cost is None for work in works):
         lines.append(
-            "  price: not given, so costs are unknown; say --set price.prompt=... --set price.completion=... (US dollars per million tokens of the judge)"
+            "  price: not given, so costs are unknown; say --set price.prompt=... --set "
+            "price.completion=... (US dollars per million tokens of the judge)"
         )
     return [f"Missing on this machine: {len(lines)}", *lines]
 
 
 def paper_text(works: Sequence[Work]) -> str:
-    """The work as a page for a terminal: each command with its hours and calls, sums by experiment, and everything that is missing, each once."""
+    """The work as a page for a terminal: each command with its hours and calls, sums by experiment,
+    and everything that is missing, each once.
+    """
     lines = [_work_text(work) for work in works]
     works_by_experiment: dict[str, list[Work]] = {}
     for work in works:
@@ -499,7 +522,8 @@ def paper_text(works: Sequence[Work]) -> str:
         hours = sum(work.gpu_hours for work in shared_works)
         calls = sum(work.calls for work in shared_works)
         lines.append(
-            f"  {name:<24} {len(shared_works):>3} commands, {hours:>9,.0f} GPU hours, {calls:>11,} judge calls"
+            f"  {name:<24} {len(shared_works):>3} commands, {hours:>9,.0f} GPU hours, {calls:>11,} "
+            "judge calls"
         )
     hours = sum(work.gpu_hours for work in works)
     calls = sum(work.calls for work in works)
@@ -507,7 +531,10 @@ def paper_text(works: Sequence[Work]) -> str:
     total = sum(known_costs) if len(known_costs) == len(works) else None
     lines += [
         "",
-        f"Together {len(works)} commands, {hours:,.0f} GPU hours, {calls:,} judge calls, {_money(total)}",
+        (
+            f"Together {len(works)} commands, {hours:,.0f} GPU hours, {calls:,} judge calls, "
+            f"{_money(total)}"
+        ),
         "",
         *_missing_lines(works),
     ]
@@ -519,7 +546,8 @@ def paper_text(works: Sequence[Work]) -> str:
 def run_paper(
     plan: PaperRuns, out: str | Path, names: Sequence[str] = (), dry_run: bool = False
 ) -> Path | None:
-    """Print the work; unless `dry_run`, write its commands into OUT/paper/commands.sh and return the script.
+    """Print the work; unless `dry_run`, write its commands into OUT/paper/commands.sh and return
+    the script.
 
     Raises `ValueError` with everything that is missing, before anything is written.
     """

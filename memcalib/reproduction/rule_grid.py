@@ -28,7 +28,9 @@ def plan_names() -> list[str]:
 
 
 def load_plan(name: str | Path, settings: Sequence[str] = ()) -> GridPlan:
-    """A plan by name or from a YAML file, with `settings` laid over it; raises `ValueError` or `FileNotFoundError` with the fault and its place."""
+    """A plan by name or from a YAML file, with `settings` laid over it; raises `ValueError` or
+    `FileNotFoundError` with the fault and its place.
+    """
     return load_settings(
         GridPlan, name, settings=settings, what="plan", known=shipped("reproduction", "grids")
     )
@@ -36,7 +38,9 @@ def load_plan(name: str | Path, settings: Sequence[str] = ()) -> GridPlan:
 # %% ../../nbs/reproduction/09_rule_grid.ipynb #68e95bd6
 @cache
 def grid_code() -> str:
-    """A hash of the code that makes a row: `memcalib.reproduction.rule_runs` and all it imports of this package, as it stood when this process first asked."""
+    """A hash of the code that makes a row: `memcalib.reproduction.rule_runs` and all it imports of
+    this package, as it stood when this process first asked.
+    """
     return code_hash(
         ("memcalib.reproduction.rule_runs", "memcalib.reproduction.controls", *rule_modules())
     )
@@ -48,7 +52,9 @@ def other_rows(out: str | Path) -> int:
 
 
 def grid_counts(plan: GridPlan, rows: Sequence[GridRow] = ()) -> dict[str, tuple[int, int]]:
-    """Stage -> its runs, and those among the `rows` of this code; 0 of a stage whose rates are still to be tuned."""
+    """Stage -> its runs, and those among the `rows` of this code;
+    0 of a stage whose rates are still to be tuned.
+    """
     rows = [row for row in rows if row.code == grid_code()]
     done = {row.run.name for row in rows}
     counts = {}
@@ -66,7 +72,8 @@ LARGE = "cold-long-large"
 
 
 def make_large_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> Path:
-    """Pretrain and cold-start a policy of two million parameters for the long world into `out/policies`; returns its folder, at once where it is there.
+    """Pretrain and cold-start a policy of two million parameters for the long world into
+    `out/policies`; returns its folder, at once where it is there.
 
     `shorten` scales the amount of training.
     """
@@ -107,10 +114,12 @@ def run_plan(
     settings: Sequence[str] = (),
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Run a plan (or some of its stages) into a folder and return it: a row for each run in `runs.jsonl`, and the manifest. `tell` gets a line about each new run.
+    """Run a plan (or some of its stages) into a folder and return it: a row for each run in
+    `runs.jsonl`, and the manifest. `tell` gets a line about each new run.
 
-    What this code made is kept, so a stopped grid goes on; rows of other code stay in the file, unused, and `tell` says how many. Raises `ValueError` for a bad
-    plan or stage and for a stage whose tuning is not complete, `OSError` where another process writes the rows.
+    What this code made is kept, so a stopped grid goes on; rows of other code stay in the file,
+    unused, and `tell` says how many. Raises `ValueError` for a bad plan or stage and for a stage
+    whose tuning is not complete, `OSError` where another process writes the rows.
     """
     chosen = load_plan(plan, settings)
     out = Path(out)
@@ -130,7 +139,9 @@ def run_plan(
                 seconds = row.scores["wall_seconds"] or 0
                 lost = f", derailed ({'; '.join(row.derailed)})" if row.derailed else ""
                 tell(
-                    f"{name}, {number} of {missing}: SCS {score if score is None else round(score, 1)}{lost}, {seconds:.0f} s, {row.run.name}"
+                    f"{name}, {number} of {missing}: SCS "
+                    f"{score if score is None else round(score, 1)}{lost}, {seconds:.0f} s, "
+                    f"{row.run.name}"
                 )
                 bar.add(1)
                 known["seen"] = missing

@@ -138,7 +138,9 @@ class FaultyJudge:
 # %% ../../nbs/reproduction/01_rule_runs.ipynb #01000002
 @dataclass(frozen=True)
 class ComparedRule:
-    """A rule of credit in a comparison: its label in tables, and the settings of a training by it."""
+    """A rule of credit in a comparison: its label in tables,
+    and the settings of a training by it.
+    """
 
     label: str
     settings: Mapping[str, str | bool]
@@ -245,7 +247,9 @@ class GridRun(BaseModel):
 
 
 class GridRow(Record):
-    """One finished run: its settings, the code that made it, scores of the trained policy, means over the training, and reasons to call it derailed."""
+    """One finished run: its settings, the code that made it, scores of the trained policy, means
+    over the training, and reasons to call it derailed.
+    """
 
     run: GridRun
     code: str = ""  # a hash of the modules that train and measure; empty: not known
@@ -369,9 +373,11 @@ def tenths(values: Sequence[float]) -> list[float | None]:
 
 
 def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
-    """Train by these settings and measure; where numbers stop being finite, in training or in measuring, it is a row with SCS 0 and no other score.
+    """Train by these settings and measure; where numbers stop being finite, in training or in
+    measuring, it is a row with SCS 0 and no other score.
 
-    `policies` is a folder of starting policies beside the shipped ones. Raises `ValueError` for settings that the loop does not have.
+    `policies` is a folder of starting policies beside the shipped ones. Raises `ValueError` for
+    settings that the loop does not have.
     """
     world = run.micro_world
     name = run.policy or world.policy
@@ -441,7 +447,10 @@ def _finite_scores(
 
 # %% ../../nbs/reproduction/01_rule_runs.ipynb #d50ae0fd
 class Stage(BaseModel):
-    """A block of runs: every combination of what it lists. `more_seeds` are further seeds of single rules."""
+    """A block of runs: every combination of what it lists.
+
+    `more_seeds` are further seeds of single rules.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -464,7 +473,8 @@ class Stage(BaseModel):
     def _more(self) -> "Stage":
         if strange := self.more_seeds.keys() - set(self.rules):
             raise ValueError(
-                f"more_seeds of {min(strange)!r}: allowed are the stage's rules, {', '.join(self.rules)}"
+                f"more_seeds of {min(strange)!r}: allowed are the stage's rules, "
+                f"{', '.join(self.rules)}"
             )
         return self
 
@@ -474,7 +484,9 @@ class Stage(BaseModel):
 
 
 class GridPlan(BaseModel):
-    """Stages in order, and what they share; `ValueError` for settings of a cell at fault, cells that are not there and seeds that are used for both splits."""
+    """Stages in order, and what they share; `ValueError` for settings of a cell at fault, cells
+    that are not there and seeds that are used for both splits.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -494,7 +506,8 @@ class GridPlan(BaseModel):
             except ValidationError as error:
                 fault = error.errors()[0]
                 raise ValueError(
-                    f"cell {cell}: {'.'.join(map(str, fault['loc']))}: found {fault['input']!r}; {fault['msg']}"
+                    f"cell {cell}: {'.'.join(map(str, fault['loc']))}: found {fault['input']!r}; "
+                    f"{fault['msg']}"
                 ) from None
             except ValueError as error:
                 raise ValueError(f"cell {cell}: {error}") from None
@@ -515,7 +528,10 @@ class GridPlan(BaseModel):
         return {**self.plain, **self.cells.get(cell, {})}
 
     def runs(self, name: str, rows: Sequence[GridRow] = ()) -> list[GridRun]:
-        """The runs of a stage. `ValueError` where a tuned rate is asked for and rows of its tuning are missing."""
+        """The runs of a stage.
+
+        `ValueError` where a tuned rate is asked for and rows of its tuning are missing.
+        """
         stage = self.stages[name]
         found = []
         for cell, rule, (fault, rate) in product(stage.cells, stage.rules, stage.faults):
@@ -530,9 +546,11 @@ class GridPlan(BaseModel):
         return [*{run.name: run for run in found}.values()]
 
     def tuned(self, rule: str, cell: str, rows: Sequence[GridRow]) -> float:
-        """The learning rate with the best mean SCS of a rule on the plan's validation examples, in this cell or else, where the plan tunes nothing in it, in the plain one.
+        """The learning rate with the best mean SCS of a rule on the plan's validation examples, in
+        this cell or else, where the plan tunes nothing in it, in the plain one.
 
-        Raises `ValueError` for a rule that the plan does not tune, and where rows of its tuning are missing, naming how many and the stage to run.
+        Raises `ValueError` for a rule that the plan does not tune, and where rows of its tuning are
+        missing, naming how many and the stage to run.
         """
         found = {row.run.name: row for row in rows}
         for place in (cell, "plain"):
@@ -554,14 +572,16 @@ class GridPlan(BaseModel):
             if missing := [name for run, (name, _) in tuning.items() if run not in found]:
                 first = " and ".join(map(repr, dict.fromkeys(missing)))
                 raise ValueError(
-                    f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(tuning)} runs that tune its learning rate are missing; run stage {first} first"
+                    f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(tuning)} runs that "
+                    f"tune its learning rate are missing; run stage {first} first"
                 )
             for run, (_, lr) in tuning.items():
                 scores.setdefault(lr, []).append(found[run].scores.get("SCS") or 0.0)
             if scores:
                 return max(scores, key=lambda lr: (float(np.mean(scores[lr])), -lr))
         raise ValueError(
-            f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before with split validation"
+            f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before "
+            "with split validation"
         )
 
     def _alike(self, cell: str) -> Callable[[GridRun], bool]:
@@ -625,10 +645,12 @@ def run_grid(
     report: Callable[[GridRow, int, int], None] | None = None,
     code: str = "",
 ) -> list[GridRow]:
-    """The rows of a plan's stages (None: all), those that `out/runs.jsonl` does not hold made now; `report` gets each new row, its number in the stage, and how many the stage misses.
+    """The rows of a plan's stages (None: all), those that `out/runs.jsonl` does not hold made now;
+    `report` gets each new row, its number in the stage, and how many the stage misses.
 
-    Rows are made and read under `code`, a hash of the code; others stay in the file, unused. Raises `OSError` where another process writes the file, and
-    `ValueError` for a stage that the plan does not have and for one whose learning rates are not tuned yet.
+    Rows are made and read under `code`, a hash of the code; others stay in the file, unused. Raises
+    `OSError` where another process writes the file, and `ValueError` for a stage that the plan does
+    not have and for one whose learning rates are not tuned yet.
     """
     names = [*plan.stages] if stages is None else [*stages]
     if strange := [name for name in names if name not in plan.stages]:

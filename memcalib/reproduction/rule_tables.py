@@ -50,7 +50,9 @@ def grid_frame(plan: GridPlan, rows: Sequence[GridRow]) -> "pd.DataFrame":
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #def60725
 def rates_table(frame: "pd.DataFrame", cell: str = "plain") -> "pd.DataFrame":
-    """Rules by learning rates: mean SCS on validation examples, (derailed runs), * at the highest of each rule."""
+    """Rules by learning rates: mean SCS on validation examples, (derailed runs),
+    * at the highest of each rule.
+    """
     import pandas as pd
 
     part = frame[
@@ -62,7 +64,9 @@ def rates_table(frame: "pd.DataFrame", cell: str = "plain") -> "pd.DataFrame":
         lost = runs.groupby("lr")["derailed"].sum()
         best = means.idxmax() if means.notna().any() else None
         lines[label] = {
-            f"{lr:g}": f"{mean:.1f}{f' ({lost[lr]})' if lost[lr] else ''}{' *' if lr == best else ''}"
+            f"{lr:g}": (
+                f"{mean:.1f}{f' ({lost[lr]})' if lost[lr] else ''}{' *' if lr == best else ''}"
+            )
             for lr, mean in means.items()
         }
     return pd.DataFrame(lines).T
@@ -71,7 +75,9 @@ def rates_table(frame: "pd.DataFrame", cell: str = "plain") -> "pd.DataFrame":
 def learning_rates_figure(
     frame: "pd.DataFrame", score: str = "SCS", cell: str = "plain"
 ) -> "Figure":
-    """A score on validation examples over the learning rate: a line through the means of each rule, a dot for each run, hollow where it derailed."""
+    """A score on validation examples over the learning rate: a line through the means of each rule,
+    a dot for each run, hollow where it derailed.
+    """
     part = frame[
         (frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")
     ]
@@ -142,7 +148,9 @@ def measured_runs(
 def rules_table(
     frame: "pd.DataFrame", cell: str = "plain", columns: Sequence[str] = COLUMNS
 ) -> "pd.DataFrame":
-    """A line for each rule: learning rate, seeds, derailed runs, and mean ± standard deviation between seeds of each score; (n) where not all seeds have it."""
+    """A line for each rule: learning rate, seeds, derailed runs, and mean ± standard deviation
+    between seeds of each score; (n) where not all seeds have it.
+    """
     import pandas as pd
 
     lines = {}
@@ -172,10 +180,12 @@ def paired_differences(
     scores: Sequence[str] = ("SCS",),
     level: float = 0.95,
 ) -> "pd.DataFrame":
-    """Differences to a rule in the same cell, under the same judge, seed by seed, as `paired_table` has them; a line for each rule, cell, judge and score.
+    """Differences to a rule in the same cell, under the same judge, seed by seed, as `paired_table`
+    has them; a line for each rule, cell, judge and score.
 
-    Columns as `differences_figure` reads them (`run`, `domain`, `metric`, `difference`, `low`, `high`), and `rule`, `cell`, `fault`, `rate`, `seeds`.
-    Without a run of `against` there is no line.
+    Columns as `differences_figure` reads them (`run`, `domain`, `metric`, `difference`, `low`,
+    `high`), and `rule`, `cell`, `fault`, `rate`, `seeds`. Without a run of `against` there is no
+    line.
     """
     import pandas as pd
 
@@ -232,7 +242,9 @@ def paired_differences(
 def fieller(
     gain: Sequence[float], most: Sequence[float], level: float = 0.95
 ) -> tuple[float, float]:
-    """The ends of Fieller's interval of mean(gain) / mean(most), the two paired by seed; NaN where it has no end or there are fewer than two seeds."""
+    """The ends of Fieller's interval of mean(gain) / mean(most), the two paired by seed; NaN where
+    it has no end or there are fewer than two seeds.
+    """
     from scipy import stats
 
     n = len(gain)
@@ -251,9 +263,12 @@ def fieller(
 def headroom_table(
     frame: "pd.DataFrame", score: str = "SCS", floor: str = "gdpo", yardstick: str = "exact"
 ) -> "pd.DataFrame":
-    """For each cell and rule, over the seeds that floor, yardstick and rule share: headroom (yardstick minus floor, with its t interval), the rule's gain, and its share with Fieller's interval.
+    """For each cell and rule, over the seeds that floor, yardstick and rule share: headroom
+    (yardstick minus floor, with its t interval), the rule's gain, and its share with Fieller's
+    interval.
 
-    Where the headroom's interval is not above 0 there is no share: share, low and high are NaN, and `missing` says why.
+    Where the headroom's interval is not above 0 there is no share:
+    share, low and high are NaN, and `missing` says why.
     """
     import pandas as pd
     from scipy import stats
@@ -318,7 +333,9 @@ def measured_cells(frame: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
 def equal_time(
     frame: "pd.DataFrame", cell: str = "equal time", against: str = "gdpo"
 ) -> "pd.DataFrame":
-    """Differences in SCS of the plain runs of each rule to the runs of `against` in this cell, as `paired_differences` gives them; empty without the cell."""
+    """Differences in SCS of the plain runs of each rule to the runs of `against` in this cell, as
+    `paired_differences` gives them; empty without the cell.
+    """
     import pandas as pd
 
     longer = frame[(frame["cell"] == cell) & (frame["rule"] == against)]
@@ -346,7 +363,9 @@ def paths_figure(
     rows: Sequence[GridRow],
     rules: Sequence[str] = ("gdpo", "evidence-kl", "evidence", "ordered", "exact"),
 ) -> "Figure":
-    """Curves of some rules over the steps of their plain trainings that were measured on test examples; `ValueError` without any."""
+    """Curves of some rules over the steps of their plain trainings that were measured on test
+    examples; `ValueError` without any.
+    """
     import pandas as pd
 
     lines = []
@@ -376,7 +395,9 @@ def paths_figure(
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #37404212
 def verdicts(gaps: "pd.DataFrame") -> "pd.DataFrame":
-    """A line for each cell or judge, a column for each rule: pays, ties or hurts, with the difference and its interval."""
+    """A line for each cell or judge, a column for each rule:
+    pays, ties or hurts, with the difference and its interval.
+    """
     part = gaps[gaps["metric"] == "SCS"].copy()
     word: Any = np.where(part["low"] > 0, "pays", np.where(part["high"] < 0, "hurts", "ties"))
     part["verdict"] = [

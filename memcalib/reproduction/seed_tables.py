@@ -37,7 +37,9 @@ Grid = Mapping[tuple[str, str, int], Training]
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #5d672eea
 def _score_row(world: str, arm: str, seed: int, judgments: Sequence[Judgment]) -> dict[str, Any]:
-    """One trained or starting policy: where it belongs, its six metrics, and how many answers they are of."""
+    """One trained or starting policy: where it belongs, its six metrics,
+    and how many answers they are of.
+    """
     row: dict[str, Any] = {"world": world, "arm": arm, "seed": seed}
     row.update(summary(judgments))
     row["answers"] = len(judgments)
@@ -45,7 +47,8 @@ def _score_row(world: str, arm: str, seed: int, judgments: Sequence[Judgment]) -
 
 
 def seed_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int]) -> "pd.DataFrame":
-    """One row for each training of a grid: world, arm, seed, the six metrics on the test examples, unscored answers.
+    """One row for each training of a grid: world, arm, seed,
+    the six metrics on the test examples, unscored answers.
 
     Raises `ValueError` where there are fewer evaluation seeds than seeds of an arm.
     """
@@ -54,7 +57,8 @@ def seed_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int]) -> 
     train_seeds = list(dict.fromkeys(seed for _, _, seed in grid))
     if len(eval_seeds) < len(train_seeds):
         raise ValueError(
-            f"{len(eval_seeds)} evaluation seeds for {len(train_seeds)} trainings of an arm: allowed is one for each"
+            f"{len(eval_seeds)} evaluation seeds for {len(train_seeds)} trainings of an arm: "
+            "allowed is one for each"
         )
     rows = []
     for (world, arm, seed), training in grid.items():
@@ -66,7 +70,9 @@ def seed_scores(store: TrainingStore, grid: Grid, eval_seeds: Sequence[int]) -> 
 def start_scores(
     store: TrainingStore, grid: Grid, eval_seeds: Sequence[int], name: str = "Cold-start"
 ) -> "pd.DataFrame":
-    """The same rows for the policy that the trainings of each world begin with, under each evaluation seed."""
+    """The same rows for the policy that the trainings of each world begin with,
+    under each evaluation seed.
+    """
     import pandas as pd
 
     training_by_world: dict[str, Training | None] = {}
@@ -104,7 +110,9 @@ def _spread_text(values: np.ndarray, ddof: int, digits: int) -> str:
 def spread_table(
     scores: "pd.DataFrame", metrics: Sequence[str] = METRICS, ddof: int = 0, digits: int = 2
 ) -> "pd.DataFrame":
-    """`mean ± std` over the trainings of each world and arm as text, and how many there are; NaN is `not scored`."""
+    """`mean ± std` over the trainings of each world and arm as text, and how many there are;
+    NaN is `not scored`.
+    """
     import pandas as pd
 
     rows = []
@@ -139,9 +147,11 @@ def paired_table(
     metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS"),
     level: float = 0.95,
 ) -> "pd.DataFrame":
-    """Each arm minus the arm `base` of the same world, by seed: mean difference, its t interval over seeds, and their number.
+    """Each arm minus the arm `base` of the same world, by seed:
+    mean difference, its t interval over seeds, and their number.
 
-    A seed in which either arm lacks the metric is left out of it. With one common seed the bounds are NaN, with none the difference too. Raises `ValueError` for a world without `base`.
+    A seed in which either arm lacks the metric is left out of it. With one common seed the bounds
+    are NaN, with none the difference too. Raises `ValueError` for a world without `base`.
     """
     import pandas as pd
 
@@ -193,7 +203,9 @@ def grid_steps(store: TrainingStore, grid: Grid, world: str) -> "pd.DataFrame":
 def published_spread(
     name: str, by: Sequence[str], metrics: Sequence[str] = METRICS, digits: int = 2
 ) -> "pd.DataFrame":
-    """A published table as text cells `mean ± std`, one row for each value of the columns `by`, in its order; raises `KeyError` for an unknown table."""
+    """A published table as text cells `mean ± std`, one row for each value of the columns `by`, in
+    its order; raises `KeyError` for an unknown table.
+    """
     rows = published(name)
     cells = []
     for mean, deviation in zip(rows["mean"], rows["std"], strict=True):
@@ -212,7 +224,9 @@ def side_by_side(
     label: str = "measured",
     model: str = "Qwen3-8B",
 ) -> "pd.DataFrame":
-    """Two tables of text joined on a column, with headings that say which is which; what one of them lacks is `not published` or `not run`."""
+    """Two tables of text joined on a column, with headings that say which is which; what one of
+    them lacks is `not published` or `not run`.
+    """
     import pandas as pd
 
     ours = measured.set_index(on)
@@ -229,7 +243,9 @@ def spread_rows(
     series: str = "measured",
     ddof: int = 0,
 ) -> "pd.DataFrame":
-    """Rows for `dots_figure`: `panel` the metric, `label` the arm, `series`, `value`, and `low`, `high` one standard deviation away (NaN for one training)."""
+    """Rows for `dots_figure`: `panel` the metric, `label` the arm, `series`, `value`, and `low`,
+    `high` one standard deviation away (NaN for one training).
+    """
     import pandas as pd
 
     rows = []
@@ -292,7 +308,9 @@ def _sweep_line(ax: "Axes", rows: "pd.DataFrame", name: str, styles: Mapping[str
 
 
 def sweep_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure":
-    """Rows of `spread_rows` whose labels are numbers as lines over them: a panel for each `panel`, a line for each `series`, the intervals as bars."""
+    """Rows of `spread_rows` whose labels are numbers as lines over them: a panel for each `panel`,
+    a line for each `series`, the intervals as bars.
+    """
     rows_by_panel = dict(list(rows.groupby("panel", sort=False)))
     series_names = list(dict.fromkeys(rows["series"]))
     styles = method_styles([name for name in series_names if not name.startswith("published")])

@@ -34,7 +34,9 @@ _LONGEST_REFERENCE = 200  # characters of a text that may name a module, such as
 
 
 def _import_base(node: ast.ImportFrom, module: str) -> str:
-    """The module that `from ... import` speaks of, as a dotted name; `module` is where the statement stands."""
+    """The module that `from ... import` speaks of, as a dotted name;
+    `module` is where the statement stands.
+    """
     if not node.level:
         return node.module or ""
     package = module.split(".")[: -node.level]
@@ -79,7 +81,9 @@ def _names_in_module(name: str) -> frozenset[str]:
 
 
 def code_modules(source: str | Iterable[str]) -> dict[str, Path]:
-    """Module -> file, of each module of this package that some Python source, or named modules, import at any depth."""
+    """Module -> file, of each module of this package that some Python source,
+    or named modules, import at any depth.
+    """
     if isinstance(source, str):
         waiting = list(_imported_names(ast.parse(source), ""))
     else:
@@ -104,7 +108,9 @@ def _code_lines(file: Path) -> Iterable[str]:
 
 
 def code_hash(source: str | Iterable[str]) -> str:
-    """One hash of the `code_modules` of a source, comments apart: the same wherever and whenever the code is the same."""
+    """One hash of the `code_modules` of a source, comments apart:
+    the same wherever and whenever the code is the same.
+    """
     lines = []
     for name, file in code_modules(source).items():
         lines.append(name)
@@ -136,7 +142,9 @@ def _weights_hash(name: str) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a method in a micro-world; raises `ValueError` for a recipe without a world, or settings at fault."""
+    """One training of a method in a micro-world; raises `ValueError` for a recipe without a world,
+    or settings at fault.
+    """
 
     recipe: Recipe
     method: str  # as in `METHODS`
@@ -145,7 +153,8 @@ class Training:
     def __post_init__(self):
         if self.recipe.data.world is None:
             raise ValueError(
-                "found a recipe with files of examples; allowed here: one that draws them from a world"
+                "found a recipe with files of examples; allowed here: "
+                "one that draws them from a world"
             )
 
     @cached_property
@@ -201,7 +210,9 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """About how long it takes on one core: `ANSWER_SECONDS` for each answer or demonstration, and for each validation."""
+        """About how long it takes on one core: `ANSWER_SECONDS` for each answer or demonstration,
+        and for each validation.
+        """
         world = self.recipe.data.world
         plain, credited = _answer_seconds(self.recipe)
         if self.method == "sft":
@@ -224,12 +235,16 @@ def _answer_seconds(recipe: Recipe) -> tuple[float, float]:
 
 
 def evaluation_seconds(recipe: Recipe, answers: int) -> float:
-    """About how long it takes on one core to sample and judge so many answers in the world of a recipe."""
+    """About how long it takes on one core to sample and judge so many answers in the world of a
+    recipe.
+    """
     return answers * _answer_seconds(recipe)[0] / 3
 
 # %% ../../nbs/reproduction/04_training_store.ipynb #9f5d5b04
 def answering(recipe: Recipe) -> dict[str, Any]:
-    """How answers of a micro policy are sampled in evaluation: the prompt template and text that it was trained with."""
+    """How answers of a micro policy are sampled in evaluation:
+    the prompt template and text that it was trained with.
+    """
     from memcalib.micro.world import WORLDS
 
     return {
@@ -247,7 +262,10 @@ def train_policy(
     start: str | Path | None = None,
     report: Callable[[dict], None] | None = None,
 ) -> Any:
-    """The trained model; rows of its steps go to `out/steps.jsonl` and to `report`. Raises what `train` and `sft` raise."""
+    """The trained model; rows of its steps go to `out/steps.jsonl` and to `report`.
+
+    Raises what `train` and `sft` raise.
+    """
     from memcalib.micro.policy import load_policy
     from memcalib.micro.world import exact_judge
 
@@ -302,7 +320,9 @@ def train_policy(
 
 # %% ../../nbs/reproduction/04_training_store.ipynb #ad0e4e3a
 def last_step(file: Path) -> int:
-    """The step of the last whole row of a steps.jsonl that is perhaps being written; 0 where there is none."""
+    """The step of the last whole row of a steps.jsonl that is perhaps being written;
+    0 where there is none.
+    """
     try:
         last_line = file.read_text(encoding="utf-8").splitlines()[-1]
         return int(json.loads(last_line)["step"])
@@ -331,7 +351,9 @@ class TrainingStore:
         return sorted(missing.values(), key=lambda training: (-training.seconds, training.key))
 
     def make(self, training: Training, report: Callable[[dict], None] | None = None) -> Path:
-        """The folder of a training, made where it is not there yet; what a killed process left of it begins anew."""
+        """The folder of a training, made where it is not there yet;
+        what a killed process left of it begins anew.
+        """
         import torch
 
         from memcalib.micro.policy import save_policy
@@ -375,7 +397,8 @@ class TrainingStore:
         return last_step(self.path / f"{training.key}.part" / "work" / "steps.jsonl")
 
     def judgments(self, training: Training, seed: int, name: str = "") -> list[Judgment]:
-        """The exact judgments of the policy's answers to the recipe's test examples, sampled with a seed; kept with the training.
+        """The exact judgments of the policy's answers to the recipe's test examples,
+        sampled with a seed; kept with the training.
 
         `name` takes the place of the method's name as that of the model.
         """

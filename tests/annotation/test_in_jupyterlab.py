@@ -1,4 +1,6 @@
-"""The notebooks for people in JupyterLab, in headless Chromium: run all cells, press keys, find the decisions on disk."""
+"""The notebooks for people in JupyterLab, in headless Chromium:
+run all cells, press keys, find the decisions on disk.
+"""
 
 import json
 import os

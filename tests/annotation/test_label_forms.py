@@ -1,4 +1,6 @@
-"""The page and the spreadsheet: one key one decision, nothing lost, nothing run, nothing in the wrong row."""
+"""The page and the spreadsheet: one key one decision, nothing lost, nothing run,
+nothing in the wrong row.
+"""
 
 import csv
 import io
@@ -158,7 +160,9 @@ page
 
 
 def press_in_a_kernel(code, key, ask):
-    """What `ask` shows in a real kernel that ran `code`, after a key was sent to the field whose id `code` prints."""
+    """What `ask` shows in a real kernel that ran `code`, after a key was sent to the field whose id
+    `code` prints.
+    """
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(kernel_name="python3")

@@ -95,7 +95,9 @@ def test_items_hold_what_the_model_and_the_judge_read():
 
 
 def test_the_card_does_not_give_the_ideal_level_away():
-    """As in the shipped records, whose rubrics say so in three entries, and in others by 'not applicable'."""
+    """As in the shipped records, whose rubrics say so in three entries,
+    and in others by 'not applicable'.
+    """
     (record, *_) = mc.load_examples("samples")
     rubrics = {atom.atom_id: blind_rubric(atom.usage_rubric) for atom in record.atoms}
     item = ITEMS[0]

@@ -1,4 +1,6 @@
-"""Labelling sentence roles: items, labels that survive, sheets with faults, and the way to the audit."""
+"""Labelling sentence roles: items, labels that survive, sheets with faults,
+and the way to the audit.
+"""
 
 import csv
 import html
@@ -323,7 +325,9 @@ def test_notes_are_kept_by_the_page_and_outlive_a_new_decision(tmp_path):
 
 
 def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook():
-    """JupyterLab floats `dt` and `dd` and makes them a share of the width: rules of ours with a higher rank undo that."""
+    """JupyterLab floats `dt` and `dd` and makes them a share of the width:
+    rules of ours with a higher rank undo that.
+    """
     page = role_html(ITEMS[0])
     for tag, more in (("dt", " font-weight: inherit;"), ("dd", "")):
         assert re.search(rf"\.roles dl {tag} {{[^}}]*width: auto; float: none;{more}", page)
@@ -565,7 +569,9 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
 
 
 def slow_audit(files, drawn, roles_of, rng):
-    """The audit again: rows of the Parquet files as dictionaries, plain loops, one bootstrap draw at a time."""
+    """The audit again: rows of the Parquet files as dictionaries, plain loops,
+    one bootstrap draw at a time.
+    """
     found = []
     for file in files:
         rows = pq.read_table(file).to_pylist()
@@ -610,7 +616,9 @@ def mean_of_channel_means(audited_rows, value):
 
 
 def test_the_whole_audit_equals_a_slow_one_from_the_files(tmp_path):
-    """Two steps, 20 pairs of each channel where there are as many, the world's own labels through a file and a book."""
+    """Two steps, 20 pairs of each channel where there are as many,
+    the world's own labels through a file and a book.
+    """
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 12, 3, "test")
     for step in (1, 2):

@@ -1,4 +1,6 @@
-"""The whole pipeline on the micro-world: it ends, it resumes, it refuses, and its frozen file is that of the code."""
+"""The whole pipeline on the micro-world: it ends, it resumes, it refuses,
+and its frozen file is that of the code.
+"""
 
 import json
 
@@ -155,8 +157,14 @@ def test_sources_of_ones_own_that_all_fail_are_counted_by_reason(tmp_path):
 
 # bad input, as a user meets it
 
-ASK = "Please plan a trip for work. My food is pizza and I must avoid ferry, what do you think I should do about it?"
-ANSWER = "Here is one way to do it. Build the plan on pizza. Keep ferry in mind and leave it out, that is what I would do."
+ASK = (
+    "Please plan a trip for work. My food is pizza and I must avoid ferry, "
+    "what do you think I should do about it?"
+)
+ANSWER = (
+    "Here is one way to do it. Build the plan on pizza. Keep ferry in mind and leave it out, "
+    "that is what I would do."
+)
 
 
 @pytest.fixture

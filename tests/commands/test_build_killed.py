@@ -1,4 +1,6 @@
-"""A build is killed at every stage and goes on: the same data set byte for byte, no call paid twice after its success."""
+"""A build is killed at every stage and goes on: the same data set byte for byte,
+no call paid twice after its success.
+"""
 
 import signal
 import subprocess
@@ -19,7 +21,10 @@ rows: 24
 seed: 5
 splits: {{train: 0.6, test: 0.4}}
 """
-ROLE = "{role}: {{model: {model}, base_url: '{url}', key_env: '', thinking: default, concurrency: 4}}\n"
+ROLE = (
+    "{role}: {{model: {model}, base_url: '{url}', key_env: '', thinking: "
+    "default, concurrency: 4}}\n"
+)
 ROLES = {"builder": "micro-builder", "reviewer": "micro-reviewer", "reviewer2": "micro-reviewer-2"}
 CROSSED = 1.0  # seconds: a reply that left the server so shortly before a kill may not have arrived
 

@@ -1,4 +1,6 @@
-"""From a memory log to a data set through the verb: nothing goes anywhere before a yes; bad logs are told what is wrong."""
+"""From a memory log to a data set through the verb: nothing goes anywhere before a yes;
+bad logs are told what is wrong.
+"""
 
 import dataclasses
 import json
@@ -204,7 +206,9 @@ def test_the_gate_holds_in_python_too(tmp_path):
 
 
 def sent_draft(task: str, built) -> Draft:
-    """A row as it is sent for a task: as the log gave it for the annotation, with atoms and rubrics for the others."""
+    """A row as it is sent for a task: as the log gave it for the annotation,
+    with atoms and rubrics for the others.
+    """
     if task == "annotation":
         return built.pipeline.log_rows.kept[0]
     return built.pipeline.results[1].kept[0]

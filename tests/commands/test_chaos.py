@@ -1,4 +1,6 @@
-"""The chaos benchmark in its small form: an evaluation through every fault, killed and resumed, ends in the same table."""
+"""The chaos benchmark in its small form: an evaluation through every fault,
+killed and resumed, ends in the same table.
+"""
 
 import subprocess
 import sys

@@ -82,7 +82,10 @@ def test_unknown_option_in_a_profile(capsys, tmp_path):
 
 
 def test_a_closed_pipe_is_no_error(good):
-    command = f"'{sys.executable}' -c 'from memcalib.commands.cli import main; main()' show '{good}' | head -1"
+    command = (
+        f"'{sys.executable}' -c 'from memcalib.commands.cli import main; main()' show '{good}' | "
+        "head -1"
+    )
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60
     )
@@ -91,7 +94,10 @@ def test_a_closed_pipe_is_no_error(good):
 
 def test_help_loads_no_large_library():
     """What makes a verb slow to answer is what it imports."""
-    probe = "import atexit, runpy, sys; atexit.register(lambda: print(*{n.partition('.')[0] for n in sys.modules}))\n"
+    probe = (
+        "import atexit, runpy, sys; atexit.register(lambda: "
+        "print(*{n.partition('.')[0] for n in sys.modules}))\n"
+    )
     probe += "sys.argv = ['memcalib', '--help']; runpy.run_module('memcalib', run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", probe], check=True, capture_output=True, text=True, timeout=60

@@ -44,7 +44,9 @@ def test_help_shows_every_flag_and_they_are_few(capsys, name):
 
 @pytest.mark.parametrize("name", [name for name in VERBS_WITH_SETTINGS if name != "train"])
 def test_only_a_training_is_resumed_by_a_flag(capsys, name):
-    """Every other command goes on when it is given again; a flag that does nothing would say otherwise."""
+    """Every other command goes on when it is given again;
+    a flag that does nothing would say otherwise.
+    """
     code, _, err = run(capsys, name, "--resume")
     assert code == 2 and "--resume" in err
 

@@ -1,4 +1,6 @@
-"""An evaluation from the command line to the report, over loopback: whole, stopped, resumed, and with bad input."""
+"""An evaluation from the command line to the report, over loopback:
+whole, stopped, resumed, and with bad input.
+"""
 
 import json
 import os
@@ -64,7 +66,9 @@ PLACES = {
 
 
 def options(data, server, tmp_path, **changes) -> list[str]:
-    """The words of an evaluation on the practice server; a change of `None` leaves an option out."""
+    """The words of an evaluation on the practice server;
+    a change of `None` leaves an option out.
+    """
     values = {
         "model": "micro-model",
         "base_url": server.base_url,
@@ -271,7 +275,9 @@ def test_context_too_long_is_a_row_with_a_reason(capsys, data, tmp_path):
 
 
 def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(capsys, tmp_path):
-    """Its length and the model's context stand in its row and on the page; the others are scored; missing is not zero."""
+    """Its length and the model's context stand in its row and on the page;
+    the others are scored; missing is not zero.
+    """
     long = EXAMPLES[0].model_copy(update={"id": "too-long", "question": EXAMPLES[0].question * 300})
     file = write_jsonl(tmp_path / "examples.jsonl", [long, *EXAMPLES[1:4]])
     out = tmp_path / "run"
@@ -294,7 +300,10 @@ def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(caps
 
     answer = with_memory(read_jsonl(out / "rollouts.jsonl", Rollout))["too-long"]
     tokens = int(answer.usage["prompt_tokens"])
-    reason = f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer included"
+    reason = (
+        f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer "
+        "included"
+    )
     assert answer.error == f"context_too_long: {reason}" and tokens > 1024
     judgments = with_memory(load_judgments(out / "judgments.jsonl"))
     unscored = [name for name, judgment in judgments.items() if not judgment.scored]

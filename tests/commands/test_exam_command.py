@@ -1,4 +1,6 @@
-"""`memcalib exam` against the practice server: verdicts, resume, and what an evaluation says of its judge."""
+"""`memcalib exam` against the practice server: verdicts, resume,
+and what an evaluation says of its judge.
+"""
 
 import json
 
@@ -129,9 +131,9 @@ def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, mo
     else:
         assert row["corrected"] is None
         assert (
-            f"not corrected for the judge's errors, because the judge's exam ended {exam['verdict']}."
-            in text
-        )
+            "not corrected for the judge's errors, because the judge's exam ended "
+            f"{exam['verdict']}."
+        ) in text
     code, text = call("evaluate", *options, "--out", "two")
     assert (
         code == 0

@@ -1,4 +1,6 @@
-"""Exit codes of what asks and judges: 0 all scored, 3 something left, 1 stopped; and the printed command works."""
+"""Exit codes of what asks and judges: 0 all scored, 3 something left, 1 stopped;
+and the printed command works.
+"""
 
 import json
 import shlex
@@ -19,7 +21,9 @@ SHY = {EXAMPLES[0].question}
 
 
 class Moody:
-    """The exact judge, which refuses two examples until it is in a better mood; or fails from some call on."""
+    """The exact judge, which refuses two examples until it is in a better mood;
+    or fails from some call on.
+    """
 
     def __init__(self):
         self.shy = True
@@ -85,9 +89,9 @@ def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(
     code, out, err = run(capsys, *command)
     assert code == 3 and "Report:" in out
     assert (
-        f"judgments.jsonl: {shy} of 20 answers are not scored; ask for those again with: memcalib evaluate"
-        in err
-    )
+        f"judgments.jsonl: {shy} of 20 answers are not scored; ask for those again with: "
+        "memcalib evaluate"
+    ) in err
     assert run(capsys, *command)[0] == 3, (
         "without --retry-unscored nothing is asked, and it still says so"
     )

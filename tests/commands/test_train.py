@@ -1,4 +1,6 @@
-"""The verb `train`: six methods, kills and resumes, models of one's own, and everything that can be wrong before a step."""
+"""The verb `train`: six methods, kills and resumes, models of one's own,
+and everything that can be wrong before a step.
+"""
 
 import json
 import math
@@ -59,7 +61,9 @@ TEMPLATE = (
 
 @pytest.fixture(autouse=True)
 def lasting_stderr():
-    """The libraries' loggers keep the standard error they first saw, which capsys closes after a test."""
+    """The libraries' loggers keep the standard error they first saw,
+    which capsys closes after a test.
+    """
     for handler in logging.getLogger("transformers").handlers:
         if type(handler) is logging.StreamHandler:
             handler.stream = sys.__stderr__
@@ -287,7 +291,7 @@ def test_a_finished_run_is_not_trained_again(capsys, straight):
     assert code == 1 and "method: 'memcalib-rl' there, 'gdpo' now" in err
 
 
-# --- a model of one's own -------------------------------------------------------------------------------------------
+# --- a model of one's own -------------------------------------------------------------------------
 
 
 def byte_tokenizer():
@@ -315,7 +319,9 @@ def byte_tokenizer():
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory) -> Path:
-    """A model folder as anybody's: Qwen3 architecture, byte-level BPE, a chat template, no padding token."""
+    """A model folder as anybody's: Qwen3 architecture, byte-level BPE, a chat template,
+    no padding token.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = byte_tokenizer()
@@ -339,7 +345,9 @@ def model_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def file_recipe(tmp_path_factory, model_folder) -> dict:
-    """A recipe for files, that model and a judge behind an address; the judge's server lives as long as the module."""
+    """A recipe for files, that model and a judge behind an address;
+    the judge's server lives as long as the module.
+    """
     folder = tmp_path_factory.mktemp("mine")
     examples = make_examples("short", 6, 5)
     held_out = make_examples("short", 2, 5, "validation")
@@ -442,7 +450,7 @@ def test_an_adapter_is_merged_into_the_start(tmp_path, model_folder):
     assert torch.allclose(merged(ids).logits, adapted.eval()(ids).logits, atol=1e-3)
 
 
-# --- bad input ------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 def without_nothing(content: dict) -> dict:
@@ -767,7 +775,9 @@ def test_sft_on_own_demonstrations(tmp_path, file_recipe):
 
 
 def fine_tuning(tmp_path, validation, **parts) -> dict:
-    """A recipe that fine-tunes the cold start of `short` on six answers and validates after each of two updates."""
+    """A recipe that fine-tunes the cold start of `short` on six answers and validates after each of
+    two updates.
+    """
     train = make_examples("short", 6, 5)
     write_jsonl(tmp_path / "train.jsonl", train)
     write_jsonl(tmp_path / "validation.jsonl", validation)
@@ -996,7 +1006,7 @@ def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path
         run.run()
 
 
-# --- nothing was trained, or what was trained is damaged ------------------------------------------------------------
+# --- nothing was trained, or what was trained is damaged ------------------------------------------
 
 
 @pytest.mark.slow
@@ -1275,7 +1285,9 @@ def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_pa
 
 @contextmanager
 def no_file_larger_than(size: int):
-    """A disk that gives out: every write beyond `size` bytes of a file fails, in whatever library."""
+    """A disk that gives out: every write beyond `size` bytes of a file fails,
+    in whatever library.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

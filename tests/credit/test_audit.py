@@ -163,7 +163,9 @@ def test_incomplete_pairs_are_counted_and_left_out(found):
 
 
 def test_the_bootstrap_is_that_of_a_loop_and_seeded():
-    """Questions are drawn; the mean of a draw is that of its channels, each over the pairs that were drawn."""
+    """Questions are drawn; the mean of a draw is that of its channels,
+    each over the pairs that were drawn.
+    """
     values = np.random.default_rng(3).random((23, 2))
     channels = np.array(["B+", "C+", "CA-"])[np.arange(23) % 3]
     questions = np.array([f"q{k:02d}" for k in np.arange(23) // 4])

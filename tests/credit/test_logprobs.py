@@ -1,4 +1,6 @@
-"""Log-probabilities against their slow reference: prefix groups, shared caches, self-check, memory, contexts."""
+"""Log-probabilities against their slow reference: prefix groups, shared caches, self-check,
+memory, contexts.
+"""
 
 import functools
 import gc
@@ -264,7 +266,9 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
 
 
 def maskless(module, query, key, value, attention_mask, scaling, **options):
-    """Causal attention that takes no mask, as kernels for rows without padding: the last query sees all keys."""
+    """Causal attention that takes no mask, as kernels for rows without padding:
+    the last query sees all keys.
+    """
     heads = query.shape[1] // key.shape[1]
     seen = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
     rows = (query, key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1))
@@ -403,7 +407,9 @@ def test_checkpointing_and_training_mode_change_nothing(model):
 
 
 class Memory:
-    """Stands before a model's forward and runs out of memory beyond a number of new tokens, or at one token."""
+    """Stands before a model's forward and runs out of memory beyond a number of new tokens,
+    or at one token.
+    """
 
     def __init__(self, network, monkeypatch, cells=10**9, poison=None):
         self.calls = 0
@@ -487,7 +493,9 @@ def test_head_in_chunks_gives_values_entropies_and_gradients(chunk, n, temperatu
 
 
 def test_processes_wait_for_each_other():
-    """Every forward announces itself, and one without rows keeps running empty forwards while the other works."""
+    """Every forward announces itself, and one without rows keeps running empty forwards while the
+    other works.
+    """
     asked = []
     left = [2]
 

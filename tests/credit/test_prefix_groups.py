@@ -1,4 +1,6 @@
-"""Faults of ways of sharing: what several processes make of them, and models that draw at random as they train."""
+"""Faults of ways of sharing: what several processes make of them,
+and models that draw at random as they train.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,9 @@ FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
     ],
 )
 def test_a_fault_on_one_process_is_a_fault_on_all(monkeypatch, ours, theirs, found):
-    """Else some would pack their rows into trees and others not, and wait for each other for ever."""
+    """Else some would pack their rows into trees and others not,
+    and wait for each other for ever.
+    """
 
     def gather(everyone, mine):
         everyone[:] = [mine, theirs]

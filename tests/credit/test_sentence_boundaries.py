@@ -221,7 +221,9 @@ class Word(SimpleNamespace):
 
 
 def fake_model(text: str):
-    """A pipeline with the surface of spaCy's: sentences at capitals, every word hanging on the one before."""
+    """A pipeline with the surface of spaCy's: sentences at capitals,
+    every word hanging on the one before.
+    """
     words = []
     position = 0
     for index, word in enumerate(text.split()):

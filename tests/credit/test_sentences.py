@@ -1,4 +1,6 @@
-"""Segments cover every token once, in order, within their sizes, and respect what Markdown keeps whole."""
+"""Segments cover every token once, in order, within their sizes,
+and respect what Markdown keeps whole.
+"""
 
 import re
 from collections import Counter
@@ -136,7 +138,9 @@ def test_pieces_and_orphans_stay_small_only_where_they_must(case, sizes):
 
 
 def uncuttable(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Stretches of tokens that cannot be cut apart without a cut inside something whole, as token indices."""
+    """Stretches of tokens that cannot be cut apart without a cut inside something whole,
+    as token indices.
+    """
     marks = boundaries(text, plain_sentences)
     stretches: list[tuple[int, int]] = []
     for index, (start, end) in enumerate(spans):
@@ -352,7 +356,8 @@ def test_a_token_over_an_edge_does_not_cut_what_follows():
 
 
 def test_an_answer_with_everything():
-    text = "# Plan\n\nYou need:\n\n1. oats\n2. a litre of milk\n\nRun `a. b` right now. Then stop there, please."
+    text = "# Plan\n\nYou need:\n\n1. oats\n2. a litre of milk\n\n"
+    text += "Run `a. b` right now. Then stop there, please."
     text += "\n\n```\none. two. three\n```\nAll of it is done now."
     units = segment(text, tokens(text), SPLIT)
     pieces = [""] * (units[-1] + 1)

@@ -1,4 +1,6 @@
-"""Credit for any training loop: the same numbers as the trainer's reward step, from log-probabilities of a plain loop."""
+"""Credit for any training loop: the same numbers as the trainer's reward step, from
+log-probabilities of a plain loop.
+"""
 
 import subprocess
 import sys
@@ -235,7 +237,9 @@ def test_prompts_may_come_from_a_function(batch):
     ("cut", "mode"), [(4, "ordered"), (6, "ordered"), (6, "evidence"), (6, "evidence-kl")]
 )
 def test_two_processes_give_what_one_gives(batch, cut, mode):
-    """Each holds some of the rows, of one group perhaps; statistics and thresholds are those of all."""
+    """Each holds some of the rows, of one group perhaps;
+    statistics and thresholds are those of all.
+    """
     model, asked, judged, answers = batch
     config = CreditConfig(
         mode=mode, granularity="sentence", scale_unit="token", threshold_pool="open", **SMALL

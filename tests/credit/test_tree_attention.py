@@ -1,4 +1,6 @@
-"""Trees of rows against one row at a time: values, entropies, gradients, masks, and models that cannot be packed."""
+"""Trees of rows against one row at a time: values, entropies, gradients, masks,
+and models that cannot be packed.
+"""
 
 import functools
 import logging
@@ -46,7 +48,9 @@ def a_workload(seed, empty=False):
 
 
 def plain_scores(model, prompt, answer, temperature):
-    """One row through the model, differentiable: log-probabilities and entropies of the answer's tokens."""
+    """One row through the model, differentiable: log-probabilities and entropies of the answer's
+    tokens.
+    """
     logits = (
         model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].float()
         / temperature
@@ -262,7 +266,9 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
 
 
 def all_before(mask, shelf):
-    """Instead of `fill_mask`: each token sees all tokens before it in its row, those of other answers too."""
+    """Instead of `fill_mask`: each token sees all tokens before it in its row,
+    those of other answers too.
+    """
     mask.copy_(torch.ones_like(mask).tril())
 
 

@@ -1,4 +1,6 @@
-"""Between pilots settings are mended, and no row is read twice; freezing is taken back; a build goes to a hub."""
+"""Between pilots settings are mended, and no row is read twice; freezing is taken back;
+a build goes to a hub.
+"""
 
 import csv
 import json
@@ -53,8 +55,8 @@ def row_of(number: int) -> dict[str, str]:
     thing = things[number % len(things)]
     other = things[(number * 7 + number // 22 + 1) % len(things)]
     question = (
-        f"I have lost my {thing} near the {other} number {number * 37}, and I need it on Friday for my work. "
-        "What should I do about it?"
+        f"I have lost my {thing} near the {other} number {number * 37}, and I need it on Friday "
+        "for my work. What should I do about it?"
     )
     answer = f"{ANSWER} The {thing} and the {other} have the numbers {number} and {number * 991}."
     return {"no": str(number), "q": question, "a": answer}
@@ -127,7 +129,9 @@ def stub_run(home, rejected=(), **options) -> StubRun:
 
 
 def review(run: BuildRun, fails: int = 0, number: int = 0, reviewer: str = "a reader") -> str:
-    """Fill in and take in the sheet of a batch, the latest if no number is given; the first rows fail."""
+    """Fill in and take in the sheet of a batch, the latest if no number is given;
+    the first rows fail.
+    """
     folder = list_batches(run.pilots)[number - 1]
     return run.take_reviews(fill_in(folder / "sheet.csv", fails), reviewer)
 
@@ -507,8 +511,14 @@ def test_files_that_cannot_be_read(home, name, message):
 
 
 def test_rows_in_another_language_are_told_how_they_pass(home):
-    question = "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends dick. Darf ich weniger trinken?"
-    answer = "Nein, zu wenig zu trinken kann den Nieren schaden, solange Sie eine solche Tablette nehmen."
+    question = (
+        "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends dick. "
+        "Darf ich weniger trinken?"
+    )
+    answer = (
+        "Nein, zu wenig zu trinken kann den Nieren schaden, "
+        "solange Sie eine solche Tablette nehmen."
+    )
     write_csv(home / "faq.csv", ["no", "q", "a"], [{"no": "1", "q": question, "a": answer}])
     with pytest.raises(NoRowLeft, match=r"function_words; .*languages: \[de\]"):
         stub_run(home).pilot(1)
@@ -526,7 +536,9 @@ GERMAN_COLUMNS = {
 
 
 def write_micro_table(path) -> None:
-    """Rows of the micro-world as a table of somebody's own, with semicolons and other names of columns."""
+    """Rows of the micro-world as a table of somebody's own,
+    with semicolons and other names of columns.
+    """
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(GERMAN_COLUMNS.values()), delimiter=";")
         writer.writeheader()

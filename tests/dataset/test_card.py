@@ -1,4 +1,6 @@
-"""The card: what is unknown is said, what is foreign is escaped, and the hub's own library reads it."""
+"""The card: what is unknown is said, what is foreign is escaped,
+and the hub's own library reads it.
+"""
 
 import re
 from itertools import cycle

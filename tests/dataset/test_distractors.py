@@ -1,4 +1,6 @@
-"""Distractors and rubrics: each rule caught on planted mistakes, mended item by item, and silent on sound replies."""
+"""Distractors and rubrics: each rule caught on planted mistakes, mended item by item,
+and silent on sound replies.
+"""
 
 import copy
 import json
@@ -77,7 +79,7 @@ def item_rules(faults):
     return {(fault.item_id, fault.rule) for fault in faults}
 
 
-# What is asked -----------------------------------------------------------------------------------------------------------
+# What is asked ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -141,7 +143,7 @@ def test_prompts_name_families_fields_and_levels():
     assert all(f'"{key}"' in schema for key in UsageRubric.model_fields)
 
 
-# Distractors: planted mistakes --------------------------------------------------------------------------------------------
+# Distractors: planted mistakes --------------------------------------------------------------------
 
 
 def spoiled(change):
@@ -231,7 +233,9 @@ def test_planted_mistakes_in_distractors_are_named(name):
 
 
 def mended(failed):
-    """A reply to a repair: what failed, and where only named items are asked for, one that nobody asked for."""
+    """A reply to a repair: what failed, and where only named items are asked for,
+    one that nobody asked for.
+    """
     sound = made(DISTRACTORS, PLANNED)
     if "" in failed:
         return sound
@@ -362,7 +366,7 @@ def test_merging_replaces_the_failed_ones_and_no_other(failed):
     assert set(texts) == {*OTHERS, "hard"}
 
 
-# Small tools -------------------------------------------------------------------------------------------------------------
+# Small tools --------------------------------------------------------------------------------------
 
 phrases = st.lists(st.sampled_from(["coin", "tray", "May", "2018", "-", "the"]), max_size=4).map(
     " ".join
@@ -417,7 +421,7 @@ def test_signs_of_a_family(family, text, shows):
     assert bool(SIGNS[family].pattern.search(text)) == shows
 
 
-# Rubrics: planted mistakes ------------------------------------------------------------------------------------------------
+# Rubrics: planted mistakes ------------------------------------------------------------------------
 
 ATOMS = {atom.atom_id: atom for atom in CLUTTERED.atoms}
 

@@ -1,4 +1,6 @@
-"""Duplicates against all pairs compared one by one; order never matters; splits never share a question."""
+"""Duplicates against all pairs compared one by one; order never matters;
+splits never share a question.
+"""
 
 import json
 import random
@@ -325,9 +327,9 @@ def test_a_whole_stage_counts_every_row(tmp_path):
             "Should I see a doctor, or can I wait for a week?"
         )
         answer = (
-            "Rest the knee, cool it in the evening and see a doctor if it is still swollen after two weeks. "
-            + sentence(rng, 20)
-        )
+            "Rest the knee, cool it in the evening and see a doctor if it is still swollen "
+            "after two weeks. "
+        ) + sentence(rng, 20)
         rows.append({"q": question, "a": answer})
     rows += [
         rows[0],
@@ -351,7 +353,10 @@ def test_a_stage_that_keeps_nothing_is_an_error():
 
 
 def test_the_same_question_with_another_context_is_another_row():
-    question = "May I take this tablet in the morning, or is it better to wait until I have eaten something at noon?"
+    question = (
+        "May I take this tablet in the morning, or is it better to wait until I have eaten "
+        "something at noon?"
+    )
 
     def with_context(name, context):
         return row(0, question).model_copy(update={"id": name, "context": context})

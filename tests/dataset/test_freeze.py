@@ -1,4 +1,6 @@
-"""Freezing: whatever shapes the rows is named when it changes; nothing runs unproved, refusals say how to go on."""
+"""Freezing: whatever shapes the rows is named when it changes;
+nothing runs unproved, refusals say how to go on.
+"""
 
 from dataclasses import replace
 

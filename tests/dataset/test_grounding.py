@@ -1,4 +1,6 @@
-"""Texts compared by code: what is in a source, what a query gives away, what a statement or a paragraph says otherwise."""
+"""Texts compared by code: what is in a source, what a query gives away,
+what a statement or a paragraph says otherwise.
+"""
 
 import re
 from itertools import combinations
@@ -38,7 +40,7 @@ from memcalib.problem import concat_text, sample_records
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
-# Tools --------------------------------------------------------------------------------------------------------------------
+# Tools --------------------------------------------------------------------------------------------
 
 pieces = st.sampled_from(
     ["ab", "b", "a", "5", " ", "  ", "\n", "\t", ".", "-", "é", "ab c", "\u2003"]
@@ -47,7 +49,9 @@ strings = st.lists(pieces, max_size=12).map("".join)
 
 
 def slow_find(quote, text):
-    """The first slice, from the left, that equals the quotation up to white space and breaks no word."""
+    """The first slice, from the left, that equals the quotation up to white space and breaks no
+    word.
+    """
     quote_words = quote.split()
     for start in range(len(text)):
         for end in range(start + 1, len(text) + 1):
@@ -232,7 +236,7 @@ def test_closeness_is_symmetric_and_true_of_equals(atom, other_atom):
     assert too_close(atom, atom) == bool(content_words(atom))
 
 
-# Paragraphs that are right ------------------------------------------------------------------------------------------------
+# Paragraphs that are right ------------------------------------------------------------------------
 
 RIGHT = [
     (
@@ -241,7 +245,10 @@ RIGHT = [
             "The user's last reading was 150/95.",
             "The user is no smoker.",
         ],
-        "Every morning the user takes 5 mg of amlodipine. The last reading was 150/95. The user is no smoker.",
+        (
+            "Every morning the user takes 5 mg of amlodipine. The last reading was 150/95. "
+            "The user is no smoker."
+        ),
     ),
     (
         [
@@ -256,7 +263,10 @@ RIGHT = [
             "The database is PostgreSQL 16.",
             "The user cannot change its schema.",
         ],
-        "The backend is written in Go 1.22, and the database is PostgreSQL 16, whose schema the user cannot change.",
+        (
+            "The backend is written in Go 1.22, and the database is PostgreSQL 16, "
+            "whose schema the user cannot change."
+        ),
     ),
     (
         [
@@ -288,7 +298,10 @@ RIGHT = [
             "The user travels with a wheelchair.",
             "The user's sister Anna joins them.",
         ],
-        "With a budget of 1200 euros, the user travels with a wheelchair. The user's sister Anna joins them.",
+        (
+            "With a budget of 1200 euros, the user travels with a wheelchair. "
+            "The user's sister Anna joins them."
+        ),
     ),
     (
         [
@@ -296,7 +309,10 @@ RIGHT = [
             "The user has written Python for nine years.",
             "The user's laptop has an M2 chip.",
         ],
-        "The user, who has written Python for nine years, is learning Rust. The user's laptop has an M2 chip.",
+        (
+            "The user, who has written Python for nine years, is learning Rust. "
+            "The user's laptop has an M2 chip."
+        ),
     ),
     (
         [
@@ -319,7 +335,10 @@ RIGHT = [
             "The user did not change tsconfig.json.",
             "The file max_tokens.py is new.",
         ],
-        "The build fails with TS2345. The user did not change tsconfig.json, and the file max_tokens.py is new.",
+        (
+            "The build fails with TS2345. The user did not change tsconfig.json, "
+            "and the file max_tokens.py is new."
+        ),
     ),
     (
         [
@@ -568,7 +587,7 @@ def test_stems_forgive_endings_and_leave_negations_out():
     assert stems("The user never owned boats.") == stems("owns boat")
 
 
-# Marks, units, roles -------------------------------------------------------------------------------------------------------
+# Marks, units, roles ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -623,7 +642,7 @@ def test_opposites_are_only_those_of_one_group():
     assert not opposite_word("the ear", "my right ear")
 
 
-# Free paraphrases ----------------------------------------------------------------------------------------------------------
+# Free paraphrases ---------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -647,7 +666,8 @@ def read_cases(name):
                 yield Case(part, kind == "good", source, text, line)
 
 
-ALLOWED = {  # cases that the rules are wrong about, at most: bad ones that pass, good ones that are refused
+# cases that the rules are wrong about, at most: bad ones that pass, good ones that are refused
+ALLOWED = {
     ("paraphrases", "tuned"): (0, 0),
     ("paraphrases", "fresh"): (2, 1),
     ("statements", "tuned"): (1, 1),

@@ -64,7 +64,7 @@ def example(*texts, question="What is a good breakfast?", memory=None, **fields)
     )
 
 
-# Words --------------------------------------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------------------
 
 
 @given(st.text(max_size=60))
@@ -105,7 +105,7 @@ def test_limits_are_named_by_their_content():
         LintLimits(spelling=1)
 
 
-# Single checks ------------------------------------------------------------------------------------------------------------
+# Single checks ------------------------------------------------------------------------------------
 
 
 def slow_shares(row, name, limits):
@@ -394,7 +394,7 @@ def test_no_text_makes_a_check_fail(row, place, text):
         assert finding.rule in LINTS and finding.example_id == row.id and str(finding)
 
 
-# Files --------------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_linted_with_lines_and_counts(tmp_path):
@@ -542,7 +542,7 @@ def test_old_rubrics_with_other_keys_are_read():
     assert {f.rule for f in found} == {"rubric_fields", "all_ignore"}
 
 
-# Meaning ------------------------------------------------------------------------------------------------------------------
+# Meaning ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -590,7 +590,7 @@ def test_a_query_that_means_an_atom_is_a_warning(bag, tmp_path):
     assert "question_meaning" not in LINTS
 
 
-# Size ---------------------------------------------------------------------------------------------------------------------
+# Size ---------------------------------------------------------------------------------------------
 
 
 def test_every_row_of_a_file_is_linted(tmp_path):

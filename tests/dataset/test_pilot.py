@@ -1,4 +1,6 @@
-"""Pilots: balanced, fresh batches; reviews that survive; a rate over all rows; forms that run nothing and lose nothing."""
+"""Pilots: balanced, fresh batches; reviews that survive; a rate over all rows;
+forms that run nothing and lose nothing.
+"""
 
 import base64
 import csv
@@ -423,14 +425,23 @@ def test_decisions_that_were_made_are_set_on_the_page(batch):
 DRIVE = """
 const fs = require("fs"), vm = require("vm");
 const data = JSON.parse(fs.readFileSync(0, "utf8"));
-const nothing = { classList: { toggle() {} }, addEventListener() {}, replaceChildren() {}, querySelectorAll: () => [] };
+const nothing = {
+  classList: { toggle() {} },
+  addEventListener() {},
+  replaceChildren() {},
+  querySelectorAll: () => [],
+};
 const element = (more) => ({ dataset: {}, querySelector: () => element({}), ...nothing, ...more });
 const forms = data.forms.map((form) => element({ dataset: form }));
 const tools = element({ dataset: { key: "k" } });
-const document = { getElementById: () => tools, querySelectorAll: () => forms, querySelector: () => null };
+const document = {
+  getElementById: () => tools, querySelectorAll: () => forms, querySelector: () => null,
+};
 const context = vm.createContext({ document, localStorage: { getItem: () => null, setItem() {} } });
 vm.runInContext(data.script + ";globalThis.made = { sheet, fault };", context);
-process.stdout.write(JSON.stringify({ sheet: context.made.sheet(data.decisions), faults: data.decisions.map(context.made.fault) }));
+const sheet = context.made.sheet(data.decisions);
+const faults = data.decisions.map(context.made.fault);
+process.stdout.write(JSON.stringify({ sheet, faults }));
 """
 
 

@@ -1,4 +1,6 @@
-"""Counts, shapes and plans: exact sums, bounds, the same result in any order, and plans that stay when rows join."""
+"""Counts, shapes and plans: exact sums, bounds, the same result in any order,
+and plans that stay when rows join.
+"""
 
 import random
 from collections import Counter
@@ -64,7 +66,7 @@ def passage_count(atoms):
     return len({atom.passage for atom in atoms})
 
 
-# Shares ------------------------------------------------------------------------------------------------------------------
+# Shares -------------------------------------------------------------------------------------------
 
 weights = st.dictionaries(
     st.integers(0, 30), st.one_of(st.integers(0, 50), st.floats(0, 9)), min_size=1
@@ -113,7 +115,7 @@ def test_shares_of_nothing_are_refused(table, n):
         largest_remainder(table, n)
 
 
-# Shapes ------------------------------------------------------------------------------------------------------------------
+# Shapes -------------------------------------------------------------------------------------------
 
 
 def slow_difficulty(sizes):
@@ -205,7 +207,7 @@ def test_the_hash_of_a_table_follows_its_numbers():
     assert PlanConfig.model_validate_json(PlanConfig().model_dump_json()) == PlanConfig()
 
 
-# Rows and shapes ---------------------------------------------------------------------------------------------------------
+# Rows and shapes ----------------------------------------------------------------------------------
 
 small = st.lists(st.lists(st.integers(1, 5), min_size=2, max_size=4), min_size=1, max_size=5)
 
@@ -260,7 +262,7 @@ def assert_even(dealt, names):
     assert max(counts) - min(counts) <= 1
 
 
-# Places ------------------------------------------------------------------------------------------------------------------
+# Places -------------------------------------------------------------------------------------------
 
 rows = st.tuples(
     st.lists(st.integers(1, 4), min_size=1, max_size=4), st.text("ABC", min_size=3, max_size=9)
@@ -361,7 +363,7 @@ def test_relevant_atoms_stand_everywhere():
     assert first_atoms["a"] > 30
 
 
-# Phrases -----------------------------------------------------------------------------------------------------------------
+# Phrases ------------------------------------------------------------------------------------------
 
 
 @given(rows_with_sizes(), st.integers(0, 99))
@@ -423,7 +425,7 @@ def test_lists_of_a_user_are_read(tmp_path):
     assert load_phrases(path).matters == ("tram pass", "7", "choir rehearsal")
 
 
-# Plans -------------------------------------------------------------------------------------------------------------------
+# Plans --------------------------------------------------------------------------------------------
 
 
 def many(n):
@@ -481,7 +483,8 @@ def test_rows_that_join_later_leave_plans_alone_and_fill_the_counts(tmp_path):
         plans = [plan_of(draft) for draft in late if draft.domain == domain]
         planned = Counter(kind_of(plan.sizes) for plan in plans)
         drawn = Counter(map(kind_of, draw_shapes(len(plans), CONFIG, domain)))
-        # counts for 15 rows are not all part of those for more rows: what differs is at most the rounding
+        # counts for 15 rows are not all part of those for more rows:
+        # what differs is at most the rounding
         assert sum((planned - drawn).values()) <= 15
         assert_even([plan.family for plan in plans], FAMILIES)
 

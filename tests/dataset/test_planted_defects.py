@@ -97,7 +97,9 @@ def test_a_defect_that_does_not_fit_is_not_planted(name):
 
 
 def chapter_table():
-    """The rows of the chapter's table: defect, what is planted, planted, caught, sound rows flagged."""
+    """The rows of the chapter's table: defect, what is planted, planted, caught,
+    sound rows flagged.
+    """
     cells = json.loads(CHAPTER.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells]
     [text] = [text for text in texts if text.startswith("## What the checks catch")]

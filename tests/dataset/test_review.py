@@ -1,4 +1,6 @@
-"""The review: what counts as an approval, two reviewers, killed and resumed, and every way a reviewer can fail."""
+"""The review: what counts as an approval, two reviewers, killed and resumed,
+and every way a reviewer can fail.
+"""
 
 import json
 import math
@@ -113,7 +115,9 @@ def reply(**changes):
 
 
 class Scripted(Client):
-    """A client whose model is a function from (draft, number of the try) to a reply, a text or an error."""
+    """A client whose model is a function from (draft, number of the try) to a reply,
+    a text or an error.
+    """
 
     def __init__(self, play, name="scripted", drafts=DRAFTS):
         super().__init__(Endpoint(model=name, base_url="http://127.0.0.1:1/v1", key_env=""))
@@ -156,7 +160,7 @@ def review(drafts, first, second, folder):
     return run_async(review_drafts(drafts, [first, second], folder))
 
 
-# Deterministic checks -----------------------------------------------------------------------------------------------------
+# Deterministic checks -----------------------------------------------------------------------------
 
 
 def test_sound_drafts_pass_the_checks():
@@ -224,7 +228,7 @@ def test_rules_can_be_chosen():
         check_drafts([spoiled], ["typo"])
 
 
-# One review ---------------------------------------------------------------------------------------------------------------
+# One review ---------------------------------------------------------------------------------------
 
 
 def test_a_reviewer_sees_what_the_paper_lists_and_no_more():
@@ -322,7 +326,9 @@ choices = st.sets(st.tuples(st.sampled_from(CRITERIA), st.sampled_from((ATOMS[0]
 
 
 def reply_to_choices(chosen):
-    """A reply that objects to the chosen (criterion, item), and (criterion, item) of every objection in it; "x" is no atom."""
+    """A reply that objects to the chosen (criterion, item), and (criterion,
+    item) of every objection in it; "x" is no atom.
+    """
     objected = {criterion: set() for criterion in CRITERIA}
     for criterion, item in chosen:
         if item != "x":
@@ -405,7 +411,7 @@ def test_a_faulty_reply_is_repaired_for_its_items(tmp_path):
     assert settings["temperature"] == 0.0
 
 
-# Two reviews --------------------------------------------------------------------------------------------------------------
+# Two reviews --------------------------------------------------------------------------------------
 
 
 def test_a_row_needs_both_approvals(tmp_path):
@@ -547,7 +553,7 @@ def test_nothing_to_review(tmp_path):
     assert result.accepted == result.dropped == [] and result.agreement().loc["rows", "judged"] == 0
 
 
-# Over loopback ------------------------------------------------------------------------------------------------------------
+# Over loopback ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,10 @@ PARTS = {
         ],
         [
             "{What} that lasts this long should be looked at, but it is rarely an emergency.",
-            "Keep a diary of when it comes and goes, how strong it is, and what makes it better or worse.",
+            (
+                "Keep a diary of when it comes and goes, how strong it is, "
+                "and what makes it better or worse."
+            ),
             "If there is fever, weight loss or trouble breathing, go to a clinic on the same day.",
             "Until then rest, drink enough water, and avoid anything that you know brings it on.",
         ],
@@ -50,7 +53,10 @@ PARTS = {
         ],
         [
             "A {what} like this works best when you keep it simple and start early.",
-            "Make a list of who comes, ask each of them to bring one thing, and book the room today.",
+            (
+                "Make a list of who comes, ask each of them to bring one thing, "
+                "and book the room today."
+            ),
             "Set aside a third of the money for surprises, because there is always one.",
             "On the day itself, let others help you; they will enjoy it more.",
         ],
@@ -62,8 +68,14 @@ PARTS = {
     "coding": (
         [
             "I use Python 3.{n} on Linux and need to {what} a list of {m} million numbers.",
-            "My {who} reads a CSV file with {n} columns, and I have to {what} the rows without loading it all.",
-            "Given an array of {n} integers, {what} it in place; memory is limited to {m} megabytes.",
+            (
+                "My {who} reads a CSV file with {n} columns, and I have to {what} the rows without "
+                "loading it all."
+            ),
+            (
+                "Given an array of {n} integers, {what} it in place; "
+                "memory is limited to {m} megabytes."
+            ),
         ],
         [
             "I already tried pandas, but it runs out of memory. How can I do this?",
@@ -74,7 +86,10 @@ PARTS = {
             "def solve(rows):\n    best = {{}}\n    for key, value in rows:\n"
             "        best[key] = max(value, best.get(key, 0))\n",
             "    return sorted(best.items(), key=lambda item: (-item[1], item[0]))[:{n}]\n\n",
-            "Read the file line by line with a generator, so that only one row is in memory at a time.",
+            (
+                "Read the file line by line with a generator, so that only one row is in memory at "
+                "a time."
+            ),
             "Sorting costs n log n here; if you only need the top {m}, a heap is quicker.",
         ],
         {
@@ -119,16 +134,46 @@ def finding(rule_name, row, config=None):
 
 
 OTHER_LANGUAGES = [
-    "Ich habe seit drei Wochen Kopfschmerzen und nehme jeden Morgen eine Tablette. Was soll ich jetzt tun, bitte?",
-    "J'ai mal à la tête depuis trois semaines et je prends un comprimé tous les matins. Que dois-je faire maintenant ?",
-    "Me duele la cabeza desde hace tres semanas y tomo una pastilla todas las mañanas. ¿Qué debo hacer ahora?",
-    "Ho mal di testa da tre settimane e prendo una compressa ogni mattina. Che cosa devo fare adesso, per favore?",
-    "Estou com dor de cabeça há três semanas e tomo um comprimido todas as manhãs. O que devo fazer agora?",
-    "Ik heb al drie weken hoofdpijn en neem elke ochtend een tablet. Wat moet ik nu het beste doen, alstublieft?",
-    "Jag har haft huvudvärk i tre veckor och tar en tablett varje morgon. Vad ska jag göra nu, snälla?",
-    "Boli mnie głowa od trzech tygodni i biorę tabletkę każdego ranka. Co powinienem teraz zrobić, proszę?",
-    "Üç haftadır başım ağrıyor ve her sabah bir tablet alıyorum. Şimdi ne yapmam gerekiyor, lütfen söyleyin?",
-    "Kepala saya sakit selama tiga minggu dan saya minum tablet setiap pagi. Apa yang harus saya lakukan sekarang?",
+    (
+        "Ich habe seit drei Wochen Kopfschmerzen und nehme jeden Morgen eine Tablette. "
+        "Was soll ich jetzt tun, bitte?"
+    ),
+    (
+        "J'ai mal à la tête depuis trois semaines et je prends un comprimé tous les matins. "
+        "Que dois-je faire maintenant ?"
+    ),
+    (
+        "Me duele la cabeza desde hace tres semanas y tomo una pastilla todas las mañanas. "
+        "¿Qué debo hacer ahora?"
+    ),
+    (
+        "Ho mal di testa da tre settimane e prendo una compressa ogni mattina. "
+        "Che cosa devo fare adesso, per favore?"
+    ),
+    (
+        "Estou com dor de cabeça há três semanas e tomo um comprimido todas as manhãs. "
+        "O que devo fazer agora?"
+    ),
+    (
+        "Ik heb al drie weken hoofdpijn en neem elke ochtend een tablet. "
+        "Wat moet ik nu het beste doen, alstublieft?"
+    ),
+    (
+        "Jag har haft huvudvärk i tre veckor och tar en tablett varje morgon. "
+        "Vad ska jag göra nu, snälla?"
+    ),
+    (
+        "Boli mnie głowa od trzech tygodni i biorę tabletkę każdego ranka. "
+        "Co powinienem teraz zrobić, proszę?"
+    ),
+    (
+        "Üç haftadır başım ağrıyor ve her sabah bir tablet alıyorum. "
+        "Şimdi ne yapmam gerekiyor, lütfen söyleyin?"
+    ),
+    (
+        "Kepala saya sakit selama tiga minggu dan saya minum tablet setiap pagi. "
+        "Apa yang harus saya lakukan sekarang?"
+    ),
 ]
 OTHER_SCRIPTS = [
     "У меня три недели болит голова, и я принимаю таблетку каждое утро. Что мне делать?",
@@ -137,8 +182,9 @@ OTHER_SCRIPTS = [
     "मुझे तीन हफ्ते से सिरदर्द है और मैं हर सुबह एक गोली लेता हूं। अब मुझे क्या करना चाहिए?",
 ]
 STOCK = (
-    "Hello and welcome to our forum! Thank you for your question today. I hope this helps you and your family. "
-    "Feel free to ask again at any time. Please take care of yourself, with regards and best wishes. {} now."
+    "Hello and welcome to our forum! Thank you for your question today. I hope this helps you and "
+    "your family. Feel free to ask again at any time. Please take care of yourself, with regards "
+    "and best wishes. {} now."
 )
 
 
@@ -413,21 +459,24 @@ def test_runs_against_a_plain_loop(text):
 # other languages
 
 GERMAN = {
-    "question": "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends trotzdem dick. Darf ich "
-    "weniger als einen Liter trinken?",
-    "answer": "Nein, zu wenig zu trinken kann den Nieren schaden, solange Sie eine solche Tablette nehmen. Bleiben Sie bei "
-    "anderthalb Litern am Tag, legen Sie abends die Beine hoch, und lassen Sie die Blutsalze in zwei Wochen bestimmen.",
+    "question": "Ich nehme seit Mai jeden Morgen eine Tablette, und meine Knöchel sind abends "
+    "trotzdem dick. Darf ich weniger als einen Liter trinken?",
+    "answer": "Nein, zu wenig zu trinken kann den Nieren schaden, solange Sie eine solche "
+    "Tablette nehmen. Bleiben Sie bei anderthalb Litern am Tag, legen Sie abends die "
+    "Beine hoch, und lassen Sie die Blutsalze in zwei Wochen bestimmen.",
 }
 CHINESE = {
-    "question": "我从五月开始每天早上吃一片利尿药，可是到了晚上脚踝还是会肿。我每天喝不到一升水安全吗？",
+    "question": "我从五月开始每天早上吃一片利尿药，可是到了晚上脚踝还是会肿。"
+    "我每天喝不到一升水安全吗？",
     "answer": "不安全。在吃这种药的时候喝水太少会伤害你的肾。每天喝一升半左右的水，晚上把腿抬高，"
     "并且在两周之内检查血液里的盐分。",
 }
 SPANISH = {
-    "question": "Tomo una pastilla cada mañana desde mayo y los tobillos se me hinchan por la tarde. ¿Puedo beber menos "
-    "de un litro al día?",
-    "answer": "No, beber muy poco puede dañar los riñones mientras toma esa pastilla. Siga con un litro y medio al día, "
-    "levante las piernas por la noche y pida un análisis de sangre dentro de dos semanas.",
+    "question": "Tomo una pastilla cada mañana desde mayo y los tobillos se me hinchan por la "
+    "tarde. ¿Puedo beber menos de un litro al día?",
+    "answer": "No, beber muy poco puede dañar los riñones mientras toma esa pastilla. Siga con un "
+    "litro y medio al día, levante las piernas por la noche y pida un análisis de "
+    "sangre dentro de dos semanas.",
 }
 
 

@@ -1,4 +1,6 @@
-"""The rule of signal words: it lets through what says something of a person, and stops what does not."""
+"""The rule of signal words: it lets through what says something of a person,
+and stops what does not.
+"""
 
 from pathlib import Path
 
@@ -12,8 +14,8 @@ ROWS = yaml.safe_load(
     (Path(__file__).parents[1] / "fixtures" / "sensible_rows.yaml").read_text(encoding="utf-8")
 )
 ANSWER = (
-    "Start with what is at hand and change one thing at a time. Keep a short list of what you tried and what came of "
-    "it, and ask somebody who knows the matter when it does not get better."
+    "Start with what is at hand and change one thing at a time. Keep a short list of what you "
+    "tried and what came of it, and ask somebody who knows the matter when it does not get better."
 )
 
 

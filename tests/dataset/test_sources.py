@@ -110,7 +110,11 @@ OASST = [
 STACK = [
     {
         "qid": 5,
-        "question": "<p>How do I sort a <code>dict</code> by value?</p><pre><code>d = {'a': 2}\nprint(d)\n</code></pre>",
+        "question": (
+            "<p>How do I sort a <code>dict</code> by value?</p><pre><code>d = {'a': 2}\n"
+            "print(d)\n"
+            "</code></pre>"
+        ),
         "answers": [
             {
                 "answer_id": 9,
@@ -567,7 +571,8 @@ MODULE = """
 from memcalib.dataset.sources import Source
 
 def posts(path):
-    for number, line in enumerate(["A?|B.", "|lost", "C?|D."] if path is None else path.read_text().splitlines()):
+    lines = ["A?|B.", "|lost", "C?|D."] if path is None else path.read_text().splitlines()
+    for number, line in enumerate(lines):
         asked, answered = line.split("|")
         yield {"number": number, "asked": asked or ["no text"], "answered": answered, "year": 2021}
 

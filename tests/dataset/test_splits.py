@@ -1,4 +1,6 @@
-"""Splits: sizes to the row, groups whole, the same lists in any order; lists that are not as written are refused."""
+"""Splits: sizes to the row, groups whole, the same lists in any order;
+lists that are not as written are refused.
+"""
 
 import itertools
 import json

@@ -1,4 +1,6 @@
-"""Stages: repair of what failed, reasons for what is lost, and runs that are killed, resumed and stuck."""
+"""Stages: repair of what failed, reasons for what is lost, and runs that are killed,
+resumed and stuck.
+"""
 
 import asyncio
 import json
@@ -137,7 +139,7 @@ def last_request(client, call):
     return json.loads(client.conversations[call][-1]["content"])
 
 
-# Repair -----------------------------------------------------------------------------------------------------------------
+# Repair -------------------------------------------------------------------------------------------
 
 
 def test_a_good_reply_is_one_call(tmp_path):
@@ -270,7 +272,7 @@ def test_merging_agrees_with_a_slow_reading_of_the_rule(reply, repaired, failed)
     assert [(word.id, word.word) for word in merged.words] == expected
 
 
-# What is written ---------------------------------------------------------------------------------------------------------
+# What is written ----------------------------------------------------------------------------------
 
 
 names = st.text(min_size=1, max_size=8)
@@ -348,7 +350,7 @@ def test_no_rows_make_an_empty_file(tmp_path):
     assert result.kept == result.dropped == [] and result.path.read_bytes() == b""
 
 
-# Failed calls ------------------------------------------------------------------------------------------------------------
+# Failed calls -------------------------------------------------------------------------------------
 
 
 def test_a_failed_call_is_made_again_and_a_row_too_long_is_not(tmp_path):
@@ -392,7 +394,7 @@ def test_over_http_failures_are_rows_too(tmp_path):
     assert result.dropped[0].reason == "failed call" and "flagged" in result.dropped[0].detail
 
 
-# Hopeless stages ---------------------------------------------------------------------------------------------------------
+# Hopeless stages ----------------------------------------------------------------------------------
 
 
 def test_a_builder_that_is_always_invalid_stops_the_stage(tmp_path):
@@ -508,7 +510,7 @@ def test_a_new_attempt_keeps_its_number_when_it_is_cut_short(tmp_path):
         assert {options["attempt"] for options in client.options} == {1}
 
 
-# Going on ----------------------------------------------------------------------------------------------------------------
+# Going on -----------------------------------------------------------------------------------------
 
 
 def test_what_is_settled_is_not_asked_again(tmp_path):
@@ -577,7 +579,7 @@ def test_drafts_are_taken_as_they_are_needed(tmp_path):
     assert len(settled) == 60
 
 
-# The same dataset ---------------------------------------------------------------------------------------------------------
+# The same dataset ---------------------------------------------------------------------------------
 
 
 def files(folder):
@@ -634,7 +636,7 @@ def test_killed_in_each_stage_and_resumed_it_is_the_same_and_paid_once(straight,
     assert files(folder) == straight_files
 
 
-# Size ---------------------------------------------------------------------------------------------------------------------
+# Size ---------------------------------------------------------------------------------------------
 
 
 def test_rows_of_a_megabyte_go_through(tmp_path):
@@ -658,7 +660,7 @@ def test_a_reply_of_ten_megabytes_is_a_fault_like_any_other(tmp_path):
     assert all(len(message["content"]) < 30_000 for message in client.conversations[2])
 
 
-# Prompts ------------------------------------------------------------------------------------------------------------------
+# Prompts ------------------------------------------------------------------------------------------
 
 
 def test_every_shipped_prompt_can_be_sent():

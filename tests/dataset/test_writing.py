@@ -1,4 +1,6 @@
-"""Paragraphs that lose or add something are caught; rows become blocks and examples; and the whole way, in any order."""
+"""Paragraphs that lose or add something are caught; rows become blocks and examples;
+and the whole way, in any order.
+"""
 
 import json
 import random
@@ -28,7 +30,7 @@ from memcalib.inference.client import Client, run_async
 from memcalib.io.records import DataError, write_jsonl
 from memcalib.problem import Example, Level, validate_examples
 
-# Composing ---------------------------------------------------------------------------------------------------------------
+# Composing ----------------------------------------------------------------------------------------
 
 COMPOSED = compose(RATED)
 
@@ -61,7 +63,7 @@ def test_a_row_without_a_plan_is_refused():
         compose(RATED.model_copy(update={"notes": {}}))
 
 
-# Naturalization ----------------------------------------------------------------------------------------------------------
+# Naturalization -----------------------------------------------------------------------------------
 
 
 def test_the_request_tells_nothing_of_levels_query_or_origin():
@@ -134,7 +136,7 @@ def test_unknown_blocks_ask_for_the_whole_again():
     assert [(f.item_id, f.rule) for f in faults] == [("", "unknown block")]
 
 
-# Examples ----------------------------------------------------------------------------------------------------------------
+# Examples -----------------------------------------------------------------------------------------
 
 FINISHED = done(NATURALIZATION, COMPOSED)
 
@@ -194,7 +196,7 @@ def test_a_row_that_is_not_finished_is_refused():
         to_example(FINISHED.model_copy(update={"atoms": [*FINISHED.atoms, homeless]}))
 
 
-# The whole way -----------------------------------------------------------------------------------------------------------
+# The whole way ------------------------------------------------------------------------------------
 
 
 def whole_way(folder, url, drafts):

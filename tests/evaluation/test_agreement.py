@@ -46,7 +46,9 @@ def frame(pairs, questions=None):
 
 
 def kappa_by_definition(pairs, weight):
-    """Observed over expected disagreement, every pair of the two readers' labels enumerated, in exact fractions."""
+    """Observed over expected disagreement, every pair of the two readers' labels enumerated,
+    in exact fractions.
+    """
     n = len(pairs)
     found = Fraction(sum(weight(a, b) for a, b in pairs), n)
     expected = Fraction(sum(weight(a, b) for a, _ in pairs for _, b in pairs), n * n)
@@ -454,7 +456,9 @@ def test_confusion_figure_shows_names_as_plain_text():
 
 
 def judged_file(n: int, seed: int = 0) -> pd.DataFrame:
-    """Atoms with the level a careful person reads, and a judge that reads Bound and Control less surely than Ignore."""
+    """Atoms with the level a careful person reads, and a judge that reads Bound and Control less
+    surely than Ignore.
+    """
     rng = np.random.default_rng(seed)
     first = rng.choice(3, n, p=[0.7, 0.15, 0.15])
     wrong = rng.random(n) < np.array([0.02, 0.3, 0.2])[first]

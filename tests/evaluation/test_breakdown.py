@@ -190,7 +190,9 @@ def test_drawn_patterns_give_the_p_of_all_patterns():
 
 
 def test_many_small_losses_and_few_large_gains_are_no_difference():
-    """25 questions lose a little and 9 gain much: a sign test has p = 0.009, the mean difference is near zero."""
+    """25 questions lose a little and 9 gain much: a sign test has p = 0.009,
+    the mean difference is near zero.
+    """
     right = [0] * 8
     slip = [0] * 7 + [1]
     wrong = [2] * 8
@@ -238,7 +240,9 @@ def test_every_test_of_a_comparison_is_counted_once():
 
 @pytest.mark.slow
 def test_no_difference_is_called_one_in_one_of_twenty_comparisons():
-    """Two runs of one model: 40 questions of very different difficulty, two seeds, over- and under-use at random."""
+    """Two runs of one model: 40 questions of very different difficulty, two seeds,
+    over- and under-use at random.
+    """
     generator = np.random.default_rng(7)
     questions = np.repeat(np.arange(40), 2)
     simulations = 1500

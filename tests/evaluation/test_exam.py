@@ -1,4 +1,6 @@
-"""The exam: its statistics against simulation and slow reference code, its data checks, its verdicts on bad judges."""
+"""The exam: its statistics against simulation and slow reference code, its data checks,
+its verdicts on bad judges.
+"""
 
 import itertools
 import json
@@ -16,7 +18,9 @@ from memcalib.problem import Example, Level
 
 
 def known_set(questions=60, atoms=6, seed=0, right=0.3):
-    """Examples with random ideal levels, and two answers each with known levels, a share of them `right`."""
+    """Examples with random ideal levels, and two answers each with known levels,
+    a share of them `right`.
+    """
     rng = np.random.default_rng(seed)
     examples = []
     answers = []

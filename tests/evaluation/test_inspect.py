@@ -1,4 +1,6 @@
-"""The Inspect task: the numbers of `memcalib evaluate`, unscored answers included, and the line that is documented."""
+"""The Inspect task: the numbers of `memcalib evaluate`, unscored answers included,
+and the line that is documented.
+"""
 
 import json
 import os
@@ -94,7 +96,9 @@ def test_what_is_no_seed_is_named(given):
 
 @pytest.mark.slow
 def test_the_documented_line_works(served):
-    """The line of the tutorial, with this server's names and address in the place of the real ones."""
+    """The line of the tutorial, with this server's names and address in the place of the real
+    ones.
+    """
     server, data = served
     text = "".join(
         "".join(cell["source"]) for cell in json.loads(TUTORIAL.read_text())["cells"]
@@ -110,7 +114,8 @@ def test_the_documented_line_works(served):
     }
     program = str(Path(sys.executable).with_name("inspect"))
     extra = ["-T", "seeds=42,43", "-T", "max_tokens=64", "--log-dir", "logs", "--display", "plain"]
-    # Inspect finds the installed package; with the checkout on PYTHONPATH it would read memcalib.egg-info, which does
+    # Inspect finds the installed package; with the checkout on PYTHONPATH it would read
+    # memcalib.egg-info, which does
     # not say that the install is editable, and would not know the task's package.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""A judge that fails in the middle, answers that were withheld, and what `retry_unscored` asks again."""
+"""A judge that fails in the middle, answers that were withheld,
+and what `retry_unscored` asks again.
+"""
 
 import ast
 import errno
@@ -238,7 +240,9 @@ def test_replies_on_their_way_are_kept_when_twenty_failed_alike(tmp_path):
 
 
 def functions_that_call(tree, name):
-    """The names of the functions of a module in whose body a function is called by its bare name."""
+    """The names of the functions of a module in whose body a function is called by its bare
+    name.
+    """
     callers = set()
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -249,7 +253,9 @@ def functions_that_call(tree, name):
 
 
 def test_whoever_runs_many_calls_closes_them():
-    """A generator of calls that is left to the garbage collector is closed after the connections are."""
+    """A generator of calls that is left to the garbage collector is closed after the connections
+    are.
+    """
     unclosed = []
     for file in Path(memcalib.__file__).parent.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))

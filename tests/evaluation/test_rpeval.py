@@ -43,7 +43,9 @@ def answers(*pairs, **fields):
 
 
 def slow(judgments):
-    """The definitions with fractions, one preference at a time; balanced accuracy is None when a target is missing."""
+    """The definitions with fractions, one preference at a time;
+    balanced accuracy is None when a target is missing.
+    """
     rows = right = over = under = inter = total = whole = 0
     seen = defaultdict(int)
     hit = defaultdict(int)
@@ -221,7 +223,9 @@ def test_models_and_judges_are_kept_apart():
 
 @pytest.fixture(scope="module")
 def published_shape():
-    """Judgments with the published file's 150 rows, 641/79/83 targets and 60 rows of only Ignore."""
+    """Judgments with the published file's 150 rows, 641/79/83 targets and 60 rows of only
+    Ignore.
+    """
     needed = ["BC"] * 72 + ["B"] * 7 + ["C"] * 11 + [""] * 60
     targets = ["A" * (4 + (k < 41)) + needed[k] for k in range(150)]
     rows = [
@@ -616,7 +620,9 @@ def test_perfect_judgments_of_a_loaded_file(tmp_path):
 
 @pytest.fixture
 def stub():
-    """A server whose model repeats its second memory and whose judge calls what is repeated Support; it keeps requests."""
+    """A server whose model repeats its second memory and whose judge calls what is repeated
+    Support; it keeps requests.
+    """
     seen = []
 
     def say(asked):

@@ -1,4 +1,6 @@
-"""Files that a build needs: a description with the micro-world's models at an address, a sheet that somebody filled in."""
+"""Files that a build needs: a description with the micro-world's models at an address,
+a sheet that somebody filled in.
+"""
 
 import csv
 import json
@@ -8,7 +10,9 @@ from memcalib.dataset.build import MICRO_ROLES
 
 
 def role_settings(url: str, **models: str) -> dict[str, dict[str, str]]:
-    """The three endpoints of a build at one address; `models` replace those of the micro-world by role."""
+    """The three endpoints of a build at one address; `models` replace those of the micro-world by
+    role.
+    """
     settings = {}
     for role, model in {**MICRO_ROLES, **models}.items():
         settings[role] = {"model": model, "base_url": url, "key_env": "", "thinking": "default"}

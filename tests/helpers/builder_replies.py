@@ -1,4 +1,6 @@
-"""Sound replies of a builder that is asked for distractors, rubrics and paragraphs, and rows to ask about."""
+"""Sound replies of a builder that is asked for distractors, rubrics and paragraphs,
+and rows to ask about.
+"""
 
 import json
 
@@ -36,7 +38,9 @@ VERBS = (
 
 
 def distractors(request: dict) -> dict:
-    """One sentence for each: noise holds its phrases, the others go on about the first words of their block."""
+    """One sentence for each: noise holds its phrases, the others go on about the first words of
+    their block.
+    """
     atoms = []
     task = request["want"]
     hard_text = HARD[task["family"]]
@@ -51,7 +55,10 @@ def distractors(request: dict) -> dict:
             number = len(atoms)
             verb = VERBS[number % len(VERBS)]
             subject = " and ".join(content_words(texts[number % len(texts)])[:2])
-            text = f"The user {verb} {subject} to postman {number + 40}, {number + 60} snails and a kite."
+            text = (
+                f"The user {verb} {subject} to postman {number + 40}, {number + 60} snails and a "
+                "kite."
+            )
             atoms.append({"atom_id": auxiliary["atom_id"], "text": text})
     hard = {"text": hard_text, "why_tempting": "It sounds related."}
     return {"hard": hard, "others": atoms}

@@ -1,7 +1,8 @@
-"""Source rows about hens, and a loopback server that plays the builder of a benchmark with them, mistakes included.
+"""Source rows about hens, and a loopback server that plays the builder of a benchmark with them,
+mistakes included.
 
-As a program it takes rows through the three first stages: `builder_server.py ADDRESS FOLDER CACHE ROWS`, one line of
-output for each row settled.
+As a program it takes rows through the three first stages:
+`builder_server.py ADDRESS FOLDER CACHE ROWS`, one line of output for each row settled.
 """
 
 import asyncio
@@ -96,7 +97,9 @@ def good(messages: list[dict], seen: int = 0) -> str:
 
 
 def fallible(messages: list[dict], seen: int = 0) -> str:
-    """A builder whose mistakes depend on the conversation alone: mended at once, mended late, never mended, or a verdict."""
+    """A builder whose mistakes depend on the conversation alone:
+    mended at once, mended late, never mended, or a verdict.
+    """
     request = json.loads(messages[1]["content"])
     turn = len(messages) // 2 - 1
     task = request["task"]
@@ -118,7 +121,9 @@ def fallible(messages: list[dict], seen: int = 0) -> str:
 
 
 class Builder(FaultyServer):
-    """Replies to each conversation as `answer(messages, number of requests so far)` says: a text, or (status, body)."""
+    """Replies to each conversation as `answer(messages, number of requests so far)` says:
+    a text, or (status, body).
+    """
 
     def __init__(self, answer=good, wait=lambda number: 0.0):
         super().__init__()

@@ -1,7 +1,9 @@
-"""What an installation without extras must do, as a program: `python core_install.py FOLDER [HIDDEN...]`.
+"""What an installation without extras must do, as a program:
+`python core_install.py FOLDER [HIDDEN...]`.
 
-It checks a file, scores judgments, starts the practice server, evaluates a model and examines a judge behind it, and is told
-which extra a training needs. Packages named as HIDDEN are as if they were not installed.
+It checks a file, scores judgments, starts the practice server, evaluates a model and examines a
+judge behind it, and is told which extra a training needs. Packages named as HIDDEN are as if they
+were not installed.
 """
 
 import json
@@ -59,7 +61,9 @@ def error_of_trainer() -> str:
 
 
 def run(folder: Path) -> dict:
-    """The exit codes of five verbs, the error of the trainer, and the heavy packages that were loaded for them."""
+    """The exit codes of five verbs, the error of the trainer,
+    and the heavy packages that were loaded for them.
+    """
     import memcalib as mc
     from memcalib.commands.exam import practice_judge
     from memcalib.io.records import write_jsonl

@@ -1,4 +1,7 @@
-"""A judge that fails on one of two processes: `torchrun failing_judge.py FOLDER`. Both stop together, and go on together."""
+"""A judge that fails on one of two processes: `torchrun failing_judge.py FOLDER`.
+
+Both stop together, and go on together.
+"""
 
 import json
 import os
@@ -21,7 +24,10 @@ RANK = int(os.environ.get("RANK", 0))
 
 
 class BrittleJudge:
-    """The exact judge, until it is `down`: then nobody answers on the second process. Its time passes in `sleep` alone."""
+    """The exact judge, until it is `down`: then nobody answers on the second process.
+
+    Its time passes in `sleep` alone.
+    """
 
     def __init__(self):
         self.down = False

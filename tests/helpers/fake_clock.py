@@ -1,4 +1,6 @@
-"""Time that passes when a test says so: a clock for threads, and an event loop that waits for nothing."""
+"""Time that passes when a test says so: a clock for threads,
+and an event loop that waits for nothing.
+"""
 
 import asyncio
 import selectors
@@ -7,7 +9,9 @@ import time
 
 
 class Clock:
-    """In the place of a module's `time`: who sleeps wakes when `advance` has brought the clock far enough."""
+    """In the place of a module's `time`: who sleeps wakes when `advance` has brought the clock far
+    enough.
+    """
 
     monotonic = staticmethod(time.monotonic)
 
@@ -44,7 +48,9 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop in which the next moment that somebody waits for comes at once; `jump` lets time pass beside it."""
+    """An event loop in which the next moment that somebody waits for comes at once;
+    `jump` lets time pass beside it.
+    """
 
     def __init__(self):
         self._selector_clock = _JumpingSelector()

@@ -1,7 +1,9 @@
-"""A loopback server that answers chat completions by a script of faults, for the tests of the client.
+"""A loopback server that answers chat completions by a script of faults,
+for the tests of the client.
 
-As a program it prints its address and answers everything after a delay: `faulty_server.py [seconds]`; GET /seen gives
-the number of requests by the content of their last message.
+As a program it prints its address and answers everything after a delay:
+`faulty_server.py [seconds]`; GET /seen gives the number of requests by the content of their last
+message.
 """
 
 import asyncio
@@ -38,8 +40,9 @@ class Late(NamedTuple):
 class FaultyServer:
     """Takes one step of `script` for each request, and is good when the script is empty.
 
-    A step is "hang", "drop", a body (status 200), (status, body) or (status, body, headers); a body is a dict, raw text, or
-    bytes that the headers say how to decode. `Late(step, seconds)` sends a step after so many seconds.
+    A step is "hang", "drop", a body (status 200), (status, body) or (status, body, headers); a body
+    is a dict, raw text, or bytes that the headers say how to decode. `Late(step, seconds)` sends a
+    step after so many seconds.
     """
 
     def __init__(self, *script, delay=0.0):

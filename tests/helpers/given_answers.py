@@ -1,4 +1,6 @@
-"""Training on answers given beforehand, in one process or in several: `torchrun given_answers.py FOLDER CASE...`."""
+"""Training on answers given beforehand, in one process or in several:
+`torchrun given_answers.py FOLDER CASE...`.
+"""
 
 import os
 import random
@@ -69,7 +71,9 @@ EMPTY = {
 
 
 def settings(case: str) -> tuple[TrainConfig, str, str]:
-    """The configuration of a case, which of its answers cannot be judged (in its first step), and which never end."""
+    """The configuration of a case, which of its answers cannot be judged (in its first step),
+    and which never end.
+    """
     changes = {
         "prompts": 5,
         "generations": 4,
@@ -90,7 +94,9 @@ def settings(case: str) -> tuple[TrainConfig, str, str]:
 
 
 def given_answer(example, row: int, long: bool) -> list[int]:
-    """A rule-made answer of this example, another one for each row, with levels flipped so that rewards differ."""
+    """A rule-made answer of this example, another one for each row,
+    with levels flipped so that rewards differ.
+    """
     rng = random.Random(f"{example.id}-{row}")
     text = answer(example, rng, noisy_levels(example, rng, flip=0.5))
     token_ids = TOKENIZER(text)["input_ids"]
@@ -100,7 +106,9 @@ def given_answer(example, row: int, long: bool) -> list[int]:
 
 
 def given_rollout(config: TrainConfig, empty: str, long: str):
-    """A rollout function whose answers depend on the row's place in the whole batch, not on the process it is on."""
+    """A rollout function whose answers depend on the row's place in the whole batch,
+    not on the process it is on.
+    """
 
     def rollout(prompts, trainer):
         example_of_prompt = {tuple(trainer.encode(example)): example for example in EXAMPLES}
@@ -127,7 +135,9 @@ def given_rollout(config: TrainConfig, empty: str, long: str):
 
 
 def same_parts(config: TrainConfig, processes: int):
-    """In the place of the random order of rows: mini-batches of the same answers on one process as on two."""
+    """In the place of the random order of rows: mini-batches of the same answers on one process as
+    on two.
+    """
 
     def arrange(batch):
         order = torch.arange(config.prompts * config.generations // processes)
@@ -155,9 +165,11 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 
 def shard_on_cpu() -> None:
-    """Let accelerate shard models without a GPU: it leaves its FSDP settings aside when the processes are on the CPU.
+    """Let accelerate shard models without a GPU: it leaves its FSDP settings aside when the
+    processes are on the CPU.
 
-    `AcceleratorState` reads them for GPUs and other accelerators alone (distributed type MULTI_CPU is not in its list).
+    `AcceleratorState` reads them for GPUs and other accelerators alone (distributed type MULTI_CPU
+    is not in its list).
     """
     os.environ["ACCELERATE_USE_FSDP"] = "true"
     os.environ["FSDP_VERSION"] = "2"
@@ -178,7 +190,9 @@ def shard_on_cpu() -> None:
 
 
 def deepspeed_on_cpu() -> None:
-    """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless told to use the CPU's."""
+    """Let accelerate start DeepSpeed without a GPU: it finds no way for processes to talk unless
+    told to use the CPU's.
+    """
     prepare_backend = state.PartialState._prepare_backend
 
     def prepare_cpu_backend(self, cpu=False, *arguments):
@@ -219,9 +233,11 @@ def watched_trainer(base: type, observed: dict) -> type:
 
 
 def observe(case: str, out: Path, processes: int) -> dict:
-    """Train a case and keep what must not depend on the number of processes; of answers, the local rows.
+    """Train a case and keep what must not depend on the number of processes;
+    of answers, the local rows.
 
-    In float64: a multiplier divides a signal by a sum of signals, and of tiny ones float32 keeps three digits.
+    In float64: a multiplier divides a signal by a sum of signals,
+    and of tiny ones float32 keeps three digits.
     """
     config, empty, long = settings(case)
     observed = {"advantages": [], "stats": [], "dtypes": set()}
@@ -278,7 +294,9 @@ def shard_count(model: torch.nn.Module) -> int:
 def largest_difference(
     parameters: dict[str, torch.Tensor], others: dict[str, torch.Tensor]
 ) -> float:
-    """The largest difference of any two numbers of the same place; a parameter that the others lack is compared with 0."""
+    """The largest difference of any two numbers of the same place;
+    a parameter that the others lack is compared with 0.
+    """
     differences = []
     for name, value in parameters.items():
         difference = value - others[name] if name in others else value
@@ -308,7 +326,9 @@ def teach(case: str, out: Path) -> dict:
 
 
 def go_on(name: str, out: Path) -> dict:
-    """Four steps of MemCalib-RL with AdamW and a checkpoint after each: `straight`, `cut` in the third, or `resumed`."""
+    """Four steps of MemCalib-RL with AdamW and a checkpoint after each:
+    `straight`, `cut` in the third, or `resumed`.
+    """
     config, empty, long = settings("adamw")
     config = config.model_copy(update={"steps": 4, "save_every": 1, "minibatches": 2, "prompts": 6})
 

@@ -1,9 +1,11 @@
-"""Sound rows about invented people, in free words: eighteen topics, six each for health, general and coding.
+"""Sound rows about invented people, in free words: eighteen topics, six each for health,
+general and coding.
 
-Checks of words are measured on rows whose words no check has seen. Each fact comes in several wordings: as an atom, in fluent
-prose, and as the user would say it. The fluent wordings are freer than a careful builder's: *The user's age is 31* stands for
-*The user is 31 years old*. Rubrics vary too: most restate the fact that they are about, one in seven is terse.
-The wordings stand in `tests/fixtures/invented_topics.yaml`, one fact a line; a name in braces is drawn once for a row.
+Checks of words are measured on rows whose words no check has seen. Each fact comes in several
+wordings: as an atom, in fluent prose, and as the user would say it. The fluent wordings are freer
+than a careful builder's: *The user's age is 31* stands for *The user is 31 years old*. Rubrics vary
+too: most restate the fact that they are about, one in seven is terse. The wordings stand in
+`tests/fixtures/invented_topics.yaml`, one fact a line; a name in braces is drawn once for a row.
 """
 
 import random
@@ -55,7 +57,9 @@ class InventedBlock:
 
 @cache
 def topics_file() -> dict[str, Any]:
-    """The wordings: words to draw from, topics, distractors and what rubrics say of under-use at Ignore."""
+    """The wordings: words to draw from, topics, distractors and what rubrics say of under-use at
+    Ignore.
+    """
     return read_yaml(TOPICS_FILE)
 
 
@@ -208,7 +212,8 @@ def _add_distractors(
     drawn_words: Mapping[str, str],
     rng: random.Random,
 ) -> list[InventedBlock]:
-    """The blocks with a hard distractor and a few others, some in blocks of their own and some in another's.
+    """The blocks with a hard distractor and a few others,
+    some in blocks of their own and some in another's.
 
     Blocks of the topic keep their order among themselves; everything else is shuffled.
     """
@@ -326,5 +331,7 @@ def _invent(i: int, seed: int) -> Example:
 
 
 def invented_examples(n: int, seed: int = 0) -> list[Example]:
-    """`n` sound examples about invented people: the same for the same arguments, and a prefix of any longer draw."""
+    """`n` sound examples about invented people: the same for the same arguments,
+    and a prefix of any longer draw.
+    """
     return [_invent(i, seed) for i in range(n)]

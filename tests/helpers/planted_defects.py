@@ -1,7 +1,9 @@
-"""Thirty-nine ways to spoil a sound row, each with the check that should notice, and how often it does.
+"""Thirty-nine ways to spoil a sound row, each with the check that should notice,
+and how often it does.
 
-A defect has a name, the check that should catch it, and a function that plants it. Not every row can bear every defect: where
-there is no number, none can be changed. Then nothing is planted, and the row does not count.
+A defect has a name, the check that should catch it, and a function that plants it. Not every row
+can bear every defect: where there is no number, none can be changed. Then nothing is planted, and
+the row does not count.
 """
 
 import random
@@ -30,7 +32,7 @@ Planter = Callable[[Example, random.Random], Example]
 CandidateT = TypeVar("CandidateT")
 
 
-# Changed copies -----------------------------------------------------------------------------------------------------------
+# Changed copies -----------------------------------------------------------------------------------
 
 
 def rebuilt(
@@ -86,7 +88,7 @@ def atoms_of_origin(example: Example, origin: str) -> list[Atom]:
     return [atom for atom in example.atoms if extra_field(atom, "origin") == origin]
 
 
-# The table ----------------------------------------------------------------------------------------------------------------
+# The table ----------------------------------------------------------------------------------------
 
 
 class NothingToSpoil(ValueError):
@@ -114,7 +116,9 @@ DEFECTS: dict[str, Defect] = {}
 
 
 def defect(check: str) -> Callable[[Planter], Planter]:
-    """Enter a function in `DEFECTS` under its own name, with the check that should catch what it does."""
+    """Enter a function in `DEFECTS` under its own name, with the check that should catch what it
+    does.
+    """
 
     def enter(make: Planter) -> Planter:
         DEFECTS[make.__name__] = Defect(make.__name__, make.__doc__ or "", check, make)
@@ -124,7 +128,9 @@ def defect(check: str) -> Callable[[Planter], Planter]:
 
 
 def plant(example: Example, defect_name: str, rng: random.Random) -> Example | None:
-    """The example with a defect, or None when it cannot have this one; raises `ValueError` for an unknown defect."""
+    """The example with a defect, or None when it cannot have this one;
+    raises `ValueError` for an unknown defect.
+    """
     if defect_name not in DEFECTS:
         raise ValueError(f"defect: found {defect_name!r}; allowed are {', '.join(DEFECTS)}")
     try:
@@ -133,9 +139,11 @@ def plant(example: Example, defect_name: str, rng: random.Random) -> Example | N
         return None
 
 
-# Rubrics ------------------------------------------------------------------------------------------------------------------
-# The exchange of two rubrics that befell the published benchmark, and its relatives. Weight and under-use stay with an atom
-# of another level: otherwise the check of levels would notice, and nothing would be learned about the check of words.
+# Rubrics ------------------------------------------------------------------------------------------
+# The exchange of two rubrics that befell the published benchmark, and its relatives.
+# Weight and under-use stay with an atom
+# of another level: otherwise the check of levels would notice,
+# and nothing would be learned about the check of words.
 
 
 def _rubric_for(receiver: Atom, giver: Atom) -> dict[str, Any]:
@@ -253,7 +261,7 @@ def empty_field(example: Example, rng: random.Random) -> Example:
     return with_rubric(example, atom, **{name: rng.choice(blanks)})
 
 
-# Query and evidence -------------------------------------------------------------------------------------------------------
+# Query and evidence -------------------------------------------------------------------------------
 
 
 @defect("question_leak")
@@ -379,7 +387,7 @@ def other_person(example: Example, rng: random.Random) -> Example:
     return _with_other_words(example, user, lambda match: f"{match[0]}'s aunt", rng)
 
 
-# Atoms --------------------------------------------------------------------------------------------------------------------
+# Atoms --------------------------------------------------------------------------------------------
 
 
 def _with_added_atom(example: Example, atom: Atom, text: str) -> Example:
@@ -486,7 +494,7 @@ def empty_text(example: Example, rng: random.Random) -> Example:
     return with_atom(example, rng.choice(example.atoms), text="")
 
 
-# Contracts and distractors ------------------------------------------------------------------------------------------------
+# Contracts and distractors ------------------------------------------------------------------------
 
 
 def _atom_with_contract(
@@ -572,7 +580,7 @@ def telling_auxiliary(example: Example, rng: random.Random) -> Example:
     return with_atom(example, atom, text=f"{atom.text.rstrip('.')}, {hint}.")
 
 
-# Blocks and characters ----------------------------------------------------------------------------------------------------
+# Blocks and characters ----------------------------------------------------------------------------
 
 
 @defect("block_keeps_atoms")
@@ -671,7 +679,7 @@ def other_split(example: Example, rng: random.Random) -> Example:
     return changed.model_copy(update={"id": f"{example.id}-again"})
 
 
-# What is caught -----------------------------------------------------------------------------------------------------------
+# What is caught -----------------------------------------------------------------------------------
 
 
 def _is_caught(example: Example, spoiled: Example, check: str, limits: LintLimits | None) -> bool:
@@ -687,9 +695,11 @@ def catch_rate(
     seed: int = 0,
     limits: LintLimits | None = None,
 ) -> tuple[int, int]:
-    """How often a defect could be planted, at most `max_planted` times, and how often its check caught it.
+    """How often a defect could be planted, at most `max_planted` times,
+    and how often its check caught it.
 
-    A check that had a finding before the planting would be right for the wrong reason; such rows are passed over.
+    A check that had a finding before the planting would be right for the wrong reason;
+    such rows are passed over.
     """
     check = DEFECTS[defect_name].check
     checks_rows = LINTS[check].scope == "row"
@@ -714,7 +724,9 @@ def catch_rate(
 def catch_table(
     sets: Mapping[str, Sequence[Example]], max_planted: int = 50, seed: int = 0
 ) -> pd.DataFrame:
-    """For each defect its check and, by set of sound rows, how many were planted and caught; last, the percentage of all."""
+    """For each defect its check and, by set of sound rows, how many were planted and caught;
+    last, the percentage of all.
+    """
     rows = []
     for name, planted_defect in DEFECTS.items():
         row: dict[str, Any] = {"check": planted_defect.check}
@@ -734,7 +746,9 @@ def catch_table(
 def alarm_table(
     sets: Mapping[str, Sequence[Example]], limits: LintLimits | None = None
 ) -> pd.DataFrame:
-    """For each check of rows its severity and, by set of sound rows, the percentage that it flags; first, of any error."""
+    """For each check of rows its severity and, by set of sound rows,
+    the percentage that it flags; first, of any error.
+    """
     row_checks = {name: check for name, check in LINTS.items() if check.scope == "row"}
     errors = [name for name, check in row_checks.items() if check.severity == "error"]
     columns: dict[str, dict[str, Any]] = {"severity": {"any error": "error"}}

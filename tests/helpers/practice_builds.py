@@ -1,4 +1,6 @@
-"""Builds of the micro-world without a server: drafts at each stage, and how often the check of a stage sees a mistake."""
+"""Builds of the micro-world without a server: drafts at each stage,
+and how often the check of a stage sees a mistake.
+"""
 
 import json
 import random
@@ -61,7 +63,9 @@ def prepared(stage: Stage, drafts: Sequence[Draft]) -> list[Draft]:
 
 @dataclass(frozen=True)
 class ExactBuild:
-    """A build without mistakes: the drafts that enter each stage, by its name, and the finished ones."""
+    """A build without mistakes: the drafts that enter each stage, by its name,
+    and the finished ones.
+    """
 
     entering: Mapping[str, list[Draft]]
     finished: list[Draft]
@@ -85,7 +89,9 @@ def exact_build(rows: Sequence[SourceRow]) -> ExactBuild:
 
 
 def planted_replies(stage: Stage, drafts: Sequence[Draft], mistake: str, count: int) -> list:
-    """At most `count` pairs of a draft and the reply with a mistake, for drafts where it can be made; "none" is the good reply."""
+    """At most `count` pairs of a draft and the reply with a mistake,
+    for drafts where it can be made; "none" is the good reply.
+    """
     rates = MistakeRates.only() if mistake == "none" else MistakeRates.only(**{mistake: 1.0})
     model = SimulatedModel("planted", rates)
 
@@ -100,7 +106,9 @@ def planted_replies(stage: Stage, drafts: Sequence[Draft], mistake: str, count: 
 
 
 def stage_table(entering: Mapping[str, Sequence[Draft]], count: int = 40) -> pd.DataFrame:
-    """For each mistake of each stage how often it was planted, at most `count` times, and how often the check of the stage saw it; "none" is a sound reply."""
+    """For each mistake of each stage how often it was planted, at most `count` times, and how often
+    the check of the stage saw it; "none" is a sound reply.
+    """
     rows = []
     for stage in STAGES:
         for mistake in ("none", *BUILD_TASKS[stage.name].mistakes):
@@ -132,7 +140,9 @@ def _with_altered_fact(reply: Json, list_name: str, kind: str, rng: random.Rando
 
 
 def alteration_table(entering: Mapping[str, Sequence[Draft]], count: int = 40) -> pd.DataFrame:
-    """For each kind of alteration and each stage that can say a fact otherwise, the percentage that its check sees."""
+    """For each kind of alteration and each stage that can say a fact otherwise,
+    the percentage that its check sees.
+    """
     columns = {}
     for stage, list_name in ALTERABLE.items():
         column = {}

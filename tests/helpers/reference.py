@@ -1,7 +1,8 @@
 """A training step in slow, obvious loops over numbers, written from the paper.
 
-Of the package only its types, its settings and the text of a prompt are used, and for sentences their numbers. Channels
-are numbered 3 * ideal + actual, with Ignore 0, Bound 1, Control 2; a row is one answer. Names of sections are the paper's.
+Of the package only its types, its settings and the text of a prompt are used, and for sentences
+their numbers. Channels are numbered 3 * ideal + actual, with Ignore 0, Bound 1, Control 2; a row is
+one answer. Names of sections are the paper's.
 """
 
 import math
@@ -21,7 +22,9 @@ NAMES = ["A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+"]
 
 
 def channel_rewards(atoms: Sequence[tuple[int, int]], merged: bool = False) -> list[float]:
-    """R of the nine channels, of the (ideal, actual) levels of one answer's atoms (Ordered reward channels)."""
+    """R of the nine channels, of the (ideal, actual) levels of one answer's atoms (Ordered reward
+    channels).
+    """
     rewards = []
     for ideal, actual in PAIRS:
         count = atoms.count((ideal, actual))
@@ -35,7 +38,9 @@ def channel_rewards(atoms: Sequence[tuple[int, int]], merged: bool = False) -> l
 
 
 def group_advantages(rewards, group, valid, eps=1e-6, sigma_min=1e-6, ddof=0) -> list[list[float]]:
-    """A of each row and column (Group normalization); 0 where a group has one scored row, or where all are alike."""
+    """A of each row and column (Group normalization); 0 where a group has one scored row,
+    or where all are alike.
+    """
     advantages = [[0.0] * len(row) for row in rewards]
     for g in set(group):
         members = [i for i in range(len(group)) if group[i] == g and valid[i]]
@@ -60,7 +65,9 @@ def rms(sums: Sequence[float], valid: Sequence[bool], eps: float = 1e-6) -> floa
 def prompt_ids(
     tokenizer, example: Example, prompt_template: str, gone: Sequence[str] = ()
 ) -> list[int]:
-    """The prompt without some atoms: a block keeps its number, and one without atoms is left out."""
+    """The prompt without some atoms: a block keeps its number,
+    and one without atoms is left out.
+    """
     text_of = {atom.atom_id: atom.text.strip() for atom in example.atoms}
     memory = []
     for number, block in enumerate(example.blocks, 1):
@@ -76,7 +83,9 @@ def prompt_ids(
 
 
 def logps(model, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """log p of each token of one answer behind one prompt, by one plain forward; with a gradient where one is wanted."""
+    """log p of each token of one answer behind one prompt, by one plain forward;
+    with a gradient where one is wanted.
+    """
     with evaluating(model):
         logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0]
     if logits.dtype != torch.float64:
@@ -88,7 +97,9 @@ def logps(model, prompt: Sequence[int], answer: Sequence[int], temperature: floa
 def signal(
     h: int, d: Sequence[float], mode: str = "ordered", under_use: str = "suppressed"
 ) -> list[float] | None:
-    """z of one channel (Bidirectional counterfactual localization); None where the channel is not localized."""
+    """z of one channel (Bidirectional counterfactual localization);
+    None where the channel is not localized.
+    """
     ideal, actual = PAIRS[h]
     is_under_use = actual < ideal
     if ideal == actual == 0 or (is_under_use and under_use == "uniform"):
@@ -143,7 +154,9 @@ def sentence_weights(
 
 
 def multipliers(q: Sequence[float], cap: float) -> list[float]:
-    """m of each token: T q / Q, shifted and clipped so that the mean stays 1 (Mean-preserving redistribution)."""
+    """m of each token: T q / Q, shifted and clipped so that the mean stays 1 (Mean-preserving
+    redistribution).
+    """
     total = math.fsum(q)
     if total <= 0:
         return [1.0] * len(q)
@@ -177,7 +190,9 @@ def next_threshold(value: float, pool: Sequence[float], *, floor, share, decay, 
 
 @dataclass
 class Counterfactual:
-    """One answer read without the atoms of one channel: what was removed, and what each stage gives."""
+    """One answer read without the atoms of one channel:
+    what was removed, and what each stage gives.
+    """
 
     row: int
     channel: int
@@ -265,7 +280,9 @@ def step(
     # the sentence of each token, for the granularity `sentence`
     units: Sequence[Sequence[int]] = (),
 ) -> Step:
-    """Token advantages of a batch of judged answers, `generations` of each prompt, from rewards to RMS scaling."""
+    """Token advantages of a batch of judged answers, `generations` of each prompt,
+    from rewards to RMS scaling.
+    """
     rows = range(len(answers))
     valid = [_is_scored(judgment) for judgment in judgments]
     rewards = []
@@ -372,9 +389,11 @@ def _next_sentence_thresholds(
 def loss(
     rows: Sequence[tuple[Tensor, Tensor, Tensor, Sequence[float]]], clip_by: float, beta: float
 ) -> Tensor:
-    """The clipped objective, as a loss, of rows (log p now, old, under the reference, advantages of the tokens).
+    """The clipped objective, as a loss, of rows (log p now, old, under the reference,
+    advantages of the tokens).
 
-    A mean over all tokens of the mini-batch (eq. grpo-objective), with the k3 estimate of the divergence.
+    A mean over all tokens of the mini-batch (eq. grpo-objective),
+    with the k3 estimate of the divergence.
     """
     total = 0.0
     count = 0
@@ -389,7 +408,9 @@ def loss(
 
 
 def reasons(detail) -> list[str | None]:
-    """Of each pair of an answer and a channel, the first reason why its credit stays uniform; None where it was moved."""
+    """Of each pair of an answer and a channel, the first reason why its credit stays uniform;
+    None where it was moved.
+    """
     found = []
     for k in range(len(detail.row)):
         if not detail.scored[k]:

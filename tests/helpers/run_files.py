@@ -37,7 +37,9 @@ def timeless(out: Path, *prefixes: str) -> list[dict]:
 def assert_same(
     run: tuple[CreditTrainer, Path], expected: tuple[CreditTrainer, Path], *prefixes: str
 ) -> None:
-    """Two runs, each a trainer and its folder, are the same to the bit: weights, rows, thresholds."""
+    """Two runs, each a trainer and its folder, are the same to the bit:
+    weights, rows, thresholds.
+    """
     trainer, out = run
     expected_trainer, expected_out = expected
     assert torch.equal(weights(trainer.model), weights(expected_trainer.model))

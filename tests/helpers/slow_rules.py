@@ -1,7 +1,9 @@
-"""Every shipped rule of credit in slow, obvious loops over numbers, from judgments to token advantages; and answers to try them on.
+"""Every shipped rule of credit in slow, obvious loops over numbers, from judgments to token
+advantages; and answers to try them on.
 
-Of the package only its types, its settings, the cut into sentences and the truth of the micro-world are used; what the rules share with the
-paper's step (rewards, advantages, weights, multipliers, thresholds) is in `reference`. Channels are numbered 3 * ideal + actual.
+Of the package only its types, its settings, the cut into sentences and the truth of the micro-world
+are used; what the rules share with the paper's step (rewards, advantages, weights, multipliers,
+thresholds) is in `reference`. Channels are numbered 3 * ideal + actual.
 """
 
 import math
@@ -23,10 +25,11 @@ UNDER_USE = (3, 6, 7)  # BA-, CA-, CB-
 def judged_answers(
     seed: int, cut: bool = False
 ) -> tuple[list[Example], list[Judgment], list[list[int]]]:
-    """Four answers to each of two examples, judged, with quotes that are right, wrong, shared or everywhere; one has no score.
+    """Four answers to each of two examples, judged, with quotes that are right, wrong,
+    shared or everywhere; one has no score.
 
-    Levels are drawn, so that every kind of pair occurs: errors that are blamed, successes that are praised, and those whose reward and
-    advantage point different ways.
+    Levels are drawn, so that every kind of pair occurs: errors that are blamed, successes that are
+    praised, and those whose reward and advantage point different ways.
     """
     rng = random.Random(seed)
     asked = []
@@ -59,7 +62,9 @@ def judged_answers(
 
 
 def log_probabilities(prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
-    """Stands in for a model: numbers that depend on prompt and answer, and differ between two prompts in some tokens only."""
+    """Stands in for a model: numbers that depend on prompt and answer,
+    and differ between two prompts in some tokens only.
+    """
     usual = random.Random(f"{list(ids)}")
     changed = random.Random(f"{list(prompt)} {list(ids)}")
     changes = [0.0, 0.0, 0.0, 0.01, 0.3, -0.3, 5.0, -5.0]
@@ -76,7 +81,9 @@ def divergences(prompt: Sequence[int], without: Sequence[int], ids: Sequence[int
 
 @dataclass
 class Part:
-    """A share of a pair's advantage, the weights of the answer's tokens that it follows, and the signal that thresholds learn from."""
+    """A share of a pair's advantage, the weights of the answer's tokens that it follows,
+    and the signal that thresholds learn from.
+    """
 
     share: float
     q: list[float]
@@ -114,7 +121,9 @@ class View:
         return reference.prompt_ids(TOKENIZER, self.asked[row], "micro", gone)
 
     def pairs(self) -> Iterator[tuple[int, int, tuple[str, ...], bool]]:
-        """Row, channel, atoms, and whether reward and advantage point the same way, of all channels but A+."""
+        """Row, channel, atoms, and whether reward and advantage point the same way,
+        of all channels but A+.
+        """
         for row, judgment in enumerate(self.judged):
             if not self.valid[row] or not self.answers[row]:
                 continue
@@ -154,7 +163,9 @@ def _counterfactual(view: View, mode: str, by_divergence: bool) -> Iterator[Plac
 
 
 def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
-    """Each channel by the sentences that the judge quotes, and what left no trace uniform or by divergence."""
+    """Each channel by the sentences that the judge quotes,
+    and what left no trace uniform or by divergence.
+    """
     config = view.config
     for row, h, atoms, aligned in view.pairs():
         if h in UNDER_USE and config.under_use == "uniform":
@@ -211,7 +222,9 @@ PLACEMENTS = {
 
 @dataclass
 class SlowCredit:
-    """Token advantages of each answer, the thresholds after the batch, and the pairs that were placed."""
+    """Token advantages of each answer, the thresholds after the batch,
+    and the pairs that were placed.
+    """
 
     advantages: list[list[float]]
     thresholds: list[float]
@@ -276,7 +289,9 @@ def slow_credit(rule: str, config: CreditConfig, asked, judged, answers) -> Slow
 
 
 def _with_exact(view: View, uniform: list[list[float]]) -> list[list[float]]:
-    """Three quarters by what each atom gained over its group, on the sentences that name it; scaled so that means have mean square 1."""
+    """Three quarters by what each atom gained over its group, on the sentences that name it;
+    scaled so that means have mean square 1.
+    """
     own = [[0.0] * len(ids) for ids in view.answers]
     for start in range(0, len(view.answers), 4):
         rows = [row for row in range(start, start + 4) if view.valid[row]]

@@ -27,7 +27,9 @@ STOP_AT = {"sampling": 3, "judging": 20, "update": 5}
 
 
 class StopSignal:
-    """Sends the signal in a call of the kind `where`; under the launcher both processes wait in their judge until it comes."""
+    """Sends the signal in a call of the kind `where`; under the launcher both processes wait in
+    their judge until it comes.
+    """
 
     def __init__(self, where: str):
         self.where = where

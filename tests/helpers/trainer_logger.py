@@ -1,4 +1,6 @@
-"""A logger as the base trainer knows them: registered by name, made by the trainer, told every number."""
+"""A logger as the base trainer knows them: registered by name, made by the trainer,
+told every number.
+"""
 
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -21,7 +23,9 @@ class Missing(TrainerCallback):
 
 
 def hear(monkeypatch) -> list[tuple[int, dict]]:
-    """`report_to: notes` is a logger, `report_to: missing` one that is not installed; returns what `notes` hears."""
+    """`report_to: notes` is a logger, `report_to: missing` one that is not installed;
+    returns what `notes` hears.
+    """
     monkeypatch.setattr(Notes, "heard", [])
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "notes", Notes)
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "missing", Missing)

@@ -1,4 +1,6 @@
-"""The cache under several threads and processes, under violence, and on files that are not what they should be."""
+"""The cache under several threads and processes, under violence,
+and on files that are not what they should be.
+"""
 
 import json
 import multiprocessing
@@ -103,7 +105,7 @@ def test_an_open_file_is_closed_to_others(tmp_path):
     assert cache.path.stat().st_mode & 0o777 == 0o600
 
 
-# Claims -----------------------------------------------------------------------------------------------------------------
+# Claims -------------------------------------------------------------------------------------------
 
 
 def test_one_of_many_threads_gets_the_claim(tmp_path):
@@ -259,7 +261,7 @@ def test_threads_write_and_read_at_once(tmp_path):
         assert all(pool.map(write, range(200)))
 
 
-# Files that are not what they should be ---------------------------------------------------------------------------------
+# Files that are not what they should be -----------------------------------------------------------
 
 
 def damaged(path):
@@ -382,7 +384,9 @@ def test_a_file_that_is_no_cache_keeps_its_mode_and_is_not_called_damaged(tmp_pa
 
 
 def test_keys_of_earlier_caches_are_still_found():
-    """A float without a fraction is hashed as an integer, at any depth; neither that nor the hash may ever change."""
+    """A float without a fraction is hashed as an integer, at any depth;
+    neither that nor the hash may ever change.
+    """
     messages = [{"role": "user", "content": "Hello"}]
     call = {
         "model": "demo",

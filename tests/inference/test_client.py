@@ -81,7 +81,7 @@ def ask_all(client, texts, concurrency=16, **call):
     return run_async(main())
 
 
-# What comes back --------------------------------------------------------------------------------------------------------
+# What comes back ----------------------------------------------------------------------------------
 
 
 def test_a_reply_with_its_usage():
@@ -187,7 +187,7 @@ def test_totals_add_up(parts):
     assert Totals(**total.to_dict()) == total
 
 
-# Faults -----------------------------------------------------------------------------------------------------------------
+# Faults -------------------------------------------------------------------------------------------
 
 PASSING = {
     "429": (429, {"error": {"message": "slow down"}}),
@@ -344,7 +344,7 @@ def test_a_server_that_was_there_and_went_away_is_not_fatal():
     )
 
 
-# Waiting ----------------------------------------------------------------------------------------------------------------
+# Waiting ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -418,7 +418,9 @@ def test_odd_retry_after(value):
 
 @given(st.floats(1, 10_000), st.lists(st.floats(0, 0.3), min_size=1, max_size=300))
 def test_paced_calls_keep_every_window(rpm, gaps):
-    """Asked at any moments: no minute holds more than the limit and the first call, however late the calls come."""
+    """Asked at any moments: no minute holds more than the limit and the first call,
+    however late the calls come.
+    """
     pacer = Pacer(rpm)
     now = 1000.0
     sent = []
@@ -483,7 +485,7 @@ def test_tokens_are_spread_out(waits, frozen):
     )
 
 
-# Habits of servers ------------------------------------------------------------------------------------------------------
+# Habits of servers --------------------------------------------------------------------------------
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 NO_SCHEMA = (400, {"error": {"message": "This response_format type is unavailable now"}})
@@ -512,7 +514,10 @@ def test_no_schema_is_sent_where_the_endpoint_says_so():
 
 
 def test_the_other_name_of_max_tokens():
-    message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    message = (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+        "'max_completion_tokens' instead."
+    )
     with FaultyServer((400, {"error": {"message": message, "param": "max_tokens"}})) as server:
         ask(Client(endpoint(server)), max_tokens=9)
     assert server.seen[1]["max_completion_tokens"] == 9 and "max_tokens" not in server.seen[1]
@@ -558,7 +563,7 @@ def test_how_thinking_is_switched_off(url, body):
     assert Endpoint(model="m", base_url=url, thinking="default").body == {}
 
 
-# The cache --------------------------------------------------------------------------------------------------------------
+# The cache ----------------------------------------------------------------------------------------
 
 
 def test_same_call_same_reply_other_call_other_reply(tmp_path):
@@ -719,11 +724,13 @@ def test_a_stopped_process_loses_nothing(tmp_path, how, code):
     assert sum(server.counts.values()) <= 150 + under_way
 
 
-# The key ----------------------------------------------------------------------------------------------------------------
+# The key ------------------------------------------------------------------------------------------
 
 
 def everything_shown(error):
-    """The traceback as a tool prints it that shows local variables, with all that hangs on the error."""
+    """The traceback as a tool prints it that shows local variables,
+    with all that hangs on the error.
+    """
     shown = []
     while error is not None:
         shown += traceback.TracebackException.from_exception(error, capture_locals=True).format()
@@ -879,7 +886,7 @@ def test_estimates_are_a_quarter_of_the_bytes(text):
     assert 0 <= estimate_tokens(text) - len(text.encode("utf-8", "replace")) / 4 < 1
 
 
-# Many at once -----------------------------------------------------------------------------------------------------------
+# Many at once -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 8))
@@ -1134,7 +1141,7 @@ def test_secrets_in_a_command_are_hidden(monkeypatch):
     assert text == "a --model *** x=*** *** http://***@h/v1"
 
 
-# What is said meanwhile -------------------------------------------------------------------------------------------------
+# What is said meanwhile ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("bad", "told"), [(0, 0), (2, 0), (3, 1), (7, 1), (8, 1)])

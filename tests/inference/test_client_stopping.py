@@ -1,4 +1,6 @@
-"""A run that stops, by a fatal reply, by Ctrl-C or because nobody reads on: what is on its way is waited for and kept."""
+"""A run that stops, by a fatal reply, by Ctrl-C or because nobody reads on:
+what is on its way is waited for and kept.
+"""
 
 import asyncio
 import signal
@@ -137,7 +139,8 @@ async def main(client):
         async for text, reply in run_many(map(str, range(8)), one, 8):
             print(text, flush=True)
 
-run_async(main(Client(Endpoint(model="m", base_url=sys.argv[1], key_env="", timeout=60), sys.argv[2])))
+endpoint = Endpoint(model="m", base_url=sys.argv[1], key_env="", timeout=60)
+run_async(main(Client(endpoint, sys.argv[2])))
 """
 
 

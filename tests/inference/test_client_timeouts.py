@@ -1,4 +1,6 @@
-"""Many calls at once: what arrived in time is read however busy the process was, and long replies may take long."""
+"""Many calls at once: what arrived in time is read however busy the process was,
+and long replies may take long.
+"""
 
 import asyncio
 import gc

@@ -1,4 +1,6 @@
-"""The sampler against the library's and against slow references, local weights as a back end, and vLLM's interface."""
+"""The sampler against the library's and against slow references, local weights as a back end,
+and vLLM's interface.
+"""
 
 import math
 import sys

@@ -1,4 +1,6 @@
-"""Prompt templates: what they show, templates against a slow reference, and templates that must be refused."""
+"""Prompt templates: what they show, templates against a slow reference,
+and templates that must be refused.
+"""
 
 import pytest
 from hypothesis import given
@@ -44,7 +46,9 @@ def test_the_bare_prompt_adds_no_word(question, memory):
 
 
 def filled_slowly(text: str, values: dict[str, str]) -> str:
-    """Character by character: a place is replaced, everything else copied, and nothing is read twice."""
+    """Character by character: a place is replaced, everything else copied,
+    and nothing is read twice.
+    """
     out = ""
     i = 0
     while i < len(text):

@@ -1,4 +1,6 @@
-"""Requests, the endpoint back end against scripted replies, and a file of answers that is killed and resumed."""
+"""Requests, the endpoint back end against scripted replies,
+and a file of answers that is killed and resumed.
+"""
 
 import asyncio
 import hashlib
@@ -426,7 +428,8 @@ KILLED = """
 
     url, out, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     model = Endpoint(model="micro-model", base_url=url, key_env="", concurrency=1)
-    backend, sampling = EndpointBackend(model, out.with_suffix(".cache")), Sampling(seeds=(42,), max_tokens=100)
+    backend = EndpointBackend(model, out.with_suffix(".cache"))
+    sampling = Sampling(seeds=(42,), max_tokens=100)
     def die(row):
         if len(out.read_text().splitlines()) >= limit:
             os.kill(os.getpid(), signal.SIGKILL)

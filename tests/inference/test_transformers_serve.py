@@ -1,4 +1,6 @@
-"""A real OpenAI-compatible server of another project, `transformers serve`, with a tiny model that the test saves."""
+"""A real OpenAI-compatible server of another project, `transformers serve`,
+with a tiny model that the test saves.
+"""
 
 import os
 import socket
@@ -51,7 +53,9 @@ def byte_tokenizer():
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """A Qwen3 model of a few thousand weights over bytes that learned to give one answer to some of the prompts."""
+    """A Qwen3 model of a few thousand weights over bytes that learned to give one answer to some of
+    the prompts.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = byte_tokenizer()

@@ -1,4 +1,6 @@
-"""Books of decisions, the walk through them and sheets, against dictionaries and the obvious code."""
+"""Books of decisions, the walk through them and sheets,
+against dictionaries and the obvious code.
+"""
 
 import asyncio
 import csv
@@ -280,7 +282,9 @@ def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
     )
 )
 def test_keys_count_once_when_the_field_is_emptied_between_them(tmp_path_factory, bursts):
-    """Keys come in bursts; after each the field is emptied, and a key may be typed before the browser hears of that."""
+    """Keys come in bursts; after each the field is emptied,
+    and a key may be typed before the browser hears of that.
+    """
     with ClaimBook(tmp_path_factory.mktemp("rests") / "said", CLAIMS) as book:
         page = KeyPage(book)
         pressed = []
@@ -296,7 +300,9 @@ def test_keys_count_once_when_the_field_is_emptied_between_them(tmp_path_factory
 
 
 def test_the_same_key_in_place_of_all_that_was_selected_counts(tmp_path, monkeypatch):
-    """A kernel empties the field when the hand rests, so that what a browser sends differs from what stood there."""
+    """A kernel empties the field when the hand rests, so that what a browser sends differs from
+    what stood there.
+    """
 
     async def label(page, rounds=3):
         monkeypatch.setattr("memcalib.annotation.questionnaire.QUIET", 0)

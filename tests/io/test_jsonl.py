@@ -1,4 +1,6 @@
-"""The journal: nothing that was paid for is lost, nothing is written twice, whoever else is writing."""
+"""The journal: nothing that was paid for is lost, nothing is written twice,
+whoever else is writing.
+"""
 
 import errno
 import json
@@ -176,7 +178,9 @@ def refuse_to_truncate(descriptor, size):
     "half_line_stays", [False, True], ids=["taken back at once", "taken back by the next row"]
 )
 def test_a_row_never_continues_half_of_another(tmp_path, monkeypatch, half_line_stays):
-    """The disk is full in the middle of a row, and in the second case does not even let the half of it be taken back."""
+    """The disk is full in the middle of a row, and in the second case does not even let the half of
+    it be taken back.
+    """
     path = tmp_path / "rows.jsonl"
     write = os.write
     truncate = os.ftruncate

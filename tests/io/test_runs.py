@@ -1,4 +1,6 @@
-"""The folder of a run: bound to its settings, locked by one process, assembled and described; and files that are whole."""
+"""The folder of a run: bound to its settings, locked by one process, assembled and described;
+and files that are whole.
+"""
 
 import json
 import os

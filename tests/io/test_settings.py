@@ -1,4 +1,6 @@
-"""What a setting may be, in words: ranges, kinds, names that were meant; and files of settings, each name in them once."""
+"""What a setting may be, in words: ranges, kinds, names that were meant;
+and files of settings, each name in them once.
+"""
 
 import pickle
 import re
@@ -110,7 +112,10 @@ def test_nothing_is_offered_where_nothing_is_near():
         ({"method": "q"}, "p.method: found 'q'; allowed are x, y, z"),
         (
             {"cuont": 2},
-            "p.cuont: unknown option; meant is perhaps count; allowed: share, count, kind, on, either, many",
+            (
+                "p.cuont: unknown option; meant is perhaps count; allowed: "
+                "share, count, kind, on, either, many"
+            ),
         ),
     ],
 )
@@ -200,7 +205,10 @@ def test_only_repetitions_are_refused(pairs):
 
 
 def test_what_is_merged_may_be_set_anew():
-    text = "{base: &b {x: 1, y: 2}, own: {inner: &i {<<: *b, x: 3}}, more: {<<: *i, y: 4}, both: {<<: *b, <<: *i}}"
+    text = (
+        "{base: &b {x: 1, y: 2}, own: {inner: &i {<<: *b, x: 3}}, more: {<<: *i, y: 4}, both: "
+        "{<<: *b, <<: *i}}"
+    )
     settings = parse_yaml(text, "here")
     assert settings == yaml.safe_load(text)
     assert settings["own"]["inner"]["x"] == 3 and settings["more"] == {"x": 3, "y": 4}

@@ -1,4 +1,6 @@
-"""Work in several processes: order, failures, what is said on the way, and the end of all workers."""
+"""Work in several processes: order, failures, what is said on the way,
+and the end of all workers.
+"""
 
 import os
 import signal
@@ -14,7 +16,9 @@ from memcalib.io.tasks import LOG_SECONDS, Task, TaskProgress, TasksFailed, run_
 
 @pytest.fixture(autouse=True)
 def main_module_as_in_a_program(monkeypatch):
-    """A page that ran in this process may leave a `__main__` without `__spec__`, which new processes ask for."""
+    """A page that ran in this process may leave a `__main__` without `__spec__`,
+    which new processes ask for.
+    """
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
 
 

@@ -1,4 +1,6 @@
-"""What each memory system leaves behind is read whole, or refused by name; a row that has a key twice is refused."""
+"""What each memory system leaves behind is read whole, or refused by name;
+a row that has a key twice is refused.
+"""
 
 import json
 
@@ -278,7 +280,9 @@ ITEM = {"timestamp": MADE, "time_ago": "1d ago", "role": "user", "content": "My 
             json.dumps(
                 {
                     "status": "OK",
-                    "message": 'Showing 2 of 7 results (page 0/1): ["user - It is red.", "user - Yes."]',
+                    "message": (
+                        'Showing 2 of 7 results (page 0/1): ["user - It is red.", "user - Yes."]'
+                    ),
                 }
             ),
             ["user - It is red.", "user - Yes."],

@@ -1,4 +1,6 @@
-"""Memory logs: the real shapes of three systems, redaction that nothing survives, consent, and the way to an example."""
+"""Memory logs: the real shapes of three systems, redaction that nothing survives, consent,
+and the way to an example.
+"""
 
 import gzip
 import json
@@ -647,7 +649,8 @@ def test_one_wrong_figure_is_another_number():
 
 SECRETS = {
     "mail": lambda rng: (
-        f"{rng.choice(['anna', 'Jo.B+x', 'k_9'])}{rng.randint(0, 99)}@{rng.choice(['example.org', 'mail.example.co.uk'])}"
+        f"{rng.choice(['anna', 'Jo.B+x', 'k_9'])}{rng.randint(0, 99)}"
+        f"@{rng.choice(['example.org', 'mail.example.co.uk'])}"
     ),
     "card": card,
     "iban": iban,
@@ -810,7 +813,10 @@ def test_names(people, text, after):
 
 def test_a_long_list_of_names():
     people = [
-        f"Name{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{chr(97 + i // 676)} Surname{chr(97 + i % 26)}x"
+        (
+            f"Name{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{chr(97 + i // 676)} "
+            f"Surname{chr(97 + i % 26)}x"
+        )
         for i in range(10_000)
     ]
     redactor = r.Redactor((r.name_rule(people),))
@@ -924,7 +930,11 @@ def test_rules_that_cannot_be_read(tmp_path, content):
 def test_rules_of_ones_own(tmp_path):
     (tmp_path / "people.txt").write_text("Anna Berg\n\nRobert Poe, Bob\n")
     (tmp_path / "r.yaml").write_text(
-        "rules:\n  - name: patient\n    pattern: 'P-(?P<value>\\d+)'\nnames: people.txt\nwithout: [handle, phone]\n"
+        "rules:\n"
+        "  - name: patient\n"
+        "    pattern: 'P-(?P<value>\\d+)'\n"
+        "names: people.txt\n"
+        "without: [handle, phone]\n"
     )
     redactor = r.load_redactor(tmp_path / "r.yaml")
     assert redactor.row(["P-77 is Bob @bob +49 30 1234567"]).texts == [

@@ -1,4 +1,6 @@
-"""Disguised private values and harmless strings that look like them: few are left, and fewer changed."""
+"""Disguised private values and harmless strings that look like them:
+few are left, and fewer changed.
+"""
 
 import argparse
 import ast
@@ -66,7 +68,9 @@ def lines(name):
 
 
 def left(line):
-    """Parts of the marked values of a line that are still there: of four letters and figures, or of three figures."""
+    """Parts of the marked values of a line that are still there:
+    of four letters and figures, or of three figures.
+    """
     text = line.split(" | ", 1)[1]
     after = re.sub(r"\[[\w -]+\]", "", REDACTOR.row([re.sub("[«»]", "", text)]).texts[0])
     parts = {

@@ -1,4 +1,6 @@
-"""The loop for small policies against the trainer of the product, and the rules that only a comparison needs."""
+"""The loop for small policies against the trainer of the product,
+and the rules that only a comparison needs.
+"""
 
 from unittest import mock
 

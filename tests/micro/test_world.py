@@ -58,7 +58,10 @@ CLOSING = FORMS["closing"][0]
 )
 def test_the_world_and_its_server_need_no_torch(module):
     """Only the policy does."""
-    probe = f"import sys, memcalib.{module}; print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
+    probe = (
+        f"import sys, memcalib.{module}; print([m for m in ('torch', 'transformers', 'pandas') if "
+        "m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -172,7 +175,9 @@ def test_unknown_names_are_refused_with_the_allowed_ones(call):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_draw_is_rarely_thrown_away(world, monkeypatch):
-    """Draws that belong to another split are made again; a few for each example are what they cost."""
+    """Draws that belong to another split are made again;
+    a few for each example are what they cost.
+    """
     outline = mock.Mock(wraps=microworld._outline)
     monkeypatch.setattr(microworld, "_outline", outline)
     make_examples(world, 300, seed=0)
@@ -356,8 +361,8 @@ def _text_pieces(example):
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_added_text_never_lowers_an_error(data):
-    """Whatever comes after a part of an answer that already names an atom, that atom's error does not shrink below the
-    one of its cleanest reading, and an honest answer only gets worse."""
+    """Whatever comes after a part of an answer that already names an atom, that atom's error does
+    not shrink below the one of its cleanest reading, and an honest answer only gets worse."""
     example = data.draw(st.sampled_from(SHORT[:10] + LONG[:10]))
     added_text = " ".join(data.draw(_text_pieces(example)))
     response = f"{added_text} {answer(example, random.Random(1))}"
@@ -391,7 +396,9 @@ def test_garbage_is_judged_covered_and_scored(text):
     ],
 )
 def test_of_a_huge_answer_only_the_beginning_is_read(text, monkeypatch):
-    """Sentences are looked for in so many characters, and forms in none that are too long to be one."""
+    """Sentences are looked for in so many characters, and forms in none that are too long to be
+    one.
+    """
     reader = mock.Mock(wraps=microworld.read_answer)
     parser = mock.Mock(wraps=microworld._parse)
     monkeypatch.setattr(microworld, "read_answer", reader)

@@ -1,4 +1,6 @@
-"""A builder without mistakes: its replies pass every check, its distractors never matter, and its rows can be judged."""
+"""A builder without mistakes: its replies pass every check, its distractors never matter,
+and its rows can be judged.
+"""
 
 import json
 import random

@@ -1,4 +1,6 @@
-"""Faults fall where their hash says, at their rate; limits count as a slow reading of the rule would."""
+"""Faults fall where their hash says, at their rate; limits count as a slow reading of the rule
+would.
+"""
 
 import json
 from collections import Counter

@@ -1,4 +1,6 @@
-"""Builders and reviewers of the micro-world: wrong as often as stated, the same every time, and mended when they are told."""
+"""Builders and reviewers of the micro-world: wrong as often as stated, the same every time,
+and mended when they are told.
+"""
 
 import asyncio
 import json
@@ -364,7 +366,9 @@ def test_reviewers_see_and_miss_at_their_rates(exact):
 
 
 def reviewed(exact, model):
-    """(flaws, objections of the reviewer, objections of the right review) of sound and flawed drafts."""
+    """(flaws, objections of the reviewer, objections of the right review) of sound and flawed
+    drafts.
+    """
     stage = review_stage("review-1")
     wrong_levels = let_through(exact, "annotation", "wrong_level")
     added_words = let_through(exact, "naturalization", "added_words")

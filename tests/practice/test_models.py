@@ -1,4 +1,6 @@
-"""The practice server's models and judges: prompts from any template, answers that repeat, judgments that are exact."""
+"""The practice server's models and judges: prompts from any template,
+answers that repeat, judgments that are exact.
+"""
 
 import itertools
 import random
@@ -129,7 +131,8 @@ def test_model_errs_at_its_stated_rate(model):
     judged_atoms = []
     for example in examples:
         judged_atoms.extend(exact_judge(example, micro_answer(example, model)).atoms)
-    # A contradiction or a prohibition that nobody asked about can turn one slip into two, or hide it.
+    # A contradiction or a prohibition that nobody asked about can turn one slip into two,
+    # or hide it.
     share = sum(atom.actual != atom.ideal for atom in judged_atoms) / len(judged_atoms)
     assert 0.5 * MODELS[model] < share < 1.5 * MODELS[model] + 0.05
 

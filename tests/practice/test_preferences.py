@@ -1,4 +1,6 @@
-"""The micro-world's file of preferences: RPEval's form, its shape, and a judge that knows the truth."""
+"""The micro-world's file of preferences: RPEval's form, its shape,
+and a judge that knows the truth.
+"""
 
 import random
 

@@ -1,4 +1,6 @@
-"""The protocol of the practice server: whatever comes in is read or refused in the common shape, and never anything else."""
+"""The protocol of the practice server: whatever comes in is read or refused in the common shape,
+and never anything else.
+"""
 
 import json
 

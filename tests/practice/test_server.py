@@ -1,4 +1,6 @@
-"""The practice server over loopback: faults as named on the wire, errors as real servers send them, a true log."""
+"""The practice server over loopback: faults as named on the wire,
+errors as real servers send them, a true log.
+"""
 
 import asyncio
 import json
@@ -42,7 +44,9 @@ def ask_judge(example=EXAMPLE, response="Hope this helps.", turns=(), model="mic
 
 
 def talk(server, *bodies, key="none", timeout=10.0, together=False):
-    """Send bodies in turn (or together): (status, headers, JSON) of each, or the exception that came instead."""
+    """Send bodies in turn (or together): (status, headers, JSON) of each,
+    or the exception that came instead.
+    """
 
     async def one(session, body):
         try:
@@ -360,7 +364,9 @@ def test_a_client_that_left_was_not_answered():
 
 def test_clients_that_hang_up_are_not_answered_and_not_complained_about(caplog):
     def head(body):
-        return f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        return (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
 
     with MicroServer(EXAMPLES) as server:
         for seed in range(30):
@@ -440,7 +446,10 @@ def test_nothing_is_logged_about_faults(caplog):
 
 def test_serve_in_the_foreground_until_interrupted(tmp_path):
     path = tmp_path / "examples.jsonl"
-    code = f"from memcalib.practice.server import serve; print(serve('short', {str(path)!r}, 7, port=0)['requests'])"
+    code = (
+        f"from memcalib.practice.server import serve; print(serve('short', {str(path)!r}, 7, "
+        "port=0)['requests'])"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         first = process.stdout.readline()

@@ -1,4 +1,6 @@
-"""What texts of the micro-world say, and source rows: bad at their rates, and stopped where they should be."""
+"""What texts of the micro-world say, and source rows: bad at their rates,
+and stopped where they should be.
+"""
 
 from collections import Counter
 

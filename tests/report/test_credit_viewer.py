@@ -344,7 +344,9 @@ def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
     ],
 )
 def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
-    """On a narrow screen such a figure is read by moving it in its box; on paper it is as wide as the page."""
+    """On a narrow screen such a figure is read by moving it in its box;
+    on paper it is as wide as the page.
+    """
     data = resources.files("memcalib") / "report" / "templates"
     base, style = ((data / name).read_text() for name in ("base.html.j2", template))
     assert (

@@ -1,4 +1,6 @@
-"""Reports of evaluations and comparisons: numbers, missing pieces, hostile text, quotes in place, speed on long answers."""
+"""Reports of evaluations and comparisons: numbers, missing pieces, hostile text,
+quotes in place, speed on long answers.
+"""
 
 import csv
 import io
@@ -45,7 +47,9 @@ def play(
     copies=1,
     **more,
 ):
-    """An evaluation of the shipped records under dice: answers that name their atoms, quotes from them, some at fault."""
+    """An evaluation of the shipped records under dice: answers that name their atoms,
+    quotes from them, some at fault.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     examples = [
         e.model_copy(update={"id": f"{e.id}-{c}{text}", "question": f"{e.question} ({c}){text}"})
@@ -131,7 +135,9 @@ def change(folder, edit, name="judgments"):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Three quarters of the time of a page goes into its pictures; tests of notes and words do not look at them."""
+    """Three quarters of the time of a page goes into its pictures;
+    tests of notes and words do not look at them.
+    """
     monkeypatch.setattr(evaluation, "evaluation_figures", lambda run, tables: {})
 
 
@@ -726,7 +732,10 @@ NO_MANIFEST = [
     "\x00",
 ]
 NO_MANIFEST += [
-    '{"git": {"commit": 3}, "command": {}, "versions": [], "usage": {"model": 4, "judge": {"calls": "n"}}, "data_sha256": 1}'
+    (
+        '{"git": {"commit": 3}, "command": {}, "versions": [], "usage": {"model": 4, "judge": '
+        '{"calls": "n"}}, "data_sha256": 1}'
+    )
 ]
 
 
@@ -1100,10 +1109,15 @@ def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
 
 
 def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
-    """The rule stands in the frame of all pages, behind their own styles, and no page has a stronger one."""
+    """The rule stands in the frame of all pages, behind their own styles,
+    and no page has a stronger one.
+    """
     folder = package_data("report", "templates")
     base = (folder / "base.html.j2").read_text()
-    rule = "th:first-child, td:first-child { max-width: 9rem !important; white-space: normal !important;"
+    rule = (
+        "th:first-child, td:first-child { max-width: 9rem !important; white-space: "
+        "normal !important;"
+    )
     own = base.index("{% block style %}")
     narrow = base.index("@media screen and (max-width: 40rem)")
     assert own < narrow < base.index(rule) < base.index("</style>")
@@ -1121,7 +1135,9 @@ def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
 
 
 def doubts(monkeypatch, difference, shifts, withheld=""):
-    """The notes on a difference between two sides of which the judge's errors shift SCS by so much."""
+    """The notes on a difference between two sides of which the judge's errors shift SCS by so
+    much.
+    """
     sides = [SimpleNamespace(label=name, name=name, run=name) for name in shifts]
 
     def corrections(run):
@@ -1134,7 +1150,9 @@ def doubts(monkeypatch, difference, shifts, withheld=""):
 
 
 def test_only_the_errors_that_two_runs_do_not_share_count(monkeypatch):
-    """+38.3 was once said to lie below a judge error of 48.8, where the two runs' errors differed by 10.5."""
+    """+38.3 was once said to lie below a judge error of 48.8,
+    where the two runs' errors differed by 10.5.
+    """
     assert doubts(monkeypatch, 38.3, {"old": 48.8, "new": 38.3}) == []
     [note] = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3})
     assert "(+4.0) by -10.5, a model-based estimate" in note

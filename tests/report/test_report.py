@@ -264,7 +264,9 @@ def test_evaluations_logged_while_training_are_a_path_too(tmp_path):
 
 
 def axis_texts(figure) -> list[tuple[str, ...]]:
-    """The numbers at the axes of a figure as drawn; the last text of an axis is what would be added or multiplied."""
+    """The numbers at the axes of a figure as drawn; the last text of an axis is what would be added
+    or multiplied.
+    """
     figure.draw_without_rendering()
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
     return [
@@ -318,7 +320,9 @@ def test_a_single_point_is_seen():
 
 
 def channel_rows(**columns) -> pd.DataFrame:
-    """Steps of a method with columns `threshold/...` of every channel, each a function of step and channel number."""
+    """Steps of a method with columns `threshold/...` of every channel,
+    each a function of step and channel number.
+    """
     rows = [
         {"method": "MemCalib-RL", "seed": 1, "step": step}
         | {

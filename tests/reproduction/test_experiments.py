@@ -1,4 +1,6 @@
-"""Experiments of a run: planned, done once, found again, shown as stale, resumed after a fault, listed by label."""
+"""Experiments of a run: planned, done once, found again, shown as stale,
+resumed after a fault, listed by label.
+"""
 
 import errno
 import json
@@ -58,7 +60,10 @@ SECOND = (
     "factor = 2\nfail = False\nfirst_dir = 'y'\nout_dir = 'x'",
     WRITE + "n = int(Path(first_dir, 'tables', 'tab-eta-sweep.csv').read_text().split()[1])",
     "assert not fail, 'as asked'",
-    "Path(out_dir, 'tables', 'tab-judge-stability-published.csv').write_text(f'n\\n{n * factor}\\n')",
+    (
+        "Path(out_dir, 'tables', 'tab-judge-stability-published.csv').write_text(f'n\\n{n * "
+        "factor}\\n')"
+    ),
 )
 
 
@@ -80,7 +85,9 @@ def checkout(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def in_process(monkeypatch) -> list[str]:
-    """Notebooks are executed here, as plain Python and one after the other; the names of those that ran."""
+    """Notebooks are executed here, as plain Python and one after the other;
+    the names of those that ran.
+    """
     ran = []
 
     def execute(path, folder, parameters, cwd=None):
@@ -366,7 +373,7 @@ def test_every_label_of_the_paper_is_listed_once():
     assert all(parts for _, parts in PAPER_ITEMS.values())
 
 
-# -- trainings -------------------------------------------------------------------------------------------------------
+# -- trainings -------------------------------------------------------------------------------------
 
 
 def test_what_decides_a_training_decides_its_folder(monkeypatch):
@@ -471,7 +478,7 @@ def test_code_that_a_training_never_reads_does_not_decide_it():
     ]
 
 
-# -- the shipped notebooks -------------------------------------------------------------------------------------------
+# -- the shipped notebooks -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", experiments())
@@ -493,7 +500,9 @@ def test_every_notebook_can_be_planned(name, profile, tmp_path):
 
 @pytest.mark.parametrize("name", experiments())
 def test_every_parameter_is_used(name):
-    """A parameter that no cell reads could be passed without any effect; `profile` may only name the run."""
+    """A parameter that no cell reads could be passed without any effect;
+    `profile` may only name the run.
+    """
     import ast
 
     cells = [c for c in driver.notebook_cells(experiments()[name]) if c["cell_type"] == "code"]

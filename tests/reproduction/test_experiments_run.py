@@ -1,4 +1,6 @@
-"""All experiments at their smallest: everything made once, nothing twice, the same again, and every parameter arrives."""
+"""All experiments at their smallest: everything made once, nothing twice, the same again,
+and every parameter arrives.
+"""
 
 import json
 import resource

@@ -1,4 +1,6 @@
-"""The paper's own runs are checked before they are run: every file, model and key that is missing, calls, hours, dollars."""
+"""The paper's own runs are checked before they are run:
+every file, model and key that is missing, calls, hours, dollars.
+"""
 
 import pytest
 from command_line import run as call

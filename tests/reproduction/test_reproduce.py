@@ -1,4 +1,6 @@
-"""The whole pipeline at its smallest: complete, repeatable, resumable, and honest about other settings."""
+"""The whole pipeline at its smallest: complete, repeatable, resumable,
+and honest about other settings.
+"""
 
 import json
 import signal

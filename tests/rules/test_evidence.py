@@ -1,4 +1,6 @@
-"""Credit from evidence: against a slow reference in loops, what it preserves, quotes at fault, divergences, judges."""
+"""Credit from evidence: against a slow reference in loops, what it preserves,
+quotes at fault, divergences, judges.
+"""
 
 import math
 import random
@@ -30,7 +32,9 @@ SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
 
 
 def batch(seed: int, cut: bool = False):
-    """Four answers to each of two examples, judged, with quotes that are right, wrong, shared or everywhere."""
+    """Four answers to each of two examples, judged, with quotes that are right, wrong,
+    shared or everywhere.
+    """
     rng = random.Random(seed)
     asked = []
     judged = []
@@ -62,7 +66,9 @@ def batch(seed: int, cut: bool = False):
 
 
 def slow(config: CreditConfig, asked, judged, answers, divergence, thresholds, sentence_thresholds):
-    """Token advantages by evidence in loops; `divergence[row, channel]` is that of the omitted atoms."""
+    """Token advantages by evidence in loops; `divergence[row, channel]` is that of the omitted
+    atoms.
+    """
     rows = range(len(answers))
     valid = [judgment.scored for judgment in judged]
     levels = [
@@ -245,7 +251,9 @@ def test_a_judgment_from_before_spans_gives_the_same_credit():
 
 
 def test_quotes_are_looked_up_in_the_part_of_an_answer_that_was_judged():
-    """As where a thought stands before the answer: the judge has not seen it, and counts characters without it."""
+    """As where a thought stands before the answer: the judge has not seen it,
+    and counts characters without it.
+    """
     asked, judged, answers = batch(4)
     thought = TOKENIZER("Take it step by step. ", add_special_tokens=False).input_ids
     longer = [[*thought, *ids] for ids in answers]

@@ -1,4 +1,6 @@
-"""The seam: a rule from outside works everywhere, a rule that is taken away is missed nowhere, and a bad one is refused by name."""
+"""The seam: a rule from outside works everywhere, a rule that is taken away is missed nowhere,
+and a bad one is refused by name.
+"""
 
 import ast
 import importlib
@@ -315,7 +317,9 @@ class Own(CreditRule):
 
 
 class Inflated(CreditRule):
-    """Strengths beyond 1 change no mean, whatever is multiplied; a strength that is no number does."""
+    """Strengths beyond 1 change no mean, whatever is multiplied;
+    a strength that is no number does.
+    """
 
     name = "inflated"
 
@@ -367,7 +371,9 @@ AMBIGUOUS = {"absolute", "exact"}  # the former is a value of `under_use` too, t
 
 
 def compared_names(source: str) -> set[str]:
-    """Names of modes with which some code compares something; ambiguous ones where the comparison is about a mode or a rule."""
+    """Names of modes with which some code compares something;
+    ambiguous ones where the comparison is about a mode or a rule.
+    """
     modes = {name for name in CREDIT_RULES if name not in ("gdpo", "grpo")}
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -388,7 +394,9 @@ def test_a_comparison_with_a_mode_is_found():
 
 
 def test_no_module_knows_a_rule_by_its_name():
-    """Neither a comparison with the name of a mode, nor an import of a rule's module, outside the room of rules."""
+    """Neither a comparison with the name of a mode, nor an import of a rule's module,
+    outside the room of rules.
+    """
     rules = rule_modules()
     ours = {PACKAGE / "rules" / f"{module.rpartition('.')[2]}.py" for module in rules}
     wrong = []
@@ -411,7 +419,8 @@ import sys, torch
 import memcalib
 assert memcalib.__file__.startswith(sys.argv[1])
 torch.set_num_threads(1)
-import memcalib.report.credit_viewer, memcalib.reproduction.rule_grid, memcalib.trainer.traces, memcalib.training
+import memcalib.report.credit_viewer, memcalib.reproduction.rule_grid
+import memcalib.trainer.traces, memcalib.training
 from memcalib.micro.loop import CreditLoop
 from memcalib.micro.policy import load_policy
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
@@ -425,7 +434,8 @@ for rule in ("evidence-kl", "exact"):
         CreditConfig(mode=rule)
     except ValueError as error:
         assert "allowed: ordered, absolute, positive_only, or" in str(error), error
-config = world_config(WORLDS["short"], prompts=2, generations=4, minibatches=1, max_tokens=40, draws="row")
+sizes = dict(prompts=2, generations=4, minibatches=1, max_tokens=40)
+config = world_config(WORLDS["short"], **sizes, draws="row")
 model, tokenizer = load_policy("cold-short")
 loop = CreditLoop(model, tokenizer, config, make_examples("short", 4, 0), exact_judge)
 loop.step()
@@ -435,7 +445,9 @@ assert forecast(load_recipe("micro"), "memcalib-rl").work["tokens read by counte
 
 
 def test_a_rule_that_is_taken_away_is_missed_nowhere(tmp_path):
-    """Four files less, and their lines in the registry: all that asks a rule still imports, trains and forecasts."""
+    """Four files less, and their lines in the registry: all that asks a rule still imports,
+    trains and forecasts.
+    """
     copy = tmp_path / "memcalib"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for name in WITHOUT:

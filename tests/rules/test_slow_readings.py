@@ -1,4 +1,6 @@
-"""Each shipped rule of credit against an independent reading in plain loops, on answers with open and with closed pairs."""
+"""Each shipped rule of credit against an independent reading in plain loops,
+on answers with open and with closed pairs.
+"""
 
 import pytest
 import slow_rules
@@ -94,7 +96,9 @@ def test_every_rule_has_a_slow_reading():
 
 @pytest.mark.parametrize("rule", [name for name in PLACING if name != "contrast"])
 def test_the_answers_hold_closed_pairs_that_would_be_moved(rule):
-    """A rule that forgot its condition would be seen: pairs with R A <= 0 have weights to follow."""
+    """A rule that forgot its condition would be seen:
+    pairs with R A <= 0 have weights to follow.
+    """
     config = CreditConfig(**rule_settings(rule), **SMALL)
     weighted = 0
     moved = 0

@@ -100,7 +100,10 @@ def test_the_first_steps_are_the_start_and_no_part_of_what_is_compared_with_it()
     counts = [len(of_step) for of_step in messages]
     assert counts == [0, 0, 0, 1, 0, 0, 0, 0, 1], "when it is passed, and after going back"
     assert messages[3] == [
-        "step 3: end_rate moved from 0.75 in the first 2 steps to 0.125 in the last 2; the limit is a change of -0.25"
+        (
+            "step 3: end_rate moved from 0.75 in the first 2 steps to 0.125 in the last 2; "
+            "the limit is a change of -0.25"
+        )
     ]
 
 

@@ -1,4 +1,6 @@
-"""A run killed at any moment goes on as if nothing had happened; checkpoints that do not fit are refused."""
+"""A run killed at any moment goes on as if nothing had happened;
+checkpoints that do not fit are refused.
+"""
 
 import json
 import logging
@@ -260,13 +262,18 @@ def test_settings_of_memory_may_change(tmp_path, straight, caplog, change):
 
 
 def test_how_often_held_out_examples_are_answered_may_change(tmp_path, straight, caplog):
-    """The weights are those of a run that was not stopped; the best policy is the best of other steps, which is said."""
+    """The weights are those of a run that was not stopped;
+    the best policy is the best of other steps, which is said.
+    """
     copied(straight, tmp_path, "best", "reference", "checkpoint-4")
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = go(tmp_path, resume=True, eval_every=1)
     messages = [text for text in caplog.messages if "eval_every" in text]
     assert messages == [
-        f"{tmp_path / 'checkpoint-4'} goes on with eval_every 1, 2 before: the best policy is chosen among other steps"
+        (
+            f"{tmp_path / 'checkpoint-4'} goes on with eval_every 1, 2 before: the best policy is "
+            "chosen among other steps"
+        )
     ]
     assert torch.equal(weights(trainer.model), weights(straight[0].model))
     assert [row["step"] for row in rows(tmp_path) if "valid_SCS" in row] == [0, 2, 3, 4, 5, 6]
@@ -527,7 +534,9 @@ def test_a_damaged_best_policy_is_fetched_again_or_given_up(tmp_path, straight, 
 def test_a_best_policy_of_an_abandoned_branch_is_not_this_runs(
     tmp_path, monkeypatch, caplog, scores
 ):
-    """Four evaluations, then two more from the checkpoint of step 1: the best of step 3 was never trained again."""
+    """Four evaluations, then two more from the checkpoint of step 1:
+    the best of step 3 was never trained again.
+    """
     next_scores = iter(scores)
     options = dict(steps=3, eval_every=1)
     monkeypatch.setattr(steps, "summary", lambda judged: {"SCS": float(next(next_scores))})
@@ -662,8 +671,13 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_all_settings_of_learning_decide_the_result():
-    """Of answers, credit, scales and teachers as well; how often is saved, watched and told does not."""
-    watched = "save_every eval_every keep_best trace_every report_to max_failed pause_minutes stop_on_drift"
+    """Of answers, credit, scales and teachers as well; how often is saved,
+    watched and told does not.
+    """
+    watched = (
+        "save_every eval_every keep_best trace_every report_to max_failed pause_minutes "
+        "stop_on_drift"
+    )
     names = settings_module.TrainSettings.model_fields.keys() - {*watched.split(), "trl"}
     names -= {name for name in names if name.startswith("drift_")}
     names -= {"steps", "accumulate", "share_prompts", "sampling_tokens"}

@@ -1,6 +1,8 @@
-"""Training with DeepSpeed on two processes of the CPU: the launch folders' own settings, on the answers of `given`.
+"""Training with DeepSpeed on two processes of the CPU:
+the launch folders' own settings, on the answers of `given`.
 
-`DS_BUILD_OPS=0 pip install deepspeed` in any environment that has the package; without it these tests are left out.
+`DS_BUILD_OPS=0 pip install deepspeed` in any environment that has the package;
+without it these tests are left out.
 """
 
 import json
@@ -31,7 +33,9 @@ SHARDED = [
 
 
 def launch(folder, case: str, stage: int, killed: bool = False):
-    """The launch folders' settings at a stage; one case a start: stage 3 changes how models are loaded after it."""
+    """The launch folders' settings at a stage; one case a start:
+    stage 3 changes how models are loaded after it.
+    """
     settings = json.loads((files("memcalib") / "data/launch/qwen3-8b/deepspeed.json").read_text())
     settings["zero_optimization"]["stage"] = stage
     (folder / "deepspeed.json").write_text(json.dumps(settings))

@@ -386,7 +386,9 @@ def test_invalid_json_of_an_evaluator_is_review_with_its_reason(server, tmp_path
 
 
 def test_a_verdict_that_could_not_be_read_leads_to_another_answer(tmp_path):
-    """The second evaluator has no readable verdict on the first answer to each example, asked once more or not."""
+    """The second evaluator has no readable verdict on the first answer to each example,
+    asked once more or not.
+    """
     roles = micro_teachers(EXAMPLES)
     started = Counter()
 
@@ -620,7 +622,9 @@ def test_table_by_hand():
 
 
 def counted_from_the_file(path):
-    """The lines of the table from the JSON alone, the last line of each example, one loop for each question."""
+    """The lines of the table from the JSON alone, the last line of each example,
+    one loop for each question.
+    """
     rows = list(
         {
             line["example_id"]: line for line in map(json.loads, path.read_text().splitlines())
@@ -653,7 +657,9 @@ def counted_from_the_file(path):
 
 
 def test_a_run_with_faults_is_counted_right_and_accepts_only_what_both_accept(tmp_path):
-    """What is accepted by the levels in the file is accepted by the row, and the table is that of another count."""
+    """What is accepted by the levels in the file is accepted by the row,
+    and the table is that of another count.
+    """
     faults = Faults(
         drop=0.05,
         too_many=0.05,
@@ -841,7 +847,8 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
         anew = sum(
             attempt.outcome == "unread" for row in rows for attempt in row.attempts[:-1]
         )  # the same request
-        # a reply that was on its way when the process died never arrived; at most as many as calls at once
+        # a reply that was on its way when the process died never arrived;
+        # at most as many as calls at once
         assert (
             0 <= stats["successes"] - stats["answered"] - anew <= 3 * 4
             and stats["answered"] > paid / 2

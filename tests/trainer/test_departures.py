@@ -1,4 +1,6 @@
-"""What `CreditTrainer` takes from its caller, and what it refuses; on what it relies is in tests/test_trl_surface.py."""
+"""What `CreditTrainer` takes from its caller, and what it refuses;
+on what it relies is in tests/test_trl_surface.py.
+"""
 
 import pytest
 import torch

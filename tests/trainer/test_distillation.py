@@ -1,4 +1,6 @@
-"""On-policy self-distillation: the teacher's prompt, both losses against slow references and TRL, two steps of each."""
+"""On-policy self-distillation: the teacher's prompt, both losses against slow references and TRL,
+two steps of each.
+"""
 
 import itertools
 import json
@@ -512,7 +514,9 @@ def test_two_steps_learn_without_a_judge_and_leave_the_teacher_alone(tmp_path, m
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 @pytest.mark.parametrize("silent", [1, 2])
 def test_a_skipped_step_has_a_row_like_the_others(tmp_path, monkeypatch, method, silent):
-    """In one of two steps nobody says a word, so its updates are skipped; what they would have seen is missing, not zero."""
+    """In one of two steps nobody says a word, so its updates are skipped;
+    what they would have seen is missing, not zero.
+    """
     sample = training.sample_tokens
     calls = []
 
@@ -778,7 +782,9 @@ def test_out_of_memory_halves_the_work_and_marks_what_is_lost(batch, monkeypatch
 
 
 def tiny_trainer(out, model=None, **changes):
-    """A trainer before its first step, and a rectangle of 12 answers to 3 prompts, one answer left out."""
+    """A trainer before its first step, and a rectangle of 12 answers to 3 prompts,
+    one answer left out.
+    """
     config = world_config(
         SHORT, method="opsd-gkd", prompts=2, generations=4, steps=1, temperature=0.8
     )

@@ -28,7 +28,9 @@ QUIET = {
 def launch(
     folder: Path, *cases: str, killed: bool = False, **variables: str
 ) -> dict[str, list[dict]]:
-    """Two processes with gloo between them on ports that nobody else uses: what each case gave on each of them."""
+    """Two processes with gloo between them on ports that nobody else uses:
+    what each case gave on each of them.
+    """
     command = [
         sys.executable,
         "-m",
@@ -100,7 +102,9 @@ def gap(a, b) -> float:
 
 
 def gaps(alone: dict, ranks: list[dict], most: float = 1e-5) -> dict[str, float]:
-    """Quantities in which one process and some rank differ by more than `most`; advantages beside the largest of them."""
+    """Quantities in which one process and some rank differ by more than `most`;
+    advantages beside the largest of them.
+    """
     gap_by_name = {}
     for step, advantages in enumerate(alone["advantages"]):
         of_ranks = joined([rank["advantages"][step] for rank in ranks])
@@ -133,7 +137,9 @@ def test_a_sharded_model_is_a_whole_one(case, one, sharded):
 
 @pytest.mark.parametrize("case", DISTILLED)
 def test_two_processes_distil_as_one(case, one, two_distilled):
-    """Batches are uneven: one process has no answer that counts, or none at all, and prompts differ in length."""
+    """Batches are uneven: one process has no answer that counts, or none at all,
+    and prompts differ in length.
+    """
     alone = one(case)
     assert gaps(alone, two_distilled[case]) == {}
     assert alone["moved"] > 1e-3

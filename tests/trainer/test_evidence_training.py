@@ -1,4 +1,6 @@
-"""Trainings whose credit goes by what a judge quotes: what the judge is asked, the rows and traces, resuming, refusals."""
+"""Trainings whose credit goes by what a judge quotes: what the judge is asked,
+the rows and traces, resuming, refusals.
+"""
 
 import json
 

@@ -291,7 +291,10 @@ def test_limits_are_kept(tmp_path):
     assert measure_texts(recipe, method_config(recipe, "grpo")).examples == 4
 
 
-PRICED = "judge={model: j, base_url: 'http://localhost:1/v1', key_env: '', price: {prompt: 1.0, completion: 2.0}}"
+PRICED = (
+    "judge={model: j, base_url: 'http://localhost:1/v1', key_env: '', price: {prompt: "
+    "1.0, completion: 2.0}}"
+)
 
 
 @pytest.mark.parametrize("method", ["grpo", "memcalib-rl", "opsd-pg", "sft"])

@@ -41,7 +41,9 @@ EXAMPLES = make_examples("short", 8, seed=5)
 
 
 class Time:
-    """A clock that moves only when somebody sleeps, and does something when it is ten minutes later."""
+    """A clock that moves only when somebody sleeps, and does something when it is ten minutes
+    later.
+    """
 
     def __init__(self, until=600.0, then=lambda: None):
         self.now = 0.0
@@ -85,7 +87,9 @@ def llm_judge(server, cache=None):
     minutes=st.sampled_from([0.0, 1.0, 30.0]),
 )
 def test_rounds_against_plain_code(fails, unread, share, minutes):
-    """Answer i fails `fails[i]` times, and then its reply may be unreadable; plain code says how many rounds there are."""
+    """Answer i fails `fails[i]` times, and then its reply may be unreadable;
+    plain code says how many rounds there are.
+    """
     time = Time()
     asked = [0] * len(fails)
 
@@ -163,7 +167,9 @@ class EverySecond:
 
 
 def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
-    """It answers every call, so nothing is asked again, and nothing would be learned to the last step."""
+    """It answers every call, so nothing is asked again, and nothing would be learned to the last
+    step.
+    """
     asked = []
 
     def judge(example, response):
@@ -174,9 +180,9 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
         go(tmp_path / "first", judge)
     text = str(error.value)
     assert (
-        "the judge answered, but its replies for 16 of 16 answers of this batch (100%; limit max_failed 50%)"
-        in text
-    )
+        "the judge answered, but its replies for 16 of 16 answers of this batch (100%; "
+        "limit max_failed 50%)"
+    ) in text
     first = re.search(
         r"could not be read; the first of them: example '([^']+)': reply is no JSON object; asking",
         text,
@@ -195,7 +201,9 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
 
     with pytest.raises(
         JudgeUnreadable,
-        match=r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True",
+        match=(
+            r"saved in .*checkpoint-4: go on, once .* with a greater max_failed, with resume=True"
+        ),
     ):
         go(tmp_path / "later", judge_of_the_moment, on_step=mumble_after_the_second_step)
     trainer = go(tmp_path / "later", exact_judge, resume=True)
@@ -464,7 +472,9 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 
 @pytest.mark.slow
 def test_two_processes_stop_and_go_on_together(tmp_path):
-    """The judge of the second process alone is down: half of all calls fail, over the limit of two in five."""
+    """The judge of the second process alone is down: half of all calls fail,
+    over the limit of two in five.
+    """
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     script = HELPERS / "failing_judge.py"
     root = str(HELPERS.parents[1])

@@ -1,4 +1,6 @@
-"""Launch folders: recipes, accelerate and DeepSpeed files, start scripts, and vLLM as far as it goes without a GPU."""
+"""Launch folders: recipes, accelerate and DeepSpeed files, start scripts,
+and vLLM as far as it goes without a GPU.
+"""
 
 import json
 import os
@@ -155,7 +157,9 @@ def test_trl_takes_every_option(name, method, tmp_path):
 
 
 def run_script(tmp_path, name, *words, **variables):
-    """What launch.sh would have started: `accelerate` and `vllm` are stand-ins that write down their words."""
+    """What launch.sh would have started: `accelerate` and `vllm` are stand-ins that write down
+    their words.
+    """
     seen = tmp_path / "seen"
     for command in ("accelerate", "vllm"):
         stand_in = tmp_path / command

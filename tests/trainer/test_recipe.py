@@ -195,7 +195,10 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("train.trl.max_grad_norm=strong", "train.trl: max_grad_norm: found 'strong'"),
         (
             "train.trl.top_k=5",
-            "trl.top_k with sampler 'shared', which does not read it: allowed is sampler 'generate' or",
+            (
+                "trl.top_k with sampler 'shared', which does not read it: "
+                "allowed is sampler 'generate' or"
+            ),
         ),
         (
             "train.trl.use_transformers_continuous_batching=true",
@@ -233,7 +236,10 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("train.epohcs=3", "train.epohcs: unknown option"),
         (
             "train.eta={C+: 2}",
-            "train.eta: found {'C+': 2}; allowed: numbers from 0 to 1, or mappings of numbers from 0 to 1",
+            (
+                "train.eta: found {'C+': 2}; allowed: numbers from 0 to 1, "
+                "or mappings of numbers from 0 to 1"
+            ),
         ),
         ("start=[a]", "start: found ['a']; allowed is a mapping of options"),
         ("data.world=short", "data.world: found 'short'; allowed is a mapping of options"),

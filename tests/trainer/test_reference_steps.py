@@ -1,4 +1,6 @@
-"""Whole steps of the trainer, stage by stage, against slow loops written from the paper: in float64 they are equal."""
+"""Whole steps of the trainer, stage by stage, against slow loops written from the paper:
+in float64 they are equal.
+"""
 
 import copy
 import random
@@ -64,7 +66,9 @@ CASES = {
 
 
 def drawn(example, response):
-    """A judge whose levels depend on the answer's text alone; one answer in eight cannot be judged."""
+    """A judge whose levels depend on the answer's text alone;
+    one answer in eight cannot be judged.
+    """
     draw = random.Random(example.id + response)
     if draw.random() < 1 / 8:
         return judgment_for(example, {}, error="timeout")
@@ -72,7 +76,9 @@ def drawn(example, response):
 
 
 def plain(model):
-    """A copy of a model with the forward of its class, without what the trainer has put in its place."""
+    """A copy of a model with the forward of its class, without what the trainer has put in its
+    place.
+    """
     model = copy.deepcopy(model)
     for module in model.modules():
         vars(module).pop("forward", None)
@@ -171,7 +177,9 @@ def read(model, temperature, prompt, answer) -> list[float]:
 
 
 def slow_step(trainer, rollout: RolloutRecord, reader=None) -> reference.Step:
-    """The slow reading of a rollout batch from what the judge said of it; `reader` in the place of its policy."""
+    """The slow reading of a rollout batch from what the judge said of it;
+    `reader` in the place of its policy.
+    """
     config = trainer.config.credit
     judged = rollout.judged
     template = trainer.config.prompt_template
@@ -201,7 +209,9 @@ def ragged(rows) -> torch.Tensor:
 
 
 def gap(values, expected, rounding: float = 0.0) -> float:
-    """The largest difference between a rectangle and ragged rows, or of two rows, beyond a relative rounding."""
+    """The largest difference between a rectangle and ragged rows, or of two rows,
+    beyond a relative rounding.
+    """
     values = torch.as_tensor(values).double()
     if len(expected) and isinstance(expected[0], list):
         expected = ragged(expected)
@@ -260,7 +270,9 @@ def answers_of(parts: list[dict]):
 
 
 def slow_update(trainer, update: UpdateRecord, slow: reference.Step, start) -> SlowUpdate:
-    """Loss and gradient of one update from plain forwards, and how far it is from the old policy and the reference."""
+    """Loss and gradient of one update from plain forwards,
+    and how far it is from the old policy and the reference.
+    """
     row_by_text = {}
     for row, (prompt, answer) in enumerate(
         zip(slow.prompts, update.rollout.judged.ids, strict=True)
@@ -422,9 +434,11 @@ def test_in_float32_the_fast_and_the_slow_forward_round_alike(single):
 
 
 def test_in_float32_advantages_differ_by_what_rounding_allows(single):
-    """A multiplier is T q / Q, moved to the nearest point of a convex set: it changes by at most 2 T |dq| / Q.
+    """A multiplier is T q / Q, moved to the nearest point of a convex set:
+    it changes by at most 2 T |dq| / Q.
 
-    So where the signals sum to little, the rounding of a forward pass is made larger, whichever way it is done.
+    So where the signals sum to little, the rounding of a forward pass is made larger,
+    whichever way it is done.
     """
     trainer, slow = single
     for rollout, step in zip(trainer.rollouts, slow, strict=True):

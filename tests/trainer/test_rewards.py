@@ -1,4 +1,6 @@
-"""Prompts that are too long: of training, of the teacher and of validation, none of them dropped in silence."""
+"""Prompts that are too long: of training, of the teacher and of validation,
+none of them dropped in silence.
+"""
 
 import json
 
@@ -152,7 +154,9 @@ def test_an_example_that_is_too_long_for_both_is_listed_once(tmp_path):
 
 
 class Counted:
-    """A judge for many answers that writes down what it was asked; an error where it is asked about silence."""
+    """A judge for many answers that writes down what it was asked;
+    an error where it is asked about silence.
+    """
 
     def __init__(self):
         self.asked = []
@@ -167,7 +171,9 @@ TEXTS = st.sampled_from(["", " \n", "I am here.", "July."])
 
 @given(answers=st.lists(st.tuples(TEXTS, st.booleans()), max_size=8))
 def test_the_judge_is_not_asked_about_silence(answers):
-    """A judgment that is thrown away would be paid for; what comes out is the same as if it had been asked and overruled."""
+    """A judgment that is thrown away would be paid for;
+    what comes out is the same as if it had been asked and overruled.
+    """
     texts = [text for text, _ in answers]
     empty = [no_tokens for _, no_tokens in answers]
     examples = [EXAMPLES[k % 8] for k in range(len(answers))]
@@ -208,7 +214,9 @@ def test_a_fluent_prompt_leaves_room_for_its_ablations():
     check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room)
     with pytest.raises(
         ValueError,
-        match=f"a prompt of {whole + 8} tokens and an answer of max_tokens 12 exceed .* {room - 1};",
+        match=(
+            f"a prompt of {whole + 8} tokens and an answer of max_tokens 12 exceed .* {room - 1};"
+        ),
     ):
         check_context(settings(text="fluent"), TOKENIZER, EXAMPLES, data, room - 1)
     for changes in ({"text": "concat"}, {"text": "fluent", "method": "gdpo"}):

@@ -1,4 +1,6 @@
-"""Supervised fine-tuning: rows, settings, resumed runs, adapters, and the recipe of the shipped policies."""
+"""Supervised fine-tuning: rows, settings, resumed runs, adapters,
+and the recipe of the shipped policies.
+"""
 
 import json
 import math
@@ -195,7 +197,9 @@ def test_rows_beyond_the_context_of_the_model_are_named_too(tmp_path, by_path):
 
 
 def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
-    """One step of plain SGD against a loop over the rows that sums the loss of each answer token and the end by hand."""
+    """One step of plain SGD against a loop over the rows that sums the loss of each answer token
+    and the end by hand.
+    """
     reference = build_policy(0)
     rows = ROWS[:6]
     total = torch.zeros(())
@@ -320,7 +324,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
         "from memcalib.micro.world import demonstrations\n"
         "from memcalib.trainer.sft import SftConfig, sft\n"
         f"config = SftConfig.model_validate_json({SMALL.model_dump_json()!r})\n"
-        "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, sys.argv[1], resume=True)\n"
+        "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, "
+        "sys.argv[1], resume=True)\n"
     )
     command = [sys.executable, "-c", script, tmp_path]
     process = subprocess.Popen(
@@ -345,9 +350,12 @@ from memcalib.trainer.sft import SftConfig, sft
 from memcalib.trainer.callbacks import Diverged
 from memcalib.trainer.checkpoints import Interrupted
 config = SftConfig.model_validate_json(sys.argv[2])
-stop = lambda row: signal.raise_signal(getattr(signal, sys.argv[3])) if row["step"] == int(sys.argv[4]) else None
+def stop(row):
+    if row["step"] == int(sys.argv[4]):
+        signal.raise_signal(getattr(signal, sys.argv[3]))
+rows = demonstrations("short", 24, seed=3)
 try:
-    sft(build_policy(0), build_tokenizer(), demonstrations("short", 24, seed=3), config, sys.argv[1], report=stop)
+    sft(build_policy(0), build_tokenizer(), rows, config, sys.argv[1], report=stop)
 except Interrupted as error:
     print(error)
     sys.exit(error.exit_code)
@@ -357,7 +365,9 @@ except Interrupted as error:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "step", "code"), [("SIGTERM", 2, 143), ("SIGINT", 4, 130)])
 def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, step, code):
-    """The signal comes while the row of a step is written; the run ends after the next step, off the beat of save_every."""
+    """The signal comes while the row of a step is written;
+    the run ends after the next step, off the beat of save_every.
+    """
     folder, final = straight
     command = [sys.executable, "-c", STOPPED, tmp_path, SMALL.model_dump_json(), name, str(step)]
     done = subprocess.run(
@@ -425,7 +435,9 @@ ONCE = {
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path, caplog, name, fault):
-    """The run goes on from the one before, and says which file was at fault; the newest but one is half-written as well."""
+    """The run goes on from the one before, and says which file was at fault;
+    the newest but one is half-written as well.
+    """
     folder, final = straight
     shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("merged"))
     FAULTS[fault](tmp_path / "run" / "checkpoint-6" / name)
@@ -516,7 +528,9 @@ def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
 
 
 def test_adapter_and_merged_model_from_disk_give_the_same_log_probabilities(straight, tmp_path):
-    """Both folders as any program would load them, on every token of the rows, and far from what the base model says."""
+    """Both folders as any program would load them, on every token of the rows,
+    and far from what the base model says.
+    """
     merged = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "one")
     adapter = sft(
         build_policy(0),
@@ -739,7 +753,9 @@ def test_a_judge_that_is_down_for_a_while_is_waited_for(straight, tmp_path):
 
 @pytest.mark.parametrize("save_every", [2, 0])
 def test_a_judge_that_stays_down_ends_the_run_with_a_checkpoint(straight, tmp_path, save_every):
-    """It is gone at the second validation: the loss of that step is kept, and only its scores are missing."""
+    """It is gone at the second validation: the loss of that step is kept,
+    and only its scores are missing.
+    """
     config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
     judge = Flaky(*[False] * 3, *[True] * 1000)
     saved = tmp_path / "checkpoint-4"
@@ -834,7 +850,9 @@ def ruined(model, at: int):
     ],
 )
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, found):
-    """They are ruined when the row of a step is written, before its checkpoint; without checkpoints the end tells."""
+    """They are ruined when the row of a step is written, before its checkpoint;
+    without checkpoints the end tells.
+    """
     model = build_policy(0)
     config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
     kept = tmp_path / f"checkpoint-{found - 2}"

@@ -1,4 +1,6 @@
-"""Updates that have no token to learn from: nothing is computed, nothing moves, and the row and the log say why."""
+"""Updates that have no token to learn from: nothing is computed, nothing moves,
+and the row and the log say why.
+"""
 
 import math
 
@@ -59,7 +61,9 @@ def run(out, judge=exact_judge, **changes):
 def test_a_skipped_update_computes_nothing_and_moves_nothing(
     tmp_path, monkeypatch, changes, caplog
 ):
-    """Engines step within `Accelerator.backward` or after it: without a backward pass none of them has gradients."""
+    """Engines step within `Accelerator.backward` or after it:
+    without a backward pass none of them has gradients.
+    """
     passes = []
     after = []
     backward = Accelerator.backward

@@ -1,4 +1,6 @@
-"""A run that receives a signal saves its last whole step and goes on from there as if nothing had happened."""
+"""A run that receives a signal saves its last whole step and goes on from there as if nothing had
+happened.
+"""
 
 import asyncio
 import json
@@ -411,7 +413,9 @@ def test_a_real_process_is_told_from_outside(tmp_path, straight, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["sampling", "judging", "update", "launcher"])
 def test_two_processes_stop_together_and_go_on_bit_for_bit(tmp_path, where):
-    """The second process alone hears the signal; or the launcher does, which passes it on to both."""
+    """The second process alone hears the signal; or the launcher does,
+    which passes it on to both.
+    """
     script = ROOT / "tests" / "helpers" / "stop_signal.py"
     command = [
         sys.executable,

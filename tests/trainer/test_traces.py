@@ -1,4 +1,6 @@
-"""Trace files: what goes in comes out, for every method, and bad files say what is wrong with them."""
+"""Trace files: what goes in comes out, for every method,
+and bad files say what is wrong with them.
+"""
 
 import json
 import random
@@ -64,7 +66,9 @@ def judged_answers(rng, rows):
 
 
 def a_batch(seed, rows=5):
-    """A judged batch with made-up credit: padded tensors filled with junk beyond each answer's end."""
+    """A judged batch with made-up credit: padded tensors filled with junk beyond each answer's
+    end.
+    """
     rng = random.Random(seed)
     torch_rng = torch.Generator().manual_seed(seed)
     judged = judged_answers(rng, rows)
@@ -424,7 +428,9 @@ def traced(folder, steps=4, resume=None, **changes):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run of four steps, and the folder of one that was stopped after its third trace, before its row and checkpoint."""
+    """A run of four steps, and the folder of one that was stopped after its third trace,
+    before its row and checkpoint.
+    """
     whole = tmp_path_factory.mktemp("whole")
     half = tmp_path_factory.mktemp("half")
     traced(whole)
@@ -465,7 +471,9 @@ def test_a_run_that_goes_on_has_each_trace_once_and_misses_none(straight, tmp_pa
 
 @pytest.mark.parametrize(("resume", "kept"), [(True, {1, 2}), (None, set())])
 def test_traces_of_steps_that_were_undone_do_not_stay(straight, tmp_path, resume, kept):
-    """Going on without traces from step 2, and beginning anew in a folder that never had a checkpoint."""
+    """Going on without traces from step 2, and beginning anew in a folder that never had a
+    checkpoint.
+    """
     run = tmp_path / "run"
     shutil.copytree(straight[1], run)
     if not resume:
