@@ -9,9 +9,11 @@ package to its definition and source.
 import ast
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from nbdev.config import get_config
 from nbdev.process import Processor
@@ -41,12 +43,11 @@ def keep_unresolved(function) -> None:
 
 class Renderer(BasicMarkdownRenderer):
     def __init__(self, sym, *args, **options) -> None:
-        parts = [
-            getattr(sym, name, None)
-            for name in ("__init__", "__new__", "__call__", "fget", "func", "__func__")
-        ]
-        for part in (sym, *parts):
-            keep_unresolved(getattr(part, "__wrapped__", part))
+        functions = [sym]
+        for name in ("__init__", "__new__", "__call__", "fget", "func", "__func__"):
+            functions.append(getattr(sym, name, None))
+        for function in functions:
+            keep_unresolved(getattr(function, "__wrapped__", function))
         super().__init__(sym, *args, **options)
 
 
@@ -81,33 +82,37 @@ class Home:
 @cache
 def pages() -> dict[str, str]:
     """The page of each module, from nbs/ORDER."""
-    lines = (Path(get_config().nbs_path) / "ORDER").read_text(encoding="utf-8").splitlines()
-    rows = (line.split("|") for line in lines if "|" in line and not line.startswith("#"))
-    return {module.strip(): f"{page.strip()}.ipynb" for module, page, *_ in rows}
+    order = (Path(get_config().nbs_path) / "ORDER").read_text(encoding="utf-8")
+    page_by_module = {}
+    for line in order.splitlines():
+        if "|" in line and not line.startswith("#"):
+            module, page, *_ = line.split("|")
+            page_by_module[module.strip()] = f"{page.strip()}.ipynb"
+    return page_by_module
+
+
+def is_public_definition(node: ast.AST) -> bool:
+    return isinstance(node, Definition) and not node.name.startswith("_")
 
 
 @cache
 def homes() -> dict[str, dict[str, Home]]:
     """Every public function, class and method of the package, by module."""
-    found: dict[str, dict[str, Home]] = {}
+    homes_by_module: dict[str, dict[str, Home]] = {}
     for module, page in pages().items():
-        text = (Path(get_config().lib_path) / f"{module.replace('.', '/')}.py").read_text(
-            encoding="utf-8"
-        )
+        file = Path(get_config().lib_path) / f"{module.replace('.', '/')}.py"
+        text = file.read_text(encoding="utf-8")
         lines = tuple(text.splitlines())
-        names = found.setdefault(module, {})
-        for node in ast.parse(text).body:
-            if isinstance(node, Definition) and not node.name.startswith("_"):
-                inner = node.body if isinstance(node, ast.ClassDef) else []
-                methods = [
-                    m for m in inner if isinstance(m, Definition) and not m.name.startswith("_")
-                ]
-                for name, part in [
-                    (node.name, node),
-                    *((f"{node.name}.{m.name}", m) for m in methods),
-                ]:
-                    names[name] = Home(module, page, name, part, lines)
-    return found
+        definitions = {}
+        for node in filter(is_public_definition, ast.parse(text).body):
+            definitions[node.name] = node
+            if isinstance(node, ast.ClassDef):
+                for method in filter(is_public_definition, node.body):
+                    definitions[f"{node.name}.{method.name}"] = method
+        homes_by_module[module] = {
+            name: Home(module, page, name, node, lines) for name, node in definitions.items()
+        }
+    return homes_by_module
 
 
 @cache
@@ -118,12 +123,17 @@ def public_names() -> dict[str, str]:
     def is_table(node):
         return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
 
-    table = ast.literal_eval(next(node.value for node in tree.body if is_table(node)))
-    return {name: module for module, names in table.items() for name in names}
+    names_by_module = ast.literal_eval(next(node.value for node in tree.body if is_table(node)))
+    module_by_name = {}
+    for module, names in names_by_module.items():
+        module_by_name.update(dict.fromkeys(names, module))
+    return module_by_name
 
 
-def find(name: str, here: str | None, imported: frozenset[str] = frozenset()) -> Home | str | None:
-    """What a name in the prose of the page of module `here` stands for:
+def find(
+    name: str, module: str | None, imported: frozenset[str] = frozenset()
+) -> Home | str | None:
+    """What a name in the prose of the page of `module` stands for:
     a definition, the page of a module, or nothing.
 
     A dotted name says its module. A bare name is this page's own, else a public one, else the only
@@ -131,22 +141,21 @@ def find(name: str, here: str | None, imported: frozenset[str] = frozenset()) ->
     is this page's, imported by it, or public.
     """
     name = name.removeprefix("memcalib.").removeprefix("mc.")
-    if here and name in homes().get(here, {}):
-        return homes()[here][name]
-    if (top := name.partition(".")[0]) in public_names():
-        module = public_names()[top]
-        return homes()[module].get(name) or homes()[module].get(top)
-    parts = name.split(".")
+    if module and name in homes().get(module, {}):
+        return homes()[module][name]
+    first, *_ = parts = name.split(".")
+    if first in public_names():
+        names = homes()[public_names()[first]]
+        return names.get(name) or names.get(first)
     for cut in range(len(parts) - 1, 0, -1):
-        module = ".".join(parts[:cut])
-        rest = ".".join(parts[cut:])
-        if module in homes():
-            return homes()[module].get(rest) or homes()[module].get(parts[cut])
+        names = homes().get(".".join(parts[:cut]))
+        if names is not None:
+            return names.get(".".join(parts[cut:])) or names.get(parts[cut])
     if len(parts) > 1 and name in pages():
         return pages()[name]
     owners = [names[name] for names in homes().values() if name in names]
-    distinct = re.search(r"[A-Z_.]", name) or name in imported
-    return owners[0] if len(owners) == 1 and distinct else None
+    is_distinct = re.search(r"[A-Z_.]", name) or name in imported
+    return owners[0] if len(owners) == 1 and is_distinct else None
 
 
 CODE = re.compile(r"(?<![\[`\w])`([A-Za-z_][\w.]*)(\(\))?`(?![`\]])")
@@ -154,53 +163,95 @@ LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)\s]*\)")
 
 
 def link_names(
-    text: str, page: str, here: str | None, imported: frozenset[str] = frozenset()
+    text: str, page: str, module: str | None, imported: frozenset[str] = frozenset()
 ) -> str:
     """Markdown in which each name of the package that stands in backticks links to its definition.
 
-    `page` is the page's path below nbs/. Fenced code, headings and what is linked already stay as
-    they are.
+    `page` is the page's path below nbs/, `module` the module that it defines. Fenced code, headings
+    and what is linked already stay as they are.
     """
     folder = Path(page).parent
 
     def to_link(match: re.Match) -> str:
-        found = find(match[1], here, imported)
-        if found is None:
+        home = find(match[1], module, imported)
+        if home is None:
             return match[0]
-        target, anchor = (found, "") if isinstance(found, str) else (found.page, f"#{found.anchor}")
-        place = (
-            "" if target == page and anchor else Path(os.path.relpath(target, folder)).as_posix()
-        )
-        return f"[{match[0]}]({place}{anchor})"
+        if isinstance(home, Home) and home.page == page:
+            return f"[{match[0]}](#{home.anchor})"
+        if isinstance(home, Home):
+            return f"[{match[0]}]({relative(home.page, folder)}#{home.anchor})"
+        return f"[{match[0]}]({relative(home, folder)})"
 
     fenced = False
     lines = []
     for line in text.splitlines():
         fenced ^= line.lstrip().startswith("```")
         if not fenced and not line.startswith(("#", "    ")):
-            kept = LINK.findall(line)
-            line = "".join(
-                CODE.sub(to_link, part) + link
-                for part, link in zip(LINK.split(line), [*kept, ""], strict=True)
-            )
+            line = sub_outside_links(CODE, to_link, line)
         lines.append(line)
     return "\n".join(lines)
+
+
+def relative(target: str, folder: Path) -> str:
+    return Path(os.path.relpath(target, folder)).as_posix()
+
+
+def sub_outside_links(pattern: re.Pattern, to_link: Callable[[re.Match], str], line: str) -> str:
+    """A line in which `to_link` replaces what matches, its links left as they are."""
+    changed = []
+    position = 0
+    for link in LINK.finditer(line):
+        changed += [pattern.sub(to_link, line[position : link.start()]), link[0]]
+        position = link.end()
+    return "".join(changed) + pattern.sub(to_link, line[position:])
 
 
 def class_fields(node: ast.ClassDef, lines: tuple[str, ...]) -> list[ast.AnnAssign]:
     """The fields of a class in the order of its definition,
     those of its bases in the same module first.
     """
-    around = {
-        part.name: part
-        for part in ast.parse("\n".join(lines)).body
-        if isinstance(part, ast.ClassDef)
-    }
-    bases = [
-        around[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in around
-    ]
-    own = [f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
-    return [field for base in bases for field in class_fields(base, lines)] + own
+    module = ast.parse("\n".join(lines))
+    class_by_name = {part.name: part for part in module.body if isinstance(part, ast.ClassDef)}
+    fields = []
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in class_by_name:
+            fields += class_fields(class_by_name[base.id], lines)
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            fields.append(statement)
+    return fields
+
+
+class Parameter(NamedTuple):
+    """A parameter of a function, or a field of a class, as it is written."""
+
+    name: str
+    annotation: ast.expr | None
+    default: ast.expr | None
+    line: int  # the last one of its definition, which may hold a comment
+
+
+def function_parameters(node: ast.FunctionDef) -> list[Parameter]:
+    """The parameters of a function but `self` and `cls`; a starred one is left out."""
+    positional = [*node.args.posonlyargs, *node.args.args]
+    without_default = len(positional) - len(node.args.defaults)
+    defaults = [None] * without_default + node.args.defaults + node.args.kw_defaults
+    rows = []
+    for argument, default in zip([*positional, *node.args.kwonlyargs], defaults, strict=True):
+        if argument.arg not in ("self", "cls"):
+            row = Parameter(argument.arg, argument.annotation, default, argument.end_lineno)
+            rows.append(row)
+    return rows
+
+
+def field_parameters(node: ast.ClassDef, lines: tuple[str, ...]) -> list[Parameter]:
+    """The public fields of a class that has no `__init__` of its own."""
+    rows = []
+    for field in class_fields(node, lines):
+        name = field.target.id
+        if not name.startswith("_") and "ClassVar" not in ast.unparse(field.annotation):
+            rows.append(Parameter(name, field.annotation, field.value, field.end_lineno))
+    return rows
 
 
 def parameters(home: Home) -> list[tuple[str, str, str, str]]:
@@ -208,39 +259,25 @@ def parameters(home: Home) -> list[tuple[str, str, str, str]]:
     or of what makes an object of a class.
     """
     node = home.node
-    rows = []
     if isinstance(node, ast.ClassDef):
-        init = next(
-            (m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"), None
-        )
-        if init is None:
-            fields = class_fields(node, home.lines)
-            rows = [(f.target.id, f.annotation, f.value, f.end_lineno) for f in fields]
-            rows = [
-                row
-                for row in rows
-                if not row[0].startswith("_") and "ClassVar" not in ast.unparse(row[1])
-            ]
-        node = init
-    if node is not None:
-        plain = [*node.args.posonlyargs, *node.args.args]
-        defaults = [None] * (len(plain) - len(node.args.defaults)) + node.args.defaults
-        named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        pairs = [*zip(plain, defaults, strict=True), *named]
-        rows = [
-            (a.arg, a.annotation, value, a.end_lineno)
-            for a, value in pairs
-            if a.arg not in ("self", "cls")
-        ]
-    shown = []
-    for name, kind, value, line in rows:
-        comment = home.lines[line - 1].partition("  # ")[2].removeprefix("noqa").strip()
-        if isinstance(kind, ast.Constant):  # a quoted annotation
-            kind = ast.parse(str(kind.value), mode="eval").body
-        shown.append(
-            (name, ast.unparse(kind) if kind else "", ast.unparse(value) if value else "", comment)
-        )
-    return shown
+        methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+        node = methods.get("__init__")
+    if node is None:
+        rows = field_parameters(home.node, home.lines)
+    else:
+        rows = function_parameters(node)
+    texts = []
+    for row in rows:
+        comment = home.lines[row.line - 1].partition("  # ")[2].removeprefix("noqa").strip()
+        annotation = row.annotation
+        if isinstance(annotation, ast.Constant):  # a quoted annotation
+            annotation = ast.parse(str(annotation.value), mode="eval").body
+        texts.append((row.name, source_text(annotation), source_text(row.default), comment))
+    return texts
+
+
+def source_text(node: ast.expr | None) -> str:
+    return ast.unparse(node) if node else ""
 
 
 def parameter_table(home: Home) -> str:
@@ -248,20 +285,25 @@ def parameter_table(home: Home) -> str:
     below three of them, and no comment.
     """
     rows = parameters(home)
-    if len(rows) < 3 and not any(row[3] for row in rows):
+    has_comments = any(comment for *_, comment in rows)
+    if len(rows) < 3 and not has_comments:
         return ""
-    columns = ["parameter", "type", "default", "what"][: 4 if any(row[3] for row in rows) else 3]
-
-    def code(text):
-        return f"`{' '.join(text.split())}`" if text else ""
-
-    cells = [
-        (code(name), code(kind), code(value), comment)[: len(columns)]
-        for name, kind, value, comment in rows
-    ]
-    table = [columns, ["---"] * len(columns), *cells]
-    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in table]
+    columns = ["parameter", "type", "default"]
+    if has_comments:
+        columns.append("what")
+    table = [columns, ["---"] * len(columns)]
+    for name, annotation, default, comment in rows:
+        cells = [code_cell(name), code_cell(annotation), code_cell(default), comment]
+        table.append(cells[: len(columns)])
+    lines = []
+    for row in table:
+        escaped = [cell.replace("|", r"\|") for cell in row]
+        lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(["", '<div class="parameters">', "", *lines, "", "</div>", ""])
+
+
+def code_cell(text: str) -> str:
+    return f"`{' '.join(text.split())}`" if text else ""
 
 
 class Names(Processor):
@@ -270,65 +312,62 @@ class Names(Processor):
     """
 
     def begin(self) -> None:
-        self.page = (
-            Path(self.nb.path_)
-            .resolve()
-            .relative_to(Path(get_config().nbs_path).resolve())
-            .as_posix()
-        )
-        self.module = next((module for module, page in pages().items() if page == self.page), None)
-        text = "\n".join(
-            cell.source for cell in self.nb.cells if cell.cell_type == "code" and cell.source
-        )
-        imported = re.findall(r"^from memcalib\S* import (.+?)(?:\)|$)", text, re.M)
+        nbs = Path(get_config().nbs_path).resolve()
+        self.page = Path(self.nb.path_).resolve().relative_to(nbs).as_posix()
+        module_by_page = {page: module for module, page in pages().items()}
+        self.module = module_by_page.get(self.page)
+        code = [cell.source for cell in self.nb.cells if cell.cell_type == "code" and cell.source]
+        imports = r"^from memcalib\S* import (.+?)(?:\)|$)"
+        imported = re.findall(imports, "\n".join(code), re.M)
         self.imported = frozenset(re.findall(r"\w+", " ".join(imported)))
 
     def cell(self, cell) -> None:
         if cell.cell_type == "markdown":
-            cell.source = self.to_site(
-                link_names(cell.source, self.page, self.module, self.imported)
-            )
-        shown = (
-            re.search(r"^show_doc\((\w+)\)", cell.source, re.M)
-            if cell.cell_type == "code"
-            else None
-        )
+            cell.source = self.to_site(self.linked(cell.source))
+        if cell.cell_type != "code":
+            return
+        shown = re.search(r"^show_doc\((\w+)\)", cell.source, re.M)
         home = homes().get(self.module, {}).get(shown[1]) if shown else None
-        for out in cell.get("outputs", []) if home else []:
-            text = "".join(out["data"]["text/markdown"])
-            text = re.sub(r"\\\((.+?)\\\)", r"$\1$", text)  # as docstrings write mathematics
-            text = re.sub(
-                r"^### .*", f"### {home.name}", text, count=1, flags=re.M
-            )  # a decorator may have changed it
-            text = re.sub(r"\[source\]\([^)]*\)", f"[source]({home.source})", text, count=1)
-            text = (
-                link_names(text, self.page, self.module, self.imported)
-                + "\n"
-                + parameter_table(home)
-            )
+        if home is None:
+            return
+        for out in cell.get("outputs", []):
+            text = self.definition("".join(out["data"]["text/markdown"]), home)
             out["data"] = {"text/markdown": text.splitlines(keepends=True)}
+
+    def linked(self, text: str) -> str:
+        return link_names(text, self.page, self.module, self.imported)
+
+    def definition(self, text: str, home: Home) -> str:
+        """What nbdev shows of a definition, under its name, with its source and its parameters."""
+        text = re.sub(r"\\\((.+?)\\\)", r"$\1$", text)  # as docstrings write mathematics
+        heading = f"### {home.name}"  # a decorator may have changed it
+        text = re.sub(r"^### .*", heading, text, count=1, flags=re.M)
+        text = re.sub(r"\[source\]\([^)]*\)", f"[source]({home.source})", text, count=1)
+        return f"{self.linked(text)}\n{parameter_table(home)}"
 
     def to_site(self, text: str) -> str:
         """Links to files of the repository that are no page lead to the repository;
         a folder is its first page.
         """
-        nbs = Path(get_config().nbs_path).resolve()
+        link = r"(?<!!)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([\w./-]+)(#[\w.-]+)?\)"
+        return re.sub(link, self.site_link, text)
+
+    def site_link(self, match: re.Match) -> str:
         settings = get_config()
-
-        def place(match: re.Match) -> str:
-            path = match[2]
-            anchor = match[3] or ""
-            target = nbs / Path(self.page).parent / path
-            if target.is_dir() and (first := sorted(target.glob("*.ipynb"))):
-                return f"{match[1]}({path.rstrip('/')}/{first[0].name})"
-            inside = target.exists() and target.resolve().is_relative_to(nbs)
-            file = next((f for f in (target.resolve(), nbs.parent / path) if f.exists()), None)
-            if inside or file is None or not file.is_relative_to(nbs.parent):
-                return match[0]
-            where = file.relative_to(nbs.parent).as_posix()
-            return f"{match[1]}({settings.git_url}/blob/{settings.branch}/{where}{anchor})"
-
-        return re.sub(r"(?<!!)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([\w./-]+)(#[\w.-]+)?\)", place, text)
+        nbs = Path(settings.nbs_path).resolve()
+        words, path, anchor = match.groups(default="")
+        target = nbs / Path(self.page).parent / path
+        pages_of_folder = sorted(target.glob("*.ipynb")) if target.is_dir() else []
+        if pages_of_folder:
+            return f"{words}({path.rstrip('/')}/{pages_of_folder[0].name})"
+        if target.exists() and target.resolve().is_relative_to(nbs):
+            return match[0]
+        for file in (target.resolve(), nbs.parent / path):
+            if file.exists() and file.is_relative_to(nbs.parent):
+                in_repository = file.relative_to(nbs.parent).as_posix()
+                url = f"{settings.git_url}/blob/{settings.branch}/{in_repository}{anchor}"
+                return f"{words}({url})"
+        return match[0]
 
 
 class FoldPlumbing(Processor):
@@ -338,26 +377,23 @@ class FoldPlumbing(Processor):
 
     def begin(self) -> None:
         cells = self.nb.cells
-        for cell in [
-            c
-            for c in cells
-            if c.cell_type == "code"
-            and c.source
-            and {*(c.directives_ or {})} & {"export", "exports"}
-        ]:
-            place = cells.index(cell)
-            end = next(
-                (k for k in range(place + 1, len(cells)) if not getattr(cells[k], "has_sd", False)),
-                len(cells),
-            )
-            cells[place:end] = [
-                *reversed(cells[place + 1 : end]),
-                cell,
-            ]  # nbdev puts the last definition first
+        for cell in [cell for cell in cells if self.exports(cell)]:
+            start = cells.index(cell)
+            end = start + 1
+            while end < len(cells) and getattr(cells[end], "has_sd", False):
+                end += 1
+            descriptions = cells[start + 1 : end]  # nbdev puts the last definition first
+            cells[start:end] = [*reversed(descriptions), cell]
             if self.is_plumbing(cell):
-                cell.source = (
-                    f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n{cell.source}'
-                )
+                options = f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n'
+                cell.source = options + cell.source
+
+    @staticmethod
+    def exports(cell) -> bool:
+        """Whether code of a cell becomes part of a module."""
+        if cell.cell_type != "code" or not cell.source:
+            return False
+        return bool({"export", "exports"} & set(cell.directives_ or {}))
 
     def cell(self, cell) -> None:
         marks = cell.directives_.keys() if cell.directives_ else set()
@@ -369,18 +405,17 @@ class FoldPlumbing(Processor):
         """What a folded cell defines, in a few words."""
         names = []
         for node in ast.parse(cell.source).body:
-            targets = (
-                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-            )
-            names += [
-                getattr(target, "name", None) or getattr(target, "id", None) for target in targets
-            ]
-        names = [name for name in names if name]
-        return (
-            "Code of " + ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-            if names
-            else "Code"
-        )
+            targets = [getattr(node, "target", node)]
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            for target in targets:
+                name = getattr(target, "name", None) or getattr(target, "id", None)
+                if name:
+                    names.append(name)
+        if not names:
+            return "Code"
+        more = " …" if len(names) > 3 else ""
+        return f"Code of {', '.join(names[:3])}{more}"
 
     @staticmethod
     def is_plumbing(cell) -> bool:

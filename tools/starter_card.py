@@ -95,134 +95,164 @@ names a limit or a thing to use.
 
 def as_json(row: Example | KnownAnswer) -> str:
     """A record without rubrics, or an answer, for the card."""
-    found = json.loads(row.to_json())
-    for atom in found.get("memories", ()):
+    fields = json.loads(row.to_json())
+    for atom in fields.get("memories", ()):
         atom.pop("usage_rubric")
-    return json.dumps(found, indent=1, ensure_ascii=False)
+    return json.dumps(fields, indent=1, ensure_ascii=False)
 
 
 def grid(table: pd.DataFrame) -> str:
     """A frame as a Markdown table."""
-
-    def line(cells):
-        return "| " + " | ".join(str(cell).replace("--", "–") for cell in cells) + " |"
-
-    return "\n".join(
-        [
-            line(table.columns),
-            "|" + "---|" * len(table.columns),
-            *map(line, table.itertuples(index=False)),
-        ]
-    )
+    rows = [list(table.columns), *table.itertuples(index=False)]
+    lines = []
+    for row in rows:
+        cells = [str(cell).replace("--", "–") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, "|" + "---|" * len(table.columns))
+    return "\n".join(lines)
 
 
 def surface_cues(text: str) -> set[str]:
     """The words of a sentence, pairs of neighbours, and its opening; figures count as one word."""
-    words = [
-        "<start>",
-        *re.findall(r"[a-z]+|#", re.sub(r"\d+", "#", text.lower().replace("'s", "s"))),
-    ]
-    return {*words, *(" ".join(pair) for pair in itertools.pairwise(words))}
+    plain = re.sub(r"\d+", "#", text.lower().replace("'s", "s"))
+    words = ["<start>", *re.findall(r"[a-z]+|#", plain)]
+    pairs = [" ".join(pair) for pair in itertools.pairwise(words)]
+    return {*words, *pairs}
 
 
 def fit_levels(cues: csr_matrix, levels: np.ndarray, kinds: int, ridge: float = 3.0) -> np.ndarray:
     """Weights (cues + 1, kinds) of a logistic regression with an intercept and a ridge penalty."""
-    wanted = np.eye(kinds)[levels]
+    targets = np.eye(kinds)[levels]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weights = flat.reshape(-1, kinds)
         scores = cues @ weights[:-1] + weights[-1]
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        odds /= odds.sum(1, keepdims=True)
-        miss = odds - wanted
-        slope = np.vstack([cues.T @ miss + ridge * weights[:-1], miss.sum(0)])
-        return -np.log((odds * wanted).sum(1) + 1e-12).sum() + ridge / 2 * (
-            weights[:-1] ** 2
-        ).sum(), slope.ravel()
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        error = shares - targets
+        gradient = np.vstack([cues.T @ error + ridge * weights[:-1], error.sum(0)])
+        log_likelihood = np.log((shares * targets).sum(1) + 1e-12).sum()
+        penalty = ridge / 2 * (weights[:-1] ** 2).sum()
+        return penalty - log_likelihood, gradient.ravel()
 
-    return minimize(
-        loss, np.zeros((cues.shape[1] + 1) * kinds), jac=True, method="L-BFGS-B"
-    ).x.reshape(-1, kinds)
+    start = np.zeros((cues.shape[1] + 1) * kinds)
+    fitted = minimize(loss, start, jac=True, method="L-BFGS-B")
+    return fitted.x.reshape(-1, kinds)
+
+
+def cue_matrix(cues_by_atom: list[set[str]]) -> csr_matrix:
+    """Which cue stands in which atom, (atoms, cues); cues of fewer than three atoms are left out."""
+    counts = Counter()
+    for cues in cues_by_atom:
+        counts.update(cues)
+    frequent = sorted(cue for cue, count in counts.items() if count >= 3)
+    column_by_cue = {cue: column for column, cue in enumerate(frequent)}
+    rows = []
+    columns = []
+    for row, cues in enumerate(cues_by_atom):
+        for cue in sorted(cues & column_by_cue.keys()):
+            rows.append(row)
+            columns.append(column_by_cue[cue])
+    shape = (len(cues_by_atom), len(column_by_cue))
+    return csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+
+
+def guessed_levels(cues: csr_matrix, record: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The level of each atom as guessed from the atoms of all other records."""
+    kinds = int(levels.max()) + 1
+    guessed = np.zeros_like(levels)
+    for number in np.unique(record):
+        is_left_out = record == number
+        weights = fit_levels(cues[~is_left_out], levels[~is_left_out], kinds)
+        scores = cues[is_left_out] @ weights[:-1] + weights[-1]
+        guessed[is_left_out] = scores.argmax(1)
+    return guessed
 
 
 def surface_table(examples: list[Example]) -> pd.DataFrame:
     """How often the level of an atom in English is guessed from its form alone,
     each record left out in turn.
     """
-    english = [e for e in examples if e.model_extra["language"] == "en"]
-    rows = [(i, surface_cues(a.text), int(a.ideal)) for i, e in enumerate(english) for a in e.atoms]
-    counts = Counter(cue for _, found, _ in rows for cue in found)
-    place = {cue: k for k, cue in enumerate(sorted(cue for cue, n in counts.items() if n >= 3))}
-    cells = [
-        (row, place[cue])
-        for row, (_, found, _) in enumerate(rows)
-        for cue in sorted(found)
-        if cue in place
-    ]
-    cues = csr_matrix(
-        (np.ones(len(cells)), tuple(zip(*cells, strict=True))), shape=(len(rows), len(place))
-    )
-    fold = np.array([i for i, _, _ in rows])
-    ideal = np.array([u for _, _, u in rows])
-    found = []
-    for what, levels in (("Ignore or not", np.minimum(ideal, 1)), ("three levels", ideal)):
+    english = [example for example in examples if example.model_extra["language"] == "en"]
+    cues_by_atom = []
+    record_of_atom = []
+    ideal_of_atom = []
+    for number, example in enumerate(english):
+        for atom in example.atoms:
+            cues_by_atom.append(surface_cues(atom.text))
+            record_of_atom.append(number)
+            ideal_of_atom.append(int(atom.ideal))
+    cues = cue_matrix(cues_by_atom)
+    record = np.array(record_of_atom)
+    ideal = np.array(ideal_of_atom)
+    rows = []
+    for guess, levels in (("Ignore or not", np.minimum(ideal, 1)), ("three levels", ideal)):
+        guessed = guessed_levels(cues, record, levels)
         kinds = int(levels.max()) + 1
-        guessed = np.zeros_like(levels)
-        for k in range(len(english)):
-            weights = fit_levels(cues[fold != k], levels[fold != k], kinds)
-            guessed[fold == k] = (cues[fold == k] @ weights[:-1] + weights[-1]).argmax(1)
-        shares = (np.bincount(levels).max() / len(levels), (guessed == levels).mean())
-        shares = (
-            *shares,
-            np.mean([(guessed[levels == u] == u).mean() for u in range(kinds)]),
-            1 / kinds,
-        )
-        found.append((what, len(levels), *(f"{100 * share:.1f}" for share in shares)))
-    names = [
-        "guess",
-        "atoms",
-        "largest level, %",
-        "right, %",
-        "right by level, %",
-        "chance by level, %",
-    ]
-    return pd.DataFrame(found, columns=names)
+        right_by_level = [(guessed[levels == level] == level).mean() for level in range(kinds)]
+        shares = {
+            "largest level, %": np.bincount(levels).max() / len(levels),
+            "right, %": (guessed == levels).mean(),
+            "right by level, %": np.mean(right_by_level),
+            "chance by level, %": 1 / kinds,
+        }
+        row = {"guess": guess, "atoms": len(levels)}
+        for name, share in shares.items():
+            row[name] = f"{100 * share:.1f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def count_table(counts: Counter, *names: str) -> pd.DataFrame:
+    """Counts in the order of their keys; a key that is a tuple fills several columns."""
+    rows = []
+    for key, count in sorted(counts.items()):
+        values = key if isinstance(key, tuple) else (key,)
+        rows.append((*values, count))
+    return pd.DataFrame(rows, columns=[*names, "count"])
+
+
+def channel_table(examples: list[Example], answers: list[KnownAnswer]) -> pd.DataFrame:
+    """Labelled atoms by ideal level (rows) and actual one (columns)."""
+    example_by_id = {example.id: example for example in examples}
+    channels = Counter()
+    for answer in answers:
+        ideal_levels = example_by_id[answer.example_id].levels
+        for atom_id, actual in answer.levels.items():
+            channels[ideal_levels[atom_id], actual] += 1
+    rows = []
+    for ideal in Level:
+        row = {"": f"ideally {ideal.label}"}
+        for actual in Level:
+            row[f"actually {actual.label}"] = f"{channels[ideal, actual]:,}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of the card."""
     counts = count_examples(examples)
-    pool = {e.id: e for e in examples}
-    hard = [(a.model_extra or {}).get("hard_a_family") for e in examples for a in e.atoms]
-    families = Counter(filter(None, hard))
-    languages = Counter(e.model_extra["language"] for e in examples)
-    profiles = Counter("".join(sorted({a.ideal.wire for a in e.atoms})) for e in examples)
-    blocks = Counter(len(e.blocks) for e in examples)
-    kinds = Counter((a.kind, a.trick or "") for a in answers)
-    channels = Counter(
-        (pool[a.example_id].levels[i], level) for a in answers for i, level in a.levels.items()
-    )
-    labelled = [[f"ideally {i.label}", *(f"{channels[i, a]:,}" for a in Level)] for i in Level]
-
-    def frame(counter: Counter, *names: str) -> pd.DataFrame:
-        rows = [
-            (*(key if isinstance(key, tuple) else (key,)), n) for key, n in sorted(counter.items())
-        ]
-        return pd.DataFrame(rows, columns=[*names, "count"])
-
+    families = Counter()
+    profiles = Counter()
+    for example in examples:
+        profiles["".join(sorted({atom.ideal.wire for atom in example.atoms}))] += 1
+        for atom in example.atoms:
+            family = (atom.model_extra or {}).get("hard_a_family")
+            if family:
+                families[family] += 1
+    languages = Counter(example.model_extra["language"] for example in examples)
+    blocks = Counter(len(example.blocks) for example in examples)
+    kinds = Counter((answer.kind, answer.trick or "") for answer in answers)
     return [
         ("Records, blocks, atoms", composition_table(counts, beside=False)),
         ("Structure", structure_table(counts, beside=False)),
         ("Atoms by origin", origin_table(counts)),
-        ("Blocks of a record", frame(blocks, "blocks")),
-        ("Levels that occur in a record", frame(profiles, "levels")),
-        ("Languages", frame(languages, "language")),
-        ("Families of hard distractors", frame(families, "family")),
-        ("Answers", frame(kinds, "kind", "trick")),
-        (
-            "Labelled atoms by channel",
-            pd.DataFrame(labelled, columns=["", *(f"actually {a.label}" for a in Level)]),
-        ),
+        ("Blocks of a record", count_table(blocks, "blocks")),
+        ("Levels that occur in a record", count_table(profiles, "levels")),
+        ("Languages", count_table(languages, "language")),
+        ("Families of hard distractors", count_table(families, "family")),
+        ("Answers", count_table(kinds, "kind", "trick")),
+        ("Labelled atoms by channel", channel_table(examples, answers)),
     ]
 
 
@@ -233,18 +263,19 @@ def main() -> None:
     reading = json.loads((FOLDER / "reading.json").read_text(encoding="utf-8"))
     hashes = {name: file_hash(FOLDER / name) for name in ("records.jsonl", "answers.jsonl")}
     (FOLDER / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
-    labels = sum(len(a.labels) for a in answers)
-    parts = [HEAD.format(records=len(examples), answers=len(answers), labels=labels, canary=CANARY)]
-    parts += [f"### {title}\n\n{grid(table)}\n" for title, table in tables(examples, answers)]
-    parts += [SURFACE.format(table=grid(surface_table(examples)))]
-    parts += [GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0]))]
-    parts += ["## How it was checked\n", *(f"{text}\n" for text in reading["text"])]
-    parts += [
-        grid(pd.DataFrame(reading["agreement"])) + "\n",
-        "## Files\n",
-        *(f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()),
-    ]
-    (FOLDER / "card.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
+    labels = sum(len(answer.labels) for answer in answers)
+    counts = {"records": len(examples), "answers": len(answers), "labels": labels}
+    sections = [HEAD.format(**counts, canary=CANARY)]
+    for title, table in tables(examples, answers):
+        sections.append(f"### {title}\n\n{grid(table)}\n")
+    sections.append(SURFACE.format(table=grid(surface_table(examples))))
+    sections.append(GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0])))
+    sections.append("## How it was checked\n")
+    sections += [f"{text}\n" for text in reading["text"]]
+    sections.append(grid(pd.DataFrame(reading["agreement"])) + "\n")
+    sections.append("## Files\n")
+    sections += [f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()]
+    (FOLDER / "card.md").write_text("\n".join(sections) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,31 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def of_the_moment(output: dict) -> bool:
     """Progress bars and what libraries say on standard error."""
-    return output.get(
-        "name"
-    ) == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    is_widget = "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    return output.get("name") == "stderr" or is_widget
+
+
+def code_outputs(notebook: Path) -> dict[str, list[dict]]:
+    """The outputs of each code cell, by its id, without what is of the moment and without counts
+    of execution.
+    """
+    outputs_by_cell = {}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        outputs = [output for output in cell["outputs"] if not of_the_moment(output)]
+        for output in outputs:
+            if "execution_count" in output:
+                output["execution_count"] = None
+        outputs_by_cell[cell.get("id")] = outputs
+    return outputs_by_cell
+
+
+def with_outputs(cell: dict, outputs_by_cell: dict[str, list[dict]]) -> dict:
+    """A code cell with its outputs of a run; other cells as they are."""
+    if cell["cell_type"] != "code":
+        return cell
+    return {**cell, "outputs": outputs_by_cell.get(cell["id"], []), "execution_count": None}
 
 
 def stored(root: Path) -> Iterator[tuple[Path, list[dict], list[dict]]]:
@@ -28,32 +50,20 @@ def stored(root: Path) -> Iterator[tuple[Path, list[dict], list[dict]]]:
         executed = root / page.stem.partition("_")[2] / "notebook.ipynb"
         if executed.is_file():
             cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
-            outputs = {
-                cell.get("id"): [one for one in cell["outputs"] if not of_the_moment(one)]
-                for cell in json.loads(executed.read_text(encoding="utf-8"))["cells"]
-                if cell["cell_type"] == "code"
-            }
+            outputs_by_cell = code_outputs(executed)
+            yield page, cells, [with_outputs(cell, outputs_by_cell) for cell in cells]
 
-            def blank(found):
-                return [
-                    {**one, "execution_count": None} if "execution_count" in one else one
-                    for one in found
-                ]
 
-            shown = [
-                {**cell, "outputs": blank(outputs.get(cell["id"], [])), "execution_count": None}
-                if cell["cell_type"] == "code"
-                else cell
-                for cell in cells
-            ]
-            yield page, cells, shown
+def main() -> None:
+    run = sys.argv[1] if sys.argv[1:] else "runs/micro"
+    for page, cells, cells_of_run in stored(ROOT / run):
+        if cells != cells_of_run:
+            content = json.loads(page.read_text(encoding="utf-8"))
+            content["cells"] = cells_of_run
+            text = json.dumps(content, indent=1, ensure_ascii=False)
+            page.write_text(f"{text}\n", encoding="utf-8")
+            print(page.relative_to(ROOT))
 
 
 if __name__ == "__main__":
-    for page, cells, shown in stored(ROOT / (sys.argv[1] if sys.argv[1:] else "runs/micro")):
-        if cells != shown:
-            content = json.loads(page.read_text(encoding="utf-8")) | {"cells": shown}
-            page.write_text(
-                json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-            print(page.relative_to(ROOT))
+    main()

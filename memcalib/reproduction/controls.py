@@ -41,7 +41,8 @@ def shuffled(
 
 # %% ../../nbs/reproduction/11_controls.ipynb #c0a10009
 class PermutedRule(CreditRule[Pairs]):
-    """A rule with the weights of each pair at random places of the answer: a control, not a rule to train by.
+    """A rule with the weights of each pair at random places of the answer:
+    a control, not a rule to train by.
 
     `ValueError` for a rule that is not there, and, in training, for one that does not give weights.
     """
@@ -66,7 +67,9 @@ class PermutedRule(CreditRule[Pairs]):
     def weights(
         self, batch: JudgedBatch, pairs: Pairs, scores: Float[Tensor, "pair token"]
     ) -> ChannelWeights:
-        """The weights of the rule, shuffled within each answer; thresholds learn from its signals as they are."""
+        """The weights of the rule, shuffled within each answer;
+        thresholds learn from its signals as they are.
+        """
         placed = self.rule.weights(batch, pairs, scores)
         if isinstance(placed, OwnAdvantages):
             raise ValueError(

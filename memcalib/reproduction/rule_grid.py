@@ -83,26 +83,14 @@ def make_large_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> P
     recipe = COLD_STARTS["cold-long"]
     steps = max(1, round(3400 * shorten))
     copier = pretrain(steps=steps, seed=seed, width=192, layers=5)
-    taught = demonstrations(
-        recipe["world"],
-        max(24, round(recipe["rows"] * shorten)),
-        seed,
-        recipe["flip"],
-        recipe["bias"],
-    )
+    count = max(24, round(recipe["rows"] * shorten))
+    rows = demonstrations(recipe["world"], count, seed, recipe["flip"], recipe["bias"])
+    lr = recipe["lr"] / 3  # the width is three times that of the shipped one
+    options = dict(lr=lr, batch_size=24, lora_rank=0, seed=seed, log_every=20)
     with tempfile.TemporaryDirectory() as work:
-        options = dict(
-            lr=recipe["lr"] / 3, batch_size=24, lora_rank=0, seed=seed, log_every=20
-        )  # the width is three times that of the shipped one
-        model = cold_start(copier, build_tokenizer(), taught, out=work, **options)
-    story = recipe | {
-        "name": LARGE,
-        "base": "none",
-        "steps": steps,
-        "seed": seed,
-        "lr": recipe["lr"] / 3,
-    }
-    return save_policy(model, folder.with_suffix(".part"), story).rename(folder)
+        model = cold_start(copier, build_tokenizer(), rows, out=work, **options)
+    record = {**recipe, "name": LARGE, "base": "none", "steps": steps, "seed": seed, "lr": lr}
+    return save_policy(model, folder.with_suffix(".part"), record).rename(folder)
 
 # %% ../../nbs/reproduction/09_rule_grid.ipynb #8384dd2a
 def run_plan(
@@ -121,48 +109,61 @@ def run_plan(
     unused, and `tell` says how many. Raises `ValueError` for a bad plan or stage and for a stage
     whose tuning is not complete, `OSError` where another process writes the rows.
     """
-    chosen = load_plan(plan, settings)
+    grid_plan = load_plan(plan, settings)
     out = Path(out)
-    names = [*stages] or [*chosen.stages]
-    if strange := [name for name in names if name not in chosen.stages]:
-        raise ValueError(f"stage {strange[0]!r}: allowed are {', '.join(chosen.stages)}")
-    if strangers := other_rows(out):
-        tell(f"{out / RUNS}: {strangers} rows of other code are there; they are not used")
-    with Bar(sum(runs for name, (runs, _) in grid_counts(chosen).items() if name in names)) as bar:
+    names = [*stages] or [*grid_plan.stages]
+    unknown = [name for name in names if name not in grid_plan.stages]
+    if unknown:
+        raise ValueError(f"stage {unknown[0]!r}: allowed are {', '.join(grid_plan.stages)}")
+    unused = other_rows(out)
+    if unused:
+        tell(f"{out / RUNS}: {unused} rows of other code are there; they are not used")
+    counts = grid_counts(grid_plan)
+    with Bar(sum(runs for name, (runs, _) in counts.items() if name in names)) as bar:
         for name in names:
-            bar.name(name)
-            known = {"seen": 0}
-
-            def note(row: GridRow, number: int, missing: int, name=name, known=known) -> None:
-                bar.name(f"{name}: run {number} of {missing}")
-                score = row.scores.get("SCS")
-                seconds = row.scores["wall_seconds"] or 0
-                lost = f", derailed ({'; '.join(row.derailed)})" if row.derailed else ""
-                tell(
-                    f"{name}, {number} of {missing}: SCS "
-                    f"{score if score is None else round(score, 1)}{lost}, {seconds:.0f} s, "
-                    f"{row.run.name}"
-                )
-                bar.add(1)
-                known["seen"] = missing
-
-            if any(
-                chosen.settings(cell).get("policy") == LARGE for cell in chosen.stages[name].cells
-            ):
-                make_large_policy(out)
-            rows = run_grid(out, chosen, processes, [name], note, grid_code())
-            bar.add(len(rows) - known["seen"])
-    seeds = {
-        name: tuple(dict.fromkeys(stage.seeds_of(*stage.rules)))
-        for name, stage in chosen.stages.items()
-    }
-    write_manifest(
-        out,
-        manifest(
-            {"plan": str(plan), "code": grid_code()} | chosen.model_dump(mode="json"),
-            data=out / RUNS,
-            seeds=seeds,
-            judge=JUDGE,
-        ),
-    )
+            _run_stage(out, grid_plan, name, processes, bar, tell)
+    _write_grid_manifest(out, plan, grid_plan)
     return out
+
+
+def _run_stage(
+    out: Path,
+    plan: GridPlan,
+    stage: str,
+    processes: int,
+    bar: Bar,
+    tell: Callable[[str], None],
+) -> None:
+    new_rows = 0
+
+    def report(row: GridRow, number: int, missing: int) -> None:
+        nonlocal new_rows
+        new_rows = number
+        bar.name(f"{stage}: run {number} of {missing}")
+        tell(f"{stage}, {number} of {missing}: {_row_line(row)}")
+        bar.add(1)
+
+    bar.name(stage)
+    policies = [plan.settings(cell).get("policy") for cell in plan.stages[stage].cells]
+    if LARGE in policies:
+        make_large_policy(out)
+    rows = run_grid(out, plan, processes, [stage], report, grid_code())
+    bar.add(len(rows) - new_rows)
+
+
+def _row_line(row: GridRow) -> str:
+    """Score, reasons to call it derailed, seconds and settings of a run."""
+    score = row.scores.get("SCS")
+    shown_score = "None" if score is None else round(score, 1)
+    derailed = f", derailed ({'; '.join(row.derailed)})" if row.derailed else ""
+    seconds = row.scores["wall_seconds"] or 0
+    return f"SCS {shown_score}{derailed}, {seconds:.0f} s, {row.run.name}"
+
+
+def _write_grid_manifest(out: Path, plan: str | Path, grid_plan: GridPlan) -> None:
+    seeds = {}
+    for name, stage in grid_plan.stages.items():
+        seeds[name] = tuple(dict.fromkeys(stage.seeds_of(*stage.rules)))
+    settings = {"plan": str(plan), "code": grid_code()}
+    settings.update(grid_plan.model_dump(mode="json"))
+    write_manifest(out, manifest(settings, data=out / RUNS, seeds=seeds, judge=JUDGE))

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -45,22 +45,57 @@ Fault = Literal["none", "elsewhere", "missing", "neighbour", "overlong", "levels
 
 
 def said_once(example: Example, response: str) -> str:
-    "The answer without the sentences that name an atom of ideal level Control again."
-    nouns = {
-        atom.usage_rubric["marker"]["noun"] for atom in example.atoms if atom.ideal == Level.CONTROL
-    }
-    seen = set()
-    kept = []
+    """The answer without the sentences that name an atom of ideal level Control again."""
+    control_nouns = set()
+    for atom in example.atoms:
+        if atom.ideal == Level.CONTROL:
+            control_nouns.add(atom.usage_rubric["marker"]["noun"])
+    earlier_nouns = set()
+    sentences = []
     for sentence in read_answer(response):
-        if not seen & nouns & {*sentence.nouns}:
-            kept.append(response[sentence.start : sentence.end])
-        seen |= {*sentence.nouns}
-    return "".join(kept)
+        nouns = set(sentence.nouns)
+        if not earlier_nouns & control_nouns & nouns:
+            sentences.append(response[sentence.start : sentence.end])
+        earlier_nouns |= nouns
+    return "".join(sentences)
+
+
+def _with_control_levels(judgment: Judgment, source: Judgment) -> Judgment:
+    """The judgment with the levels that `source` gives to its atoms of ideal level Control."""
+    level_by_atom = {atom.atom_id: atom.actual for atom in source.atoms}
+    atoms = []
+    for atom in judgment.atoms:
+        if atom.ideal == Level.CONTROL:
+            atom = atom.model_copy(update={"actual": level_by_atom[atom.atom_id]})
+        atoms.append(atom)
+    return judgment.model_copy(update={"atoms": atoms})
+
+
+def _sentence_spans(response: str) -> list[tuple[int, int]]:
+    """Start and end of each sentence of an answer, without the white space before it."""
+    spans = []
+    for sentence in read_answer(response):
+        text = response[sentence.start : sentence.end].lstrip()
+        spans.append((sentence.end - len(text), sentence.end))
+    return spans
+
+
+def _quoted_sentences(atom: AtomJudgment, sentences: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the sentences that the quotes of an atom touch, in the order of the quotes."""
+    numbers = []
+    for quote_start, quote_end in atom.spans or ():
+        for number, (start, end) in enumerate(sentences):
+            overlaps = max(start, quote_start) < min(end, quote_end)
+            if overlaps and number not in numbers:
+                numbers.append(number)
+    return numbers
 
 
 @dataclass(frozen=True)
 class FaultyJudge:
-    "The exact judge of the micro-worlds with one fault; `rate` is the chance of an atom to be hit."
+    """The exact judge of the micro-worlds with one fault;
+    `rate` is the chance of an atom to be hit.
+    """
 
     fault: Fault = "none"
     rate: float = 0.0
@@ -70,70 +105,61 @@ class FaultyJudge:
         return self.batch([example], [response])[0]
 
     def batch(self, examples: Sequence[Example], responses: Sequence[str]) -> list[Judgment]:
-        "Judgments in order."
-        right = exact_judge.batch(examples, responses)
+        """Judgments in order."""
+        judgments = exact_judge.batch(examples, responses)
         if self.fault == "none":
-            return right
+            return judgments
         if self.fault == "lenient":
-            once = exact_judge.batch(
-                examples, [said_once(*pair) for pair in zip(examples, responses, strict=True)]
-            )
-            levels = [{atom.atom_id: atom.actual for atom in judgment.atoms} for judgment in once]
-            return [
-                judgment.model_copy(
-                    update={
-                        "atoms": [
-                            atom.model_copy(update={"actual": read[atom.atom_id]})
-                            if atom.ideal == Level.CONTROL
-                            else atom
-                            for atom in judgment.atoms
-                        ]
-                    }
-                )
-                for judgment, read in zip(right, levels, strict=True)
-            ]
-        return [
-            self._spoilt(judgment, response)
-            for judgment, response in zip(right, responses, strict=True)
-        ]
+            without_repeats = list(map(said_once, examples, responses))
+            lenient = exact_judge.batch(examples, without_repeats)
+            return list(map(_with_control_levels, judgments, lenient))
+        return list(map(self._with_faults, judgments, responses))
 
-    def _spoilt(self, judgment: Judgment, response: str) -> Judgment:
-        places = [
-            (s.end - len(response[s.start : s.end].lstrip()), s.end) for s in read_answer(response)
-        ]
+    def _with_faults(self, judgment: Judgment, response: str) -> Judgment:
+        sentences = _sentence_spans(response)
         atoms = []
         for atom in judgment.atoms:
             rng = random.Random(f"{judgment.example_id} {atom.atom_id} {self.fault} {response}")
-            atoms.append(
-                self._hit(atom, places, response, rng) if rng.random() < self.rate else atom
-            )
+            if rng.random() < self.rate:
+                atom = self._hit(atom, sentences, response, rng)
+            atoms.append(atom)
         return judgment.model_copy(update={"atoms": atoms})
 
     def _hit(
-        self, atom: AtomJudgment, places: list[tuple[int, int]], response: str, rng: random.Random
+        self,
+        atom: AtomJudgment,
+        sentences: list[tuple[int, int]],
+        response: str,
+        rng: random.Random,
     ) -> AtomJudgment:
         if self.fault == "levels":
-            return atom.model_copy(
-                update={"actual": rng.choice([level for level in Level if level != atom.actual])}
-            )
+            other_levels = [level for level in Level if level != atom.actual]
+            return atom.model_copy(update={"actual": rng.choice(other_levels)})
+        quoted = _quoted_sentences(atom, sentences)
+        spans = self._moved_quotes(quoted, sentences, rng)
+        quote = response[slice(*spans[0])] if spans else ""
+        return atom.model_copy(update={"spans": spans, "quote": quote})
 
-        def over(start, end):
-            return [i for i, (a, b) in enumerate(places) if max(a, start) < min(b, end)]
-
-        at = [*dict.fromkeys(i for span in atom.spans or () for i in over(*span))]
-        last = len(places) - 1
-        others = [i for i in range(last + 1) if i not in at] or at
-        spans = {
-            "elsewhere": lambda: [places[rng.choice(others)] for _ in at],
-            "missing": lambda: [],
-            "neighbour": lambda: [places[i + 1 if i < last else max(i - 1, 0)] for i in at],
-            "overlong": lambda: [
-                (places[max(i - 2, 0)][0], places[min(i + 2, last)][1]) for i in at
-            ],
-        }[self.fault]()
-        return atom.model_copy(
-            update={"spans": spans, "quote": response[slice(*spans[0])] if spans else ""}
-        )
+    def _moved_quotes(
+        self, quoted: list[int], sentences: list[tuple[int, int]], rng: random.Random
+    ) -> list[tuple[int, int]]:
+        """The quotes that the fault puts in the place of these sentences."""
+        if self.fault == "missing":
+            return []
+        last = len(sentences) - 1
+        not_quoted = [number for number in range(last + 1) if number not in quoted]
+        spans = []
+        for number in quoted:
+            if self.fault == "elsewhere":
+                spans.append(sentences[rng.choice(not_quoted or quoted)])
+            elif self.fault == "neighbour":
+                neighbour = number + 1 if number < last else max(number - 1, 0)
+                spans.append(sentences[neighbour])
+            elif self.fault == "overlong":
+                first_start, _ = sentences[max(number - 2, 0)]
+                _, last_end = sentences[min(number + 2, last)]
+                spans.append((first_start, last_end))
+        return spans
 
 # %% ../../nbs/reproduction/01_rule_runs.ipynb #01000002
 @dataclass(frozen=True)
@@ -150,13 +176,13 @@ BOTH_SIDES = {"direction_check": False}
 PERMUTED = "memcalib.reproduction.controls:EVIDENCE_KL_PERMUTED"
 VARIANTS = {
     "uniform": ComparedRule(
-        "under-use uniform", rule_settings("ordered") | {"under_use": "uniform"}
+        "under-use uniform", {**rule_settings("ordered"), "under_use": "uniform"}
     ),
     "ordered-two-sided": ComparedRule(
-        "MemCalib-RL, two-sided", rule_settings("ordered") | BOTH_SIDES
+        "MemCalib-RL, two-sided", {**rule_settings("ordered"), **BOTH_SIDES}
     ),
     "evidence-kl-two-sided": ComparedRule(
-        "evidence-kl, two-sided", rule_settings("evidence-kl") | BOTH_SIDES
+        "evidence-kl, two-sided", {**rule_settings("evidence-kl"), **BOTH_SIDES}
     ),
     "evidence-kl-permuted": ComparedRule("evidence-kl, permuted", rule_settings(PERMUTED)),
 }
@@ -182,9 +208,8 @@ class GridRun(BaseModel):
     lr: float = Field(gt=0, le=1)
     seed: int = Field(ge=0, lt=2**32)
     world: str = "long"
-    atoms: tuple[int, int] | None = (
-        None  # fewest and most of an example, not counting requests; None: the world's own
-    )
+    # fewest and most of an example, not counting requests; None: the world's own
+    atoms: tuple[int, int] | None = None
     policy: str = ""  # where it starts; empty: the world's own cold start
     prompts: int = Field(2, ge=1)
     generations: int = Field(8, ge=2)
@@ -218,32 +243,25 @@ class GridRun(BaseModel):
     def micro_world(self) -> World:
         """The world with this run's number of atoms."""
         world = WORLDS[self.world]
-        return (
-            World(
-                **asdict(world)
-                | {"name": f"{world.name}-{self.atoms[0]}-{self.atoms[1]}", "atoms": self.atoms}
-            )
-            if self.atoms
-            else world
-        )
+        if not self.atoms:
+            return world
+        fewest, most = self.atoms
+        return replace(world, name=f"{world.name}-{fewest}-{most}", atoms=self.atoms)
 
     def config(self) -> TrainConfig:
         """The settings of the training."""
-        own = dict(
-            prompts=self.prompts,
-            generations=self.generations,
-            minibatches=self.minibatches,
-            steps=max(1, self.steps),
-        )
-        return world_config(
-            self.micro_world,
-            **(
-                own
-                | dict(lr=self.lr, seed=self.seed, draws="row")
-                | compared_rule(self.rule).settings
-                | self.options
-            ),
-        )
+        settings: dict[str, Any] = {
+            "prompts": self.prompts,
+            "generations": self.generations,
+            "minibatches": self.minibatches,
+            "steps": max(1, self.steps),
+            "lr": self.lr,
+            "seed": self.seed,
+            "draws": "row",
+        }
+        settings.update(compared_rule(self.rule).settings)
+        settings.update(self.options)
+        return world_config(self.micro_world, **settings)
 
 
 class GridRow(Record):
@@ -254,13 +272,11 @@ class GridRow(Record):
     run: GridRun
     code: str = ""  # a hash of the modules that train and measure; empty: not known
     scores: dict[str, float | None]
-    path: dict[str, list[float | None]] = Field(
-        default_factory=dict
-    )  # a number for each tenth of the training
-    over: list[int] = Field(
-        default_factory=list
-    )  # total over-use in the answer to each question of the split, in its order
-    under: list[int] = Field(default_factory=list)  # the same for under-use
+    # a number for each tenth of the training
+    path: dict[str, list[float | None]] = Field(default_factory=dict)
+    # total over-use in the answer to each question of the split, in its order; then under-use
+    over: list[int] = Field(default_factory=list)
+    under: list[int] = Field(default_factory=list)
     derailed: list[str] = Field(default_factory=list)
 
     @property
@@ -270,7 +286,9 @@ class GridRow(Record):
 
 # %% ../../nbs/reproduction/01_rule_runs.ipynb #4f765466
 class MeasuredPolicy(NamedTuple):
-    """Scores of a policy on the questions of a split, and the totals of each question, in their order."""
+    """Scores of a policy on the questions of a split, and the totals of each question,
+    in their order.
+    """
 
     scores: dict[str, float]
     over: list[int]  # total over-use of each answer
@@ -292,15 +310,19 @@ def policy_scores(
     )
     scores = summary(judgments)
     del scores["unscored"]  # the exact judge reads every answer
-    right = [atom.actual == atom.ideal for judgment in judgments for atom in judgment.atoms]
-    scores["accuracy"] = 100 * float(np.mean(right))
+    at_ideal_level = []
+    for judgment in judgments:
+        at_ideal_level += [atom.actual == atom.ideal for atom in judgment.atoms]
+    scores["accuracy"] = 100 * float(np.mean(at_ideal_level))
     answers = [rollout.token_ids for rollout in rollouts]
     scores["length"] = float(np.mean([len(answer) for answer in answers]))
     scores["repetition"] = 100 * float(np.mean([repetition(answer) for answer in answers]))
     noun_counts = [Counter(nouns_in(rollout.response)) for rollout in rollouts]
     nouns = sum(len(counts) for counts in noun_counts)
-    again = sum(count > 1 for counts in noun_counts for count in counts.values())
-    scores["repeated"] = 100 * again / max(1, nouns)
+    repeated = 0
+    for counts in noun_counts:
+        repeated += sum(count > 1 for count in counts.values())
+    scores["repeated"] = 100 * repeated / max(1, nouns)
     scores["named"] = nouns / len(noun_counts)
     ended = [rollout.finish_reason == "stop" for rollout in rollouts]
     scores["end_rate"] = 100 * float(np.mean(ended))
@@ -320,7 +342,9 @@ def _divergence(
     answers: Sequence[list[int]],
     batch_size: int = 32,
 ) -> float:
-    """Mean log-probability of the answers' tokens by `model` minus that by `start`, nats a token."""
+    """Mean log-probability of the answers' tokens by `model` minus that by `start`,
+    nats a token.
+    """
     gap = 0.0
     for first in range(0, len(answers), batch_size):
         batch_prompts = prompts[first : first + batch_size]
@@ -471,16 +495,25 @@ class Stage(BaseModel):
 
     @model_validator(mode="after")
     def _more(self) -> "Stage":
-        if strange := self.more_seeds.keys() - set(self.rules):
+        unknown = self.more_seeds.keys() - set(self.rules)
+        if unknown:
             raise ValueError(
-                f"more_seeds of {min(strange)!r}: allowed are the stage's rules, "
+                f"more_seeds of {min(unknown)!r}: allowed are the stage's rules, "
                 f"{', '.join(self.rules)}"
             )
         return self
 
     def seeds_of(self, *rules: str) -> tuple[int, ...]:
         """The seeds of the stage and the further ones of these rules."""
-        return (*self.seeds, *(seed for rule in rules for seed in self.more_seeds.get(rule, ())))
+        seeds = list(self.seeds)
+        for rule in rules:
+            seeds += self.more_seeds.get(rule, ())
+        return tuple(seeds)
+
+    def tunes(self, rule: str, cell: str) -> bool:
+        """Whether its runs tune the learning rate of this rule in this cell."""
+        tries_rates = self.split == "validation" and self.lr != "tuned"
+        return tries_rates and rule in self.rules and cell in self.cells
 
 
 class GridPlan(BaseModel):
@@ -496,32 +529,37 @@ class GridPlan(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> "GridPlan":
-        known = {"plain", *self.cells}
-        used = {"validation": set(), "test": set()}
-        for cell in dict.fromkeys(("plain", *self.cells)):
-            try:
-                check_loop(
-                    GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).config()
-                )
-            except ValidationError as error:
-                fault = error.errors()[0]
-                raise ValueError(
-                    f"cell {cell}: {'.'.join(map(str, fault['loc']))}: found {fault['input']!r}; "
-                    f"{fault['msg']}"
-                ) from None
-            except ValueError as error:
-                raise ValueError(f"cell {cell}: {error}") from None
+        for cell in self.cell_names():
+            self._check_cell(cell)
+        seeds_by_split = {"validation": set(), "test": set()}
         for name, stage in self.stages.items():
-            if strange := [cell for cell in stage.cells if cell not in known]:
-                raise ValueError(
-                    f"stage {name}: cell {strange[0]!r}, allowed are {', '.join(sorted(known))}"
-                )
-            used[stage.split] |= {*stage.seeds_of(*stage.rules)}
-        if both := used["validation"] & used["test"]:
+            unknown = [cell for cell in stage.cells if cell not in self.cell_names()]
+            if unknown:
+                allowed = ", ".join(sorted(self.cell_names()))
+                raise ValueError(f"stage {name}: cell {unknown[0]!r}, allowed are {allowed}")
+            seeds_by_split[stage.split].update(stage.seeds_of(*stage.rules))
+        in_both = seeds_by_split["validation"] & seeds_by_split["test"]
+        if in_both:
             raise ValueError(
-                f"seed {min(both)} is used for validation and for test; allowed: for one of them"
+                f"seed {min(in_both)} is used for validation and for test; allowed: for one of them"
             )
         return self
+
+    def _check_cell(self, cell: str) -> None:
+        try:
+            check_loop(self._example_run(cell).config())
+        except ValidationError as error:
+            fault = error.errors()[0]
+            setting = ".".join(map(str, fault["loc"]))
+            raise ValueError(
+                f"cell {cell}: {setting}: found {fault['input']!r}; {fault['msg']}"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"cell {cell}: {error}") from None
+
+    def cell_names(self) -> list[str]:
+        """The plain cell and those of the plan, each once."""
+        return [*dict.fromkeys(("plain", *self.cells))]
 
     def settings(self, cell: str) -> dict[str, Any]:
         """What the runs of a cell share."""
@@ -533,17 +571,26 @@ class GridPlan(BaseModel):
         `ValueError` where a tuned rate is asked for and rows of its tuning are missing.
         """
         stage = self.stages[name]
-        found = []
+        run_by_name = {}
         for cell, rule, (fault, rate) in product(stage.cells, stage.rules, stage.faults):
             settings = self.settings(cell)
-            rates = stage.lr if "lr" not in settings else (settings["lr"],)
-            rates = (self.tuned(rule, cell, rows),) if rates == "tuned" else rates
-            more = settings | dict(rule=rule, fault=fault, rate=rate, split=stage.split)
-            found += [
-                GridRun(**more | dict(lr=lr, seed=seed))
-                for lr, seed in product(rates, stage.seeds_of(rule))
-            ]
-        return [*{run.name: run for run in found}.values()]
+            rates = self._rates(stage, rule, cell, rows)
+            settings.update(rule=rule, fault=fault, rate=rate, split=stage.split)
+            for lr, seed in product(rates, stage.seeds_of(rule)):
+                settings.update(lr=lr, seed=seed)
+                run = GridRun(**settings)
+                run_by_name[run.name] = run
+        return [*run_by_name.values()]
+
+    def _rates(
+        self, stage: Stage, rule: str, cell: str, rows: Sequence[GridRow]
+    ) -> tuple[float, ...]:
+        """The learning rates of a rule and a cell: the cell's own, the stage's, or the tuned."""
+        settings = self.settings(cell)
+        rates = (settings["lr"],) if "lr" in settings else stage.lr
+        if rates == "tuned":
+            return (self.tuned(rule, cell, rows),)
+        return rates
 
     def tuned(self, rule: str, cell: str, rows: Sequence[GridRow]) -> float:
         """The learning rate with the best mean SCS of a rule on the plan's validation examples, in
@@ -552,55 +599,59 @@ class GridPlan(BaseModel):
         Raises `ValueError` for a rule that the plan does not tune, and where rows of its tuning are
         missing, naming how many and the stage to run.
         """
-        found = {row.run.name: row for row in rows}
-        for place in (cell, "plain"):
-            tuning: dict[str, tuple[str, float]] = {}  # run -> its stage and rate
-            scores = dict[float, list[float]]()
-            alike = self._alike(place)
-            for name, stage in self.stages.items():
-                if (
-                    stage.split == "validation"
-                    and stage.lr != "tuned"
-                    and rule in stage.rules
-                    and place in stage.cells
-                ):
-                    tuning |= {
-                        run.name: (name, run.lr)
-                        for run in self.runs(name)
-                        if run.rule == rule and run.fault == "none" and alike(run)
-                    }
-            if missing := [name for run, (name, _) in tuning.items() if run not in found]:
-                first = " and ".join(map(repr, dict.fromkeys(missing)))
+        row_by_run = {row.run.name: row for row in rows}
+        for tuning_cell in (cell, "plain"):
+            stage_by_run, rate_by_run = self._tuning(rule, tuning_cell)
+            missing = [stage for run, stage in stage_by_run.items() if run not in row_by_run]
+            if missing:
+                stages = " and ".join(map(repr, dict.fromkeys(missing)))
                 raise ValueError(
-                    f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(tuning)} runs that "
-                    f"tune its learning rate are missing; run stage {first} first"
+                    f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(stage_by_run)} runs "
+                    f"that tune its learning rate are missing; run stage {stages} first"
                 )
-            for run, (_, lr) in tuning.items():
-                scores.setdefault(lr, []).append(found[run].scores.get("SCS") or 0.0)
-            if scores:
-                return max(scores, key=lambda lr: (float(np.mean(scores[lr])), -lr))
+            scores_by_rate: dict[float, list[float]] = {}
+            for run, lr in rate_by_run.items():
+                score = row_by_run[run].scores.get("SCS") or 0.0
+                scores_by_rate.setdefault(lr, []).append(score)
+            if scores_by_rate:
+                means = {lr: float(np.mean(scores)) for lr, scores in scores_by_rate.items()}
+                return max(means, key=lambda lr: (means[lr], -lr))  # the smaller of two as good
         raise ValueError(
             f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before "
             "with split validation"
         )
 
-    def _alike(self, cell: str) -> Callable[[GridRun], bool]:
-        free = {
-            "rule",
-            "seed",
-            "fault",
-            "rate",
-            "split",
-            *(() if "lr" in self.settings(cell) else ("lr",)),
-        }
-        plain = GridRun(**dict(rule="gdpo", lr=1, seed=0) | self.settings(cell)).model_dump(
-            exclude=free
-        )
-        return lambda run: run.model_dump(exclude=free) == plain
+    def _tuning(self, rule: str, cell: str) -> tuple[dict[str, str], dict[str, float]]:
+        """The runs that tune a rule in a cell: their stages, and their learning rates, by name."""
+        stage_by_run = {}
+        rate_by_run = {}
+        for name, stage in self.stages.items():
+            if not stage.tunes(rule, cell):
+                continue
+            for run in self.runs(name):
+                if run.rule == rule and run.fault == "none" and self._is_of_cell(run, cell):
+                    stage_by_run[run.name] = name
+                    rate_by_run[run.name] = run.lr
+        return stage_by_run, rate_by_run
+
+    def _example_run(self, cell: str) -> GridRun:
+        """Any run of a cell."""
+        settings = {"rule": "gdpo", "lr": 1, "seed": 0}
+        settings.update(self.settings(cell))
+        return GridRun(**settings)
+
+    def _is_of_cell(self, run: GridRun, cell: str) -> bool:
+        free = {"rule", "seed", "fault", "rate", "split"}
+        if "lr" not in self.settings(cell):
+            free.add("lr")
+        return run.model_dump(exclude=free) == self._example_run(cell).model_dump(exclude=free)
 
     def cell_of(self, run: GridRun) -> str:
         """The name of a run's cell; empty for a run of another plan."""
-        return next((cell for cell in ("plain", *self.cells) if self._alike(cell)(run)), "")
+        for cell in self.cell_names():
+            if self._is_of_cell(run, cell):
+                return cell
+        return ""
 
 # %% ../../nbs/reproduction/01_rule_runs.ipynb #f69b1b8a
 RUNS = "runs.jsonl"
@@ -612,7 +663,7 @@ def stored_rows(folder: str | Path) -> list[GridRow]:
 
 
 def _alone() -> None:
-    "What a process does before its first run."
+    """What a process does before its first run."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -620,7 +671,10 @@ def _alone() -> None:
 
 
 def _finished(runs: Sequence[GridRun], processes: int, policies: Path) -> Iterator[GridRow]:
-    "Rows as they come; with several processes in no particular order."
+    """Rows as they come; with several processes in no particular order."""
+    if not runs:
+        return
+    processes = min(processes, len(runs))
     if processes == 1:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -653,26 +707,24 @@ def run_grid(
     not have and for one whose learning rates are not tuned yet.
     """
     names = [*plan.stages] if stages is None else [*stages]
-    if strange := [name for name in names if name not in plan.stages]:
-        raise ValueError(f"stage {strange[0]!r}: allowed are {', '.join(plan.stages)}")
-    wanted: dict[str, None] = {}
+    unknown = [name for name in names if name not in plan.stages]
+    if unknown:
+        raise ValueError(f"stage {unknown[0]!r}: allowed are {', '.join(plan.stages)}")
+    run_names: dict[str, None] = {}  # in order, each once
     with Journal(Path(out) / RUNS, GridRow) as journal:
         for name in names:
-            runs = {
-                run.name: run
-                for run in plan.runs(name, [row for row in journal.rows() if row.code == code])
-            }
-            wanted |= dict.fromkeys(runs)
-            missing = [run for key, run in runs.items() if (key, code) not in journal]
-            for number, row in enumerate(
-                _finished(missing, min(processes, len(missing)), Path(out) / "policies")
-                if missing
-                else (),
-                1,
-            ):
+            runs = plan.runs(name, _rows_of_code(journal, code))
+            run_names.update(dict.fromkeys(run.name for run in runs))
+            missing = [run for run in runs if (run.name, code) not in journal]
+            rows = _finished(missing, processes, Path(out) / "policies")
+            for number, row in enumerate(rows, 1):
                 row = row.model_copy(update={"code": code})
                 journal.append(row)
                 if report:
                     report(row, number, len(missing))
-        rows = {row.run.name: row for row in journal.rows() if row.code == code}
-    return [rows[name] for name in wanted]
+        row_by_run = {row.run.name: row for row in _rows_of_code(journal, code)}
+    return [row_by_run[name] for name in run_names]
+
+
+def _rows_of_code(journal: Journal, code: str) -> list[GridRow]:
+    return [row for row in journal.rows() if row.code == code]

@@ -9,7 +9,7 @@ __all__ = ['COLUMNS', 'PATHS', 'grid_frame', 'rates_table', 'learning_rates_figu
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #d06124db
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,45 +31,67 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #1e419acc
+_RUN_COLUMNS = (
+    "rule",
+    "lr",
+    "seed",
+    "fault",
+    "rate",
+    "split",
+    "steps",
+    "prompts",
+    "generations",
+)
+
+
 def grid_frame(plan: GridPlan, rows: Sequence[GridRow]) -> "pd.DataFrame":
     """A line for each run: cell, rule, label, settings, scores, whether it derailed and why."""
     import pandas as pd
 
-    keep = ("rule", "lr", "seed", "fault", "rate", "split", "steps", "prompts", "generations")
     lines = []
     for row in rows:
-        settings = {name: getattr(row.run, name) for name in keep}
-        reasons = {"derailed": bool(row.derailed), "reasons": "; ".join(row.derailed)}
-        lines.append(
-            {"cell": plan.cell_of(row.run), "label": compared_rule(row.run.rule).label}
-            | settings
-            | reasons
-            | row.scores
-        )
+        run = row.run
+        line = {"cell": plan.cell_of(run), "label": compared_rule(run.rule).label}
+        for name in _RUN_COLUMNS:
+            line[name] = getattr(run, name)
+        line["derailed"] = bool(row.derailed)
+        line["reasons"] = "; ".join(row.derailed)
+        line.update(row.scores)
+        lines.append(line)
     return pd.DataFrame(lines)
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #def60725
+def _validation_runs(frame: "pd.DataFrame", cell: str) -> "pd.DataFrame":
+    """The runs of one cell under the exact judge that were measured on validation examples."""
+    of_cell = (frame["split"] == "validation") & (frame["cell"] == cell)
+    return frame[of_cell & (frame["fault"] == "none")]
+
+
 def rates_table(frame: "pd.DataFrame", cell: str = "plain") -> "pd.DataFrame":
     """Rules by learning rates: mean SCS on validation examples, (derailed runs),
     * at the highest of each rule.
     """
     import pandas as pd
 
-    part = frame[
-        (frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")
-    ]
     lines = {}
-    for label, runs in part.groupby("label", sort=False):
-        means = runs.groupby("lr")["SCS"].mean()
-        lost = runs.groupby("lr")["derailed"].sum()
+    for label, runs in _validation_runs(frame, cell).groupby("label", sort=False):
+        runs_by_rate = runs.groupby("lr")
+        means = runs_by_rate["SCS"].mean()
+        derailed = runs_by_rate["derailed"].sum()
         best = means.idxmax() if means.notna().any() else None
         lines[label] = {
-            f"{lr:g}": (
-                f"{mean:.1f}{f' ({lost[lr]})' if lost[lr] else ''}{' *' if lr == best else ''}"
-            )
-            for lr, mean in means.items()
+            f"{lr:g}": _rate_cell(mean, derailed[lr], lr == best) for lr, mean in means.items()
         }
     return pd.DataFrame(lines).T
+
+
+def _rate_cell(mean: float, derailed: int, is_best: bool) -> str:
+    text = f"{mean:.1f}"
+    if derailed:
+        text += f" ({derailed})"
+    if is_best:
+        text += " *"
+    return text
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #d1d11285
 def learning_rates_figure(
@@ -78,18 +100,15 @@ def learning_rates_figure(
     """A score on validation examples over the learning rate: a line through the means of each rule,
     a dot for each run, hollow where it derailed.
     """
-    part = frame[
-        (frame["split"] == "validation") & (frame["cell"] == cell) & (frame["fault"] == "none")
-    ]
-    styles = method_styles(part["label"])
-    if len({*styles.values()}) < len(
-        styles
-    ):  # ten rules, and a style fewer: the last one gets its own
-        styles[[*styles][-1]] = PlotStyle("#1b7837", "X", ":")
+    measured = _validation_runs(frame, cell)
+    styles = method_styles(measured["label"])
+    if len(set(styles.values())) < len(styles):
+        last_label = list(styles)[-1]  # ten rules, and a style fewer: the last one gets its own
+        styles[last_label] = PlotStyle("#1b7837", "X", ":")
     with plot_style():
         figure, axes = panels(1, 1, WIDTH, 3.0)
         ax = axes[0, 0]
-        for label, runs in part.groupby("label", sort=False):
+        for label, runs in measured.groupby("label", sort=False):
             style = styles[label]
             runs.groupby("lr")[score].mean().plot(
                 ax=ax, color=style.colour, ls=style.line, lw=1.3, label=plain_label(label)
@@ -106,7 +125,7 @@ def learning_rates_figure(
                 zorder=3,
             )
         ax.set_xscale("log")
-        ticks = sorted(part["lr"].unique())
+        ticks = sorted(measured["lr"].unique())
         ax.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
         ax.minorticks_off()
         ax.set(xlabel="learning rate", ylabel=f"{score} on validation examples")
@@ -137,12 +156,24 @@ def measured_runs(
     frame: "pd.DataFrame", cell: str = "plain", fault: str = "none", rate: float = 0.0
 ) -> "pd.DataFrame":
     """The runs of one cell and one judge that were measured on test examples."""
-    return frame[
-        (frame["split"] == "test")
-        & (frame["cell"] == cell)
-        & (frame["fault"] == fault)
-        & (frame["rate"] == rate)
-    ]
+    of_cell = (frame["split"] == "test") & (frame["cell"] == cell)
+    of_judge = (frame["fault"] == fault) & (frame["rate"] == rate)
+    return frame[of_cell & of_judge]
+
+
+def _mean_and_spread(values: "pd.Series", seeds: int) -> str:
+    """Mean ± standard deviation, and the number of values where there are fewer than seeds;
+    empty without values.
+    """
+    if values.empty:
+        return ""
+    digits = 2 if values.abs().mean() < 2 else 1
+    text = f"{values.mean():.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {values.std():.1f}"
+    if len(values) < seeds:
+        text += f" ({len(values)})"
+    return text
 
 
 def rules_table(
@@ -155,25 +186,43 @@ def rules_table(
 
     lines = {}
     for label, runs in measured_runs(frame, cell).groupby("label", sort=False):
-
-        def spread(values):
-            return f" ± {values.std():.1f}" if len(values) > 1 else ""
-
-        found = {name: runs[name].dropna() for name in columns if name in runs}
-        shown = {
-            name: f"{values.mean():.{2 if values.abs().mean() < 2 else 1}f}{spread(values)}{f' ({len(values)})' if len(values) < len(runs) else ''}"
-            if len(values)
-            else ""
-            for name, values in found.items()
-        }
-        lines[label] = {
+        line = {
             "lr": f"{runs['lr'].iloc[0]:g}",
             "seeds": len(runs),
             "derailed": int(runs["derailed"].sum()),
-        } | shown
+        }
+        for name in columns:
+            if name in runs:
+                line[name] = _mean_and_spread(runs[name].dropna(), len(runs))
+        lines[label] = line
     return pd.DataFrame(lines).T
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #7985e4dc
+_QUOTE_FAULTS = ("elsewhere", "missing", "neighbour", "overlong")
+_DIFFERENCE_COLUMNS = (
+    "run",
+    "domain",
+    "metric",
+    "difference",
+    "low",
+    "high",
+    "seeds",
+    "rule",
+    "cell",
+    "fault",
+    "rate",
+)
+
+
+def _domain(cell: str, fault: str, rate: float) -> str:
+    """What a figure calls the runs of a cell under a judge."""
+    if fault == "none":
+        return cell
+    if fault == "lenient":
+        return fault
+    return f"{fault} {rate:.0%}"
+
+
 def paired_differences(
     frame: "pd.DataFrame",
     against: str = "gdpo",
@@ -189,54 +238,29 @@ def paired_differences(
     """
     import pandas as pd
 
-    names = dict(zip(frame["label"], frame["rule"], strict=True))
-    parts = []
-    places = {}
+    compared_runs = []
+    judge_by_domain = {}
     measured = frame[frame["split"] == "test"]
     for (cell, fault, rate), runs in measured.groupby(["cell", "fault", "rate"], sort=False):
-        domain = cell if fault == "none" else fault if fault == "lenient" else f"{fault} {rate:.0%}"
         base = runs[runs["rule"] == against]
-        if base.empty and fault in (
-            "elsewhere",
-            "missing",
-            "neighbour",
-            "overlong",
-        ):  # this rule does not read quotes
-            base = measured[
-                (measured["rule"] == against)
-                & (measured["cell"] == cell)
-                & (measured["fault"] == "none")
-            ]
-        if len(base):
-            places[domain] = {"cell": cell, "fault": fault, "rate": rate}
-            parts.append(
-                pd.concat([base, runs[runs["rule"] != against]]).assign(
-                    world=domain, arm=lambda rows: rows["label"]
-                )
-            )
-    if not parts:
-        return pd.DataFrame(
-            columns=[
-                "run",
-                "domain",
-                "metric",
-                "difference",
-                "low",
-                "high",
-                "seeds",
-                "rule",
-                "cell",
-                "fault",
-                "rate",
-            ]
-        )
-    table = paired_table(pd.concat(parts), compared_rule(against).label, scores, level).rename(
-        columns={"world": "domain", "arm": "run"}
-    )
-    where = pd.DataFrame([places[domain] for domain in table["domain"]], index=table.index)
-    return pd.concat(
-        [table.drop(columns="minus").assign(rule=table["run"].map(names)), where], axis=1
-    )
+        if base.empty and fault in _QUOTE_FAULTS:  # such a rule does not read quotes
+            exactly_judged = measured[(measured["cell"] == cell) & (measured["fault"] == "none")]
+            base = exactly_judged[exactly_judged["rule"] == against]
+        if base.empty:
+            continue
+        domain = _domain(cell, fault, rate)
+        judge_by_domain[domain] = {"cell": cell, "fault": fault, "rate": rate}
+        pairs = pd.concat([base, runs[runs["rule"] != against]])
+        compared_runs.append(pairs.assign(world=domain, arm=pairs["label"]))
+    if not compared_runs:
+        return pd.DataFrame(columns=_DIFFERENCE_COLUMNS)
+    table = paired_table(pd.concat(compared_runs), compared_rule(against).label, scores, level)
+    table = table.rename(columns={"world": "domain", "arm": "run"}).drop(columns="minus")
+    rule_by_label = dict(zip(frame["label"], frame["rule"], strict=True))
+    table["rule"] = table["run"].map(rule_by_label)
+    for column in ("cell", "fault", "rate"):
+        table[column] = [judge_by_domain[domain][column] for domain in table["domain"]]
+    return table
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #89b737c3
 def fieller(
@@ -251,13 +275,12 @@ def fieller(
     if n < 2:
         return np.nan, np.nan
     square = stats.t.ppf((1 + level) / 2, n - 1) ** 2 / n
-    (top, mixed), (_, bottom) = np.outer(*[[np.mean(gain), np.mean(most)]] * 2) - square * np.cov(
-        gain, most
-    )
-    if bottom <= 0:  # the mean of `most` may be 0
+    means = [np.mean(gain), np.mean(most)]
+    (a, b), (_, c) = np.outer(means, means) - square * np.cov(gain, most)
+    if c <= 0:  # the mean of `most` may be 0
         return np.nan, np.nan
-    half = np.sqrt(max(0.0, mixed**2 - bottom * top))
-    return float((mixed - half) / bottom), float((mixed + half) / bottom)
+    half = np.sqrt(max(0.0, b**2 - c * a))  # the ends solve a - 2 b s + c s^2 = 0
+    return float((b - half) / c), float((b + half) / c)
 
 
 def headroom_table(
@@ -271,63 +294,81 @@ def headroom_table(
     share, low and high are NaN, and `missing` says why.
     """
     import pandas as pd
-    from scipy import stats
 
     lines = []
-    for cell, part in measured_cells(frame):
-        table = part.pivot_table(index="seed", columns="rule", values=score)
-        if not {floor, yardstick} <= set(table):
+    for cell, runs in measured_cells(frame):
+        scores = runs.pivot_table(index="seed", columns="rule", values=score)
+        if not {floor, yardstick} <= set(scores):
             continue
-        for rule in [name for name in table if name not in (floor, yardstick)] or [yardstick]:
-            common = table[[*dict.fromkeys((floor, yardstick, rule))]].dropna()
-            if not (n := len(common)):
+        other_rules = [rule for rule in scores if rule not in (floor, yardstick)]
+        for rule in other_rules or [yardstick]:
+            columns = [*dict.fromkeys((floor, yardstick, rule))]
+            shared_seeds = scores[columns].dropna()
+            if shared_seeds.empty:
                 continue
-            gain = (common[rule] - common[floor]).to_numpy()
-            most = (common[yardstick] - common[floor]).to_numpy()
-            half = stats.t.ppf(0.975, n - 1) * most.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
-            share = np.nan
-            low = np.nan
-            high = np.nan
-            missing = ""
-            if most.mean() - half > 0:
-                share = gain.mean() / most.mean()
-                (low, high) = fieller(gain, most)
-            else:
-                missing = (
-                    "one seed"
-                    if n == 1
-                    else "no headroom"
-                    if most.mean() + half < 0
-                    else "headroom may be 0"
-                )
-            room = {
-                "cell": cell,
-                "headroom": most.mean(),
-                "headroom_low": most.mean() - half,
-                "headroom_high": most.mean() + half,
-            }
-            lines.append(
-                room
-                | {
-                    "rule": rule,
-                    "gain": gain.mean(),
-                    "share": share,
-                    "low": low,
-                    "high": high,
-                    "seeds": n,
-                    "missing": missing,
-                }
-            )
-    return pd.DataFrame(lines)
+            gain = (shared_seeds[rule] - shared_seeds[floor]).to_numpy()
+            headroom = (shared_seeds[yardstick] - shared_seeds[floor]).to_numpy()
+            line = {"cell": cell, "rule": rule}
+            line.update(_share_of_headroom(gain, headroom))
+            lines.append(line)
+    return pd.DataFrame(lines, columns=_HEADROOM_COLUMNS)
+
+
+_HEADROOM_COLUMNS = (
+    "cell",
+    "headroom",
+    "headroom_low",
+    "headroom_high",
+    "rule",
+    "gain",
+    "share",
+    "low",
+    "high",
+    "seeds",
+    "missing",
+)
+
+
+def _share_of_headroom(gain: np.ndarray, headroom: np.ndarray) -> dict[str, float | int | str]:
+    """The numbers of a line of `headroom_table`, from the values of each seed."""
+    from scipy import stats
+
+    seeds = len(gain)
+    half = np.nan
+    if seeds > 1:
+        half = stats.t.ppf(0.975, seeds - 1) * headroom.std(ddof=1) / np.sqrt(seeds)
+    mean = headroom.mean()
+    line = {
+        "headroom": mean,
+        "headroom_low": mean - half,
+        "headroom_high": mean + half,
+        "gain": gain.mean(),
+        "share": np.nan,
+        "low": np.nan,
+        "high": np.nan,
+        "seeds": seeds,
+        "missing": "",
+    }
+    if mean - half > 0:
+        line["share"] = gain.mean() / mean
+        line["low"], line["high"] = fieller(gain, headroom)
+    elif seeds == 1:
+        line["missing"] = "one seed"
+    elif mean + half < 0:
+        line["missing"] = "no headroom"
+    else:
+        line["missing"] = "headroom may be 0"
+    return line
 
 
 def measured_cells(frame: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
     """The runs on test examples under the exact judge, by cell."""
-    return [
-        (cell, measured_runs(frame, cell))
-        for cell in dict.fromkeys(frame["cell"])
-        if len(measured_runs(frame, cell))
-    ]
+    runs_by_cell = []
+    for cell in dict.fromkeys(frame["cell"]):
+        runs = measured_runs(frame, cell)
+        if len(runs):
+            runs_by_cell.append((cell, runs))
+    return runs_by_cell
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #7fd471c1
 def equal_time(
@@ -339,14 +380,11 @@ def equal_time(
     import pandas as pd
 
     longer = frame[(frame["cell"] == cell) & (frame["rule"] == against)]
+    if longer.empty:
+        return frame.iloc[:0]
     plain = measured_runs(frame)
-    return (
-        paired_differences(
-            pd.concat([longer, plain[plain["rule"] != against].assign(cell=cell)]), against
-        )
-        if len(longer)
-        else frame.iloc[:0]
-    )
+    others = plain[plain["rule"] != against].assign(cell=cell)
+    return paired_differences(pd.concat([longer, others]), against)
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #1b754874
 PATHS = {
@@ -371,39 +409,48 @@ def paths_figure(
     lines = []
     for row in rows:
         run = row.run
-        if (
-            run.split == "test"
-            and run.fault == "none"
-            and run.rule in rules
-            and plan.cell_of(run) == "plain"
-        ):
-            for tenth, values in enumerate(zip(*row.path.values(), strict=True), 1):
-                known = {
-                    "method": compared_rule(run.rule).label,
-                    "seed": run.seed,
-                    "step": tenth * run.steps / min(10, run.steps),
-                }
-                lines.append(known | dict(zip(row.path, values, strict=True)))
-    return curves_figure(
-        pd.DataFrame(lines, columns=["method", "seed", "step", *PATHS]).astype(
-            {name: float for name in PATHS}
-        ),
-        PATHS,
-        window=1,
-        columns=3,
-    )
+        measured = run.split == "test" and run.fault == "none"
+        if measured and run.rule in rules and plan.cell_of(run) == "plain":
+            lines += _path_lines(row)
+    curves = pd.DataFrame(lines, columns=["method", "seed", "step", *PATHS])
+    curves = curves.astype(dict.fromkeys(PATHS, float))
+    return curves_figure(curves, PATHS, window=1, columns=3)
+
+
+def _path_lines(row: GridRow) -> list[dict[str, float | str | None]]:
+    """A line for each tenth of a training."""
+    run = row.run
+    lines = []
+    for tenth, values in enumerate(zip(*row.path.values(), strict=True), 1):
+        line = {
+            "method": compared_rule(run.rule).label,
+            "seed": run.seed,
+            "step": tenth * run.steps / min(10, run.steps),
+        }
+        line.update(zip(row.path, values, strict=True))
+        lines.append(line)
+    return lines
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #37404212
 def verdicts(gaps: "pd.DataFrame") -> "pd.DataFrame":
     """A line for each cell or judge, a column for each rule:
     pays, ties or hurts, with the difference and its interval.
     """
-    part = gaps[gaps["metric"] == "SCS"].copy()
-    word: Any = np.where(part["low"] > 0, "pays", np.where(part["high"] < 0, "hurts", "ties"))
-    part["verdict"] = [
-        f"{w} {d:+.1f} [{a:+.1f}, {b:+.1f}]"
-        for w, d, a, b in zip(word, part["difference"], part["low"], part["high"], strict=True)
+    table = gaps[gaps["metric"] == "SCS"].copy()
+    table["verdict"] = [
+        _verdict(gap.difference, gap.low, gap.high) for gap in table.itertuples(index=False)
     ]
-    return part.pivot_table(
+    verdict_by_run = table.pivot_table(
         index="domain", columns="run", values="verdict", aggfunc="first", sort=False
-    ).fillna("")
+    )
+    return verdict_by_run.fillna("")
+
+
+def _verdict(difference: float, low: float, high: float) -> str:
+    if low > 0:
+        verdict = "pays"
+    elif high < 0:
+        verdict = "hurts"
+    else:
+        verdict = "ties"
+    return f"{verdict} {difference:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -615,19 +615,16 @@ def test_a_case_shows_shares_and_takes_no_text_as_markup(tmp_path):
 
 def test_scores_in_the_overview_are_computed():
     def answer(*ranks):
-        return ("mine", "An answer.", ranks)
+        return diagrams.OverviewAnswer("mine", "An answer.", ranks)
 
-    content = {
-        "question": "q",
-        "memory": [("m", Level.CONTROL), ("n", Level.IGNORE)],
-        "answers": [answer(2, 0), answer(0, 1)],
-    }
+    memory = [("m", Level.CONTROL), ("n", Level.IGNORE)]
+    content = diagrams.Overview("q", memory, [answer(2, 0), answer(0, 1)])
     texts = [text.get_text() for text in diagrams.overview_diagram(content).axes[0].texts]
     assert "SCS 100   over 0   under 0" in texts and "SCS 12   over 50   under 75" in texts
     with pytest.raises(
         ValueError, match="answer 'mine': found 1 levels; allowed: one for each of 2"
     ):
-        diagrams.overview_diagram(content | {"answers": [answer(2)]})
+        diagrams.Overview("q", memory, [answer(2)])
 
 
 def test_the_method_is_drawn_from_a_trace():
