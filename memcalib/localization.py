@@ -10,6 +10,7 @@ __all__ = ['Signals', 'ORDERED_SIGNALS', 'supported', 'suppressed', 'with_under_
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,19 +42,33 @@ def suppressed(d: Float[Tensor, "pair token"]) -> Float[Tensor, "pair token"]:
     return -d
 
 
-ORDERED_SIGNALS: Signals = dict.fromkeys(SUPPORT, supported) | dict.fromkeys(UNDER, suppressed)
+ORDERED_SIGNALS: Signals = {
+    **dict.fromkeys(SUPPORT, supported),
+    **dict.fromkeys(UNDER, suppressed),
+}
 
 # %% ../nbs/05_localization.ipynb #4a54a72d
 def with_under_use(signals: Signals, under_use: str = "suppressed") -> Signals:
     """The signals of a rule, those of the under-use channels as `under_use` has them."""
     if under_use == "suppressed":
         return signals
-    others = {name: signal for name, signal in signals.items() if name not in UNDER}
+    changed = {name: signal for name, signal in signals.items() if name not in UNDER}
     if under_use == "uniform":
-        return others
+        return changed
     if under_use == "absolute":
-        return others | dict.fromkeys(UNDER, torch.abs)
+        for name in UNDER:
+            changed[name] = torch.abs
+        return changed
     raise ValueError(f"under_use {under_use!r}, allowed are 'suppressed', 'uniform', 'absolute'")
+
+
+def _largest_inside(
+    values: Float[Tensor, "pair token"], inside: Bool[Tensor, "pair token"]
+) -> Float[Tensor, " pair"]:
+    """Largest value of each row where `inside` is True; -inf where it nowhere is."""
+    if not values.shape[1]:
+        return values.new_full((len(values),), -torch.inf)
+    return values.masked_fill(~inside, -torch.inf).amax(1)
 
 # %% ../nbs/05_localization.ipynb #741efdf4
 def localization_signal(
@@ -85,14 +100,11 @@ def localization_weights(
 ) -> tuple[Float[Tensor, "pair token"], Bool[Tensor, " pair"]]:
     """$q_{i,t}^{(h)}$, and $G_i^{(h)}$: whether the signal exceeds the absolute
     threshold (Bidirectional counterfactual localization)."""
-    strongest = (
-        z.masked_fill(~mask, -torch.inf).amax(1)
-        if z.shape[1]
-        else z.new_full((len(z),), -torch.inf)
-    )
-    found = strongest > gate
-    q = (clip_signal(z, d_max) - threshold.to(z.dtype)[:, None]).relu()
-    return torch.where(mask & found[:, None], q, 0), found
+    above_gate = _largest_inside(z, mask) > gate
+    cut = threshold.to(z.dtype)[:, None]
+    excess = (clip_signal(z, d_max) - cut).relu()
+    carries = mask & above_gate[:, None]
+    return torch.where(carries, excess, 0), above_gate
 
 # %% ../nbs/05_localization.ipynb #684f69cd
 def sentence_means(
@@ -102,12 +114,15 @@ def sentence_means(
 ) -> tuple[Float[Tensor, "pair sentence"], Int[Tensor, "pair sentence"]]:
     """Mean of the values over each sentence's tokens, and the number of its tokens; 0
     and 0 where there is no such sentence."""
-    count = max(int(units.max()) + 1 if units.numel() else 1, 1)
-    place = units.clamp(min=0)
-    size = torch.zeros(len(units), count, dtype=torch.long, device=units.device).scatter_add_(
-        1, place, mask.long()
-    )
-    total = values.new_zeros(len(units), count).scatter_add_(1, place, torch.where(mask, values, 0))
+    rows = len(units)
+    sentences = int(units.max()) + 1 if units.numel() else 1
+    sentences = max(sentences, 1)
+    sentence = units.clamp(min=0)
+    inside = torch.where(mask, values, 0)
+    size = torch.zeros(rows, sentences, dtype=torch.long, device=units.device)
+    size.scatter_add_(1, sentence, mask.long())
+    total = values.new_zeros(rows, sentences)
+    total.scatter_add_(1, sentence, inside)
     return total / size.clamp(min=1), size
 
 # %% ../nbs/05_localization.ipynb #a1206afc
@@ -125,20 +140,18 @@ def sentence_weights(
 ) -> tuple[Float[Tensor, "pair token"], Bool[Tensor, " pair"]]:
     """$q_{i,j}^{(h)}/L_{i,j}$ at each token of sentence j, and whether both absolute
     thresholds are exceeded (*Sentence-level localization*)."""
+    token_cut = threshold.to(z.dtype)[:, None]
+    sentence_cut = sentence_threshold.to(z.dtype)[:, None]
     mean, size = sentence_means(clip_signal(z, d_max), mask, units)
-    coverage, _ = sentence_means((z > threshold.to(z.dtype)[:, None]).to(z.dtype), mask, units)
-    found = (
-        z.masked_fill(~mask, -torch.inf).amax(1) > gate
-        if z.shape[1]
-        else torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    )
-    found &= mean.masked_fill(size == 0, -torch.inf).amax(1) > sentence_gate
-    q = (
-        (mean - sentence_threshold.to(z.dtype)[:, None]).relu()
-        * coverage**gamma
-        / size.clamp(min=1)
-    )
-    return torch.where(mask & found[:, None], q.gather(1, units.clamp(min=0)), 0), found
+    above_cut = (z > token_cut).to(z.dtype)
+    coverage, _ = sentence_means(above_cut, mask, units)
+    above_gate = _largest_inside(z, mask) > gate
+    above_gate &= _largest_inside(mean, size > 0) > sentence_gate
+    excess = (mean - sentence_cut).relu()
+    sentence_q = excess * coverage**gamma / size.clamp(min=1)
+    token_q = sentence_q.gather(1, units.clamp(min=0))
+    carries = mask & above_gate[:, None]
+    return torch.where(carries, token_q, 0), above_gate
 
 # %% ../nbs/05_localization.ipynb #05000002
 @dataclass(frozen=True)
@@ -148,7 +161,7 @@ class Signal:
 
     values: Float[Tensor, "pair token"]  # 0 outside the answer
     share: Float[Tensor, " pair"]
-    known: Bool[Tensor, " pair"]  # False: could not be computed; then its values are 0
+    computed: Bool[Tensor, " pair"]  # False: could not be computed; then its values are 0
     # False: the channel's threshold does not apply, and learns nothing from it
     threshold: bool = True
 
@@ -160,22 +173,28 @@ def weigh(
     shown: Float[Tensor, "pair token"] | None = None,  # None: the sum of the signals
 ) -> ChannelWeights:
     """The weights of one or several signals of each pair. `shown` is what traces keep of them."""
-    weighed = [_weights_of_signal(batch, pairs, signal) for signal in signals]
+    weights = []
+    above_gate = []
+    for signal in signals:
+        signal_weights, signal_above_gate = _weights_of_signal(batch, pairs, signal)
+        weights.append(signal_weights)
+        above_gate.append(signal_above_gate)
     values = torch.stack([signal.values for signal in signals])
     shares = torch.stack([signal.share for signal in signals])
-    known = torch.stack([signal.known for signal in signals])
-    learns = torch.tensor([signal.threshold for signal in signals], device=known.device)
-    usable = known & (shares > 0)
-    scored = known.all(0) | usable.any(0)
-    found = torch.stack([exceeded for _, exceeded in weighed]).any(0)
+    computed = torch.stack([signal.computed for signal in signals])
+    teaches = torch.tensor([signal.threshold for signal in signals], device=computed.device)
+    usable = computed & (shares > 0)
+    scored = computed.all(0) | usable.any(0)
+    if shown is None:
+        shown = values.sum(0)
     return ChannelWeights(
-        weights=torch.stack([weights for weights, _ in weighed]),
+        weights=torch.stack(weights),
         shares=shares,
-        found=found & scored,
+        above_gate=torch.stack(above_gate).any(0) & scored,
         scored=scored,
-        signal=values.sum(0) if shown is None else shown,
+        signal=shown,
         pool=values,
-        pooled=usable & learns[:, None],
+        pooled=usable & teaches[:, None],
     )
 
 
@@ -188,15 +207,17 @@ def _weights_of_signal(
     inside = batch.mask[row]
 
     def of_pairs(thresholds: Tensor) -> Tensor:
-        by_channel = thresholds.to(signal.values.device)
-        return by_channel[channel] if signal.threshold else torch.zeros_like(by_channel[channel])
+        "Each pair's threshold, 0 where the signal has none."
+        pair_thresholds = thresholds.to(signal.values.device)[channel]
+        return pair_thresholds if signal.threshold else torch.zeros_like(pair_thresholds)
 
     threshold = of_pairs(batch.thresholds)
     if config.granularity == "token":
         return localization_weights(
             signal.values, inside, threshold, gate=config.gate, d_max=config.d_max
         )
-    assert batch.units is not None and batch.sentence_thresholds is not None
+    assert batch.units is not None
+    assert batch.sentence_thresholds is not None
     return sentence_weights(
         signal.values,
         inside,
@@ -208,6 +229,22 @@ def _weights_of_signal(
         d_max=config.d_max,
         gamma=config.gamma,
     )
+
+
+class _SentenceWithRoles(Protocol):
+    """A sentence by its characters, and what it does to each atom."""
+
+    @property
+    def start(self) -> int:
+        """First character."""
+
+    @property
+    def end(self) -> int:
+        """Character behind the last one."""
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """Role for each atom id."""
 
 # %% ../nbs/05_localization.ipynb #9aff3317
 def ablation_pairs(
@@ -298,19 +335,19 @@ class Thresholds:
 # %% ../nbs/05_localization.ipynb #4192746b
 def carrying_tokens(
     spans: Sequence[tuple[int, int]],  # character span of each token
-    sentences: Sequence,  # with .start, .end and .roles {atom id: role}, as from `sentence_roles`
+    sentences: Sequence[_SentenceWithRoles],  # as from `sentence_roles`
     atoms: Sequence[str],
     role: str = "key",
 ) -> Bool[Tensor, " token"]:
     """Tokens of the sentences that play `role` for at least one of the atoms; a token
     belongs where it ends."""
-    inside = [
-        (s.start, s.end) for s in sentences if any(s.roles.get(atom) == role for atom in atoms)
-    ]
-    return torch.tensor(
-        [any(start < end <= stop for start, stop in inside) for _, end in spans],
-        dtype=torch.bool,
-    )
+    ends = torch.tensor([end for _, end in spans], dtype=torch.long)
+    carries = torch.zeros(len(spans), dtype=torch.bool)
+    for sentence in sentences:
+        roles = {sentence.roles.get(atom) for atom in atoms}
+        if role in roles:
+            carries |= (sentence.start < ends) & (ends <= sentence.end)
+    return carries
 
 # %% ../nbs/05_localization.ipynb #05102819
 def localization_precision(
@@ -321,9 +358,12 @@ def localization_precision(
     """Share of q on the carrying tokens, and the share a uniform q would have; NaN
     where either is undefined."""
     carries = carries & mask
-    found = q.double().masked_fill(~mask, 0)
+    weights = q.double().masked_fill(~mask, 0)
+    total = weights.sum(1)
+    on_carrying = (weights * carries).sum(1)
     uniform = carries.sum(1) / mask.sum(1)
-    total = found.sum(1)
     defined = (total > 0) & carries.any(1)
-    share = (found * carries).sum(1) / torch.where(defined, total, 1)
-    return torch.where(defined, share, torch.nan), torch.where(defined, uniform.double(), torch.nan)
+    share = on_carrying / torch.where(defined, total, 1)
+    share = torch.where(defined, share, torch.nan)
+    uniform = torch.where(defined, uniform.double(), torch.nan)
+    return share, uniform

@@ -10,7 +10,7 @@ __all__ = ['FALLBACKS', 'PERCENTILES', 'raw_multipliers', 'project_multipliers',
 
 # %% ../nbs/06_redistribution.ipynb #be3d30b8
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,8 +42,17 @@ def raw_multipliers(
     where Q = 0, float64."""
     q = torch.where(mask, q, 0).double()
     total = q.sum(1, keepdim=True)
-    m = mask.sum(1, keepdim=True) * q / torch.where(total > 0, total, 1)
+    length = mask.sum(1, keepdim=True)
+    m = length * q / torch.where(total > 0, total, 1)
     return torch.where(total > 0, m, 1.0) * mask
+
+
+def _sorted_rows(values: Tensor) -> Tensor:
+    "Each row in ascending order."
+    if values.device.type == "cpu":
+        # numpy's vectorized sort is several times faster than torch's on a CPU
+        return torch.from_numpy(np.sort(values.numpy(), axis=1))
+    return values.sort(1).values
 
 # %% ../nbs/06_redistribution.ipynb #b7684c42
 class _BrokenLine:
@@ -53,25 +62,20 @@ class _BrokenLine:
     def __init__(self, m: Tensor, mask: Tensor, cap: float):
         self.cap = cap
         self.n = mask.sum(1, keepdim=True)
-        ranked = m.masked_fill(~mask, torch.inf)
-        # numpy's vectorized sort is several times faster than torch's on a CPU
-        self.m = (
-            torch.from_numpy(np.sort(ranked.numpy(), axis=1))
-            if m.device.type == "cpu"
-            else ranked.sort(1).values
-        )
+        self.m = _sorted_rows(m.masked_fill(~mask, torch.inf))
         self.ceiling = self.m - cap
-        self.below = torch.nn.functional.pad(
-            self.m.masked_fill(self.m.isinf(), 0).cumsum(1), (1, 0)
-        )
+        finite = self.m.masked_fill(self.m.isinf(), 0)
+        self.sum_below = torch.nn.functional.pad(finite.cumsum(1), (1, 0))
 
     def at(self, tau: Tensor) -> tuple[Tensor, Tensor]:
         """Value and number of tokens strictly between floor and cap (those that move
         with tau)."""
-        low = torch.searchsorted(self.m, tau, right=True)
-        high = torch.searchsorted(self.ceiling, tau, right=True)
-        inside = self.below.gather(1, high) - self.below.gather(1, low) - (high - low) * tau
-        return inside + (self.n - high).double() * self.cap, high - low
+        first = torch.searchsorted(self.m, tau, right=True)
+        first_capped = torch.searchsorted(self.ceiling, tau, right=True)
+        moving = first_capped - first
+        total = self.sum_below.gather(1, first_capped) - self.sum_below.gather(1, first)
+        capped = (self.n - first_capped).double() * self.cap
+        return total - moving * tau + capped, moving
 
     def last_bend(self, bends: Tensor, target: Tensor) -> Tensor:
         """Of a row's sorted bends the last at which the line is still at or above the
@@ -79,13 +83,15 @@ class _BrokenLine:
         low = torch.full_like(self.n, -1)
         high = self.n.clone()
         while bool((high - low > 1).any()):
+            undecided = high - low > 1
             middle = (low + high) // 2
             bend = bends.gather(1, middle.clamp(0, bends.shape[1] - 1))
-            above = (self.at(bend.nan_to_num(posinf=0.0))[0] >= target) & (high - low > 1)
-            settled = above | (high - low <= 1)
+            value, _ = self.at(bend.nan_to_num(posinf=0.0))
+            above = (value >= target) & undecided
             low = torch.where(above, middle, low)
-            high = torch.where(settled, high, middle)
-        return torch.where(low >= 0, bends.gather(1, low.clamp(min=0)), -torch.inf)
+            high = torch.where(undecided & ~above, middle, high)
+        last = bends.gather(1, low.clamp(min=0))
+        return torch.where(low >= 0, last, -torch.inf)
 
 # %% ../nbs/06_redistribution.ipynb #4f78e905
 def project_multipliers(
@@ -107,32 +113,37 @@ def project_multipliers(
         )
     x = torch.where(mask, m, 0).detach().double()
     if not x.sum().isfinite():
-        raise ValueError(
-            f"row {(~x.isfinite()).nonzero()[0, 0].item()}: multipliers hold NaN or "
-            "infinity, must be finite"
-        )
+        row = (~x.isfinite()).nonzero()[0, 0].item()
+        raise ValueError(f"row {row}: multipliers hold NaN or infinity, must be finite")
     if not mask.any():
         return torch.zeros_like(m)
     line = _BrokenLine(x, mask, cap)
-    start = torch.maximum(line.last_bend(line.m, line.n), line.last_bend(line.ceiling, line.n))
+    last_floor = line.last_bend(line.m, line.n)
+    last_ceiling = line.last_bend(line.ceiling, line.n)
+    start = torch.maximum(last_floor, last_ceiling)
     start = torch.where(start.isfinite(), start, 0.0)
     value, moving = line.at(start)
     tau = start + (value - line.n) / moving.clamp(min=1)
-    return torch.where(mask, (x - tau).clamp(0, cap), 0).to(m.dtype)
+    projected = (x - tau).clamp(0, cap)
+    return torch.where(mask, projected, 0).to(m.dtype)
 
 # %% ../nbs/06_redistribution.ipynb #d4a722f0
 def project_reference(m: list[float], cap: float = 4.0, rounds: int = 100) -> list[float]:
     """One row by bisection on $\\tau$ in plain Python floats, as published: the
     reference of `project_multipliers`."""
+
+    def clipped(tau: float) -> list[float]:
+        return [min(max(x - tau, 0.0), cap) for x in m]
+
     low = min(m) - cap
     high = max(m)
     for _ in range(rounds):
         tau = (low + high) / 2
-        if sum(min(max(x - tau, 0.0), cap) for x in m) > len(m):
+        if sum(clipped(tau)) > len(m):
             low = tau
         else:
             high = tau
-    return [min(max(x - (low + high) / 2, 0.0), cap) for x in m]
+    return clipped((low + high) / 2)
 
 # %% ../nbs/06_redistribution.ipynb #1beed300
 def open_pairs(
@@ -155,13 +166,16 @@ def token_advantages(
     """$B_{j,t}=\\sum_h\\widetilde A_{j,t}^{(h)}$ before RMS scaling (Mean-preserving
     redistribution), float64, 0 at padding."""
     a = advantages.double()
-    moved = (a[row, channel] * strength)[:, None] * torch.where(mask[row], m.double() - 1, 0)
-    return torch.where(mask, a.sum(1, keepdim=True).expand(mask.shape).index_add(0, row, moved), 0)
+    uniform = a.sum(1, keepdim=True).expand(mask.shape)
+    moved = a[row, channel] * strength
+    change = torch.where(mask[row], m.double() - 1, 0)
+    tokens = uniform.index_add(0, row, moved[:, None] * change)
+    return torch.where(mask, tokens, 0)
 
 # %% ../nbs/06_redistribution.ipynb #d58f8cf3
 @dataclass(frozen=True)
 class PairDetail:
-    "What was found for each pair of an answer and a channel."
+    "What became of each pair of an answer and a channel."
 
     row: Int[Tensor, " pair"]
     channel: Int[Tensor, " pair"]
@@ -174,27 +188,29 @@ class PairDetail:
     strength: Float[Tensor, " pair"]
     # False: what the model had to read is not known; d and q are 0, credit is uniform
     scored: Bool[Tensor, " pair"]
-    found: Bool[Tensor, " pair"]  # G: some signal exceeds the absolute threshold
+    above_gate: Bool[Tensor, " pair"]  # G: some signal exceeds the absolute threshold
     opened: Bool[Tensor, " pair"]  # whether the rule lets the advantage be moved
 
 # %% ../nbs/06_redistribution.ipynb #247d2841
 def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> None:
     """Raises `ValueError` naming rule and row for weights that cannot be redistributed."""
     rule = f"rule {batch.config.rule.name!r}"
-    if placed.weights.dim() != 3:
+    weights = placed.weights
+    if weights.dim() != 3:
         raise ValueError(
-            f"{rule}: weights of shape {tuple(placed.weights.shape)}, must be [part, pair, token]"
+            f"{rule}: weights of shape {tuple(weights.shape)}, must be [part, pair, token]"
         )
-    parts = len(placed.weights)
-    by_token = (len(pairs), batch.mask.shape[1])
+    parts = len(weights)
+    count = len(pairs)
+    tokens = batch.mask.shape[1]
     expected = {
-        "weights": (parts, *by_token),
-        "shares": (parts, len(pairs)),
-        "found": by_token[:1],
-        "scored": by_token[:1],
-        "signal": by_token,
-        "pool": (parts, *by_token),
-        "pooled": (parts, len(pairs)),
+        "weights": (parts, count, tokens),
+        "shares": (parts, count),
+        "above_gate": (count,),
+        "scored": (count,),
+        "signal": (count, tokens),
+        "pool": (parts, count, tokens),
+        "pooled": (parts, count),
     }
     for name, shape in expected.items():
         size = tuple(getattr(placed, name).shape)
@@ -203,17 +219,16 @@ def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> N
     row, _ = pairs.index(batch.mask.device)
 
     def refuse(faults: Tensor, values: Tensor, allowed: str) -> None:
-        "Raise for the first fault; the axis before the last one is that of pairs."
+        "Raise for the first fault; axis 1 is that of pairs."
         if not faults.any():
             return
-        place = faults.nonzero()[0].tolist()
-        value = values[tuple(place)].item()
-        where = f"row {row[place[1]].item()}"
-        if len(place) == 3:
-            where += f", token {place[2]}"
-        raise ValueError(f"{rule}, {where}: found {value:g}; allowed: {allowed}")
+        index = faults.nonzero()[0].tolist()
+        value = values[tuple(index)].item()
+        position = f"row {row[index[1]].item()}"
+        if len(index) == 3:
+            position += f", token {index[2]}"
+        raise ValueError(f"{rule}, {position}: found {value:g}; allowed: {allowed}")
 
-    weights = placed.weights
     refuse(~weights.isfinite() | (weights < 0), weights, "finite weights of at least 0")
     refuse(~batch.mask[row] & (weights != 0), weights, "weight 0 outside the answer")
     shares = placed.shares
@@ -231,7 +246,8 @@ def place_pairs(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> Pai
     inside = batch.mask[row]
     parts, count, width = placed.weights.shape
     every_part = inside.repeat(parts, 1)
-    raw = raw_multipliers(placed.weights.reshape(parts * count, width), every_part)
+    flat_weights = placed.weights.reshape(parts * count, width)
+    raw = raw_multipliers(flat_weights, every_part)
     m = project_multipliers(raw, every_part, batch.config.cap).view(parts, count, width)
     opened = rule.opens(batch)[row, channel]
     chi = open_pairs(opened, placed.weights)
@@ -251,7 +267,7 @@ def place_pairs(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> Pai
         m=m,
         strength=strength,
         scored=placed.scored,
-        found=placed.found,
+        above_gate=placed.above_gate,
         opened=opened,
     )
 
@@ -268,8 +284,10 @@ def _joined(
     q = (placed.shares[..., None] * proportions).sum(0)
     strength = strengths.sum(0)
     moved = strength > 0
-    mixed = (strengths[..., None] * m).sum(0) / torch.where(moved, strength, 1)[:, None]
-    return q, torch.where(moved[:, None], mixed, inside.double()), strength
+    weighted = (strengths[..., None] * m).sum(0)
+    mean_m = weighted / torch.where(moved, strength, 1)[:, None]
+    m = torch.where(moved[:, None], mean_m, inside.double())
+    return q, m, strength
 
 # %% ../nbs/06_redistribution.ipynb #13e17ade
 def threshold_scores(
@@ -319,6 +337,13 @@ def _check_answers(rewards: Tensor, valid: Tensor, mask: Tensor) -> None:
         )
 
 
+def _need(rule: CreditRule, **needed: object) -> None:
+    "Raises `ValueError` naming all that a rule needs where one of it is None."
+    if any(value is None for value in needed.values()):
+        *names, last = needed
+        raise ValueError(f"rule {rule.name!r} needs {', '.join(names)} and {last}")
+
+
 def _check_scores(
     rule: CreditRule,
     batch: JudgedBatch,
@@ -327,67 +352,79 @@ def _check_scores(
     thresholds: Thresholds | None,
 ) -> None:
     "Raises `ValueError` for what a rule needs and has not, and for shapes and values at fault."
-    needed = {"pairs": pairs, "thresholds": thresholds}
-    if rule.reads != NOTHING:
-        needed = {"pairs": pairs, "scores": scores, "thresholds": thresholds}
     if rule.reads == LOG_PROBABILITIES:
-        needed = {"full": batch.full} | needed
-    if any(value is None for value in needed.values()):
-        *names, last = needed
-        raise ValueError(f"rule {rule.name!r} needs {', '.join(names)} and {last}")
-    assert pairs is not None and thresholds is not None
-    mask = batch.mask
-    if batch.config.granularity == "sentence" and (
-        batch.units is None or thresholds.sentence is None
-    ):
-        raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
-    if batch.units is not None and not _number_each_token(batch.units, mask):
-        raise ValueError(
-            f"units {tuple(batch.units.shape)} must be {tuple(mask.shape)} with a "
-            "sentence for each token"
-        )
-    shape = (len(pairs), mask.shape[1])
+        _need(rule, full=batch.full, pairs=pairs, scores=scores, thresholds=thresholds)
+    elif rule.reads == NOTHING:
+        _need(rule, pairs=pairs, thresholds=thresholds)
+    else:
+        _need(rule, pairs=pairs, scores=scores, thresholds=thresholds)
+    assert pairs is not None
+    assert thresholds is not None
+    _check_units(batch, thresholds)
+    shape = (len(pairs), batch.mask.shape[1])
     if scores is not None and scores.shape != shape:
         raise ValueError(f"scores {tuple(scores.shape)} must be {shape}")
     if rule.reads == LOG_PROBABILITIES:
-        assert batch.full is not None
-        if batch.full.shape != mask.shape:
-            raise ValueError(f"full {tuple(batch.full.shape)} must be {tuple(mask.shape)}")
-        bad = (batch.valid[:, None] & mask & ~batch.full.isfinite()).nonzero()
-        if len(bad):
-            row, token = bad[0].tolist()
-            raise ValueError(
-                f"row {row}, token {token}: log-probability not finite in a scored answer"
-            )
+        _check_full(batch)
     unscored = [row for row in pairs.rows if not bool(batch.valid[row])]
     if unscored:
         raise ValueError(f"row {unscored[0]}: pair of an unscored answer, must be left out")
 
 
-def _number_each_token(units: Tensor, mask: Tensor) -> bool:
-    "Whether `units` has a sentence for each real token."
-    return units.shape == mask.shape and not bool((units[mask] < 0).any())
+def _check_units(batch: JudgedBatch, thresholds: Thresholds) -> None:
+    "Raises `ValueError` where sentences are needed and missing, or do not number each token."
+    units = batch.units
+    if batch.config.granularity == "sentence":
+        if units is None or thresholds.sentence is None:
+            raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
+    if units is None:
+        return
+    mask = batch.mask
+    if units.shape != mask.shape or bool((units[mask] < 0).any()):
+        raise ValueError(
+            f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a sentence for each token"
+        )
+
+
+def _check_full(batch: JudgedBatch) -> None:
+    "Raises `ValueError` for log-probabilities of another shape, or not finite in a scored answer."
+    full = batch.full
+    mask = batch.mask
+    assert full is not None
+    if full.shape != mask.shape:
+        raise ValueError(f"full {tuple(full.shape)} must be {tuple(mask.shape)}")
+    faults = (batch.valid[:, None] & mask & ~full.isfinite()).nonzero()
+    if len(faults):
+        row, token = faults[0].tolist()
+        raise ValueError(f"row {row}, token {token}: log-probability not finite in a scored answer")
 
 
 def _check_means(rule: CreditRule, tokens: Tensor, sums: Tensor, live: Tensor) -> None:
     "Raises `ValueError` naming the first answer whose tokens have another mean than its advantage."
     mean = tokens.sum(1) / live.sum(1).clamp(min=1)
-    largest = tokens.abs().amax(1) if tokens.shape[1] else torch.zeros_like(mean)
-    gap = (mean - torch.where(live.any(1), sums, 0)).abs()
-    wrong = (~(gap <= 1e-6 * largest.clamp(min=1))).nonzero()
-    if len(wrong):
-        row = wrong[0].item()
+    expected = torch.where(live.any(1), sums, 0)
+    gap = (mean - expected).abs()
+    allowed_gap = 1e-6 * _largest(tokens).clamp(min=1)
+    faults = (~(gap <= allowed_gap)).nonzero()
+    if len(faults):
+        row = faults[0].item()
         raise ValueError(
             f"rule {rule.name!r}, row {row}: the mean of the tokens' advantages is "
-            f"{mean[row].item():g}; "
-            f"allowed: the answer's advantage, {sums[row].item():g}"
+            f"{mean[row].item():g}; allowed: the answer's advantage, {sums[row].item():g}"
         )
+
+
+def _largest(tokens: Float[Tensor, "row token"]) -> Float[Tensor, " row"]:
+    "The largest size of a number in each row; 0 in rows without tokens."
+    if not tokens.shape[1]:
+        return tokens.new_zeros(len(tokens))
+    return tokens.abs().amax(1)
 
 # %% ../nbs/06_redistribution.ipynb #45ed3a80
 @dataclass(frozen=True)
 class Credit:
     """Token advantages of the local rows, their means, a flat row of statistics, and
-    what was found for each pair."""
+    what became of each pair."""
 
     # float32, 0 at padding and in answers that are not scored
     advantages: Float[Tensor, "row token"]
@@ -399,7 +436,9 @@ class Credit:
     @property
     def columns(self) -> tuple[str, ...]:
         "Names of the columns that were placed: the nine channels, or 'sum'."
-        return tuple(CHANNELS) if self.channels.shape[1] == len(CHANNELS) else ("sum",)
+        if self.channels.shape[1] == len(CHANNELS):
+            return tuple(CHANNELS)
+        return ("sum",)
 
 # %% ../nbs/06_redistribution.ipynb #7430a5ed
 def column_advantages(
@@ -417,6 +456,11 @@ def column_advantages(
         columns.double(), group, valid, eps=config.eps, sigma_min=config.sigma_min, ddof=config.ddof
     )
     return columns, advantages
+
+
+def _one_process(values: Tensor) -> Tensor:
+    "What is gathered where there is one process: its own values."
+    return values
 
 
 def credit(
@@ -443,7 +487,7 @@ def credit(
     """
     rule = config.rule
     local = local or slice(None)
-    gather = gather or (lambda values: values)
+    gather = gather or _one_process
     _check_answers(rewards, valid[local], mask)
     columns, advantages = column_advantages(rewards, group, valid, config)
     shift = advantages.new_zeros(())
@@ -484,21 +528,20 @@ def credit(
     sequence = torch.where(batch.valid, (sums - shift) / scale, 0)
     if isinstance(placed, OwnAdvantages):
         final = _with_own(placed, final, batch, gather)
-    largest = final.abs().max().item() if final.numel() else 0.0
     stats: dict[str, float] = {
         "rms": scale.item(),
-        "largest_advantage": largest,
+        "largest_advantage": final.abs().max().item() if final.numel() else 0.0,
         "unscored": int((~valid).sum()),
     }
     bound = config.max_advantage
     if bound is not None:
         stats["bounded"] = int((final.abs() > bound).sum())
         final = final.clamp(-bound, bound)
-    stats |= conservation_stats(final, sequence, live)
+    stats.update(conservation_stats(final, sequence, live))
     if rule.base != "grpo":
-        stats |= channel_stats(rewards, advantages, group, valid, config)
+        stats.update(channel_stats(rewards, advantages, group, valid, config))
     if detail is not None:
-        stats |= pair_stats(detail, batch.advantages, live, thresholds, config)
+        stats.update(pair_stats(detail, batch.advantages, live, thresholds, config))
     return Credit(final.float(), sequence.float(), batch.advantages, stats, detail)
 
 
@@ -540,12 +583,12 @@ def _with_own(
             f"must be {tuple(batch.mask.shape)}"
         )
     live = batch.mask & batch.valid[:, None]
-    wrong = torch.where(live, ~own.values.isfinite(), own.values != 0).nonzero()
-    if len(wrong):
-        row, token = wrong[0].tolist()
+    faults = torch.where(live, ~own.values.isfinite(), own.values != 0).nonzero()
+    if len(faults):
+        row, token = faults[0].tolist()
+        value = own.values[row, token].item()
         raise ValueError(
-            f"rule {rule.name!r}, row {row}, token {token}: found "
-            f"{own.values[row, token].item():g}; "
+            f"rule {rule.name!r}, row {row}, token {token}: found {value:g}; "
             "allowed: finite values, and 0 outside the answer"
         )
     means = gather(own.values.sum(1) / batch.mask.sum(1))
@@ -559,7 +602,12 @@ FALLBACKS = ("scoring", "weak", "empty", "closed")
 def fallback_reasons(detail: PairDetail) -> list[str | None]:
     """Why each pair keeps uniform credit: one of `FALLBACKS`; None where its advantage
     was moved."""
-    applies = (~detail.scored, ~detail.found, detail.q.sum(1) <= 0, detail.strength <= 0)
+    applies = (
+        ~detail.scored,
+        ~detail.above_gate,
+        detail.q.sum(1) <= 0,
+        detail.strength <= 0,
+    )
     names = np.select([flags.cpu().numpy() for flags in applies], FALLBACKS, "")
     return [name or None for name in names.tolist()]
 
@@ -573,19 +621,27 @@ def pair_counts(detail: PairDetail, config: CreditConfig) -> dict[str, int]:
     """Pairs, those localized, those left uniform by reason; candidates and localized
     pairs of each channel, for a rule that places channels."""
     reasons = fallback_reasons(detail)
-    on = detail.strength > 0
-    out = {"pairs": len(on), "localized": reasons.count(None)}
+    localized = detail.strength > 0
+    counts = {"pairs": len(localized), "localized": reasons.count(None)}
     for reason in FALLBACKS:
-        out[f"fallback_{reason}"] = reasons.count(reason)
+        counts[f"fallback_{reason}"] = reasons.count(reason)
     if config.rule.base == "grpo":
-        return out
+        return counts
     for h in run_channels(config):
-        out[f"candidates/{CHANNELS[h]}"] = int((detail.channel == h).sum())
-        out[f"localized/{CHANNELS[h]}"] = int((on & (detail.channel == h)).sum())
-    return out
+        of_channel = detail.channel == h
+        counts[f"candidates/{CHANNELS[h]}"] = int(of_channel.sum())
+        counts[f"localized/{CHANNELS[h]}"] = int((localized & of_channel).sum())
+    return counts
 
 # %% ../nbs/06_redistribution.ipynb #38773325
-PERCENTILES = {f"multiplier_p{p}": p for p in (5, 50, 90, 95, 99)} | {"multiplier_max": 100}
+PERCENTILES = {
+    "multiplier_p5": 5,
+    "multiplier_p50": 50,
+    "multiplier_p90": 90,
+    "multiplier_p95": 95,
+    "multiplier_p99": 99,
+    "multiplier_max": 100,
+}
 
 
 def pair_stats(
@@ -598,24 +654,73 @@ def pair_stats(
     """Counts of pairs, spread of multipliers, largest change of a channel's mean,
     thresholds (nats)."""
     inside = live[detail.row]
-    on = detail.strength > 0
-    change = torch.where(inside, detail.m - 1, 0).sum(1) / inside.sum(1).clamp(min=1)
-    change = (change * detail.strength * advantages[detail.row, detail.channel]).abs()
-    capped = (detail.m[on] >= config.cap - 1e-6).any(1).double()
-    m = detail.m[inside & on[:, None]].double().cpu().numpy()
-    out: dict[str, float] = {**pair_counts(detail, config)}
-    out["channel_conservation_error"] = change.max().item() if len(change) else 0.0
-    out["cap_share"] = capped.mean().item() if len(capped) else math.nan
-    out |= {
-        name: float(np.percentile(m, p)) if len(m) else math.nan for name, p in PERCENTILES.items()
-    }
+    localized = detail.strength > 0
+    mean_change = torch.where(inside, detail.m - 1, 0).sum(1) / inside.sum(1).clamp(min=1)
+    advantage = advantages[detail.row, detail.channel]
+    change = (mean_change * detail.strength * advantage).abs()
+    capped = (detail.m[localized] >= config.cap - 1e-6).any(1).double()
+    multipliers = detail.m[inside & localized[:, None]].double().cpu().numpy()
+    stats: dict[str, float] = {**pair_counts(detail, config)}
+    stats["channel_conservation_error"] = change.max().item() if len(change) else 0.0
+    stats["cap_share"] = capped.mean().item() if len(capped) else math.nan
+    for name, percent in PERCENTILES.items():
+        stats[name] = math.nan
+        if len(multipliers):
+            stats[name] = float(np.percentile(multipliers, percent))
     for h in run_channels(config):
-        out[f"threshold/{CHANNELS[h]}"] = thresholds.value[h].item()
+        stats[f"threshold/{CHANNELS[h]}"] = thresholds.value[h].item()
         if thresholds.sentence is not None:
-            out[f"sentence_threshold/{CHANNELS[h]}"] = thresholds.sentence.value[h].item()
-    return out
+            stats[f"sentence_threshold/{CHANNELS[h]}"] = thresholds.sentence.value[h].item()
+    return stats
 
 # %% ../nbs/06_redistribution.ipynb #1b72bb3b
+def _share(flags: Sequence[bool]) -> float:
+    "Share of the flags that are set; NaN where there is none."
+    return sum(flags) / len(flags) if flags else math.nan
+
+
+def _reward_range(h: int, config: CreditConfig) -> tuple[int, int]:
+    "The highest and the lowest reward of a channel."
+    ideal, actual = divmod(h, 3)
+    if ideal == actual:
+        return 1, 0
+    if config.merge_over_use and CHANNELS[h] == "AB-":
+        return 0, -2
+    return 0, -abs(actual - ideal)
+
+
+def _group_outcomes(
+    rewards_by_group: Sequence[Float[Tensor, "row channel"]], h: int, config: CreditConfig
+) -> dict[str, float]:
+    "How the groups of prompts with atoms of the channel's ideal level come out in the channel."
+    best, worst = _reward_range(h, config)
+    ideal = h // 3
+    level = slice(3 * ideal, 3 * ideal + 3)  # the three channels of one ideal level
+    all_best = []
+    all_worst = []
+    all_middle = []
+    mixed = []
+    for group_rewards in rewards_by_group:
+        if not group_rewards[:, level].any():
+            continue
+        rewards = group_rewards[:, h]
+        # rewards are sums of fractions: a small tolerance
+        is_best = bool((rewards >= best - 1e-9).all())
+        is_worst = bool((rewards <= worst + 1e-9).all())
+        is_mixed = not bool(rewards.max() - rewards.min() <= 1e-9)
+        all_best.append(is_best)
+        all_worst.append(is_worst)
+        all_middle.append(not (is_mixed or is_best or is_worst))
+        mixed.append(is_mixed)
+    return {
+        "groups": len(mixed),
+        "all_best": _share(all_best),
+        "all_worst": _share(all_worst),
+        "all_middle": _share(all_middle),
+        "mixed": _share(mixed),
+    }
+
+
 def channel_stats(
     rewards: Float[Tensor, "row channel"],
     # group-normalized, 0 where a group's rewards do not differ
@@ -626,41 +731,21 @@ def channel_stats(
 ) -> dict[str, float]:
     """How often each channel occurs and how its groups come out, over the scored
     answers; keys are `kind/channel`."""
-    groups = [group == g for g in group[valid].unique()]
-
-    def share(found):
-        return sum(found) / len(found) if found else math.nan
-
-    out = {}
+    groups = [group == number for number in group[valid].unique()]
+    rewards_by_group = [rewards[rows & valid] for rows in groups]
+    stats = {}
     for h in run_channels(config):
-        ideal, actual = divmod(h, 3)
-        merged = config.merge_over_use and CHANNELS[h] == "AB-"
-        best, worst = (1, 0) if ideal == actual else (0, -2 if merged else -abs(actual - ideal))
-        level = slice(3 * ideal, 3 * ideal + 3)  # the three channels of one ideal level
-        seen = [rewards[g & valid] for g in groups]
-        seen = [
-            x[:, h] for x in seen if x[:, level].any()
-        ]  # prompts with atoms of this ideal level
-        # rewards are sums of fractions: a small tolerance
-        top = [bool((x >= best - 1e-9).all()) for x in seen]
-        least = [bool((x <= worst + 1e-9).all()) for x in seen]
-        same = [bool(x.max() - x.min() <= 1e-9) for x in seen]
-        middle = [one and not (b or w) for one, b, w in zip(same, top, least, strict=True)]
-        r = rewards[valid, h].double()
-        kinds = {
-            "trigger": (r != 0).double().mean().item(),
-            "reward": r.mean().item(),
-            "groups": len(seen),
-        }
-        kinds["nondegenerate"] = share([bool(advantages[g, h].any()) for g in groups])
-        kinds |= {
-            "all_best": share(top),
-            "all_worst": share(least),
-            "all_middle": share(middle),
-            "mixed": share([not one for one in same]),
-        }
-        out |= {f"{kind}/{CHANNELS[h]}": value for kind, value in kinds.items()}
-    return out
+        name = CHANNELS[h]
+        channel_rewards = rewards[valid, h].double()
+        outcomes = _group_outcomes(rewards_by_group, h, config)
+        nondegenerate = [bool(advantages[rows, h].any()) for rows in groups]
+        stats[f"trigger/{name}"] = (channel_rewards != 0).double().mean().item()
+        stats[f"reward/{name}"] = channel_rewards.mean().item()
+        stats[f"groups/{name}"] = outcomes.pop("groups")
+        stats[f"nondegenerate/{name}"] = _share(nondegenerate)
+        for outcome, share in outcomes.items():
+            stats[f"{outcome}/{name}"] = share
+    return stats
 
 # %% ../nbs/06_redistribution.ipynb #7ecd40ea
 def conservation_stats(
@@ -671,9 +756,9 @@ def conservation_stats(
     """Largest gap between an answer's advantage and the mean of its tokens as the loss
     sees them, absolute and relative."""
     used = advantages.float().double()
-    gap = (used.sum(1) / live.sum(1).clamp(min=1) - sequence).abs()
-    largest = used.abs().amax(1) if used.shape[1] else torch.zeros_like(gap)
-    relative = gap / largest.clamp(min=1)
+    mean = used.sum(1) / live.sum(1).clamp(min=1)
+    gap = (mean - sequence).abs()
+    relative = gap / _largest(used).clamp(min=1)
     return {
         "conservation_error": gap.max().item(),
         "conservation_relative": relative.max().item(),

@@ -50,7 +50,7 @@ def drawn_pairs(seed: int, rows: int = 4, tokens: int = 6) -> PairDetail:
         m=torch.rand(count, tokens).double() * 4,
         strength=torch.where(moved & (q.sum(1) > 0), 0.75, 0.0).double(),
         scored=scored,
-        found=signal & scored,
+        above_gate=signal & scored,
         opened=moved,
     )
 

@@ -840,8 +840,8 @@ def test_where_nothing_was_found_nothing_is_moved(seed):
 def test_either_gate_of_a_sentence_shuts_it():
     batch = a_batch(3, unscored=0) | {"units": random_units(a_batch(3, unscored=0), 3)}
     opened = sentences(batch)
-    assert opened.stats["localized"] and opened.pairs.found.any()
+    assert opened.stats["localized"] and opened.pairs.above_gate.any()
     for gates in ({"gate": 100.0}, {"sentence_gate": 100.0}):
         shut = sentences(batch, **gates)
-        assert not shut.pairs.q.any() and not shut.pairs.found.any()
+        assert not shut.pairs.q.any() and not shut.pairs.above_gate.any()
         assert shut.stats["fallback_weak"] == shut.stats["pairs"] == len(batch["pairs"])

@@ -7,6 +7,7 @@ __all__ = ['token_divergences']
 
 # %% ../../nbs/credit/05_divergences.ipynb #d1500004
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,19 +24,35 @@ from memcalib.credit.prefix_groups import (
 )
 
 # %% ../../nbs/credit/05_divergences.ipynb #d7cbf827
-def _divergences(head, full: Tensor, less: Tensor, temperature: float, logit_chunk: int) -> Tensor:
-    """KL(full || less) in nats of the distributions that a head makes of
-    two equally long lists of hidden states."""
+def _divergences(
+    head: torch.nn.Module,
+    full: Float[Tensor, "token width"],
+    less: Float[Tensor, "token width"],
+    temperature: float,
+    logit_chunk: int,
+) -> Float[Tensor, " token"]:
+    """KL(full || less) in nats of the distributions that a head makes of two equally long lists of
+    hidden states."""
     step = max(1, logit_chunk // (2 * vocabulary_size(head, full)))
     wide = wide_weights(head)
-    parts = []
-    for hidden in zip(full.split(step), less.split(step), strict=True):
-        p, q = (
-            (head_logits(head.forward, states, wide) / temperature).log_softmax(-1)
-            for states in hidden
-        )
-        parts.append((p.exp() * (p - q)).sum(-1))
-    return torch.cat(parts).clamp(min=0)  # rounding
+
+    def log_probabilities(states: Tensor) -> Tensor:
+        logits = head_logits(head.forward, states, wide)
+        return (logits / temperature).log_softmax(-1)
+
+    divergences = []
+    for full_states, less_states in zip(full.split(step), less.split(step), strict=True):
+        p = log_probabilities(full_states)
+        q = log_probabilities(less_states)
+        divergences.append((p.exp() * (p - q)).sum(-1))
+    return torch.cat(divergences).clamp(min=0)  # rounding
+
+
+def _state_width(model, head: str) -> int:
+    "Elements of one token's state: a hidden state, or logits where the model makes its own."
+    config = model.config.get_text_config()
+    _, output_head = split_model(model, head)
+    return config.vocab_size if output_head is None else config.hidden_size
 
 
 @torch.no_grad()
@@ -51,60 +68,54 @@ def token_divergences(
     **options,  # those of `score_responses`
 ) -> Float[Tensor, "row token"]:
     """$\\mathrm{KL}(p_\\theta(\\cdot\\mid x,M,y_{<t})\\,\\|\\,p_\\theta(\\cdot\\mid
-    x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0; NaN in rows that are
-    too long or do not fit in memory."""
+    x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0;
+    NaN in rows that are too long or do not fit in memory."""
     from torch.distributed.fsdp import FSDPModule
 
-    from memcalib.credit.logprobs import (
-        check_rows,
-        score_responses,
-    )  # which import accelerate: token credit does without
+    # these import accelerate: token credit does without
+    from memcalib.credit.logprobs import check_rows, score_responses
     from memcalib.inference.local import evaluating, group_sync
 
     check_rows(prompts, responses, temperature=temperature)
     check_rows(without, responses)
-    kind = torch.promote_types(model.dtype, torch.float32)
-    sharded = isinstance(model, FSDPModule)
-    out = torch.zeros(
-        len(responses), max(map(len, responses), default=0), dtype=kind, device=model.device
-    )
-    text = model.config.get_text_config()
-    own = split_model(model, options.get("head", "auto"))[1] is None
+    precision = torch.promote_types(model.dtype, torch.float32)
+    width = max(map(len, responses), default=0)
+    divergences = torch.zeros(len(responses), width, dtype=precision, device=model.device)
+    elements = 2 * _state_width(model, options.get("head", "auto"))  # of one token, both ways
     heads = []
-    width = text.vocab_size if own else text.hidden_size
 
-    def read(head, states: Tensor, targets: Tensor) -> Tensor:
+    def read(head: torch.nn.Module, states: Tensor, targets: Tensor) -> Tensor:
+        "The states themselves; their head is used below."
         heads[:] = [head]
         return states
 
-    def work() -> None:
-        for i, full, less in rows:
-            out[i, : len(full)] = _divergences(heads[0], full, less, temperature, logit_chunk)
+    def compare(states_by_row: dict[int, tuple[Tensor, Tensor]]) -> None:
+        "Write down the divergences of some rows."
+        for row, (full, less) in states_by_row.items():
+            values = _divergences(heads[0], full, less, temperature, logit_chunk)
+            divergences[row, : len(full)] = values
 
-    todo = sorted(
-        (i for i, y in enumerate(responses) if len(y)),
-        key=lambda i: (list(prompts[i]), len(responses[i])),
-    )
+    answered = [row for row, response in enumerate(responses) if len(response)]
+    todo = sorted(answered, key=lambda row: (list(prompts[row]), len(responses[row])))
     sync = group_sync(model)
     while sync(bool(todo)) if sync else todo:
-        size = max(
-            1,
-            int(
-                np.searchsorted(
-                    np.cumsum([2 * width * len(responses[i]) for i in todo]), held, side="right"
-                )
-            ),
-        )
-        part = todo[:size]
-        todo = todo[size:]
-        both = [list(prompts[i]) for i in part] + [list(without[i]) for i in part]
-        states = score_responses(model, both, [responses[i] for i in part] * 2, read, **options)
-        rows = [
-            (i, full, less)
-            for i, full, less in zip(part, states, states[len(part) :], strict=False)
-            if full is not None and less is not None
-        ]
-        out[[i for i in part if i not in {row[0] for row in rows}]] = torch.nan
+        sizes = np.cumsum([elements * len(responses[row]) for row in todo])
+        count = max(1, int(np.searchsorted(sizes, held, side="right")))
+        rows = todo[:count]
+        todo = todo[count:]
+        both_prompts = [list(prompts[row]) for row in rows]
+        both_prompts += [list(without[row]) for row in rows]
+        answers = [responses[row] for row in rows]
+        states = score_responses(model, both_prompts, answers + answers, read, **options)
+        states_by_row = {}
+        for row, full, less in zip(rows, states, states[len(rows) :], strict=False):
+            if full is None or less is None:
+                divergences[row] = torch.nan
+            else:
+                states_by_row[row] = (full, less)
         with evaluating(model):
-            in_one_call(model, work) if sharded else work()
-    return out.masked_fill(~response_mask(responses, out.device), 0)
+            if isinstance(model, FSDPModule):
+                in_one_call(model, partial(compare, states_by_row))
+            else:
+                compare(states_by_row)
+    return divergences.masked_fill(~response_mask(responses, divergences.device), 0)

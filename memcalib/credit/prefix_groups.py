@@ -24,17 +24,30 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #1949c343
+def _shared_with(base: int, agree: Sequence[int]) -> list[int]:
+    "How many tokens each of len(agree) + 1 sorted prompts shares with the base, which counts 0."
+    before = np.minimum.accumulate(agree[:base][::-1])[::-1]
+    behind = np.minimum.accumulate(agree[base:])
+    return [int(count) for count in (*before, 0, *behind)]
+
+
 def _best_base(agree: Sequence[int]) -> tuple[int, list[int]]:
     """Place of the base among len(agree) + 1 sorted prompts, and what each shares with it;
     neighbours share `agree`."""
-    best = (-1, 0, [0])
-    for s in range(len(agree) + 1):
-        left = np.minimum.accumulate(agree[:s][::-1])[::-1] if s else []
-        shared = [*left, 0, *np.minimum.accumulate(agree[s:])] if s < len(agree) else [*left, 0]
-        best = max(
-            best, (int(sum(shared)), -s, [int(n) for n in shared]), key=lambda found: found[:2]
-        )
-    return -best[1], best[2]
+    best_base = 0
+    best_shared = _shared_with(0, agree)
+    for base in range(1, len(agree) + 1):
+        shared = _shared_with(base, agree)
+        if sum(shared) > sum(best_shared):
+            best_base = base
+            best_shared = shared
+    return best_base, best_shared
+
+
+def _saved(agree: Sequence[int], start: int, stop: int) -> int:
+    "Tokens that one group of the sorted prompts from `start` to before `stop` need not encode."
+    _, shared = _best_base(agree[start : stop - 1])
+    return sum(shared)
 
 
 def _split(agree: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
@@ -42,15 +55,24 @@ def _split(agree: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]
     inside = agree[start : stop - 1]
     if not len(inside):
         return [(start, stop)]
-    cuts = [start + k + 1 for k, n in enumerate(inside) if n == min(inside)]
-    parts = list(itertools.pairwise([start, *cuts, stop]))
-
-    def saved(a, b):
-        return sum(_best_base(agree[a : b - 1])[1])
-
-    if sum(saved(a, b) for a, b in parts) < saved(start, stop):
+    weakest = min(inside)
+    cuts = [start + k + 1 for k, count in enumerate(inside) if count == weakest]
+    runs = list(itertools.pairwise([start, *cuts, stop]))
+    saved_by_runs = sum(_saved(agree, first, last) for first, last in runs)
+    if saved_by_runs < _saved(agree, start, stop):
         return [(start, stop)]
-    return [run for a, b in parts for run in _split(agree, a, b)]
+    smaller_runs = []
+    for first, last in runs:
+        smaller_runs.extend(_split(agree, first, last))
+    return smaller_runs
+
+
+def _common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
+    "How many tokens two prompts have in common before they differ."
+    for count, (token, other) in enumerate(zip(first, second, strict=False)):
+        if token != other:
+            return count
+    return min(len(first), len(second))
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #3cc7ff1e
 @dataclass(frozen=True)
@@ -66,36 +88,33 @@ class PrefixGroup:
 def prefix_groups(prompts: Sequence[Sequence[int]]) -> list[PrefixGroup]:
     """Groups in which encoding one base and the others' suffixes takes few tokens;
     short prompts first."""
+    if not prompts:
+        return []
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
-    agree = []
-    for a, b in itertools.pairwise(prompts[i] for i in order):
-        agree.append(
-            next(
-                (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
-                min(len(a), len(b)),
-            )
-        )
-    found = []
-    for start, stop in _split(agree, 0, len(order)) if order else []:
-        at, shared = _best_base(agree[start : stop - 1])
+    agree = [_common_beginning(prompts[i], prompts[j]) for i, j in itertools.pairwise(order)]
+    groups = []
+    for start, stop in _split(agree, 0, len(order)):
+        base, shared = _best_base(agree[start : stop - 1])
         members = order[start:stop]
-        shared[at] = len(prompts[members[at]])
-        found.append(PrefixGroup(members[at], members, shared))
-    return sorted(found, key=lambda group: max(len(prompts[i]) for i in group.members))
+        shared[base] = len(prompts[members[base]])
+        groups.append(PrefixGroup(members[base], members, shared))
+
+    def longest(group: PrefixGroup) -> int:
+        return max(len(prompts[i]) for i in group.members)
+
+    return sorted(groups, key=longest)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #a77d3842
 def padded_rows(
-    rows: Sequence[Sequence[int]], device
+    rows: Sequence[Sequence[int]], device: str | torch.device
 ) -> tuple[Int[Tensor, "row token"], Bool[Tensor, "row token"]]:
     "Token ids padded with 0 on the right, and the mask of what is not padding."
     width = max(map(len, rows), default=0)
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    ids = torch.tensor(padded, dtype=torch.long, device=device).reshape(len(rows), width)
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.long, device=device)
-    ids = torch.tensor(
-        [[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device
-    )
-    return ids.reshape(len(rows), width), torch.arange(width, device=device)[None] < lengths[
-        :, None
-    ]
+    mask = torch.arange(width, device=device) < lengths[:, None]
+    return ids, mask
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #a4eb5a67
 def response_mask(
@@ -125,41 +144,52 @@ def batched_groups(
 ) -> Iterator[list[PrefixGroup]]:
     """Batches of groups within the budget of cached tokens;
     the members of a large group are spread over several."""
-    small = []
+    pieces = []
     for group in groups:
-        rows = sorted(zip(group.members, group.shared, strict=True), key=lambda row: sizes[row[0]])
-        for part in buckets([sizes[i] for i, _ in rows], budget):
-            members, shared = map(list, zip(*(rows[p] for p in part), strict=True))
-            small.append((group.base, members, shared))
-    widths = [len(members) * max(sizes[i] for i in [*members, base]) for base, members, _ in small]
-    start = 0
+        pieces.extend(_pieces(group, sizes, budget))
+    batch = []
     used = 0
-    for k, width in enumerate(widths):
-        if k > start and used + width > budget:
-            yield [PrefixGroup(*row) for row in small[start:k]]
-            start = k
+    for piece in pieces:
+        longest = max(sizes[i] for i in (*piece.members, piece.base))
+        area = len(piece.members) * longest
+        if batch and used + area > budget:
+            yield batch
+            batch = []
             used = 0
-        used += width
-    if small:
-        yield [PrefixGroup(*row) for row in small[start:]]
+        batch.append(piece)
+        used += area
+    if batch:
+        yield batch
+
+
+def _pieces(group: PrefixGroup, sizes: Sequence[int], budget: int) -> Iterator[PrefixGroup]:
+    "Groups with the same base that hold the members of a group, short ones first."
+    shared_by_member = dict(zip(group.members, group.shared, strict=True))
+    ordered = sorted(group.members, key=lambda i: sizes[i])
+    for bucket in buckets([sizes[i] for i in ordered], budget):
+        members = [ordered[position] for position in bucket]
+        yield PrefixGroup(group.base, members, [shared_by_member[i] for i in members])
+
+
+_SCALED_LOGITS = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+    "output_multiplier",
+    "lm_head_multiplier",
+)  # settings of models that change what their head returns
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #fd8f62d6
 def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]:
-    """The decoder and its output head;
-    the whole model and None where logits must come from the model's own forward."""
+    """The decoder and its output head; the whole model and
+    None where logits must come from the model's own forward."""
     if head not in ("auto", "chunked", "model"):
         raise ValueError(f"head {head!r}, allowed are 'auto', 'chunked', 'model'")
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = (
-        "final_logit_softcapping",
-        "logits_scaling",
-        "logit_scale",
-        "output_multiplier",
-        "lm_head_multiplier",
-    )
-    if head == "model" or (
-        head == "auto" and any(getattr(model.config, name, None) for name in names)
-    ):
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if head == "auto" and any(getattr(model.config, name, None) for name in _SCALED_LOGITS):
+        head = "model"
+    if head == "model":
         return model, None
     return model.get_decoder(), model.get_output_embeddings()
 
@@ -167,15 +197,15 @@ def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]
 def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
     """work(*inputs) as one call of the module with these inputs;
     `work` uses `module.forward`, never the module itself."""
-    kept = vars(module).pop("forward", None)
+    patched_forward = vars(module).pop("forward", None)
 
-    def once(*inputs):
+    def forward_once(*inputs):
         vars(module).pop("forward")
-        if kept is not None:
-            module.forward = kept
+        if patched_forward is not None:
+            module.forward = patched_forward
         return work(*inputs)
 
-    module.forward = once
+    module.forward = forward_once
     return module(*inputs)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #9ee187c9
@@ -188,30 +218,44 @@ def wide_weights(head: torch.nn.Module) -> bool:
 def head_logits(
     forward: Callable[[Tensor], Tensor], hidden: Float[Tensor, "token width"], wide: bool
 ) -> Float[Tensor, "token vocabulary"]:
-    "Logits, at least float32; where the head's weights are `wide`, autocast does not round them."
-    kind = torch.promote_types(hidden.dtype, torch.float32)
+    """Logits, at least float32; where the head's weights are `wide`,
+    autocast does not round them."""
+    precision = torch.promote_types(hidden.dtype, torch.float32)
     if not wide:
-        return forward(hidden).to(kind)
+        return forward(hidden).to(precision)
     with torch.autocast(hidden.device.type, enabled=False):
-        return forward(hidden.to(kind))
+        return forward(hidden.to(precision))
 
 
 def _chunk(
-    forward, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, wide: bool
+    forward: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    entropy: bool,
+    wide: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    "Log-probabilities of a few targets, and with `entropy` the entropies of their distributions."
     logits = head_logits(forward, hidden, wide)
-    logits = logits if temperature == 1 else logits / temperature
+    if temperature != 1:
+        logits = logits / temperature
     total = logits.logsumexp(1)
-    logp = logits.gather(1, targets[:, None])[:, 0] - total
-    return logp, total - ((logits - total[:, None]).exp() * logits).sum(1) if entropy else None
+    logps = logits.gather(1, targets[:, None])[:, 0] - total
+    if not entropy:
+        return logps, None
+    probabilities = (logits - total[:, None]).exp()
+    return logps, total - (probabilities * logits).sum(1)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #185ee9b6
 def vocabulary_size(head: torch.nn.Module, hidden: Float[Tensor, "*token width"]) -> int:
     "Number of logits that this head makes of one hidden state."
+    out_features = getattr(head, "out_features", None)
+    if out_features:
+        return out_features
     weight = getattr(head, "weight", None)
-    return getattr(head, "out_features", None) or (
-        hidden.shape[-1] if weight is None else len(weight)
-    )
+    if weight is None:
+        return hidden.shape[-1]
+    return len(weight)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb3893ea
 def token_scores(
@@ -222,22 +266,29 @@ def token_scores(
     logit_chunk: int = 2**24,  # logits held at once
     entropy: bool = False,
 ) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"] | None]:
-    """Log-probability of each target under the softmax of head(hidden) / temperature, and its
-    entropy, nats, at least float32."""
+    """Log-probability of each target under the softmax of head(hidden) / temperature,
+    and its entropy, nats, at least float32."""
     step = max(1, logit_chunk // vocabulary_size(head, hidden))
 
     def read(hidden: Tensor) -> tuple[Tensor, ...]:
-        parts = []
-        for h, target in zip(hidden.split(step), targets.split(step), strict=True):
-            args = (head.forward, h, target, temperature, entropy, wide_weights(head))
-            again = torch.is_grad_enabled() and len(hidden) > step
-            parts.append(checkpoint(_chunk, *args, use_reentrant=False) if again else _chunk(*args))
-        return tuple(
-            torch.cat(values) for values in zip(*parts, strict=True) if values[0] is not None
-        )
+        recompute = torch.is_grad_enabled() and len(hidden) > step
+        wide = wide_weights(head)
+        logps = []
+        entropies = []
+        for states, tokens in zip(hidden.split(step), targets.split(step), strict=True):
+            arguments = (head.forward, states, tokens, temperature, entropy, wide)
+            if recompute:
+                chunk_logps, chunk_entropies = checkpoint(_chunk, *arguments, use_reentrant=False)
+            else:
+                chunk_logps, chunk_entropies = _chunk(*arguments)
+            logps.append(chunk_logps)
+            entropies.append(chunk_entropies)
+        if not entropy:
+            return (torch.cat(logps),)
+        return torch.cat(logps), torch.cat(entropies)
 
-    found = in_one_call(head, read, hidden)
-    return found[0], found[1] if entropy else None
+    logps, *entropies = in_one_call(head, read, hidden)
+    return logps, entropies[0] if entropy else None
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bdd3b178
 def token_logps(
@@ -247,7 +298,7 @@ def token_logps(
     return token_scores(head, hidden, targets, temperature, logit_chunk)[0]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #2c6b117d
-def takes(network, name: str) -> bool:
+def takes(network: torch.nn.Module, name: str) -> bool:
     "Whether the forward of a module has an argument of this name."
     return name in inspect.signature(network.forward).parameters
 
@@ -257,14 +308,17 @@ def cache_fault(model) -> str:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    network = split_model(model)[0]
+    network, _ = split_model(model)
     layers = DynamicCache(config=network.config).layers
-    other = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
-    if other or not layers:
-        return (
-            f"its cache has layers of type {', '.join(other) or 'none'}, not plain keys and values"
-        )
-    return "" if takes(network, "position_ids") else "its positions cannot be given"
+    if not layers:
+        return "its cache has layers of type none, not plain keys and values"
+    other_types = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
+    if other_types:
+        names = ", ".join(sorted(other_types))
+        return f"its cache has layers of type {names}, not plain keys and values"
+    if not takes(network, "position_ids"):
+        return "its positions cannot be given"
+    return ""
 
 
 def shares_cache(model) -> bool:
@@ -277,22 +331,35 @@ def sample_rows(
 ) -> list[int]:
     """Numbers of up to `count` rows on which to compare two ways of scoring;
     the same rows in whatever order they come."""
-    order = sorted(
-        (i for i, y in enumerate(responses) if len(y)),
-        key=lambda i: (len(prompts[i]), [*prompts[i]], [*responses[i]]),
-    )
-    first = [i for k, i in enumerate(order) if not k or prompts[i] != prompts[order[k - 1]]]
-    again = [i for i in order if i not in {*first}]
-    pair = [i for i in order if again and prompts[i] == prompts[again[0]]][:2]
-    return [*pair, *(i for i in (*first, *again) if i not in pair)][:count]
+    answered = [row for row, response in enumerate(responses) if len(response)]
+
+    def contents(row: int) -> tuple[int, list[int], list[int]]:
+        return len(prompts[row]), [*prompts[row]], [*responses[row]]
+
+    order = sorted(answered, key=contents)
+    new_prompt = []
+    same_prompt = []  # as the row before
+    for position, row in enumerate(order):
+        if position and prompts[row] == prompts[order[position - 1]]:
+            same_prompt.append(row)
+        else:
+            new_prompt.append(row)
+    pair = []
+    if same_prompt:
+        shared_prompt = prompts[same_prompt[0]]
+        pair = [row for row in order if prompts[row] == shared_prompt][:2]
+    others = [row for row in (*new_prompt, *same_prompt) if row not in pair]
+    return [*pair, *others][:count]
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #31140b55
 _FAULTS: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def sharing_faults(model) -> dict[str, str]:
-    "Found so far: way of sharing ('cache', 'tree') -> why it is not used, empty where it is."
-    return dict(_FAULTS.get(split_model(model)[0], {}))
+    """What sharing was refused for so far: way ('cache', 'tree') -> why it is not used,
+    empty where it is."""
+    network, _ = split_model(model)
+    return dict(_FAULTS.get(network, {}))
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #56641f80
 UNDECIDED = "no token of the sample has a finite log-probability"
@@ -306,8 +373,8 @@ def agrees(
 
     `half`: 16-bit precision.
     """
-    known = plain.isfinite()
-    gap = (shared - plain)[known].abs()
+    comparable = plain.isfinite()
+    gap = (shared - plain)[comparable].abs()
     if not len(gap):
         return UNDECIDED
     if gap.max() <= 1e-3 or (half and gap.mean() <= 0.05):
@@ -322,10 +389,11 @@ def is_out_of_memory(error: Exception) -> bool:
     "Whether an error says that the device, or the machine, has no memory left."
     from accelerate.utils.memory import should_reduce_batch_size
 
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(
-        error
-    )
-    return known or (isinstance(error, RuntimeError) and "out of memory" in str(error))
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if should_reduce_batch_size(error):
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #0f05e62f
 def sharing_fault(
@@ -338,30 +406,44 @@ def sharing_fault(
     """Why this model cannot share in this way, found at first use: from the configuration
     (`fault`), then by `check`; empty where it can.
 
-    `UNDECIDED` is not kept. `together`: all processes ask at this moment, and get one answer.
+    `UNDECIDED` is not kept.
+    `together`: all processes ask at this moment, and get one answer.
     """
-    known = _FAULTS.setdefault(split_model(model)[0], {})
-    if way in known:
-        return known[way]
-    half = torch.is_autocast_enabled(model.device.type) or model.dtype in (
-        torch.float16,
-        torch.bfloat16,
-    )
+    network, _ = split_model(model)
+    faults = _FAULTS.setdefault(network, {})
+    if way in faults:
+        return faults[way]
+    reason = _first_fault(model, fault, check)
+    if together and torch.distributed.is_initialized():
+        reason = _reason_of_all(reason)
+    if reason == UNDECIDED:
+        return reason
+    faults[way] = reason
+    if reason:
+        name = type(model).__name__
+        log.warning("%s scores without shared prefixes (%s): %s", name, way, reason)
+    return reason
+
+
+def _first_fault(model, fault: Callable[[], str], check: Callable[[], Sequence[Tensor]]) -> str:
+    "What `fault` says, or else what becomes of `check`; running out of memory is raised."
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    half = half or torch.is_autocast_enabled(model.device.type)
     try:
-        found = fault() or agrees(*check(), half=half)
+        return fault() or agrees(*check(), half=half)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        first = str(error).partition("\n")[0][:100]
-        found = f"it fails with {type(error).__name__}" + (f": {first}" if first else "")
-    if together and torch.distributed.is_initialized():
-        everyone = [found] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, found)
-        found = next((why for why in everyone if why not in ("", UNDECIDED)), min(everyone))
-    if found != UNDECIDED:
-        known[way] = found
-        if found:
-            log.warning(
-                "%s scores without shared prefixes (%s): %s", type(model).__name__, way, found
-            )
-    return found
+        reason = f"it fails with {type(error).__name__}"
+        first_line = str(error).partition("\n")[0][:100]
+        return f"{reason}: {first_line}" if first_line else reason
+
+
+def _reason_of_all(reason: str) -> str:
+    "One reason for all processes: a fault if one has it, else agreement if one has it."
+    reasons = [reason] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(reasons, reason)
+    for process_reason in reasons:
+        if process_reason not in ("", UNDECIDED):
+            return process_reason
+    return min(reasons)

@@ -10,6 +10,7 @@ __all__ = ['Node', 'prompt_trees', 'Packed', 'bins', 'fill_mask', 'pack_trees', 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -44,81 +45,110 @@ class Node:
     def __len__(self) -> int:
         return len(self.tokens)
 
+
+class _PromptEnd(NamedTuple):
+    "What stands before an answer: tokens of the prompt's body, and the nodes they are in."
+
+    length: int
+    sees: dict[int, int]  # as in `Node`
+
 # %% ../../nbs/credit/04_tree_attention.ipynb #b0511fd2
 def prompt_trees(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], parts: int = 1
 ) -> list[list[Node]]:
     "One tree for each prefix group, or up to `parts` trees with a share of its answers each."
-    distinct = {tuple(p[:-1]): i for i, p in reversed(list(enumerate(prompts)))}
-    bodies = [list(body) for body in distinct]
-    place = {body: k for k, body in enumerate(distinct)}
-    of_row = [place[tuple(prompt[:-1])] for prompt in prompts]
-    waiting = {}
+    body_numbers: dict[tuple[int, ...], int] = {}
+    body_of_row = []
+    for prompt in prompts:
+        body = tuple(prompt[:-1])
+        body_of_row.append(body_numbers.setdefault(body, len(body_numbers)))
+    bodies = [list(body) for body in body_numbers]
+    rows_of_body: list[list[int]] = [[] for _ in bodies]
+    for row, body in enumerate(body_of_row):
+        rows_of_body[body].append(row)
     trees = []
-    for i, k in enumerate(of_row):
-        waiting.setdefault(k, []).append(i)
     for group in prefix_groups(bodies):
-        rows = [i for k in group.members for i in waiting[k]]
+        rows = []
+        for body in group.members:
+            rows.extend(rows_of_body[body])
         size = -(-len(rows) // parts)
-        for some in (rows[a : a + size] for a in range(0, len(rows), size)):
-            nodes, past = _prompt_nodes(bodies, group, {of_row[i] for i in some})
-            for i in some:
-                start, sees = past[of_row[i]]
-                answer = list(responses[i])
-                nodes.append(
-                    Node([prompts[i][-1], *answer[:-1]] if answer else [], start, sees, answer, i)
-                )
+        for first in range(0, len(rows), size):
+            tree_rows = rows[first : first + size]
+            nodes, ends = _prompt_nodes(bodies, group, {body_of_row[row] for row in tree_rows})
+            for row in tree_rows:
+                end = ends[body_of_row[row]]
+                nodes.append(_answer_node(row, prompts[row][-1], list(responses[row]), end))
             trees.append(nodes)
     return trees
 
 
+def _answer_node(row: int, last_of_prompt: int, answer: list[int], end: _PromptEnd) -> Node:
+    "The node that predicts an answer: it begins with the prompt's last token."
+    tokens = [last_of_prompt, *answer[:-1]] if answer else []
+    return Node(tokens, end.length, end.sees, answer, row)
+
+
 def _prompt_nodes(
     bodies: Sequence[Sequence[int]], group: PrefixGroup, needed: set[int]
-) -> tuple[list[Node], dict[int, tuple[int, dict[int, int]]]]:
-    """Nodes of the needed prompts of a group, and for each prompt its
-    length and what an answer behind it sees."""
-    kept = [(k, n) for k, n in zip(group.members, group.shared, strict=True) if k in needed]
-    base = bodies[group.base][
-        : None if group.base in needed else max((n for _, n in kept), default=0)
-    ]
-    nodes = [Node(list(base), 0)] if base else []
-    past = {}
-    for k, n in kept:
-        suffix = bodies[k][n:]
-        sees = {0: n} if n else {}
+) -> tuple[list[Node], dict[int, _PromptEnd]]:
+    "Nodes of the needed prompts of a group, and what an answer behind each of them sees."
+    members = []
+    for body, shared in zip(group.members, group.shared, strict=True):
+        if body in needed:
+            members.append((body, shared))
+    base_length = max((shared for _, shared in members), default=0)
+    if group.base in needed:
+        base_length = len(bodies[group.base])
+    base = list(bodies[group.base][:base_length])
+    nodes = [Node(base, 0)] if base else []
+    ends = {}
+    for body, shared in members:
+        tokens = list(bodies[body])
+        sees = {0: shared} if shared else {}
+        suffix = tokens[shared:]
         if suffix:
-            nodes.append(Node(list(suffix), n, sees))
-            sees = sees | {len(nodes) - 1: len(bodies[k])}
-        past[k] = (len(bodies[k]), sees)
-    return nodes, past
+            nodes.append(Node(suffix, shared, sees))
+            sees = {**sees, len(nodes) - 1: len(tokens)}
+        ends[body] = _PromptEnd(len(tokens), sees)
+    return nodes, ends
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #375927b2
 @dataclass(frozen=True)
 class Packed:
-    "Trees as one rectangle: what goes into the model, and where each answer's predictions are."
+    """Trees as one rectangle: what goes into the model,
+    and where each answer's predictions are."""
 
     ids: Int[Tensor, "tree token"]
     positions: Int[Tensor, "tree token"]
     # True: the token (third axis) sees the other one (fourth)
     mask: Bool[Tensor, "tree 1 token token"]
     targets: Int[Tensor, "tree token"]  # what each token predicts, -100 where nothing
-    places: dict[int, tuple[int, int]]  # row number of an answer -> tree and first token
-    # place in the flattened rectangle of each answer token's prediction, row by row
+    starts: dict[int, tuple[int, int]]  # row number of an answer -> tree and first token
+    # index in the flattened rectangle of each answer token's prediction, row by row
     answers: Int[Tensor, " token"]
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #47b79b88
+def _first_with_room(room: Sequence[int], width: int) -> int:
+    "Number of the first bin that has this much room; len(room) where none has."
+    for number, free in enumerate(room):
+        if width <= free:
+            return number
+    return len(room)
+
+
 def bins(widths: Sequence[int], width: int) -> list[list[int]]:
-    "Positions of widths in bins of this width: largest first, each in the first bin where it fits."
-    found = []
-    room = []
-    for i in sorted(range(len(widths)), key=lambda i: -widths[i]):
-        at = next((k for k, left in enumerate(room) if widths[i] <= left), len(found))
-        if at == len(found):
-            found.append([])
+    """Positions of widths in bins of this width: largest first,
+    each in the first bin where it fits."""
+    filled: list[list[int]] = []
+    room: list[int] = []
+    for position in sorted(range(len(widths)), key=lambda position: -widths[position]):
+        number = _first_with_room(room, widths[position])
+        if number == len(filled):
+            filled.append([])
             room.append(width)
-        found[at].append(i)
-        room[at] -= widths[i]
-    return found
+        filled[number].append(position)
+        room[number] -= widths[position]
+    return filled
 
 
 def fill_mask(mask: Bool[Tensor, "token token"], trees: Sequence[Sequence[Node]]) -> None:
@@ -126,88 +156,108 @@ def fill_mask(mask: Bool[Tensor, "token token"], trees: Sequence[Sequence[Node]]
     end = 0
     for nodes in trees:
         starts = list(itertools.accumulate(map(len, nodes), initial=end))
-        for node, a, b in zip(nodes, starts, starts[1:], strict=False):
-            mask[a:b, a:b] = torch.ones(b - a, b - a, dtype=torch.bool, device=mask.device).tril()
-            for k, stop in node.sees.items():
-                mask[a:b, starts[k] : starts[k] + stop - nodes[k].start] = True
+        for number, node in enumerate(nodes):
+            own = slice(starts[number], starts[number + 1])
+            size = len(node)
+            mask[own, own] = torch.ones(size, size, dtype=torch.bool, device=mask.device).tril()
+            for other, stop in node.sees.items():
+                visible = stop - nodes[other].start
+                mask[own, starts[other] : starts[other] + visible] = True
         end = starts[-1]
     mask[end:, end:] = torch.eye(len(mask) - end, dtype=torch.bool, device=mask.device)
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #87b9bd8b
 def pack_trees(trees: Sequence[Sequence[Node]], device: str | torch.device = "cpu") -> Packed:
-    """One rectangle as wide as the widest tree,
-    and never empty: processes that share a model all need a forward."""
+    """One rectangle as wide as the widest tree, and never empty: processes that share a model all
+    need a forward."""
     sizes = [sum(map(len, nodes)) for nodes in trees]
     width = max([1, *sizes])
-    rows = [[trees[i] for i in some] for some in bins(sizes, width)] or [[]]
-    mask = torch.zeros(len(rows), 1, width, width, dtype=torch.bool, device=device)
+    positions_by_bin = bins(sizes, width) or [[]]
+    count = len(positions_by_bin)
+    mask = torch.zeros(count, 1, width, width, dtype=torch.bool, device=device)
     columns = []
-    places = {}
-    lengths = {}
-    for b, some in enumerate(rows):
-        fill_mask(mask[b, 0], some)
-        nodes = [node for tree in some for node in tree]
-
-        def flat(part, nodes=nodes):
-            return [x for node in nodes for x in part(node)]
-
-        ends = list(itertools.accumulate(map(len, nodes), initial=0))
-        free = width - ends[-1]
-        places |= {
-            node.row: (b, at) for node, at in zip(nodes, ends, strict=False) if node.row >= 0
-        }
-        lengths |= {node.row: len(node) for node in nodes}
-        ids = flat(lambda node: node.tokens)
-        positions = flat(lambda node: range(node.start, node.start + len(node)))
-        targets = flat(lambda node: node.targets or [-100] * len(node))
-        columns.append((ids + [0] * free, positions + list(range(free)), targets + [-100] * free))
-    table = torch.tensor(columns, dtype=torch.long, device=device).reshape(len(rows), 3, width)
-    answers = [
-        b * width + at + t for row, (b, at) in sorted(places.items()) for t in range(lengths[row])
-    ]
-    order = torch.tensor(answers, dtype=torch.long, device=device)
-    return Packed(table[:, 0], table[:, 1], mask, table[:, 2], places, order)
+    starts = {}
+    answers_by_row = {}
+    for number, tree_positions in enumerate(positions_by_bin):
+        bin_trees = [trees[position] for position in tree_positions]
+        fill_mask(mask[number, 0], bin_trees)
+        ids: list[int] = []
+        positions: list[int] = []
+        targets: list[int] = []
+        for node in itertools.chain.from_iterable(bin_trees):
+            if node.row >= 0:
+                starts[node.row] = (number, len(ids))
+                first = number * width + len(ids)
+                answers_by_row[node.row] = range(first, first + len(node))
+            ids.extend(node.tokens)
+            positions.extend(range(node.start, node.start + len(node)))
+            targets.extend(node.targets or [-100] * len(node))
+        free = width - len(ids)
+        ids.extend([0] * free)
+        positions.extend(range(free))
+        targets.extend([-100] * free)
+        columns.append((ids, positions, targets))
+    table = torch.tensor(columns, dtype=torch.long, device=device).reshape(count, 3, width)
+    answers = []
+    for row in sorted(answers_by_row):
+        answers.extend(answers_by_row[row])
+    return Packed(
+        ids=table[:, 0],
+        positions=table[:, 1],
+        mask=mask,
+        targets=table[:, 2],
+        starts=starts,
+        answers=torch.tensor(answers, dtype=torch.long, device=device),
+    )
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #74fb9d93
 def attention_width(model) -> float:
-    """r: how many tokens attention must span to cost as much as the weights
-    of a layer (all weights count, active or not)."""
-    config = split_model(model)[0].config.get_text_config()
+    """r: how many tokens attention must span to cost as much as the weights of a layer (all weights
+    count, active or not)."""
+    network, _ = split_model(model)
+    config = network.config.get_text_config()
     heads = config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // heads
-    embedded = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    total = sum(p.numel() for p in model.parameters()) - embedded
-    return max(1.0, total / config.num_hidden_layers / (2 * heads * head))
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    embeddings = 1 if config.tie_word_embeddings else 2
+    embedding_weights = embeddings * config.vocab_size * config.hidden_size
+    layer_weights = sum(p.numel() for p in model.parameters()) - embedding_weights
+    return max(1.0, layer_weights / config.num_hidden_layers / (2 * heads * head_width))
 
 
-def best_trees(prompts, responses, r: float) -> list[list[Node]]:
+def best_trees(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], r: float
+) -> list[list[Node]]:
     "The cheapest of one tree for each prefix group, or two, four or eight."
 
-    def cost(trees) -> float:
+    def cost(trees: list[list[Node]]) -> float:
         sizes = [sum(map(len, nodes)) for nodes in trees]
         width = max(sizes, default=0)
         return len(bins(sizes, width)) * width * (1 + width / r)
 
-    return min((prompt_trees(prompts, responses, parts) for parts in (1, 2, 4, 8)), key=cost)
+    candidates = [prompt_trees(prompts, responses, parts) for parts in (1, 2, 4, 8)]
+    return min(candidates, key=cost)
+
+
+def _attention(model) -> str:
+    "The kind of attention that a model was loaded with."
+    network, _ = split_model(model)
+    return network.config._attn_implementation
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #f0fcd65e
 def tree_fault(model) -> str:
     "Why rows cannot be packed into trees for this model; empty when they can."
-    config = split_model(model)[0].config
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return (
-            f"attention {config._attn_implementation!r} takes no mask of ours: "
-            "it must be 'sdpa' or 'eager'"
-        )
+    attention = _attention(model)
+    if attention not in ("sdpa", "eager"):
+        return f"attention {attention!r} takes no mask of ours: it must be 'sdpa' or 'eager'"
     return cache_fault(model)
 
 
 def _inputs(model, packed: Packed) -> dict[str, Tensor]:
+    "What goes into the model for a rectangle of trees."
     mask = packed.mask
-    if split_model(model)[0].config._attn_implementation == "eager":
-        mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
-            ~mask, torch.finfo(model.dtype).min
-        )
+    if _attention(model) == "eager":
+        added = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
+        mask = added.masked_fill(~mask, torch.finfo(model.dtype).min)
     return {"input_ids": packed.ids, "position_ids": packed.positions, "attention_mask": mask}
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #7b32df50
@@ -217,7 +267,9 @@ def tree_states(model, packed: Packed) -> tuple[Float[Tensor, "token width"], to
     network, head = split_model(model)
     if head is None:
         raise ValueError(f"{type(model).__name__} scales its logits: give it a fused head")
-    return network(**_inputs(model, packed), use_cache=False)[0].flatten(0, 1)[packed.answers], head
+    outputs = network(**_inputs(model, packed), use_cache=False)
+    states = outputs[0].flatten(0, 1)
+    return states[packed.answers], head
 
 
 def spread(
@@ -236,11 +288,10 @@ def best_pack(
     """Rows as a rectangle of trees, of `parts` trees for each prefix group,
     or (None) of what is cheapest for this model."""
     check_rows(prompts, responses)
-    trees = (
-        prompt_trees(prompts, responses, parts)
-        if parts
-        else best_trees(prompts, responses, attention_width(model))
-    )
+    if parts:
+        trees = prompt_trees(prompts, responses, parts)
+    else:
+        trees = best_trees(prompts, responses, attention_width(model))
     return pack_trees(trees, model.device)
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #57116503
@@ -257,25 +308,34 @@ def tree_logps(
     parts: int | None = None,  # trees per prefix group; None = the cheapest
     logit_chunk: int = 2**24,
 ) -> tuple[Float[Tensor, "row token"], Float[Tensor, "row token"] | None]:
-    """Log-probabilities and (if asked for) entropies of the answers'
-    tokens in one forward over trees, 0 at padding."""
+    """Log-probabilities and (if asked for) entropies of the answers' tokens in one forward over
+    trees, 0 at padding."""
     check_rows(prompts, responses, temperature=temperature)
     packed = best_pack(model, prompts, responses, parts)
     keep = response_mask(responses, model.device)
     with torch.set_grad_enabled(grad):
         if fused is not None:
-            out = fused(**_inputs(model, packed), shift_labels=packed.targets, fused_lm_head=True)
-            logps = out.log_probs.flatten()[packed.answers]
-            entropies = None if out.entropy is None else out.entropy.flatten()[packed.answers]
+            logps, entropies = _fused_scores(model, fused, packed)
         else:
             states, head = tree_states(model, packed)
             targets = packed.targets.flatten()[packed.answers]
             logps, entropies = token_scores(
                 head, states, targets, temperature, logit_chunk, entropy
             )
-        return spread(logps, keep), spread(
-            entropies, keep
-        ) if entropy and entropies is not None else None
+        if not entropy or entropies is None:
+            return spread(logps, keep), None
+        return spread(logps, keep), spread(entropies, keep)
+
+
+def _fused_scores(
+    model, fused: torch.nn.Module, packed: Packed
+) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"] | None]:
+    "Log-probabilities and entropies of the answers' tokens as TRL's fused head gives them."
+    outputs = fused(**_inputs(model, packed), shift_labels=packed.targets, fused_lm_head=True)
+    logps = outputs.log_probs.flatten()[packed.answers]
+    if outputs.entropy is None:
+        return logps, None
+    return logps, outputs.entropy.flatten()[packed.answers]
 
 # %% ../../nbs/credit/04_tree_attention.ipynb #edd3541e
 def trees_agree(
@@ -285,17 +345,22 @@ def trees_agree(
     temperature: float = 1.0,
     fused: torch.nn.Module | None = None,  # as in `tree_logps`
 ) -> bool:
-    "Whether trees give this model's log-probabilities; found at first use, on a few of the rows."
+    """Whether trees give this model's log-probabilities; decided at first use,
+    on a few of the rows."""
 
     def check() -> tuple[Tensor, Tensor]:
-        few = sample_rows(prompts, responses)
-        rows = [prompts[i] for i in few], [responses[i] for i in few]
-        known = response_mask(rows[1], model.device)
+        rows = sample_rows(prompts, responses)
+        some_prompts = [prompts[row] for row in rows]
+        some_responses = [responses[row] for row in rows]
+        mask = response_mask(some_responses, model.device)
         with evaluating(model):
-            trees, _ = tree_logps(model, *rows, temperature=temperature, fused=fused, parts=1)
-        return trees[known], response_logps(model, *rows, temperature=temperature, share=False)[
-            known
-        ]
+            in_trees, _ = tree_logps(
+                model, some_prompts, some_responses, temperature=temperature, fused=fused, parts=1
+            )
+        plain = response_logps(
+            model, some_prompts, some_responses, temperature=temperature, share=False
+        )
+        return in_trees[mask], plain[mask]
 
     return not sharing_fault(model, "tree", lambda: tree_fault(model), check, together=True)
 
@@ -306,10 +371,12 @@ def unpad(
     """Prompts and answers of a rectangle whose last `width` columns hold the answers;
     masked tokens are dropped."""
     split = ids.shape[1] - width
+    real = mask.bool()
+    prompts = _real_tokens(ids[:, :split], real[:, :split])
+    answers = _real_tokens(ids[:, split:], real[:, split:])
+    return prompts, answers
 
-    def kept(part):
-        return [
-            row[keep].tolist() for row, keep in zip(ids[:, part], mask.bool()[:, part], strict=True)
-        ]
 
-    return kept(slice(split)), kept(slice(split, None))
+def _real_tokens(ids: Int[Tensor, "row token"], real: Bool[Tensor, "row token"]) -> list[list[int]]:
+    "The tokens of each row that are real."
+    return [row[row_real].tolist() for row, row_real in zip(ids, real, strict=True)]

@@ -9,10 +9,11 @@ __all__ = ['MEASURES', 'ENDS', 'REASONS', 'token_values', 'heat_class', 'colour_
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #ef867cbd
 import html
+import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..io.extras import needs
 from ..io.records import display_text, printable
@@ -24,6 +25,7 @@ from ..trainer.trace_files import read_traces, trace_files, trace_of
 # %% ../../nbs/report/05_credit_viewer.ipynb #2dd4910b
 if TYPE_CHECKING:
     import pandas as pd
+    from ipywidgets import Dropdown
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #44588a50
 MEASURES = {
@@ -42,31 +44,32 @@ def token_values(
     if channel is None:
         return list(trace["advantage"])
     if channel not in trace["channels"]:
-        raise KeyError(
-            f"channel {channel!r}; allowed: "
-            f"{', '.join(trace['channels']) or 'none, this answer has no scored channel'}"
-        )
+        allowed = ", ".join(trace["channels"]) or "none, this answer has no scored channel"
+        raise KeyError(f"channel {channel!r}; allowed: {allowed}")
     if measure not in MEASURES:
         raise KeyError(f"measure {measure!r}; allowed: {', '.join(MEASURES)}")
-    found = trace["channels"][channel]
+    credited = trace["channels"][channel]
     if measure == "push":
-        return [
-            None if m is None else found["advantage"] * (1 + found["strength"] * (m - 1))
-            for m in found["m"]
-        ]
-    return (
-        [None if m is None else m - 1 for m in found["m"]]
-        if measure == "m"
-        else list(found[measure])
-    )
+        return [_push(credited, m) for m in credited["m"]]
+    if measure == "m":
+        return [None if m is None else m - 1 for m in credited["m"]]
+    return list(credited[measure])
+
+
+def _push(credited: Mapping[str, Any], m: float | None) -> float | None:
+    "The channel's advantage on a token with this multiplier."
+    if m is None:
+        return None
+    return credited["advantage"] * (1 + credited["strength"] * (m - 1))
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #c636e0e2
 def heat_class(value: float | None, scale: float) -> str:
     """`p1` to `p10` above 0, `n1` to `n10` below, nothing for 0 or a missing value."""
-    if value is None or value != value or not value or scale <= 0:
+    if value is None or math.isnan(value) or value == 0 or scale <= 0:
         return ""
-    bin = max(1, round(10 * min(abs(value) / scale, 1.0) ** 0.8))
-    return f"{'p' if value > 0 else 'n'}{bin}"
+    share = min(abs(value) / scale, 1.0)
+    number = max(1, round(10 * share**0.8))
+    return f"p{number}" if value > 0 else f"n{number}"
 
 
 ENDS = {
@@ -84,48 +87,58 @@ def colour_legend(measure: str, scale: float) -> dict[str, Any]:
     low, high = ENDS[measure]
     if measure in ("q", "signal"):
         return {"low": f"{low} 0", "high": f"{scale:.3f}", "signed": False}
-    numbers = (f"{-scale:+.3f}", f"{scale:+.3f}") if scale else ("0", "0")
-    return {"low": f"{low} {numbers[0]}", "high": f"{numbers[1]} {high}", "signed": True}
+    lowest = f"{-scale:+.3f}" if scale else "0"
+    highest = f"{scale:+.3f}" if scale else "0"
+    return {"low": f"{low} {lowest}", "high": f"{highest} {high}", "signed": True}
+
+
+_INVISIBLE = ("Cf", "Zl", "Zp")  # Unicode categories: format signs, separators of lines, paragraphs
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #46352434
 def visible_token(token: str) -> str:
     """The token with something to see in it: line breaks have a sign, and what is all control
     characters or zero width is written out."""
-    text = printable(token, keep="\n\t").replace("\n", "↵\n").replace("\t", "→\t")
-    unseen = text and all(unicodedata.category(sign) in ("Cf", "Zl", "Zp") for sign in text)
-    return text.encode("unicode_escape").decode() if unseen else text
+    text = printable(token, keep="\n\t")
+    text = text.replace("\n", "↵\n").replace("\t", "→\t")
+    if text and all(unicodedata.category(sign) in _INVISIBLE for sign in text):
+        return text.encode("unicode_escape").decode()
+    return text
+
+
+_HOVER_FORMATS = {"d": "+.4f", "q": ".4f", "m": ".3f"}
+
+
+def _hover_text(advantage: float | None, credited: Mapping[str, Any], position: int) -> str:
+    "The numbers of one token: its final advantage, and of a channel d, q and m where it has them."
+    words = ["not scored" if advantage is None else f"final {advantage:+.4f}"]
+    for name, form in _HOVER_FORMATS.items():
+        numbers = credited.get(name)
+        if numbers and numbers[position] is not None:
+            words.append(f"{name} {numbers[position]:{form}}")
+    return " · ".join(words)
 
 
 def heat_spans(
     trace: Mapping[str, Any], channel: str | None = None, measure: str = "push"
 ) -> tuple[str, float]:
-    """(the answer as HTML, every token coloured and with its numbers as hover text, all text
-    escaped; the value of the strongest colour)."""
+    """(the answer as HTML, every token coloured and with its numbers as hover text,
+    all text escaped; the value of the strongest colour)."""
     values = token_values(trace, channel, measure)
-    scale = max((abs(v) for v in values if v is not None and v == v), default=0.0)
-    parts = []
-    before = 0
-    found = trace["channels"][channel] if channel is not None else {}
-    known = [
-        (name, found[name], form)
-        for name, form in (("d", "+.4f"), ("q", ".4f"), ("m", ".3f"))
-        if found.get(name)
-    ]
-    for k, (token, end, value) in enumerate(
-        zip(trace["tokens"], trace["ends"], values, strict=True)
-    ):
-        final = trace["advantage"][k]
-        words = ["not scored" if final is None else f"final {final:+.4f}"]
-        words += [
-            f"{name} {numbers[k]:{form}}" for name, numbers, form in known if numbers[k] is not None
-        ]
-        style = " ".join(filter(None, (heat_class(value, scale), "name" * (end == before))))
-        parts.append(
-            f'<span class="{style}" '
-            f'title="{" · ".join(words)}">{html.escape(visible_token(token))}</span>'
-        )
-        before = end
-    return "".join(parts), scale
+    sizes = [abs(value) for value in values if value is not None and not math.isnan(value)]
+    scale = max(sizes, default=0.0)
+    credited = {} if channel is None else trace["channels"][channel]
+    spans = []
+    previous_end = 0
+    tokens = zip(trace["tokens"], trace["ends"], values, trace["advantage"], strict=True)
+    for position, (token, end, value, advantage) in enumerate(tokens):
+        style = heat_class(value, scale)
+        if end == previous_end:  # a token without text shows its name
+            style = f"{style} name".strip()
+        title = _hover_text(advantage, credited, position)
+        text = html.escape(visible_token(token))
+        spans.append(f'<span class="{style}" title="{title}">{text}</span>')
+        previous_end = end
+    return "".join(spans), scale
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #0aae16ed
 REASONS = {
@@ -141,18 +154,18 @@ def answer_view(
 ) -> dict[str, Any]:
     """What is shown of an answer, as plain data;
     `channels` picks panels (`None` in it: all channels together)."""
-    wanted = [None, *trace["channels"]] if channels is None else channels
-    words = printable(" ".join(trace["response"][:1000].split()))
-    start = words if len(words) < 140 else words[:140] + " …"
-    head = {
+    if channels is None:
+        channels = [None, *trace["channels"]]
+    start = printable(" ".join(trace["response"][:1000].split()))
+    if len(start) >= 140:
+        start = start[:140] + " …"
+    return {
         "key": f"{trace['step']}-{trace['row']}",
         "row": trace["row"],
         "title": display_text(trace["example_id"], 200),
         "start": start or "(no text)",
-    }
-    return head | {
         "question": display_text(trace["question"]),
-        "panels": [_panel(trace, channel, measure) for channel in wanted],
+        "panels": [_panel(trace, channel, measure) for channel in channels],
     }
 
 
@@ -166,42 +179,67 @@ def answer_html(
 
 
 def _panel(trace: Mapping[str, Any], channel: str | None, measure: str) -> dict[str, Any]:
+    "One coloured answer with its legend: by a channel, or (None) by all of them together."
     from markupsafe import Markup
 
     spans, scale = heat_spans(trace, channel, measure)
     legend = measure if channel else "push"
     if legend == "d" and not trace.get("signed", True):
         legend = "signal"
-    view = {"heat": Markup(spans), "even": False} | colour_legend(legend, scale)
+    panel = {"heat": Markup(spans), "even": False, **colour_legend(legend, scale)}
     if channel is None:
-        credited = None not in trace["advantage"]
-        words = [reward_text(trace["reward"], credited)] if "reward" in trace else []
-        words += [f"advantage {trace['sequence']:+.3f}"] if credited and "sequence" in trace else []
-        return view | {
-            "name": "all channels",
-            "note": ", ".join([*words, f"{len(trace['tokens'])} tokens"]),
-            "atoms": [],
-        }
-    found = trace["channels"][channel]
-    reason = REASONS.get(found["fallback"], found["fallback"])
-    moved = (
-        "credit moved"
-        if found["localized"]
-        else "the same for every token" + (f": {reason}" if reason else "")
-    )
-    numbers = (
-        ("reward", found["reward"], "+.2f"),
-        ("channel advantage", found["advantage"], "+.3f"),
-    )
-    known = ", ".join(f"{name} {value:{form}}" for name, value, form in numbers if value == value)
-    note = "; ".join(filter(None, (known, moved, MEASURES[measure])))
-    atoms = [display_text(text, 2000) for text in found["atoms"]]
-    return view | {"name": channel, "note": note, "atoms": atoms, "even": not found["localized"]}
+        panel["name"] = "all channels"
+        panel["note"] = _answer_note(trace)
+        panel["atoms"] = []
+        return panel
+    credited = trace["channels"][channel]
+    panel["name"] = channel
+    panel["note"] = _channel_note(credited, measure)
+    panel["atoms"] = [display_text(text, 2000) for text in credited["atoms"]]
+    panel["even"] = not credited["localized"]
+    return panel
+
+
+def _answer_note(trace: Mapping[str, Any]) -> str:
+    "Reward, advantage and length of an answer, in words."
+    credited = None not in trace["advantage"]
+    words = []
+    if "reward" in trace:
+        words.append(reward_text(trace["reward"], credited))
+    if credited and "sequence" in trace:
+        words.append(f"advantage {trace['sequence']:+.3f}")
+    words.append(f"{len(trace['tokens'])} tokens")
+    return ", ".join(words)
+
+
+def _channel_note(credited: Mapping[str, Any], measure: str) -> str:
+    "Reward and advantage of a channel, whether its credit was moved, and what is coloured."
+    numbers = []
+    if not math.isnan(credited["reward"]):
+        numbers.append(f"reward {credited['reward']:+.2f}")
+    if not math.isnan(credited["advantage"]):
+        numbers.append(f"channel advantage {credited['advantage']:+.3f}")
+    notes = []
+    if numbers:
+        notes.append(", ".join(numbers))
+    notes.append(_moved_text(credited))
+    notes.append(MEASURES[measure])
+    return "; ".join(notes)
+
+
+def _moved_text(credited: Mapping[str, Any]) -> str:
+    "Whether a channel's credit was moved, and why it was not."
+    if credited["localized"]:
+        return "credit moved"
+    reason = REASONS.get(credited["fallback"], credited["fallback"])
+    if not reason:
+        return "the same for every token"
+    return f"the same for every token: {reason}"
 
 
 def reward_text(reward: float, credited: bool) -> str:
     """The reward of an answer in words; `credited` says whether its tokens have advantages."""
-    if reward != reward:
+    if math.isnan(reward):
         return "no judge" if credited else "not scored"
     return f"reward {reward:+.2f}"
 
@@ -214,56 +252,70 @@ def whole_trace(
 
     Raises `ValueError` when tokens and advantages differ in number.
     """
-    response = row["response"]
-    advantage = row["advantage"]
-    tokens = []
+    if len(row["tokens"]) != len(row["advantage"]):
+        counts = f"{len(row['tokens'])} tokens, {len(row['advantage'])} advantages"
+        raise ValueError(
+            f"trace of {row.get('example_id')!r}: found {counts}; allowed: equally many"
+        )
+    tokens, ends = _tokens_in_text(row["tokens"], row["response"])
+    atom_texts = {}
+    if example:
+        for atom in example.atoms:
+            atom_texts[atom.atom_id] = f"{atom.text} ({atom.ideal.label})"
+    channels = {}
+    for name, channel in (row.get("channels") or {}).items():
+        channels[name] = _whole_channel(channel, len(tokens), atom_texts)
+    trace = {
+        "step": 0,
+        "row": number,
+        "question": example.question if example else row["example_id"],
+        **row,
+    }
+    trace["tokens"] = tokens
+    trace["ends"] = ends
+    trace["channels"] = channels
+    return trace
+
+
+def _tokens_in_text(tokens: Sequence[str], response: str) -> tuple[list[str], list[int]]:
+    "The tokens with the blanks before them, and the character of the answer at which each ends."
+    texts = []
     ends = []
     position = 0
-    if len(row["tokens"]) != len(advantage):
-        found = f"{len(row['tokens'])} tokens, {len(advantage)} advantages"
-        raise ValueError(
-            f"trace of {row.get('example_id')!r}: found {found}; allowed: equally many"
-        )
-    for token in row["tokens"]:
+    for token in tokens:
         start = response.find(token, position) if token else -1
         if start >= 0 and not response[position:start].strip():
             end = start + len(token)
             token = response[position:end]
             position = end
-        tokens.append(token)
+        texts.append(token)
         ends.append(position)
-    texts = (
-        {atom.atom_id: f"{atom.text} ({atom.ideal.label})" for atom in example.atoms}
-        if example
-        else {}
-    )
-    channels = {}
-    for name, channel in (row.get("channels") or {}).items():
+    return texts, ends
 
-        def number_of(key, missing, channel=channel):
-            return channel[key] if isinstance(channel.get(key), int | float) else missing
 
-        localized = (
-            channel.get("localized") is not False
-            and bool(channel.get("m"))
-            and "advantage" in channel
-        )
-        facts = {
-            "reward": number_of("reward", float("nan")),
-            "advantage": number_of("advantage", float("nan")),
-        }
-        m = channel["m"] if localized else [1.0] * len(tokens)
-        channels[name] = {"d": None, "q": None, "fallback": None} | channel | facts
-        channels[name] |= {"m": m, "localized": localized, "strength": number_of("strength", 1.0)}
-        channels[name]["atoms"] = channel.get("atoms") or [
-            texts.get(i, i) for i in channel.get("atom_ids", [])
-        ]
-    head = {
-        "step": 0,
-        "row": number,
-        "question": example.question if example else row["example_id"],
-    }
-    return head | dict(row) | {"tokens": tokens, "ends": ends, "channels": channels}
+def _whole_channel(
+    channel: Mapping[str, Any], tokens: int, atom_texts: Mapping[str, str]
+) -> dict[str, Any]:
+    "A channel of a stored trace with all that a panel shows; multipliers 1 where it was not moved."
+
+    def number(name: str, missing: float) -> float:
+        value = channel.get(name)
+        return value if isinstance(value, int | float) else missing
+
+    localized = bool(channel.get("m")) and "advantage" in channel
+    if channel.get("localized") is False:
+        localized = False
+    atoms = channel.get("atoms")
+    if not atoms:
+        atoms = [atom_texts.get(atom_id, atom_id) for atom_id in channel.get("atom_ids", [])]
+    whole = {"d": None, "q": None, "fallback": None, **channel}
+    whole["reward"] = number("reward", math.nan)
+    whole["advantage"] = number("advantage", math.nan)
+    whole["strength"] = number("strength", 1.0)
+    whole["localized"] = localized
+    whole["m"] = channel["m"] if localized else [1.0] * tokens
+    whole["atoms"] = atoms
+    return whole
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #5fadc7b1
 class TraceViewer:
@@ -276,69 +328,72 @@ class TraceViewer:
 
         self.folder = Path(folder)
         self._busy = False
-        steps = sorted({int(path.name[5:11]) for path in trace_files(folder)})
+        steps = sorted({_step_of(path) for path in trace_files(folder)})
+        measures = [(text, name) for name, text in MEASURES.items()]
         self.step = w.Dropdown(description="step", options=steps)
         self.answer = w.Dropdown(description="answer", layout=w.Layout(width="30rem"))
         self.channel = w.Dropdown(description="channel")
-        self.measure = w.Dropdown(
-            description="colour", options=[(text, name) for name, text in MEASURES.items()]
-        )
+        self.measure = w.Dropdown(description="colour", options=measures)
         self._body = w.HTML()
-        reactions = {
-            self.step: self._new_step,
-            self.answer: self._new_answer,
-            self.channel: self._draw,
-            self.measure: self._draw,
-        }
-        for part, react in reactions.items():
-            part.observe(lambda _, react=react: None if self._busy else react(), "value")
-        row = w.HBox(list(reactions), layout=w.Layout(flex_flow="row wrap"))
+        self._observe(self.step, self._new_step)
+        self._observe(self.answer, self._new_answer)
+        self._observe(self.channel, self._draw)
+        self._observe(self.measure, self._draw)
+        dropdowns = [self.step, self.answer, self.channel, self.measure]
+        row = w.HBox(dropdowns, layout=w.Layout(flex_flow="row wrap"))
         self.box = w.VBox([row, self._body])
         self._new_step()
+
+    def _observe(self, dropdown: "Dropdown", react: Callable[[], None]) -> None:
+        "Call `react` when a person chooses, not when the options are being replaced."
+
+        def on_change(change: object) -> None:
+            if not self._busy:
+                react()
+
+        dropdown.observe(on_change, "value")
 
     def _new_step(self) -> None:
         self.frame = read_traces(self.folder, [self.step.value])
         self._busy = True
-
-        def words(row):
-            return (
-                f"{row.row}: {printable(row.example_id)}, "
-                f"{reward_text(row.reward, row.token_advantage is not None)}"
-            )
-
-        _choose(
-            self.answer,
-            [
-                (words(row), row.row)
-                for row in self.frame[self.frame["channel"].isna()].itertuples()
-            ],
-        )
+        options = []
+        for answer in self.frame[self.frame["channel"].isna()].itertuples():
+            reward = reward_text(answer.reward, answer.token_advantage is not None)
+            options.append((f"{answer.row}: {printable(answer.example_id)}, {reward}", answer.row))
+        _choose(self.answer, options)
         self._new_answer()
 
     def _new_answer(self) -> None:
         self.trace = trace_of(self.frame, self.step.value, self.answer.value)
         self._busy = True
-        names = [
-            (f"{name}{'' if found['localized'] else ' (even)'}", name)
-            for name, found in self.trace["channels"].items()
-        ]
-        _choose(self.channel, [("all channels", ""), *names])
+        options = [("all channels", "")]
+        for name, credited in self.trace["channels"].items():
+            options.append((name if credited["localized"] else f"{name} (even)", name))
+        _choose(self.channel, options)
         self._draw()
 
     def _draw(self) -> None:
         self._busy = False
-        self.measure.disabled = not self.channel.value
-        self._body.value = answer_html(self.trace, [self.channel.value or None], self.measure.value)
+        channel = self.channel.value or None
+        self.measure.disabled = channel is None
+        self._body.value = answer_html(self.trace, [channel], self.measure.value)
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> object:
         return self.box._repr_mimebundle_(**options)
 
 
-def _choose(part: Any, options: list[tuple[str, Any]]) -> None:
-    kept = part.value
+def _step_of(path: Path) -> int:
+    "The step of a trace file, from its name."
+    _, _, number = path.stem.partition("-")
+    return int(number.partition("-")[0])
+
+
+def _choose(dropdown: "Dropdown", options: list[tuple[str, str | int]]) -> None:
+    "Give a dropdown new options; what was chosen stays chosen where it is among them."
+    chosen = dropdown.value
     values = [value for _, value in options]
-    part.options = options
-    part.value = kept if kept in values else values[0]
+    dropdown.options = options
+    dropdown.value = chosen if chosen in values else values[0]
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #12ada568
 def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -348,49 +403,64 @@ def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
     pairs = frame[frame["channel"].notna()]
     rows = []
     for name in SUPPORT + UNDER:
-        part = pairs[pairs["channel"] == name]
-        if len(part):
-            reasons = part["fallback"].value_counts()
-            share = float(part["localized"].astype(bool).mean())
-            rows.append(
-                {"channel": name, "pairs": len(part), "localized %": 100 * share}
-                | {r: int(reasons.get(r, 0)) for r in REASONS}
-            )
+        of_channel = pairs[pairs["channel"] == name]
+        if not len(of_channel):
+            continue
+        localized = float(of_channel["localized"].astype(bool).mean())
+        row = {"channel": name, "pairs": len(of_channel), "localized %": 100 * localized}
+        counts = of_channel["fallback"].value_counts()
+        for reason in REASONS:
+            row[reason] = int(counts.get(reason, 0))
+        rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #68667922
+class _RankedAnswer(NamedTuple):
+    "An answer; sorted, those with most localized channels come first."
+
+    not_localized: int  # minus the number of localized channels
+    step: int
+    row: int
+
+
 def pick_answers(
     frame: "pd.DataFrame", limit: int = 60, channel: str | None = None
 ) -> list[tuple[int, int]]:
     """(step, row) of up to `limit` answers, in order: those with most localized channels;
     with `channel` those where it is localized.
 
-    Of answers that tie for the last places every n-th is taken.
-    Raises `ValueError` when there is none.
+    Of answers that tie for the last places every n-th is taken. Raises `ValueError` when there is
+    none.
     """
     if limit < 1:
         raise ValueError(f"limit {limit}, must be at least 1")
+    ranked = _ranked_answers(frame, channel)
+    if not ranked:
+        which = "at all" if channel is None else f"with {channel} localized"
+        raise ValueError(f"no answer {which}; allowed: {', '.join(SUPPORT + UNDER)}")
+    last_rank = ranked[:limit][-1].not_localized
+    picked = [answer for answer in ranked if answer.not_localized < last_rank]
+    tied = [answer for answer in ranked if answer.not_localized == last_rank]
+    free = min(limit - len(picked), len(tied))
+    for k in range(free):
+        picked.append(tied[k * len(tied) // free])
+    return sorted((answer.step, answer.row) for answer in picked)
+
+
+def _ranked_answers(frame: "pd.DataFrame", channel: str | None) -> list[_RankedAnswer]:
+    "All answers, or those in which a channel is localized, in the order of their rank."
     answers = frame[frame["channel"].isna()]
     pairs = frame[frame["channel"].notna()]
-    moved = pairs[
-        pairs["localized"].astype(bool) & ((channel is None) | (pairs["channel"] == channel))
-    ]
-    count = moved.groupby(["step", "row"]).size()
-    ranked = [
-        (-int(count.get((s, r), 0)), s, r)
-        for s, r in zip(answers["step"], answers["row"], strict=True)
-    ]
-    ranked = sorted(entry for entry in ranked if channel is None or entry[0])
-    if not ranked:
-        raise ValueError(
-            f"no answer {'at all' if channel is None else f'with {channel} localized'}; allowed: "
-            f"{', '.join(SUPPORT + UNDER)}"
-        )
-    last = ranked[:limit][-1][0]
-    sure = [entry for entry in ranked if entry[0] < last]
-    tied = [entry for entry in ranked if entry[0] == last]
-    free = min(limit - len(sure), len(tied))
-    return sorted((s, r) for _, s, r in sure + [tied[k * len(tied) // free] for k in range(free)])
+    localized = pairs[pairs["localized"].astype(bool)]
+    if channel is not None:
+        localized = localized[localized["channel"] == channel]
+    counts = localized.groupby(["step", "row"]).size()
+    ranked = []
+    for step, row in zip(answers["step"], answers["row"], strict=True):
+        count = int(counts.get((step, row), 0))
+        if channel is None or count:
+            ranked.append(_RankedAnswer(-count, step, row))
+    return sorted(ranked)
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #a3f0d760
 def write_trace_page(
@@ -410,45 +480,58 @@ def write_trace_page(
             f"--out: found {path}, a folder; allowed: a file, such as {path / 'traces.html'}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    views = []
-    for step in dict.fromkeys(step for step, _ in chosen):
-        whole = read_traces(folder, [step])
-        views.append(
-            {
-                "number": step,
-                "answers": [
-                    answer_view(trace_of(whole, step, row)) for its, row in chosen if its == step
-                ],
-            }
-        )
+    answers = int(frame["channel"].isna().sum())
     counts = fallback_counts(frame)
-    total = int(frame["channel"].isna().sum())
-    which = "with most localized channels" if total < len(frame) else "at even distances"
-    which = f"with {channel} localized" if channel else which
-    left = (
-        f"Shown are {len(chosen)} {which}; {total - len(chosen):,} are left out."
-        if total > len(chosen)
-        else "All are shown."
-    )
-    found = sorted(frame["step"].unique())
-    facts = {
-        "method": ", ".join(sorted(map(str, frame["method"].dropna().unique())))
-        if "method" in frame
-        else "not recorded",
-        **(
-            {"mode": ", ".join(sorted(map(str, frame["mode"].dropna().unique())))}
-            if "mode" in frame
-            else {}
-        ),
-        "steps": ", ".join(map(str, found[:12])) + ", …" * (len(found) > 12),
-        "pairs": f"{int(frame['channel'].notna().sum()):,}",
-    }
     text = render_page(
         "traces.html.j2",
         title="Traces",
-        lead=f"{total:,} answers. {left}",
-        facts=list(facts.items()),
+        lead=f"{answers:,} answers. {_shown_text(frame, len(chosen), channel)}",
+        facts=list(_page_facts(frame).items()),
         channels=grid(counts) if len(counts) else None,
-        steps=views,
+        steps=_step_views(folder, chosen),
     )
     return write_page(path, text)
+
+
+def _step_views(folder: str | Path, chosen: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    "For each step its number and the views of its chosen answers."
+    rows_by_step: dict[int, list[int]] = {}
+    for step, row in chosen:
+        rows_by_step.setdefault(step, []).append(row)
+    views = []
+    for step, rows in rows_by_step.items():
+        frame = read_traces(folder, [step])
+        answers = [answer_view(trace_of(frame, step, row)) for row in rows]
+        views.append({"number": step, "answers": answers})
+    return views
+
+
+def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
+    "Which answers of a frame stand on a page that shows so many of them."
+    answers = int(frame["channel"].isna().sum())
+    if answers <= shown:
+        return "All are shown."
+    if channel:
+        which = f"with {channel} localized"
+    elif answers < len(frame):
+        which = "with most localized channels"
+    else:
+        which = "at even distances"
+    return f"Shown are {shown} {which}; {answers - shown:,} are left out."
+
+
+def _page_facts(frame: "pd.DataFrame") -> dict[str, str]:
+    "Method, mode where there is one, steps and number of pairs of a frame."
+
+    def values(column: str) -> str:
+        return ", ".join(sorted(map(str, frame[column].dropna().unique())))
+
+    facts = {"method": values("method") if "method" in frame else "not recorded"}
+    if "mode" in frame:
+        facts["mode"] = values("mode")
+    steps = sorted(frame["step"].unique())
+    facts["steps"] = ", ".join(map(str, steps[:12]))
+    if len(steps) > 12:
+        facts["steps"] += ", …"
+    facts["pairs"] = f"{int(frame['channel'].notna().sum()):,}"
+    return facts

@@ -104,7 +104,7 @@ class ChannelWeights:
     # not negative, 0 outside the answer; all 0: the part stays uniform
     weights: Float[Tensor, "part pair token"]
     shares: Float[Tensor, "part pair"]  # of the pair's advantage, in [0, 1] and together at most 1
-    found: Bool[Tensor, " pair"]  # whether some signal exceeded the absolute threshold
+    above_gate: Bool[Tensor, " pair"]  # whether some signal exceeded the absolute threshold
     scored: Bool[Tensor, " pair"]  # False: what the pair needs of the model could not be computed
     signal: Float[Tensor, "pair token"]  # what the weights were made of, for traces: the paper's d
     pool: Float[Tensor, "part pair token"]  # signals from which the channels' thresholds learn

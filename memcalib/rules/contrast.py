@@ -57,17 +57,18 @@ class ContrastRule(CreditRule[Pairs]):
         assert batch.full is not None
         row, _ = pairs.index(batch.mask.device)
         inside = batch.mask[row]
-        known = (scores.isfinite() | ~inside).all(1)
-        difference = torch.where(inside & known[:, None], batch.full[row] - scores, 0)
-        weights = torch.where(inside & known[:, None], 2 * torch.sigmoid(difference), 0).double()
+        computed = (scores.isfinite() | ~inside).all(1)
+        counted = inside & computed[:, None]
+        difference = torch.where(counted, batch.full[row] - scores, 0)
+        weights = torch.where(counted, 2 * torch.sigmoid(difference), 0).double()
         return ChannelWeights(
             weights=weights[None],
             shares=torch.ones(1, len(pairs), dtype=torch.float64, device=weights.device),
-            found=known,
-            scored=known,
+            above_gate=computed,
+            scored=computed,
             signal=difference.double(),
             pool=weights[None],
-            pooled=torch.zeros_like(known)[None],
+            pooled=torch.zeros_like(computed)[None],
         )
 
     def opens(self, batch: JudgedBatch) -> Bool[Tensor, "row column"]:

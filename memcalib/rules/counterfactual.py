@@ -82,11 +82,12 @@ class CounterfactualRule(CreditRule[Pairs]):
         """Weights of the signals of d; `scores`: log-probabilities without the pairs' atoms."""
         row, channel = pairs.index(batch.mask.device)
         inside = batch.mask[row]
-        known = (scores.isfinite() | ~inside).all(1)
-        d = torch.where(inside & known[:, None], self.differences(batch, row, scores), 0).double()
+        computed = (scores.isfinite() | ~inside).all(1)
+        counted = inside & computed[:, None]
+        d = torch.where(counted, self.differences(batch, row, scores), 0).double()
         z = localization_signal(d, channel, self.signals_with(batch.config))
         share = torch.ones(len(pairs), dtype=torch.float64, device=d.device)
-        return weigh(batch, pairs, [Signal(z, share, known)], shown=d)
+        return weigh(batch, pairs, [Signal(z, share, computed)], shown=d)
 
     def differences(
         self, batch: JudgedBatch, row: Tensor, scores: Float[Tensor, "pair token"]

@@ -220,11 +220,13 @@ class EvidenceRule(CreditRule[EvidencePairs]):
         inside = batch.mask[row]
         shares = pairs.shares.to(torch.float64)
         placed = shares[:, 1] > 0
-        known = ~placed | (scores.isfinite() | ~inside).all(1)
-        divergence = torch.where(inside & (placed & known)[:, None], scores, 0).double()
-        everything = torch.ones_like(known)
-        shown = Signal((pairs.shown & inside).double(), shares[:, 0], everything, threshold=False)
-        omitted = Signal(divergence, shares[:, 1], known)
+        computed = ~placed | (scores.isfinite() | ~inside).all(1)
+        counted = inside & (placed & computed)[:, None]
+        divergence = torch.where(counted, scores, 0).double()
+        on_shown = (pairs.shown & inside).double()
+        every_pair = torch.ones_like(computed)
+        shown = Signal(on_shown, shares[:, 0], every_pair, threshold=False)
+        omitted = Signal(divergence, shares[:, 1], computed)
         return weigh(batch, pairs, [shown, omitted])
 
 

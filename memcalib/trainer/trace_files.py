@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
         "localized": pa.bool_(),
         "fallback": _TEXT,
         "strength": _F32,
-        "found": pa.bool_(),
+        "above_gate": pa.bool_(),
         "opened": pa.bool_(),
         "threshold": _F32,
         "d": pa.list_(_F32),

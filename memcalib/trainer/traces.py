@@ -8,8 +8,8 @@ __all__ = ['token_texts', 'column_rewards', 'trace_row', 'credit_answers', 'samp
 
 # %% ../../nbs/trainer/09_traces.ipynb #8dc4058c
 import json
+import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,30 @@ from .train_config import TrainConfig
 from .trace_files import SCHEMA, VERSION, read_traces, trace_files, trace_of
 
 # %% ../../nbs/trainer/09_traces.ipynb #3b6b4a3b
-def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The text of each token in the decoded answer; tokens without text give their own name."""
     (text,), (ends,) = decode_rows(tokenizer, [ids])
-    names = tokenizer.convert_ids_to_tokens(list(ids))
-    return [
-        text[a:b] or name or f"[{i}]"
-        for (a, b), name, i in zip(pairwise([0, *ends.tolist()]), names, ids, strict=True)
-    ]
+    names = _token_names(tokenizer, list(ids))
+    texts = []
+    start = 0
+    for end, name in zip(ends.tolist(), names, strict=True):
+        texts.append(text[start:end] or name)
+        start = end
+    return texts
+
+
+def _token_names(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    "The vocabulary's names of tokens; the number where one has none."
+    names = tokenizer.convert_ids_to_tokens(ids)
+    return [name or f"[{number}]" for name, number in zip(names, ids, strict=True)]
 
 # %% ../../nbs/trainer/09_traces.ipynb #551a0632
-def _numbers(values) -> list[float]:
-    return [round(value, 5) for value in values.tolist()]
+def _numbers(values: Tensor) -> list[float]:
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float:
+    return round(value, 5)
 
 
 def column_rewards(judged: ChannelRewards, credit: Credit) -> Float[Tensor, "row column"]:
@@ -57,36 +69,46 @@ def column_rewards(judged: ChannelRewards, credit: Credit) -> Float[Tensor, "row
 
 
 def trace_row(
-    judged: ChannelRewards, credit: Credit, pairs, row: int, tokenizer, **head: Any
+    judged: ChannelRewards,
+    credit: Credit,
+    pairs: Pairs,
+    row: int,
+    tokenizer: PreTrainedTokenizerBase,
+    **head: object,
 ) -> dict[str, Any]:
     """The trace of one answer of a batch: tokens, final advantages, and d, q,
     m of each scored channel."""
     ids = judged.ids[row]
-    detail = credit.pairs
-    length = len(ids)
+    trace: dict[str, Any] = dict(head)
+    trace["example_id"] = judged.examples[row].id
+    trace["response"] = judged.texts[row]
+    trace["tokens"] = token_texts(tokenizer, ids)
+    trace["advantage"] = _numbers(credit.advantages[row, : len(ids)])
     channels = {}
-    for k in [k for k, owner in enumerate(pairs.rows) if owner == row]:
-        h = pairs.channels[k]
-        values = {name: _numbers(getattr(detail, name)[k, :length]) for name in ("d", "q", "m")}
-        scalars = {
-            "reward": round(column_rewards(judged, credit)[row, h].item(), 5),
-            "advantage": round(credit.channels[row, h].item(), 5),
-            "strength": round(detail.strength[k].item(), 5),
-        }
-        channels[credit.columns[h]] = (
-            {"atom_ids": list(pairs.atoms[k]), "localized": bool(detail.strength[k] > 0)}
-            | scalars
-            | values
-        )
-    tokens = token_texts(tokenizer, ids)
-    advantage = _numbers(credit.advantages[row, :length])
-    example = judged.examples[row].id
-    return head | {
-        "example_id": example,
-        "response": judged.texts[row],
-        "tokens": tokens,
-        "advantage": advantage,
-        "channels": channels,
+    for k, owner in enumerate(pairs.rows):
+        if owner == row:
+            name = credit.columns[pairs.channels[k]]
+            channels[name] = _channel_row(judged, credit, pairs, k)
+    trace["channels"] = channels
+    return trace
+
+
+def _channel_row(judged: ChannelRewards, credit: Credit, pairs: Pairs, k: int) -> dict[str, Any]:
+    "What the trace of an answer says of its pair number `k`."
+    row = pairs.rows[k]
+    column = pairs.channels[k]
+    length = len(judged.ids[row])
+    detail = credit.pairs
+    assert detail is not None
+    return {
+        "atom_ids": list(pairs.atoms[k]),
+        "localized": bool(detail.strength[k] > 0),
+        "reward": _number(column_rewards(judged, credit)[row, column].item()),
+        "advantage": _number(credit.channels[row, column].item()),
+        "strength": _number(detail.strength[k].item()),
+        "d": _numbers(detail.d[k, :length]),
+        "q": _numbers(detail.q[k, :length]),
+        "m": _numbers(detail.m[k, :length]),
     }
 
 # %% ../../nbs/trainer/09_traces.ipynb #602e8480
@@ -100,25 +122,26 @@ def credit_answers(
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Judge answers (token ids; groups of `config.generations` in a
     row) and assign credit; no training."""
-    judged = ChannelRewards(
-        quoting_judge(judge) if config.credit.rule.needs_quotes else judge,
-        examples,
-        config.merge_over_use,
+    if config.credit.rule.needs_quotes:
+        judge = quoting_judge(judge)
+    judged = ChannelRewards(judge, examples, config.merge_over_use)
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    judged.read(list(examples), texts, list(answers))
+    encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
+    token_credit = TokenCredit(tokenizer, config.credit, encode)
+    credit, pairs = assign_credit(
+        model,
+        token_credit,
+        judged,
+        generations=config.generations,
+        temperature=config.temperature,
     )
-    judged.read(
-        list(examples), tokenizer.batch_decode(answers, skip_special_tokens=True), list(answers)
-    )
-    credit = TokenCredit(
-        tokenizer, config.credit, prompt_encoder(tokenizer, config.text, config.prompt_template)
-    )
-    return judged, *assign_credit(
-        model, credit, judged, generations=config.generations, temperature=config.temperature
-    )
+    return judged, credit, pairs
 
 # %% ../../nbs/trainer/09_traces.ipynb #4f59558a
 def sample_credit(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     judge: JudgeLike,
     config: TrainConfig,
@@ -126,24 +149,33 @@ def sample_credit(
 ) -> tuple[ChannelRewards, Credit, Pairs]:
     """Answers of a policy (`config.generations` for each example, in a row), judged,
     and their credit; no training."""
-    options = dict(
+    rollouts = sample_answers(
+        model,
+        tokenizer,
+        examples,
+        seed=seed,
+        samples=config.generations,
         text=config.text,
         prompt_template=config.prompt_template,
         max_tokens=config.max_tokens,
         temperature=config.temperature,
     )
-    rollouts = sample_answers(
-        model, tokenizer, examples, seed=seed, samples=config.generations, **options
-    )
-    asked = [example for example in examples for _ in range(config.generations)]
-    return credit_answers(
-        model, tokenizer, asked, [rollout.token_ids for rollout in rollouts], judge, config
-    )
+    answers = [rollout.token_ids for rollout in rollouts]
+    example_of_answer = _repeated(examples, config.generations)
+    return credit_answers(model, tokenizer, example_of_answer, answers, judge, config)
+
+
+def _repeated(examples: Sequence[Example], generations: int) -> list[Example]:
+    "Each example as often as it is answered, in a row."
+    repeated = []
+    for example in examples:
+        repeated.extend([example] * generations)
+    return repeated
 
 # %% ../../nbs/trainer/09_traces.ipynb #dd0da8b5
 def trace_answers(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     judge: JudgeLike,
     config: TrainConfig,
@@ -160,23 +192,28 @@ def trace_answers(
         )
     judged, credit, pairs = sample_credit(model, tokenizer, examples, judge, config, seed)
     localized = [0] * len(judged.ids)
-    size = config.generations
-    for k, row in enumerate(pairs.rows):
-        localized[row] += bool(credit.pairs.strength[k] > 0)
-    best = [
-        max(range(g * size, (g + 1) * size), key=lambda row: localized[row])
-        for g in range(len(examples))
-    ]
-    return [
-        trace_row(judged, credit, pairs, row, tokenizer, method="MemCalib-RL", seed=seed)
-        for row in best
-    ]
+    for row, strength in zip(pairs.rows, credit.pairs.strength.tolist(), strict=True):
+        localized[row] += strength > 0
+    traces = []
+    for first in range(0, len(judged.ids), config.generations):
+        rows = range(first, first + config.generations)
+        best = max(rows, key=localized.__getitem__)
+        traces.append(
+            trace_row(judged, credit, pairs, best, tokenizer, method="MemCalib-RL", seed=seed)
+        )
+    return traces
 
 # %% ../../nbs/trainer/09_traces.ipynb #87a428de
 def token_lists(values: Tensor | np.ndarray, sizes: Sequence[int]) -> pa.ListArray:
     """A flat array of numbers as one list for each row; `sizes` are the rows' lengths."""
-    flat = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else values
-    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *sizes]), pa.int32()), pa.array(flat))
+    if isinstance(values, Tensor):
+        values = values.detach().float().cpu().numpy()
+    return pa.ListArray.from_arrays(_offsets(sizes), pa.array(values))
+
+
+def _offsets(sizes: Sequence[int]) -> pa.Array:
+    "Where the list of each row begins in a flat array, and where the last one ends."
+    return pa.array(np.cumsum([0, *sizes]), pa.int32())
 
 # %% ../../nbs/trainer/09_traces.ipynb #86a90300
 def text_column(texts: Sequence[str], ends: Sequence[np.ndarray]) -> pa.Array:
@@ -184,82 +221,82 @@ def text_column(texts: Sequence[str], ends: Sequence[np.ndarray]) -> pa.Array:
     `ends` holds the character of its row at which each token ends."""
     data = "".join(texts).encode("utf-8", "replace")
     leads = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
-    byte_at = np.append(leads, len(data))
-    first = np.cumsum([0, *map(len, texts)])
-    global_ends = np.concatenate(
-        [end + begin for end, begin in zip(ends, first, strict=False)] or [np.zeros(0, np.int64)]
-    )
-    places = byte_at[np.append(0, global_ends.astype(np.int64))].astype(np.int32)
-    return pa.StringArray.from_buffers(len(global_ends), pa.py_buffer(places), pa.py_buffer(data))
+    byte_of_character = np.append(leads, len(data))
+    row_starts = np.cumsum([0, *map(len, texts)])
+    boundaries = [np.zeros(1, np.int64)]
+    for row_ends, row_start in zip(ends, row_starts, strict=False):
+        boundaries.append(row_ends + row_start)
+    characters = np.concatenate(boundaries).astype(np.int64)
+    offsets = byte_of_character[characters].astype(np.int32)
+    count = len(characters) - 1
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _name_column(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> pa.Array:
+    "The vocabulary's name of each token."
+    distinct = np.unique(ids)
+    names = _token_names(tokenizer, distinct.tolist())
+    return pa.array(names, pa.string()).take(pa.array(np.searchsorted(distinct, ids)))
+
+
+def _flat(rows: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+    "The numbers of all rows, one after the other."
+    arrays = [np.asarray(row, np.int64) for row in rows]
+    return np.concatenate([np.zeros(0, np.int64), *arrays])
 
 # %% ../../nbs/trainer/09_traces.ipynb #7734acc9
-def _names(tokenizer, ids: np.ndarray) -> pa.Array:
-    known = np.unique(ids)
-    names = [
-        name or f"[{i}]"
-        for name, i in zip(
-            tokenizer.convert_ids_to_tokens(known.tolist()), known.tolist(), strict=True
-        )
-    ]
-    return pa.array(names, pa.string()).take(pa.array(np.searchsorted(known, ids)))
-
-
-def _tokens(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], dict[str, pa.Array]]:
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]
+) -> tuple[list[str], dict[str, pa.Array]]:
+    "The texts of answers, and the columns that say what their tokens are and where they end."
     texts, ends = decode_rows(tokenizer, rows)
     sizes = [len(row) for row in rows]
-    ids = (
-        np.concatenate([np.asarray(row, np.int64) for row in rows])
-        if sum(sizes)
-        else np.zeros(0, np.int64)
-    )
-    shown = text_column(texts, ends)
-    if sum(sizes):
-        empty = np.diff(np.frombuffer(shown.buffers()[1], np.int32)[: len(ids) + 1]) == 0
-        shown = pa.compute.if_else(pa.array(empty), _names(tokenizer, ids), shown)
-    places = pa.array(np.cumsum([0, *sizes]), pa.int32())
-    flat_ends = np.concatenate([*ends, np.zeros(0, np.int64)]).astype(np.int32)
-    lists = {
+    ids = _flat(rows)
+    pieces = text_column(texts, ends)
+    if len(ids):
+        offsets = np.frombuffer(pieces.buffers()[1], np.int32)[: len(ids) + 1]
+        empty = pa.array(np.diff(offsets) == 0)
+        pieces = pa.compute.if_else(empty, _name_column(tokenizer, ids), pieces)
+    columns = {
         "token_ids": token_lists(ids.astype(np.int32), sizes),
-        "ends": token_lists(flat_ends, sizes),
+        "ends": token_lists(_flat(ends).astype(np.int32), sizes),
+        "tokens": pa.ListArray.from_arrays(_offsets(sizes), pieces),
     }
-    return texts, lists | {"tokens": pa.ListArray.from_arrays(places, shown)}
+    return texts, columns
 
 # %% ../../nbs/trainer/09_traces.ipynb #d9315975
 def _numbers_or_none(values: Tensor) -> pa.Array:
     return pa.array(values.detach().float().cpu().numpy(), pa.float32(), from_pandas=True)
 
 
-def answer_table(judged: ChannelRewards, credit: Credit | Tensor, tokenizer) -> pa.Table:
+def answer_table(
+    judged: ChannelRewards, credit: Credit | Tensor, tokenizer: PreTrainedTokenizerBase
+) -> pa.Table:
     """The answers' rows of a judged batch; `credit` may be the token advantages alone."""
     sizes = [len(ids) for ids in judged.ids]
+    mask = response_mask(judged.ids)
     valid = judged.valid.cpu()
     advantages = credit.advantages if isinstance(credit, Credit) else credit
-    mask = response_mask(judged.ids)
-    final = advantages.detach().float().cpu()[:, : mask.shape[1]]
-    mean = final.masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
-    sequence = credit.sequence.cpu() if isinstance(credit, Credit) else mean
-    texts, columns = _tokens(tokenizer, judged.ids)
-    places = pa.array(np.cumsum([0, *sizes]), pa.int32())
-    lists = pa.ListArray.from_arrays(
-        places, pa.array(final[mask].numpy()), mask=pa.array(~valid.numpy())
-    )
-    head = {
+    advantages = advantages.detach().float().cpu()[:, : mask.shape[1]]
+    if isinstance(credit, Credit):
+        sequence = credit.sequence.cpu()
+    else:
+        sequence = advantages.masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
+    texts, token_columns = _tokens(tokenizer, judged.ids)
+    columns = {
         "row": np.arange(len(sizes), dtype=np.int32),
-        "example_id": [e.id for e in judged.examples],
+        "example_id": [example.id for example in judged.examples],
         "scored": valid.numpy(),
+        "reward": _numbers_or_none(judged.rewards.cpu().sum(1)),
+        "advantage": _numbers_or_none(sequence.double().masked_fill(~valid, torch.nan)),
+        "question": [example.question for example in judged.examples],
+        "response": texts,
+        **token_columns,
+        "token_advantage": pa.ListArray.from_arrays(
+            _offsets(sizes), pa.array(advantages[mask].numpy()), mask=pa.array(~valid.numpy())
+        ),
     }
-    numbers = {
-        "reward": judged.rewards.cpu().sum(1),
-        "advantage": sequence.double().masked_fill(~valid, torch.nan),
-    }
-    texts = {"question": [e.question for e in judged.examples], "response": texts}
-    return pa.table(
-        head
-        | {k: _numbers_or_none(v) for k, v in numbers.items()}
-        | texts
-        | columns
-        | {"token_advantage": lists}
-    )
+    return pa.table(columns)
 
 # %% ../../nbs/trainer/09_traces.ipynb #b6c7fe3f
 def pair_table(
@@ -267,106 +304,102 @@ def pair_table(
 ) -> pa.Table:
     """The channels' rows of a judged batch; `thresholds` are the nine that q was cut with."""
     detail = credit.pairs
-    mask = response_mask(judged.ids)
+    assert detail is not None
     row = detail.row.cpu()
     channel = detail.channel.cpu()
+    mask = response_mask(judged.ids)
     inside = mask[row]
     sizes = inside.sum(1).tolist()
-    lists = {
-        name: token_lists(getattr(detail, name).cpu()[:, : mask.shape[1]][inside], sizes)
-        for name in ("d", "q", "m")
-    }
-    reward = column_rewards(judged, credit).cpu()[row, channel]
-    advantage = credit.channels.cpu()[row, channel]
-    cut = torch.full((len(row),), torch.nan)
+    threshold = torch.full((len(row),), torch.nan)
     if thresholds is not None and credit.columns == CHANNELS:
-        cut = torch.as_tensor(thresholds)[channel]
-    numbers = {
-        "reward": reward,
-        "advantage": advantage,
-        "strength": detail.strength.cpu(),
-        "threshold": cut,
-    }
-    owners = [judged.examples[r] for r in pairs.rows]
-    texts = [
-        [e.atom(name).text for name in names] for e, names in zip(owners, pairs.atoms, strict=True)
-    ]
-    names = {
-        "example_id": [e.id for e in owners],
+        threshold = torch.as_tensor(thresholds)[channel]
+    examples = [judged.examples[r] for r in pairs.rows]
+    atom_texts = []
+    for example, atom_ids in zip(examples, pairs.atoms, strict=True):
+        atom_texts.append([example.atom(atom_id).text for atom_id in atom_ids])
+
+    def lists(values: Tensor) -> pa.ListArray:
+        "The numbers of each pair's tokens."
+        return token_lists(values.cpu()[:, : mask.shape[1]][inside], sizes)
+
+    def flags(values: Tensor) -> pa.Array:
+        return pa.array(values.cpu().numpy())
+
+    columns = {
+        "row": row.to(torch.int32).numpy(),
+        "example_id": [example.id for example in examples],
         "channel": [credit.columns[h] for h in pairs.channels],
-    }
-    atoms = {
-        "atom_ids": [list(a) for a in pairs.atoms],
-        "atoms": texts,
+        "reward": _numbers_or_none(column_rewards(judged, credit).cpu()[row, channel]),
+        "advantage": _numbers_or_none(credit.channels.cpu()[row, channel]),
+        "strength": _numbers_or_none(detail.strength.cpu()),
+        "threshold": _numbers_or_none(threshold),
+        "atom_ids": [list(atom_ids) for atom_ids in pairs.atoms],
+        "atoms": atom_texts,
         "fallback": fallback_reasons(detail),
+        "scored": flags(detail.scored),
+        "above_gate": flags(detail.above_gate),
+        "opened": flags(detail.opened),
+        "localized": flags(detail.strength > 0),
+        "d": lists(detail.d),
+        "q": lists(detail.q),
+        "m": lists(detail.m),
     }
-    flags = {
-        "scored": detail.scored,
-        "found": detail.found,
-        "opened": detail.opened,
-        "localized": detail.strength > 0,
-    }
-    flags = {name: pa.array(flag.cpu().numpy()) for name, flag in flags.items()}
-    return pa.table(
-        {"row": row.to(torch.int32).numpy()}
-        | names
-        | {k: _numbers_or_none(v) for k, v in numbers.items()}
-        | atoms
-        | flags
-        | lists
-    )
+    return pa.table(columns)
 
 # %% ../../nbs/trainer/09_traces.ipynb #f61d34f5
-def _finished(part: pa.Table, step: int, first: int) -> pa.Table:
-    part = part.set_column(
-        part.column_names.index("row"), "row", pa.compute.add(part["row"], first)
-    )
-    part = part.append_column("step", pa.array(np.full(part.num_rows, step, np.int32)))
-    missing = {
-        name: pa.nulls(part.num_rows, SCHEMA.field(name).type)
-        for name in SCHEMA.names
-        if name not in part.column_names
-    }
-    columns = {
-        name: missing.get(name, part[name] if name in part.column_names else None)
-        for name in SCHEMA.names
-    }
-    return pa.table(columns).cast(SCHEMA)
+def _with_schema(table: pa.Table, step: int, first_row: int) -> pa.Table:
+    "A table with all columns of the schema, missing ones null; rows count from `first_row`."
+    columns = {name: table[name] for name in table.column_names}
+    columns["row"] = pa.compute.add(table["row"], first_row)
+    columns["step"] = pa.array(np.full(table.num_rows, step, np.int32))
+    for name in SCHEMA.names:
+        if name not in columns:
+            columns[name] = pa.nulls(table.num_rows, SCHEMA.field(name).type)
+    return pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
 
 # %% ../../nbs/trainer/09_traces.ipynb #fb06bd15
-def _safe(value: Any) -> Any:
+def _without_nan(value: object) -> object:
+    "A value that JSON can carry: None for NaN, texts as keys."
     if isinstance(value, dict):
-        return {str(k): _safe(v) for k, v in value.items()}
-    return None if isinstance(value, float) and value != value else value
+        return {str(name): _without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value
 
 
-def _write(path: Path, tables: Sequence[pa.Table], about: dict[str, Any]) -> Path:
+_REPEATED_TEXTS = [
+    "example_id",
+    "channel",
+    "question",
+    "response",
+    "tokens.list.element",
+    "fallback",
+    "atoms.list.element",
+]
+
+
+def _write(path: Path, tables: Sequence[pa.Table], metadata: Mapping[str, object]) -> Path:
+    "Write tables as one file, whole or not at all. Raises `OSError` naming the file."
     import pyarrow.parquet as pq
 
-    schema = SCHEMA.with_metadata({"memcalib": json.dumps(_safe(about))})
-    words = [
-        "example_id",
-        "channel",
-        "question",
-        "response",
-        "tokens.list.element",
-        "fallback",
-        "atoms.list.element",
-    ]
+    schema = SCHEMA.with_metadata({"memcalib": json.dumps(_without_nan(metadata))})
     try:
-        with (
-            replacing(path) as part,
-            pq.ParquetWriter(
-                part, schema, compression="zstd", use_dictionary=words, write_page_checksum=True
-            ) as writer,
-        ):
-            for table in tables:
-                writer.write_table(table.cast(schema))
-        return path
+        with replacing(path) as unfinished:
+            writer = pq.ParquetWriter(
+                unfinished,
+                schema,
+                compression="zstd",
+                use_dictionary=_REPEATED_TEXTS,
+                write_page_checksum=True,
+            )
+            with writer:
+                for table in tables:
+                    writer.write_table(table.cast(schema))
     except OSError as error:
-        raise OSError(
-            error.errno, f"{path}: {error.strerror or error}; no trace of this step was kept"
-        ) from error
+        reason = error.strerror or error
+        message = f"{path}: {reason}; no trace of this step was kept"
+        raise OSError(error.errno, message) from error
+    return path
 
 # %% ../../nbs/trainer/09_traces.ipynb #2171ccb2
 class TraceWriter:
@@ -377,9 +410,10 @@ class TraceWriter:
 
     def path(self, step: int, process: int = 0) -> Path:
         """The file of a step."""
-        return self.folder / (
-            f"step-{step:06d}" + (f"-process-{process}" if process else "") + ".parquet"
-        )
+        name = f"step-{step:06d}"
+        if process:
+            name += f"-process-{process}"
+        return self.folder / f"{name}.parquet"
 
     def write(
         self,
@@ -387,11 +421,11 @@ class TraceWriter:
         judged: ChannelRewards,
         credit: Credit | Tensor,
         pairs: Pairs | None,
-        tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         thresholds: Tensor | None = None,
         process: int = 0,
-        **head: Any,
+        **head: object,
     ) -> Path:
         """Write the batch that `judged` read last; `head` is kept as it is.
         Raises `OSError` naming the file it cannot write.
@@ -399,18 +433,22 @@ class TraceWriter:
         `credit` may be token advantages alone;
         `thresholds` are the nine values before the step moved them.
         """
-        parts = [answer_table(judged, credit, tokenizer)]
-        if (
-            isinstance(credit, Credit)
-            and credit.pairs is not None
-            and pairs is not None
-            and len(pairs)
-        ):
-            parts.append(pair_table(judged, credit, pairs, thresholds))
-        stats = credit.stats if isinstance(credit, Credit) else {}
-        about = {"version": VERSION, "step": step, "process": process, "head": head, "stats": stats}
-        tables = [_finished(part, step, process * len(judged.ids)) for part in parts]
-        return _write(self.path(step, process), tables, about)
+        tables = [answer_table(judged, credit, tokenizer)]
+        stats = {}
+        if isinstance(credit, Credit):
+            stats = credit.stats
+            if credit.pairs is not None and pairs:
+                tables.append(pair_table(judged, credit, pairs, thresholds))
+        metadata = {
+            "version": VERSION,
+            "step": step,
+            "process": process,
+            "head": head,
+            "stats": stats,
+        }
+        first_row = process * len(judged.ids)
+        tables = [_with_schema(table, step, first_row) for table in tables]
+        return _write(self.path(step, process), tables, metadata)
 
 # %% ../../nbs/trainer/09_traces.ipynb #1f8a59e8
 def exact_credit(
@@ -438,34 +476,46 @@ def policy_gradient(
 ) -> Float[Tensor, " parameter"]:
     """Gradient of the token-mean of advantage times log-probability at the current weights,
     as one flat vector."""
-    width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    ids = torch.zeros(len(answers), width, dtype=torch.long)
-    weight = torch.zeros(len(answers), width)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
-        weight[row, len(prompt) : len(prompt) + len(answer)] = advantages[row, : len(answer)]
-    logits = model(input_ids=ids.to(model.device)).logits[:, :-1].float()
-    chosen = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None].to(model.device))[..., 0]
-    objective = (chosen * weight[:, 1:].to(model.device)).sum() / sum(map(len, answers))
+    rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    width = max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    weight = torch.zeros(len(rows), width)
+    for k, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        ids[k, : len(row)] = torch.tensor(row)
+        weight[k, len(prompt) : len(row)] = advantages[k, : len(row) - len(prompt)]
+    ids = ids.to(model.device)
+    weight = weight.to(model.device)
+    logits = model(input_ids=ids).logits[:, :-1].float()
+    targets = ids[:, 1:, None]
+    logps = torch.log_softmax(logits, -1).gather(2, targets)[..., 0]
+    objective = (logps * weight[:, 1:]).sum() / sum(map(len, answers))
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return torch.cat([g.flatten() for g in torch.autograd.grad(objective, parameters)])
+    gradients = torch.autograd.grad(objective, parameters)
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 # %% ../../nbs/trainer/09_traces.ipynb #ad6d675c
-def _cosines(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+def _cosines(gradients: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+    "Cosine of each batch's gradient with the sum of the other batches' exact gradients."
     total = sum(exact)
-    pairs = [(g, total - e) for g, e in zip(found, exact, strict=True)]
-    return [(g @ rest / (g.norm() * rest.norm())).item() for g, rest in pairs]
+    cosines = []
+    for gradient, own_exact in zip(gradients, exact, strict=True):
+        others = total - own_exact
+        cosine = gradient @ others / (gradient.norm() * others.norm())
+        cosines.append(cosine.item())
+    return cosines
 
 # %% ../../nbs/trainer/09_traces.ipynb #3e96ddf7
 def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -> None:
+    "Raises `ValueError` for fewer than two batches, and for configs with groups of several sizes."
     if count < 2 * batch:
         raise ValueError(
             f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, "
             "because a batch is compared with others"
         )
-    if len(sizes := {config.generations for config in configs.values()}) > 1:
+    sizes = sorted({config.generations for config in configs.values()})
+    if len(sizes) > 1:
         raise ValueError(
-            f"generations {', '.join(map(str, sorted(sizes)))}: allowed is one size of groups, "
+            f"generations {', '.join(map(str, sizes))}: allowed is one size of groups, "
             "because all configs share the answers"
         )
 
@@ -473,21 +523,22 @@ def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -
 def _batch_gradients(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Example],
+    examples: Sequence[Example],
     answers: Sequence[Sequence[int]],
     judge: JudgeLike,
     configs: Mapping[str, TrainConfig],
 ) -> dict[str, Tensor]:
     "Policy gradient of one batch by each config, and by exact credit."
     first = next(iter(configs.values()))
-    out = {}
     encode = prompt_encoder(tokenizer, first.text, first.prompt_template)
-    prompts = [encode(example) for example in asked]
+    prompts = [encode(example) for example in examples]
+    gradients = {}
     for name, config in configs.items():
-        judged, found, _ = credit_answers(model, tokenizer, asked, answers, judge, config)
-        out[name] = policy_gradient(model, prompts, answers, found.advantages)
+        judged, credit, _ = credit_answers(model, tokenizer, examples, answers, judge, config)
+        gradients[name] = policy_gradient(model, prompts, answers, credit.advantages)
     exact = exact_credit(tokenizer, judged, first.generations)
-    return out | {"exact credit": policy_gradient(model, prompts, answers, exact)}
+    gradients["exact credit"] = policy_gradient(model, prompts, answers, exact)
+    return gradients
 
 # %% ../../nbs/trainer/09_traces.ipynb #537fc4f2
 def alignment(
@@ -509,20 +560,28 @@ def alignment(
     """
     _check_batches(len(examples), batch, configs)
     first = next(iter(configs.values()))
-    options = dict(
+    rollouts = sample_answers(
+        model,
+        tokenizer,
+        examples,
         samples=first.generations,
         text=first.text,
         prompt_template=first.prompt_template,
         max_tokens=first.max_tokens,
         seed=seed,
     )
-    rollouts = sample_answers(model, tokenizer, examples, **options)
-    asked = [e for e in examples for _ in range(first.generations)]
-    answers = [r.token_ids for r in rollouts]
+    answers = [rollout.token_ids for rollout in rollouts]
+    example_of_answer = _repeated(examples, first.generations)
     rows = batch * first.generations
-    cuts = [slice(start, start + rows) for start in range(0, len(answers) - rows + 1, rows)]
-    found = [
-        _batch_gradients(model, tokenizer, asked[cut], answers[cut], judge, configs) for cut in cuts
-    ]
-    exact = [each["exact credit"] for each in found]
-    return {name: _cosines([each[name] for each in found], exact) for name in found[0]}
+    batches = []
+    for start in range(0, len(answers) - rows + 1, rows):
+        cut = slice(start, start + rows)
+        gradients = _batch_gradients(
+            model, tokenizer, example_of_answer[cut], answers[cut], judge, configs
+        )
+        batches.append(gradients)
+    exact = [gradients["exact credit"] for gradients in batches]
+    cosines = {}
+    for name in batches[0]:
+        cosines[name] = _cosines([gradients[name] for gradients in batches], exact)
+    return cosines

@@ -179,7 +179,7 @@ def test_group_of_eight_reads_its_prompt_once():
     (tree,) = prompt_trees(prompts, responses)
     assert sum(map(len, tree)) == 999 + 8 * 300
     packed = pack_trees(best_trees(prompts, responses, 20_000))
-    assert packed.ids.numel() == 999 + 8 * 300 and len(packed.places) == 8
+    assert packed.ids.numel() == 999 + 8 * 300 and len(packed.starts) == 8
 
 
 @SETTINGS
@@ -187,9 +187,9 @@ def test_group_of_eight_reads_its_prompt_once():
 def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
     prompts, responses = a_workload(seed, empty=True)
     packed = pack_trees(prompt_trees(prompts, responses, parts))
-    assert packed.mask.any(-1).all() and sorted(packed.places) == list(range(len(prompts)))
+    assert packed.mask.any(-1).all() and sorted(packed.starts) == list(range(len(prompts)))
     for i, (prompt, answer) in enumerate(zip(prompts, responses, strict=True)):
-        b, first = packed.places[i]
+        b, first = packed.starts[i]
         row = [*prompt, *answer[:-1]]
         for t in range(len(answer)):
             seen = packed.mask[b, 0, first + t]

@@ -415,7 +415,7 @@ def reasons(detail) -> list[str | None]:
     for k in range(len(detail.row)):
         if not detail.scored[k]:
             found.append("scoring")
-        elif not detail.found[k]:
+        elif not detail.above_gate[k]:
             found.append("weak")
         elif not detail.q[k].sum() > 0:
             found.append("empty")

@@ -251,8 +251,8 @@ SPOILT = {
     ),
     "FLAT": (lambda placed: replace(placed, weights=placed.weights[0]), "part, pair, token"),
     "FEWER": (
-        lambda placed: replace(placed, found=placed.found[1:]),
-        r"found of shape \(\d+,\), must be",
+        lambda placed: replace(placed, above_gate=placed.above_gate[1:]),
+        r"above_gate of shape \(\d+,\), must be",
     ),
     "SHARE": (
         lambda placed: replace(placed, shares=-placed.shares),

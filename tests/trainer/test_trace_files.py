@@ -45,7 +45,7 @@ def channel_row(step: int, row: int) -> dict:
         "channel": "C+",
         "advantage": 0.7,
         "localized": row % 2 == 0,
-        "found": True,
+        "above_gate": True,
         "opened": True,
         "strength": 0.75,
         "threshold": 0.1,
