@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['log', 'SPENT', 'OVERLONG', 'ChannelRewards', 'JudgeStopped', 'JudgeDown', 'JudgeFault', 'JudgeUnreadable',
-           'failed_call', 'JudgeReply', 'ask_judge', 'RetryingJudge', 'as_read', 'quoting_judge', 'retrying_judge',
-           'judge_spent', 'cache_path', 'fitting_examples', 'prompt_dataset', 'check_context', 'held_out_examples',
-           'held_out_answers', 'judge_held_out', 'HeldOutScores', 'assign_credit']
+           'failed_call', 'FunctionRetries', 'JudgeReply', 'ask_judge', 'RetryingJudge', 'as_read', 'quoting_judge',
+           'retrying_judge', 'judge_spent', 'cache_path', 'fitting_examples', 'prompt_dataset', 'check_context',
+           'held_out_examples', 'held_out_answers', 'judge_held_out', 'HeldOutScores', 'assign_credit']
 
 # %% ../../nbs/trainer/03_rewards.ipynb #9b6c28a6
 import copy
 import json
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -157,14 +158,45 @@ def _is_passing(error: Exception) -> bool:
     return isinstance(error, ConnectionError | TimeoutError)
 
 
-def _ask_function(judge: JudgeLike, example: Example, response: str) -> Judgment:
-    """The judgment of one answer by a judge that is a plain function; raises what is a fault."""
-    try:
-        return check_judgment(example, judge(example, response))
-    except Exception as error:
-        if not _is_passing(error):
-            raise
-        return failed_call(example, error)
+@dataclass
+class FunctionRetries:
+    """Asks a judge that is a plain function, again where the connection failed, as patiently as the
+    client asks an endpoint.
+
+    Once it has given up on an answer, the others of the batch are asked once each: then the judge
+    is down, and the whole batch waits for it. `CallError` is not asked again here: it comes from a
+    client, which was patient itself.
+    """
+
+    sleep: Callable[[float], None] = time.sleep
+    tries: int = 8
+    backoff: float = (
+        1.0  # seconds; the n-th wait is random, up to backoff * 2^(n-1), a minute at most
+    )
+    count: int = 0  # questions that were asked again
+    first_error: str = ""
+    gave_up: bool = False
+
+    def ask(self, judge: JudgeLike, example: Example, response: str) -> Judgment:
+        """The judgment, or that of a failed call; raises what is a fault."""
+        tries = 1 if self.gave_up else self.tries
+        attempt = 1
+        while True:
+            try:
+                return check_judgment(example, judge(example, response))
+            except Exception as error:
+                if not _is_passing(error):
+                    raise
+                failure = error
+            if isinstance(failure, CallError):
+                return failed_call(example, failure)
+            if attempt == tries:
+                self.gave_up = True
+                return failed_call(example, failure)
+            self.first_error = self.first_error or f"{type(failure).__name__}: {failure}"
+            self.count += 1
+            self.sleep(random.uniform(0, min(60.0, self.backoff * 2 ** (attempt - 1))))
+            attempt += 1
 
 # %% ../../nbs/trainer/03_rewards.ipynb #7d7a5b89
 class JudgeReply(NamedTuple):
@@ -176,7 +208,10 @@ class JudgeReply(NamedTuple):
 
 
 def ask_judge(
-    judge: JudgeLike, examples: Sequence[Example], responses: Sequence[str]
+    judge: JudgeLike,
+    examples: Sequence[Example],
+    responses: Sequence[str],
+    retries: FunctionRetries | None = None,  # of a plain function; None: new ones
 ) -> JudgeReply:
     """Judgments of the answers, or the fault that came instead, which is not raised.
     No answers, no call."""
@@ -186,7 +221,8 @@ def ask_judge(
         if hasattr(judge, "batch"):
             return JudgeReply(judge_all(judge, examples, responses))
         pairs = zip(examples, responses, strict=True)
-        return JudgeReply([_ask_function(judge, example, response) for example, response in pairs])
+        retries = retries or FunctionRetries()
+        return JudgeReply([retries.ask(judge, example, response) for example, response in pairs])
     except Exception as error:  # noqa: BLE001 (the other processes must know of it before it is raised)
         if _is_passing(error):
             return JudgeReply([failed_call(example, error) for example in examples])
@@ -226,6 +262,7 @@ class RetryingJudge:
         *,
         first_wait: float = 5.0,
         longest: float = 300.0,
+        function_tries: int = 8,  # for one answer, of a judge that is a plain function
         total: Callable[[list[float]], list[float]] = list,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -237,6 +274,7 @@ class RetryingJudge:
         self.total = total
         self.first_wait = first_wait
         self.longest = longest
+        self.function_tries = function_tries
         self.clock = clock
         self.sleep = sleep
         self.counts = Counter()
@@ -319,7 +357,19 @@ class RetryingJudge:
         self, examples: Sequence[Example], responses: Sequence[str], finish: bool
     ) -> JudgeReply:
         """The judge's reply; no judgments where a signal ended the work."""
-        reply = self.signals.run(lambda: ask_judge(self.judge, examples, responses), finish)
+        retries = FunctionRetries(self.sleep, self.function_tries)
+        reply = self.signals.run(
+            lambda: ask_judge(self.judge, examples, responses, retries), finish
+        )
+        if retries.count:
+            self.counts["asked_again"] += retries.count
+            log.warning(
+                "the judge function failed and was asked again: %d times in this batch, %d in all; "
+                "the first error: %s",
+                retries.count,
+                self.counts["asked_again"],
+                retries.first_error,
+            )
         return reply or JudgeReply([])
 
     def _must_wait(

@@ -63,7 +63,7 @@ def run(out: Path, judge: BrittleJudge, resume=None, last_step: int = 9):
             load_policy("cold-short")[0],
             config,
             EXAMPLES,
-            RetryingJudge(judge, 0.4, 10, clock=judge.clock, sleep=judge.sleep),
+            RetryingJudge(judge, 0.4, 10, clock=judge.clock, sleep=judge.sleep, function_tries=1),
             tokenizer=build_tokenizer(),
             out=out,
             validation=EXAMPLES[:3],

@@ -22,6 +22,7 @@ from memcalib.practice.server import MicroServer
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.rewards import (
+    FunctionRetries,
     JudgeDown,
     JudgeFault,
     JudgeUnreadable,
@@ -63,6 +64,7 @@ class Time:
 
 
 def patient(judge, time, **options):
+    options.setdefault("function_tries", 1)
     return RetryingJudge(judge, clock=time.clock, sleep=time.sleep, **options)
 
 
@@ -135,6 +137,55 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
         ]
     assert asked == [min(rounds, f + 1) for f in fails]
     assert time.now == now and whole.pauses == rounds - 1
+
+
+def flaky(failures):
+    """The exact judge as a function that fails in the calls of these numbers, and its calls."""
+    calls = []
+
+    def judge(example, response):
+        calls.append(response)
+        if len(calls) in failures:
+            raise ConnectionError("reset by peer")
+        return exact_judge(example, response)
+
+    return judge, calls
+
+
+def test_a_function_that_fails_once_is_asked_again_and_that_is_said(caplog):
+    """One broken connection in sixteen calls changes nothing: below `max_failed` it would have
+    taken an answer out of the training."""
+    judge, calls = flaky({5})
+    waits = []
+    retrying = RetryingJudge(judge, 0.5, sleep=waits.append)
+    with caplog.at_level(logging.WARNING):
+        judgments = retrying.batch([EXAMPLES[0]] * 16, [""] * 16)
+    assert all(judgment.scored for judgment in judgments) and len(calls) == 17
+    assert len(waits) == 1 and 0 <= waits[0] <= 1 and retrying.counts["asked_again"] == 1
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "1 times in this batch, 1 in all" in line and "ConnectionError: reset by peer" in line
+
+
+def test_a_function_that_is_down_is_not_asked_eight_times_for_each_answer():
+    judge, calls = flaky(range(1, 1000))
+    waits = []
+    retrying = RetryingJudge(judge, 1.0, sleep=waits.append)
+    judgments = retrying.batch([EXAMPLES[0]] * 16, [""] * 16)
+    assert all(judgment.retry for judgment in judgments)
+    assert len(calls) == 8 + 15 and len(waits) == 7
+    assert all(wait <= 2**number for number, wait in enumerate(waits))
+
+
+def test_a_fault_of_a_function_is_not_asked_again():
+    calls = []
+
+    def judge(example, response):
+        calls.append(1)
+        raise KeyError("no such atom")
+
+    with pytest.raises(JudgeFault, match="no such atom"):
+        RetryingJudge(judge, 1.0, sleep=lambda seconds: None).batch([EXAMPLES[0]] * 3, [""] * 3)
+    assert len(calls) == 1
 
 
 def test_waits_double_up_to_five_minutes():
@@ -237,7 +288,8 @@ def test_what_is_a_failed_call(error, passes):
     def judge(example, response):
         raise error
 
-    judgments, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"])
+    once = FunctionRetries(tries=1)
+    judgments, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"], once)
     assert (fault is None) == passes
     assert [judgment.retry for judgment in judgments] == ([True, True] if passes else [])
 
@@ -379,7 +431,7 @@ def test_a_few_failed_calls_are_left_out_and_counted(tmp_path):
     def judge(example, response):
         calls.append(example)
         if len(calls) in (2, 3):
-            raise ConnectionError("reset")
+            raise CallError("server", "reset")  # of a client, which has asked often enough
         return exact_judge(example, response)
 
     trainer = go(tmp_path, judge, steps=1)

@@ -729,7 +729,12 @@ def validated(out, judge, resume=False, config=SMALL, examples=HELD_OUT, **optio
         return now.__setitem__(0, now[0] + seconds)
 
     patient = RetryingJudge(
-        judge, HOW.max_failed, HOW.pause_minutes, clock=lambda: now[0], sleep=sleep
+        judge,
+        HOW.max_failed,
+        HOW.pause_minutes,
+        clock=lambda: now[0],
+        sleep=sleep,
+        function_tries=1,
     )
     scores = HeldOutScores(HOW, TOKENIZER, examples, patient, 1024, out)
     config = config.model_copy(update={"eval_every": 2})
@@ -790,7 +795,7 @@ def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
     def waits(seconds):
         return signal.raise_signal(signal.SIGTERM)
 
-    patient = RetryingJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits)
+    patient = RetryingJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits, function_tries=1)
     scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)
     config = SMALL.model_copy(update={"eval_every": 2})
     with pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2") as told:

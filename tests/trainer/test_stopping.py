@@ -344,7 +344,7 @@ def test_a_judge_that_is_down_does_not_keep_the_run(tmp_path, straight):
         waits.append(seconds)
         signal.raise_signal(signal.SIGTERM)
 
-    patient = RetryingJudge(judge, clock=lambda: 0.0, sleep=wait)
+    patient = RetryingJudge(judge, clock=lambda: 0.0, sleep=wait, function_tries=1)
     with pytest.raises(Interrupted, match=r"saved in .*checkpoint-2: go on with"):
         go(tmp_path, patient, on_step=go_down)
     assert waits == [5.0]
