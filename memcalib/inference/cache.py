@@ -240,6 +240,17 @@ class CallCache(_CacheFile):
                 self._renewer.start()
         return True
 
+    def claimed(self, key: str) -> tuple[str, float] | None:
+        """Who of the other processes has claimed a key, and the seconds until the claim ends where
+        it is not renewed; None without such a claim."""
+        with self._connection() as db:
+            query = "SELECT owner, expires FROM claims WHERE key = ? AND owner != ?"
+            claim = db.execute(query, (key, self.owner)).fetchone()
+        if claim is None:
+            return None
+        owner, expires = claim
+        return owner, max(0.0, expires - time.time())
+
     def put(self, key: str, reply: dict[str, Any], model: str = "") -> None:
         """Commit a reply and give up the claim, both or neither."""
         row = (key, model, time.time(), json.dumps(reply))

@@ -120,14 +120,43 @@ def _as_seen(character: str) -> str:
     )
 
 
+# letters of scripts that write no blank between words, or hang endings on them: Thai, Lao,
+# Burmese, Khmer, Korean, Japanese, Chinese
+_UNSPACED = (
+    "\u0e01-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3130-\u318f"
+    "\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
+# between such a letter and a Latin letter or a figure, or what a number may begin with
+_SCRIPT_BORDER = re.compile(
+    rf"(?<=[{_UNSPACED}])(?=[A-Za-z0-9+(@])|(?<=[A-Za-z0-9)=])(?=[{_UNSPACED}])"
+)
+
+
 def as_seen(text: str) -> tuple[str, Sequence[int]]:
-    """The text as it looks, in plain characters, and the place in the text of each of them."""
+    """The text as it looks, in plain characters, and the place in the text of each of them.
+
+    Where Chinese, Japanese, Korean or Thai letters meet Latin ones or figures, a blank is put
+    between them, as a reader would see a new word there; its place is that of what follows.
+    """
     if text.isascii():
         return text, range(len(text))
-    seen = [
-        (shown, place) for place, character in enumerate(text) if (shown := _as_seen(character))
-    ]
-    return "".join(shown for shown, _ in seen), [place for _, place in seen]
+    characters = []
+    places = []
+    for place, character in enumerate(text):
+        shown = _as_seen(character)
+        if shown:
+            characters.append(shown)
+            places.append(place)
+    borders = {match.start() for match in _SCRIPT_BORDER.finditer("".join(characters))}
+    seen = []
+    seen_places = []
+    for number, (character, place) in enumerate(zip(characters, places, strict=True)):
+        if number in borders:
+            seen.append(" ")
+            seen_places.append(place)
+        seen.append(character)
+        seen_places.append(place)
+    return "".join(seen), seen_places
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #e2d01723
 @dataclass
@@ -451,8 +480,23 @@ IP = unless(
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #25b30bdb
-_DATE = r"(?:\d{4}(?P<a>[-./])\d{1,2}(?P=a)\d{1,2}|\d{1,2}(?P<b>[-./])\d{1,2}(?P=b)(?:\d{4}|\d\d))(?!\d)|0[.,]\d|\+?\d{1,3}\.\d{4,}$"
+_DATE = (
+    r"(?:\d{4}(?P<a>[-./])\d{1,2}(?P=a)\d{1,2}"
+    r"|\d{1,2}(?P<b>[-./])\d{1,2}(?P=b)(?:\d{4}|\d\d))(?![-./]?\d)"
+    r"|0[.,]\d|\+?\d{1,3}\.\d{4,}$"
+)
+# public lines that cost the caller nothing; no person's number begins so
+_FREE_OF_CHARGE = r"(?:\+?1[ ./-]?)?\(?8(?:00|33|44|55|66|77|88)\)?[ ./-]|0800|0808|\+?00?800"
+# Russian mobile numbers with the 8 of calls within the country
+_WITHIN_RUSSIA = r"8[ -]?\(?9\d\d\)?[ -]?\d{3}[ -]?\d\d[ -]?\d\d"
 _LIMITS = ("2147483647", "2147483648", "4294967295", "4294967296")  # of whole numbers in programs
+
+
+def _is_row_of_numbers(text: str) -> bool:
+    """Whether a text counts upwards, as 0 1 1 2 3 5 8 13 21 does."""
+    numbers = [int(group) for group in re.findall(r"\d+", text)]
+    is_long = len(numbers) >= 6 and min(numbers) < 10
+    return is_long and all(before <= after for before, after in pairwise(numbers))
 
 
 def is_phone(text: str) -> bool:
@@ -466,8 +510,12 @@ def is_phone(text: str) -> bool:
         or {*digits} <= {*"01"}
         or digits in "012345678901234567890"
         or digits in _LIMITS
+        or re.match(_FREE_OF_CHARGE, text)
+        or _is_row_of_numbers(text)
     ):
         return False
+    if re.fullmatch(_WITHIN_RUSSIA, text):
+        return True
     if re.match(r"\+|0|\(\d", text) or re.fullmatch(
         r"(?:1[ ._/-])?\d{3}([ ._/-])\d{3}\1\d{4}", text
     ):
@@ -483,7 +531,7 @@ def is_counted(text: str, start: int, end: int) -> bool:
     """Whether the words beside a number say that it counts or names something: an order, a seed, so many bytes."""
     before = text[max(0, start - 40) : start]
     after = text[end : end + 20]
-    said = rf"(?:\b{_either('counted')}|№|[#=%*<>])(?: of \w+)?(?:\W{{0,3}}(?:number|no|nr|is|was|are|of|time))*\W{{0,3}}$"
+    said = rf"(?:\b{_either('counted')}(?:-1[03])?|№|[#=%*<>])(?: of \w+)?(?:\W{{0,3}}(?:number|no|nr|is|was|are|of|time))*\W{{0,3}}$"
     return text[start] != "+" and bool(
         re.search(said, before, re.I)
         or re.match(rf"\s?(?:{_either('units')}\b|[%*^°])", after, re.I)
@@ -507,7 +555,15 @@ def national_phones(region: str) -> RedactionRule:
         recipe=region,
         seeks=f"telephone numbers as they are written in {region}",
     )
-    return unless(rule, is_counted)
+    return unless(rule, _is_no_national_phone)
+
+
+def _is_no_national_phone(text: str, start: int, end: int) -> bool:
+    """Whether a number counts or names something, is an address of a machine or a public line."""
+    value = text[start:end]
+    is_address = re.fullmatch(r"\d{1,3}(?:\.\d{1,3}){3}", value) or text[end : end + 1] == "/"
+    is_public = re.match(_FREE_OF_CHARGE, value)
+    return bool(is_address or is_public) or is_counted(text, start, end)
 
 
 _PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\d|\d)[\d ()./_·•-]{5,24}\d"
@@ -522,7 +578,8 @@ PHONE = unless(
 )
 _FIGURES = {word: figure for figure, words in enumerate(_WORDS["figures"]) for word in words}
 _NO_DATE = (
-    r"(?!(?:\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](?:\d{4}|\d\d))(?!\d)|0[.,]\d)"
+    r"(?!(?:\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](?:\d{4}|\d\d))(?![-./]?\d)"
+    r"|0[.,]\d)"
 )
 SAID_PHONE = joined(
     "phone by word",
@@ -530,8 +587,12 @@ SAID_PHONE = joined(
     "numbers behind a word for telephone, and numbers spoken figure by figure",
     pattern_rule(
         "noun",
-        rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist|[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)",
+        rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)",
         flags=re.I,
+    ),
+    pattern_rule(
+        "noun without blanks",
+        rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)",
     ),
     pattern_rule(
         "verb",
@@ -603,6 +664,8 @@ def is_encoded(token: str) -> bool:
         )
     except ValueError:
         return False
+    if re.fullmatch(rb"[A-Za-z]+(?:[ ,.!?'-]+[A-Za-z]+)*[.!?]?", plain):
+        return False  # words, which are nobody's key
     if len(plain) > 6 and all(32 <= byte < 127 or byte in b"\n\t" for byte in plain):
         return turns(body) >= (2 if token != body else 3)
     return token != body and turns(body) >= 3
@@ -1077,6 +1140,7 @@ NEVER_LOOKED_FOR = (
     "dates of birth",
     "numbers of documents",
     "UUIDs",
+    "positions (GPS)",
     "what is told in ordinary words",
 )
 _NOT_USERS = frozenset(
