@@ -124,7 +124,11 @@ def data_hash() -> str:
 
 # parameter -> folder of the run in which work is kept that several notebooks,
 # or several versions of one, use
-STORES = {"trainings_dir": "trainings", "rows_dir": "rule_grid"}
+STORES = {
+    "trainings_dir": "trainings",
+    "rows_dir": "rule_grid",
+    "gate_rows_dir": "gate_grid",
+}
 
 
 @dataclass

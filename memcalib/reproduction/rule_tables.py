@@ -5,14 +5,16 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'PATHS', 'grid_frame', 'rates_table', 'learning_rates_figure', 'measured_runs', 'rules_table',
            'paired_differences', 'fieller', 'headroom_table', 'measured_cells', 'equal_time', 'paths_figure',
-           'verdicts']
+           'verdicts', 'question_scores', 'ResampledDifference', 'resampled_difference']
 
 # %% ../../nbs/reproduction/08_rule_tables.ipynb #d06124db
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
+from ..metrics import response_scores
 from .seed_tables import paired_table
 from .rule_runs import GridPlan, GridRow, compared_rule
 from memcalib.report.figures import (
@@ -454,3 +456,77 @@ def _verdict(difference: float, low: float, high: float) -> str:
     else:
         verdict = "ties"
     return f"{verdict} {difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+# %% ../../nbs/reproduction/08_rule_tables.ipynb #c8d5a002
+def question_scores(row: GridRow, questions: int) -> Float[np.ndarray, " question"]:
+    """SCS of the answer to each question, in percent.
+
+    A run whose numbers stopped being finite has no answers: 0 for every question. `ValueError`
+    for a row without totals of its questions, or with another number of them.
+    """
+    if row.scores.get("SCS") is None:
+        return np.zeros(questions)
+    counts = {len(row.over), len(row.under)}
+    if counts != {questions}:
+        raise ValueError(
+            f"run {row.run.name}: found totals of {len(row.over)} and {len(row.under)} questions, "
+            f"must be {questions}"
+        )
+    return 100 * response_scores(np.array(row.over), np.array(row.under))[:, 0]
+
+
+class ResampledDifference(NamedTuple):
+    """A difference of two arms in SCS, and its interval over seeds and questions."""
+
+    difference: float  # in points
+    low: float
+    high: float
+    seeds: int  # that both arms have
+    questions: int
+
+
+def resampled_difference(
+    rows: Sequence[GridRow],
+    against: Sequence[GridRow],
+    level: float = 0.95,
+    draws: int = 10_000,
+    seed: int = 0,
+) -> ResampledDifference:
+    """Mean SCS of some runs minus that of others, paired by seed and question; the interval is
+    that of a bootstrap which draws seeds and questions, each with replacement.
+
+    `ValueError` without a seed in both, for two runs of one seed, or for different questions.
+    """
+    runs_by_seed = _by_seed(rows)
+    others_by_seed = _by_seed(against)
+    seeds = sorted(runs_by_seed.keys() & others_by_seed.keys())
+    if not seeds:
+        raise ValueError(
+            f"found seeds {sorted(runs_by_seed)} and {sorted(others_by_seed)}; "
+            "the two need one in common"
+        )
+    questions = max(len(row.over) for row in [*rows, *against])
+    differences = []
+    for training_seed in seeds:
+        scores = question_scores(runs_by_seed[training_seed], questions)
+        other_scores = question_scores(others_by_seed[training_seed], questions)
+        differences.append(scores - other_scores)
+    matrix = np.stack(differences)  # [seed, question]
+    generator = np.random.default_rng(seed)
+    seed_shares = generator.multinomial(len(seeds), [1 / len(seeds)] * len(seeds), draws)
+    question_shares = generator.multinomial(questions, [1 / questions] * questions, draws)
+    by_question = seed_shares / len(seeds) @ matrix  # [draw, question]
+    means = (by_question * question_shares).sum(1) / questions
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return ResampledDifference(float(matrix.mean()), float(low), float(high), len(seeds), questions)
+
+
+def _by_seed(rows: Sequence[GridRow]) -> dict[int, GridRow]:
+    runs: dict[int, GridRow] = {}
+    for row in rows:
+        if row.run.seed in runs:
+            raise ValueError(
+                f"run {row.run.name}: found seed {row.run.seed} twice; one run of a seed is allowed"
+            )
+        runs[row.run.seed] = row
+    return runs
