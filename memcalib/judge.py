@@ -77,6 +77,7 @@ from memcalib.problem import (
     text_hash,
 )
 from memcalib.io.records import (
+    ForeseenError,
     DataError,
     Violation,
     cut_text,
@@ -1202,7 +1203,7 @@ def judge_rollouts(
                 on_row(judgment)
             kind = judgment.error.split(":")[0] if judgment.error else None
             if kind not in _ANSWERS_FAULT and failures.add(kind):
-                raise RuntimeError(
+                raise ForeseenError(
                     f"{failures.count} judgments in a row failed alike, so the run "
                     f"stopped; the last one: {judgment.error}"
                 )
@@ -1219,10 +1220,10 @@ TRIAL = "This line is here to see whether the judge can be reached."
 
 def check_judge_answers(judge: JudgeLike, example: Example) -> None:
     """Ask a judge about one made-up answer; raises `CallError` when it is fatal and
-    `RuntimeError` for any other failed call."""
+    `ForeseenError` for any other failed call."""
     error = judge(example, TRIAL).error or ""
     if error and not error.startswith("reply at fault"):
-        raise RuntimeError(
+        raise ForeseenError(
             f"the judge was asked one question before any answer is paid for, and did "
             f"not reply: {error}"
         )

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LINE_BREAKS', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks', 'Record', 'printable', 'cut_text', 'one_line',
-           'display_text', 'Violation', 'DataError', 'only_errors', 'short_repr', 'pydantic_violation', 'unique_keys',
-           'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts', 'replacing', 'write_whole',
-           'write_jsonl', 'read_jsonl']
+           'display_text', 'Violation', 'DataError', 'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation',
+           'unique_keys', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts', 'replacing',
+           'write_whole', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/01_records.ipynb #316a8b79
 import gzip
@@ -127,6 +127,10 @@ class DataError(ValueError):
 def only_errors(violations: Iterable[Violation]) -> list[Violation]:
     """The violations that make a record unusable, without the warnings."""
     return [violation for violation in violations if violation.severity == "error"]
+
+
+class ForeseenError(RuntimeError):
+    """A stop that was foreseen: its words are for whoever runs the command, and no fault of it."""
 
 # %% ../../nbs/io/01_records.ipynb #f466cb5d
 _SHORT = reprlib.Repr()

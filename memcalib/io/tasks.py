@@ -17,7 +17,7 @@ from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import Any
 
-from .records import one_line
+from .records import ForeseenError, one_line
 
 # %% ../../nbs/io/07_tasks.ipynb #7a5c0005
 def _unknown_progress() -> float:
@@ -207,7 +207,7 @@ class _TaskQueue:
             future.result()
         except BrokenProcessPool:  # all futures break with the one worker
             names = [task.name, *(other.name for other in self.running.values())]
-            raise RuntimeError(
+            raise ForeseenError(
                 f"one of {', '.join(names)}: its process ended without a word, "
                 "killed perhaps for want of memory"
             ) from None

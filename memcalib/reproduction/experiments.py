@@ -37,7 +37,7 @@ from memcalib.reproduction.main_results import (
 from ..commands.settings_files import settings_text
 from .training_store import Training, TrainingStore, code_hash
 from ..io.extras import needs
-from ..io.records import one_line, write_whole
+from ..io.records import ForeseenError, one_line, write_whole
 from ..io.runs import manifest, git_state, write_manifest
 from ..io.settings import nearest, package_data
 from ..io.tasks import QUIET, Task, TasksFailed, run_tasks
@@ -374,7 +374,7 @@ def run_notebook(
             )
     except PapermillExecutionError as error:
         place = f"{notebook.name}, cell {error.cell_index + 1}"
-        raise RuntimeError(
+        raise ForeseenError(
             f"{place}: {error.ename}: {one_line(error.evalue)}; executed so far: {executed}"
         ) from None
     finally:
@@ -824,7 +824,7 @@ def reproduce_experiments(
                     renew_prose(experiment)
             index = write_index(run)
     except Timeout:
-        raise RuntimeError(
+        raise ForeseenError(
             f"{run.root}: another command is at work there; wait for it, or choose another --out"
         ) from None
     if tasks:

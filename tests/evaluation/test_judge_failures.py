@@ -272,3 +272,11 @@ def test_quality_outside_its_scale_is_refused_by_name(tmp_path):
     (tmp_path / "j.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=r"j\.jsonl.*task_quality.*99"):
         list(read_jsonl(tmp_path / "j.jsonl", Judgment))
+
+
+def test_a_stop_that_was_foreseen_is_shown_by_its_words_alone():
+    from memcalib.commands.cli import _message
+    from memcalib.io.records import ForeseenError
+
+    assert _message(ForeseenError("20 judgments in a row failed alike")).startswith("20 judg")
+    assert _message(RuntimeError("odd")).startswith("unexpected RuntimeError: odd")

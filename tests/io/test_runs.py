@@ -220,3 +220,30 @@ def test_a_module_that_is_in_no_commit_makes_a_checkout_dirty(tmp_path):
     assert git_state(tmp_path)["dirty"] is False, "made anew by the code of the commit"
     (tmp_path / "new.py").write_text("")
     assert git_state(tmp_path)["dirty"] is True
+
+
+def test_a_run_that_goes_on_under_other_libraries_says_so_and_keeps_both(tmp_path, caplog):
+    run = RunFolder(tmp_path / "run", {"steps": 2})
+    run.write_manifest()
+    manifest_file = tmp_path / "run" / "manifest.json"
+    for version in ("1.0", "1.1"):
+        content = json.loads(manifest_file.read_text())
+        content["versions"]["numpy"] = version
+        manifest_file.write_text(json.dumps(content))
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            again = RunFolder(tmp_path / "run", {"steps": 2})
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert f"numpy: '{version}' there" in line and "numbers may differ" in line
+        again.write_manifest()
+    history = json.loads(manifest_file.read_text())["versions_before"]
+    assert [versions["numpy"] for versions in history] == ["1.0", "1.1"]
+
+
+def test_the_same_libraries_are_not_spoken_of(tmp_path, caplog):
+    RunFolder(tmp_path / "run", {"steps": 2}).write_manifest()
+    with caplog.at_level("WARNING"):
+        again = RunFolder(tmp_path / "run", {"steps": 2})
+    again.write_manifest()
+    assert caplog.records == []
+    assert "versions_before" not in json.loads((tmp_path / "run" / "manifest.json").read_text())
