@@ -15,9 +15,7 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'RetryUnscored', 'Config'
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +25,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..io.extras import explained
+from ..io.tasks import termination_interrupts
 
 # %% ../../nbs/commands/07_cli.ipynb #797d0f8d
 app = typer.Typer(
@@ -129,13 +128,13 @@ def main(arguments: list[str] | None = None) -> None:
     Exits 0 on success, 1 on an error, 2 on a wrong call, 3 when answers are left failed or
     unscored, 130 when interrupted: by Ctrl-C, or by SIGTERM, which ends a run in the same way.
     """
-    _take_termination_for_interrupt()
     # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("MEMCALIB_DEBUG") == "1":
         app(arguments)
     try:
-        code = app(arguments, standalone_mode=False)
+        with termination_interrupts():
+            code = app(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
@@ -148,17 +147,6 @@ def main(arguments: list[str] | None = None) -> None:
     if code == 130:
         stop("interrupted" + _resume_hint(arguments), 130)
     raise SystemExit(code or 0)
-
-
-def _take_termination_for_interrupt() -> None:
-    """Let SIGTERM do what Ctrl-C does: wait for what is on its way, keep it, say how to go on.
-
-    A training replaces this by its own, which saves a checkpoint first.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:

@@ -276,7 +276,8 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
     """
 
     def enter(find: Callable) -> Callable:
-        LINTS[find.__name__] = Lint(find.__name__, find.__doc__ or "", severity, find, scope)
+        what = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
+        LINTS[find.__name__] = Lint(find.__name__, what, severity, find, scope)
         return find
 
     return enter

@@ -38,6 +38,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
+from ..io.tasks import interrupt
 from ..io.records import write_whole
 from ..io.settings import changed
 from ..problem import Example
@@ -141,7 +142,7 @@ class StopSignals:
         if self.active and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 handler = signal.getsignal(number)
-                if handler in (signal.SIG_DFL, signal.default_int_handler):
+                if handler in (signal.SIG_DFL, signal.default_int_handler, interrupt):
                     replaced[number] = handler
         for number in replaced:
             signal.signal(number, self._handle)

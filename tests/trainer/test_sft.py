@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer_logger import hear
 from run_files import weights
+from memcalib.io.tasks import termination_interrupts
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
@@ -798,7 +799,8 @@ def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
     patient = RetryingJudge(Flaky(*[True] * 1000), clock=lambda: 0.0, sleep=waits, function_tries=1)
     scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)
     config = SMALL.model_copy(update={"eval_every": 2})
-    with pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2") as told:
+    told_where = pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2")
+    with termination_interrupts(), told_where as told:  # as the command line runs it
         sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=scores)
     assert told.value.exit_code == 143
 
