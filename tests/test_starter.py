@@ -8,16 +8,18 @@ from itertools import chain
 
 import pytest
 
-from memcalib.commands.evaluate import drawn_evenly
+from memcalib.commands.evaluate import Evaluation, data_notes, drawn_evenly, subsets_not_read
 from memcalib.dataset.duplicates import similar_pairs
 from memcalib.dataset.lint import lint_files
 from memcalib.dataset.writing import FAMILIES
 from memcalib.evaluation.exam import edited_files, starter_answers
 from memcalib.io.settings import package_data
-from memcalib.problem import Level, load_examples
+from memcalib.problem import SUBSETS, Level, load_examples
 
 EXAMPLES, ANSWERS = starter_answers()
 EXAMPLE_BY_ID = {example.id: example for example in EXAMPLES}
+CORE = load_examples("starter:core")
+ADDED = {"conversations": 80, "agentic": 60, "long": 60, "sensitive": 40}
 
 
 def letters_of_levels(example) -> str:
@@ -26,16 +28,45 @@ def letters_of_levels(example) -> str:
 
 
 def test_sizes_and_shares():
-    assert len(EXAMPLES) >= 120 and len(ANSWERS) >= 480
-    domains = Counter(example.domain for example in EXAMPLES)
+    assert len(CORE) == 120 and len(ANSWERS) >= 480
+    domains = Counter(example.domain for example in CORE)
     assert set(domains) == {"coding", "general", "health"}
     assert max(domains.values()) - min(domains.values()) <= 3
-    block_counts = [len(example.blocks) for example in EXAMPLES]
+    block_counts = [len(example.blocks) for example in CORE]
     assert min(block_counts) == 3 and 17 <= max(block_counts) <= 20
-    profiles = Counter(letters_of_levels(example) for example in EXAMPLES)
+    profiles = Counter(letters_of_levels(example) for example in CORE)
     assert set(profiles) == {"ABC", "AC", "AB", "A"} and profiles["ABC"] > 60 and profiles["A"] <= 8
-    languages = Counter(example.model_extra["language"] for example in EXAMPLES)
+    languages = Counter(example.model_extra["language"] for example in CORE)
     assert set(languages) == {"en", "de", "es", "zh"} and min(languages.values()) >= 5
+
+
+def test_the_added_subsets_have_their_sizes_and_the_shape_of_the_paper():
+    added = [example for example in EXAMPLES if example.model_extra["subset"] != "core"]
+    counts = Counter(example.model_extra["subset"] for example in added)
+    assert counts == ADDED
+    atoms = list(chain.from_iterable(example.atoms for example in added))
+    ignored = sum(atom.ideal == Level.IGNORE for atom in atoms) / len(atoms)
+    assert 0.82 < ignored < 0.88
+    languages = Counter(example.model_extra["language"] for example in EXAMPLES)
+    assert len(languages) >= 7 and min(languages.values()) >= 10
+    other = sum(example.model_extra["language"] != "en" for example in added)
+    assert 0.15 < other / len(added) < 0.3
+    for example in added:
+        subset = example.model_extra["subset"]
+        if subset in ("conversations", "agentic"):
+            assert example.turns, example.id
+        if subset == "long":
+            assert 30 <= len(example.atoms) <= 63 and 8 <= len(example.blocks) <= 20, example.id
+
+
+def test_subsets_that_only_their_writer_has_read_are_named_wherever_they_are_used():
+    unread = subsets_not_read()
+    assert set(unread) <= set(SUBSETS)
+    for subset in unread:
+        assert any(subset in note for note in data_notes(f"starter:{subset}"))
+        assert any(subset in note for note in data_notes("starter"))
+    assert not any("nobody but their writer" in note for note in data_notes("starter:core"))
+    assert Evaluation.model_fields["data"].default == ("starter:core" if unread else "starter")
 
 
 def test_every_family_kind_and_action_is_there():
@@ -64,7 +95,8 @@ def test_every_channel_has_a_hundred_labelled_atoms_and_every_record_four_answer
         elif answer.kind == "under" and any(ideal_levels.values()):
             assert min(gaps) < 0, answer.answer_id
     assert len(channels) == 9 and min(channels.values()) >= 100
-    assert min(Counter(answer.example_id for answer in ANSWERS).values()) >= 4
+    of_record = Counter(answer.example_id for answer in ANSWERS)
+    assert min(of_record.values()) >= 4 and set(of_record) == {example.id for example in CORE}
 
 
 def test_no_two_records_and_no_two_answers_are_alike():
@@ -96,7 +128,7 @@ def test_the_hashes_fit_and_an_edit_is_told(tmp_path):
 
 
 def test_names_of_shipped_sets():
-    assert len(load_examples("samples")) == 9 and len(load_examples()) == len(EXAMPLES)
+    assert len(load_examples("samples")) == 9 and load_examples() == CORE
     with pytest.raises(FileNotFoundError):
         load_examples("stater")
 

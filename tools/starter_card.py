@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
 CANARY = "memcalib starter set canary 8c1f6d52-0b7e-4b53-9a86-61f3a2c0d7e4"
 HEAD = """---
 license: apache-2.0
-language: [en, de, es, zh]
+language: [{languages}]
 tags: [memory, agents, evaluation]
 ---
 # The starter set
@@ -46,9 +46,18 @@ Do not train on this set. Data for training can be searched for its canary:
 
 ## What it is for
 
-`memcalib evaluate` without data uses the records; `memcalib exam` has a judge read the answers. It
-is small: the page nbs/evaluation/06_exam.ipynb says which differences {records} questions can show.
-It is not the paper's benchmark, and scores on it cannot be compared with the paper's.
+`memcalib evaluate` without data uses the {core} core records (`starter:core`); `starter` is all of them, `starter:NAME` one subset,
+and `--quick` 60 drawn evenly over the subsets. `memcalib exam` has a judge read the answers, all of
+which belong to core records. The set is small: the page nbs/evaluation/06_exam.ipynb says which
+differences {core} questions can show. It is not the paper's benchmark, and scores on it cannot be
+compared with the paper's.
+{unread}"""
+
+
+UNREAD = """
+**Not yet read blind: {subsets}.** Nobody but their writer, a language model, has read these {count}
+records; their ideal levels are one reader's opinion. That is why the core records are the default, and
+why a report on the others says so. What stands below under *How it was checked* is about the core records.
 """
 
 
@@ -98,7 +107,7 @@ records that it was not fitted to:
 
 {table}
 
-Before the sentences were worded anew it was right in 78.9 % (74.7 % by level) of the first guess
+Before the core sentences were worded anew it was right in 78.9 % (74.7 % by level) of the first guess
 and 70.7 % (50.3 %) of the second. What is left is partly subject matter: an atom that counts often
 names a limit or a thing to use.
 """
@@ -169,11 +178,11 @@ def cue_matrix(cues_by_atom: list[set[str]]) -> csr_matrix:
 
 
 def guessed_levels(cues: csr_matrix, record: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The level of each atom as guessed from the atoms of all other records."""
+    """The level of each atom as guessed from the atoms of nine tenths of the records, its own not among them."""
     kinds = int(levels.max()) + 1
     guessed = np.zeros_like(levels)
-    for number in np.unique(record):
-        is_left_out = record == number
+    for fold in range(10):
+        is_left_out = record % 10 == fold
         weights = fit_levels(cues[~is_left_out], levels[~is_left_out], kinds)
         scores = cues[is_left_out] @ weights[:-1] + weights[-1]
         guessed[is_left_out] = scores.argmax(1)
@@ -181,8 +190,8 @@ def guessed_levels(cues: csr_matrix, record: np.ndarray, levels: np.ndarray) -> 
 
 
 def surface_table(examples: list[Example]) -> pd.DataFrame:
-    """How often the level of an atom in English is guessed from its form alone,
-    each record left out in turn.
+    """How often the level of an atom in English is guessed from its form alone, a tenth of the
+    records left out in turn.
     """
     english = [example for example in examples if example.model_extra["language"] == "en"]
     cues_by_atom = []
@@ -240,6 +249,31 @@ def channel_table(examples: list[Example], answers: list[KnownAnswer]) -> pd.Dat
     return pd.DataFrame(rows)
 
 
+def subset_table(examples: list[Example]) -> pd.DataFrame:
+    """Size and shape of each subset, and of all."""
+    of_subset = {}
+    for example in examples:
+        of_subset.setdefault(example.model_extra["subset"], []).append(example)
+    rows = []
+    for subset, records in {**of_subset, "all": examples}.items():
+        atoms = [atom for example in records for atom in example.atoms]
+        ignored = sum(atom.ideal == Level.IGNORE for atom in atoms)
+        other = sum(example.model_extra["language"] != "en" for example in records)
+        rows.append(
+            {
+                "subset": subset,
+                "records": len(records),
+                "atoms": f"{len(atoms):,}",
+                "atoms a record": f"{len(atoms) / len(records):.1f}",
+                "blocks a record": f"{sum(len(e.blocks) for e in records) / len(records):.1f}",
+                "Ignore, %": f"{100 * ignored / len(atoms):.1f}",
+                "with turns": sum(bool(example.turns) for example in records),
+                "not in English": other,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[str, pd.DataFrame]]:
     """Titles and tables of the card."""
     counts = count_examples(examples)
@@ -255,6 +289,7 @@ def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[st
     blocks = Counter(len(example.blocks) for example in examples)
     kinds = Counter((answer.kind, answer.trick or "") for answer in answers)
     return [
+        ("Subsets", subset_table(examples)),
         ("Records, blocks, atoms", composition_table(counts, beside=False)),
         ("Structure", structure_table(counts, beside=False)),
         ("Atoms by origin", origin_table(counts)),
@@ -299,7 +334,17 @@ def main() -> None:
     hashes = {name: file_hash(FOLDER / name) for name in ("records.jsonl", "answers.jsonl")}
     (FOLDER / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
     labels = sum(len(answer.labels) for answer in answers)
-    counts = {"records": len(examples), "answers": len(answers), "labels": labels}
+    unread = reading.get("not_read", [])
+    unread_records = sum(example.model_extra["subset"] in unread for example in examples)
+    said_unread = UNREAD.format(subsets=", ".join(unread), count=unread_records)
+    counts = {
+        "records": len(examples),
+        "answers": len(answers),
+        "labels": labels,
+        "core": sum(example.model_extra["subset"] == "core" for example in examples),
+        "languages": ", ".join(sorted({e.model_extra["language"] for e in examples})),
+        "unread": said_unread if unread else "",
+    }
     sections = [HEAD.format(**counts, canary=CANARY)]
     for title, table in tables(examples, answers):
         sections.append(f"### {title}\n\n{grid(table)}\n")

@@ -188,7 +188,7 @@ Config = Annotated[
 Data = Annotated[
     str | None,
     typer.Argument(
-        help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter (the default), samples, published."
+        help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter:core (the default), starter, samples, published."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]

@@ -167,7 +167,7 @@ def _judge_existing(
 
 
 def evaluate(
-    examples: "ExampleSource | pd.DataFrame" = "starter",
+    examples: "ExampleSource | pd.DataFrame" = "starter:core",
     *,
     model: "Endpoint | Backend | ModelFunction | None" = None,
     judge: "JudgeLike | Endpoint",
