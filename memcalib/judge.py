@@ -428,8 +428,8 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     try:
         request.reply_form.model_validate(reply)
     except ValidationError as error:
-        for place, fault in form_faults(error):
-            reading.faults.append(f"{place or 'the reply'}: {fault}")
+        for field_path, fault in form_faults(error):
+            reading.faults.append(f"{field_path or 'the reply'}: {fault}")
         for details in error.errors(include_url=False):
             malformed |= {details["loc"][:1], details["loc"][:2]}
     if not isinstance(reply, dict):

@@ -568,7 +568,10 @@ def _learn(
 
 
 def _with_own(
-    own: OwnAdvantages, final: Tensor, batch: JudgedBatch, gather: Callable[[Tensor], Tensor]
+    own_advantages: OwnAdvantages,
+    final: Tensor,
+    batch: JudgedBatch,
+    gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Advantages of which a share is replaced by a rule's own, these divided by the RMS of their
     means. `ValueError` naming rule and row for values at fault."""
@@ -577,23 +580,27 @@ def _with_own(
         raise ValueError(
             f"rule {rule.name!r}: advantages of its own; allowed: keeps_means False, or weights"
         )
-    if own.values.shape != batch.mask.shape:
+    if own_advantages.values.shape != batch.mask.shape:
         raise ValueError(
-            f"rule {rule.name!r}: values of shape {tuple(own.values.shape)}, "
+            f"rule {rule.name!r}: values of shape {tuple(own_advantages.values.shape)}, "
             f"must be {tuple(batch.mask.shape)}"
         )
     live = batch.mask & batch.valid[:, None]
-    faults = torch.where(live, ~own.values.isfinite(), own.values != 0).nonzero()
+    faults = torch.where(
+        live, ~own_advantages.values.isfinite(), own_advantages.values != 0
+    ).nonzero()
     if len(faults):
         row, token = faults[0].tolist()
-        value = own.values[row, token].item()
+        value = own_advantages.values[row, token].item()
         raise ValueError(
             f"rule {rule.name!r}, row {row}, token {token}: found {value:g}; "
             "allowed: finite values, and 0 outside the answer"
         )
-    means = gather(own.values.sum(1) / batch.mask.sum(1))
+    means = gather(own_advantages.values.sum(1) / batch.mask.sum(1))
     _, scale = rms_scale(means, gather(batch.valid), eps=batch.config.eps_scale)
-    return (1 - own.share) * final.float() + own.share * own.values / scale.float()
+    return (
+        1 - own_advantages.share
+    ) * final.float() + own_advantages.share * own_advantages.values / scale.float()
 
 # %% ../nbs/06_redistribution.ipynb #6ed912ac
 FALLBACKS = ("scoring", "weak", "empty", "closed")

@@ -508,17 +508,19 @@ class CreditTrainer(GRPOTrainer):
         return super().compute_loss(model, inputs, *args, **options)
 
     def _count_tokens(self) -> None:
-        """Give each part of an update the tokens of the whole, over all processes, for the mean."""
+        """Give each minibatch of an update the tokens of the whole, over all processes, for the mean."""
         parts = self._buffered_inputs
         parts_of_update = self.args.gradient_accumulation_steps
         index = self._step % self.args.steps_per_generation
         if index % parts_of_update:
-            return  # counted with the first part
+            return  # counted with the first minibatch
         update = parts[index : index + parts_of_update]
-        tokens = self.accelerator.gather(sum(part["completion_mask"].sum() for part in update))
-        for part in update:
+        tokens = self.accelerator.gather(
+            sum(minibatch["completion_mask"].sum() for minibatch in update)
+        )
+        for minibatch in update:
             # the base trainer takes it for the tokens of all updates of the rollout batch
-            part["num_items_in_batch"] = tokens.sum() * len(parts) / parts_of_update
+            minibatch["num_items_in_batch"] = tokens.sum() * len(parts) / parts_of_update
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # overridden: no hook stands between rewards and loss

@@ -337,9 +337,9 @@ def _measures(pairs: Sequence[AuditedPair]) -> dict[str, np.ndarray]:
         token_shares.append(of_tokens)
         credit_shares.append(of_credit)
     measures = {}
-    for what, shares in (("token", token_shares), ("credit", credit_shares)):
+    for kind_of_share, shares in (("token", token_shares), ("credit", credit_shares)):
         for number, role in enumerate(ROLES):
-            measures[f"{what} share, {role}"] = 100 * np.array(shares)[:, number]
+            measures[f"{kind_of_share} share, {role}"] = 100 * np.array(shares)[:, number]
     hits = 100.0 * np.array([top_hit(pair).hit for pair in pairs])
     groups = np.array([channel_group(pair.channel) for pair in pairs])
     for group in ("support", "under-use"):

@@ -180,15 +180,15 @@ def _merge(parts: Sequence[_Past]) -> _Past:
         values = torch.cat([_widened(layer.values, width) for layer in layers])
         joined.append((keys, values))
     pad = torch.nn.functional.pad
-    seen = torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in masks])
-    return _Past(DynamicCache(joined), seen)
+    filled = torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in masks])
+    return _Past(DynamicCache(joined), filled)
 
 # %% ../../nbs/credit/02_logprobs.ipynb #2769eef4
-def _close_holes(cache: "DynamicCache", seen: Tensor) -> Tensor:
+def _close_holes(cache: "DynamicCache", filled: Tensor) -> Tensor:
     "Move real positions to the front, in order; returns the new mask."
-    lengths = seen.sum(1)
+    lengths = filled.sum(1)
     width = int(lengths.max())
-    order = torch.argsort(~seen, dim=1, stable=True)[:, :width]
+    order = torch.argsort(~filled, dim=1, stable=True)[:, :width]
 
     def in_order(values: Tensor) -> Tensor:
         _, heads, _, size = values.shape
@@ -198,7 +198,7 @@ def _close_holes(cache: "DynamicCache", seen: Tensor) -> Tensor:
     for layer in cache.layers:
         layer.keys = in_order(layer.keys)
         layer.values = in_order(layer.values)
-    return torch.arange(width, device=seen.device) < lengths[:, None]
+    return torch.arange(width, device=filled.device) < lengths[:, None]
 
 # %% ../../nbs/credit/02_logprobs.ipynb #3c026982
 def _prefill(scorer: Scorer, bodies: Sequence[Sequence[int]], budget: int) -> _Past:
@@ -210,8 +210,8 @@ def _prefill(scorer: Scorer, bodies: Sequence[Sequence[int]], budget: int) -> _P
         no_tokens = torch.zeros(len(bucket), 0, dtype=torch.bool, device=scorer.device)
         cache = DynamicCache()
         rows = [bodies[position] for position in bucket]
-        _, _, seen = scorer.extend(rows, cache, no_tokens, no_tokens.sum(1))
-        parts.append(_Past(cache, seen))
+        _, _, filled = scorer.extend(rows, cache, no_tokens, no_tokens.sum(1))
+        parts.append(_Past(cache, filled))
     return _merge(parts)
 
 
@@ -239,11 +239,11 @@ def _prefill_suffixes(
         shared = torch.tensor([suffix.shared for suffix in chosen], device=scorer.device)
         width = int(max(suffix.shared for suffix in chosen))
         cache = _select(bases.cache, base_rows, width)
-        seen = torch.arange(width, device=scorer.device) < shared[:, None]
+        filled = torch.arange(width, device=scorer.device) < shared[:, None]
         rows = [suffix.tokens for suffix in chosen]
         if any(rows):
-            _, _, seen = scorer.extend(rows, cache, seen, seen.sum(1))
-        parts.append(_Past(cache, _close_holes(cache, seen)))
+            _, _, filled = scorer.extend(rows, cache, filled, filled.sum(1))
+        parts.append(_Past(cache, _close_holes(cache, filled)))
     return _merge(parts)
 
 
@@ -319,12 +319,14 @@ def _score_answers(
             chosen = [cached_jobs[position] for position in portion]
             chosen_jobs = [jobs[cached.number] for cached in chosen]
             rows = torch.tensor([cached.row for cached in chosen], device=scorer.device)
-            seen = past.seen[rows]
-            width = int(seen.sum(1).max())
+            filled = past.seen[rows]
+            width = int(filled.sum(1).max())
             cache = _select(past.cache, rows, width)
             inputs = [[prompts[job.prompt][-1], *job.answer[:-1]] for job in chosen_jobs]
             longest = max(map(len, inputs))
-            states, keep, _ = scorer.extend(inputs, cache, seen[:, :width], seen.sum(1), longest)
+            states, keep, _ = scorer.extend(
+                inputs, cache, filled[:, :width], filled.sum(1), longest
+            )
             flat = scorer.read(states, keep, _all_tokens(chosen_jobs))
             pieces = flat.split([len(job.answer) for job in chosen_jobs])
             numbers = [cached.number for cached in chosen]
@@ -479,13 +481,13 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         )
     import deepspeed  # pyright: ignore[reportMissingImports] (an extra)
 
-    own = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
-    own.in_features = head.in_features
-    own.out_features = head.out_features
+    whole_head = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
+    whole_head.in_features = head.in_features
+    whole_head.out_features = head.out_features
     with deepspeed.zero.GatheredParameters([*head.parameters()]):
         for name, p in head.named_parameters():
-            setattr(own, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
-    return own
+            setattr(whole_head, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
+    return whole_head
 
 
 def _score_distinct(

@@ -785,7 +785,7 @@ def mark_cost(text: str, position: int) -> float | None:
 # %% ../../nbs/credit/03_sentences.ipynb #727b3789
 def cut_costs(text: str, spans: Sequence[tuple[int, int]], marks: Boundaries) -> list[float]:
     """The cost of a cut before each of these tokens, given by character."""
-    left_words = sorted(left for left, _ in marks.arcs)
+    left_words = sorted(first_word for first_word, _ in marks.arcs)
     right_words = sorted(right for _, right in marks.arcs)
     costs = []
     for span in spans:

@@ -227,11 +227,11 @@ class TokenCredit:
         has_tokens = torch.tensor([len(ids) > 0 for ids in response_ids], dtype=torch.bool)
         numbers = torch.tensor([group_number(name) for name in groups], dtype=torch.long)
         rewards = channel_rewards(ideal, actual, atoms, self.config.merge_over_use)
-        own = AllAnswers(rewards, numbers, scored & has_tokens, slice(0, len(numbers)))
-        own = own.to(self.device)
+        local_answers = AllAnswers(rewards, numbers, scored & has_tokens, slice(0, len(numbers)))
+        local_answers = local_answers.to(self.device)
         if self.gather is None:
-            return own
-        return own.gathered(self.gather, self.process)
+            return local_answers
+        return local_answers.gathered(self.gather, self.process)
 
     def _batch(
         self, everyone: AllAnswers, answers: JudgedAnswers, units: Tensor | None

@@ -450,8 +450,8 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     ]
 
 
-def _of_all(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+def _of_all(count: int, whole: int) -> str:
+    return f"{count:,} of {whole:,} ({100 * count / whole:.1f} %)"
 
 
 _ENDS = {
