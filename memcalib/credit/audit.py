@@ -104,8 +104,8 @@ def role_shares(pair: AuditedPair) -> tuple[np.ndarray, np.ndarray]:
 # %% ../../nbs/credit/06_audit.ipynb #30c0066e
 def bootstrap_means(
     values: np.ndarray,
-    channels: Sequence[str],
-    questions: Sequence[str],
+    channels: Sequence[str] | np.ndarray,
+    questions: Sequence[str] | np.ndarray,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> np.ndarray:
@@ -135,8 +135,8 @@ def bootstrap_means(
 
 def bootstrap_interval(
     values: np.ndarray,
-    channels: Sequence[str] | None = None,
-    questions: Sequence[str] | None = None,
+    channels: Sequence[str] | np.ndarray | None = None,
+    questions: Sequence[str] | np.ndarray | None = None,
     resamples: int = 10_000,
     seed: int = 0,
     level: float = 0.95,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNDECIDED', 'log', 'PrefixGroup', 'prefix_groups', 'padded_rows', 'response_mask', 'buckets', 'batched_groups',
-           'split_model', 'in_one_call', 'wide_weights', 'head_logits', 'vocabulary_size', 'token_scores',
-           'token_logps', 'takes', 'cache_fault', 'shares_cache', 'sample_rows', 'sharing_faults', 'agrees',
-           'is_out_of_memory', 'sharing_fault']
+           'split_model', 'in_one_call', 'with_whole_weights', 'wide_weights', 'head_logits', 'vocabulary_size',
+           'token_scores', 'token_logps', 'takes', 'cache_fault', 'shares_cache', 'sample_rows', 'sharing_faults',
+           'agrees', 'is_out_of_memory', 'sharing_fault']
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb503f0f
 import inspect
@@ -207,6 +207,16 @@ def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
 
     module.forward = forward_once
     return module(*inputs)
+
+
+def with_whole_weights(model: torch.nn.Module, work: Callable[[], None]) -> None:
+    "work(), as one call of the model where FSDP has sharded it: inside a call its weights are whole."
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        in_one_call(model, work)
+    else:
+        work()
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #9ee187c9
 def wide_weights(head: torch.nn.Module) -> bool:

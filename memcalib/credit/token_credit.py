@@ -129,6 +129,22 @@ class _Readings:
         return self.numbers[key]
 
 # %% ../../nbs/credit/07_token_credit.ipynb #e390cfac
+def _encoder(
+    tokenizer,
+    prompt_template: str | Callable[[Example], list[int]],
+    text: Literal["fluent", "concat"],
+) -> Callable[[Example], list[int]]:
+    "From an example to the token ids of its prompt."
+    if callable(prompt_template):
+        return prompt_template
+
+    def encode(example: Example) -> list[int]:
+        messages = render(example, text=text, prompt_template=prompt_template)
+        return encode_prompt(tokenizer, messages)
+
+    return encode
+
+
 class TokenCredit:
     """Token advantages for any training loop: `requests`, log-probabilities by the caller,
     `assign`.
@@ -153,12 +169,7 @@ class TokenCredit:
         self.device = device
         self.process = process
         self.gather = gather
-        if callable(prompt_template):
-            self.encode = prompt_template
-        else:
-            self.encode = lambda example: encode_prompt(
-                tokenizer, render(example, text=text, prompt_template=prompt_template)
-            )
+        self.encode = _encoder(tokenizer, prompt_template, text)
         self.thresholds = Thresholds(config)
         self.last: Credit | None = None
 

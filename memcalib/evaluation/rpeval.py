@@ -168,7 +168,9 @@ def _to_example(row: dict, setting: _Setting, index: int) -> Example:
     memories = row["implicit_persona"] if setting.implicit else texts
     labels = row["intent_type"].strip()
     if not setting.several:
-        texts, memories, labels = [texts], [memories], [labels]
+        texts = [texts]
+        memories = [memories]
+        labels = [labels]
     blocks = []
     atoms = []
     for k, (text, memory, label) in enumerate(zip(texts, memories, labels, strict=True), 1):

@@ -450,7 +450,7 @@ def renew_prose(experiment: Experiment) -> None:
         if positions:
             position = positions[0]
             renewed.extend(waiting[:position])  # what papermill put in before the cell
-            renewed.append(waiting[position] | {"source": cell["source"]})
+            renewed.append({**waiting[position], "source": cell["source"]})
             waiting = waiting[position + 1 :]
     renewed.extend(waiting)
     if content["cells"] != renewed:
