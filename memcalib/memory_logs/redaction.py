@@ -463,7 +463,8 @@ def nobodys_ip(text: str, start: int, end: int) -> bool:
     address = ipaddress.ip_address(text[start:end])
     if address.is_loopback or address.is_unspecified or text.startswith("255.", start):
         return True
-    if size := re.match(r"/(\d{1,3})\b", text[end : end + 5]):
+    size = re.match(r"/(\d{1,3})\b", text[end : end + 5])
+    if size:
         try:
             return ipaddress.ip_network(f"{address}/{size[1]}").num_addresses > 1
         except ValueError:
