@@ -63,7 +63,8 @@ def run_budget(folder: str | Path, answers: Sequence[Judgment]) -> "pd.DataFrame
     """The `label_budget` of answers of a run, with the exam of their judge where the run carries it."""
     exam = load_run(folder).exam
     counts = None
-    if exam.get("question_counts") and exam.get("judge") == answers[0].judge:
+    is_own = exam.get("judge") == answers[0].judge and not exam.get("changes")
+    if exam.get("question_counts") and is_own:
         counts = np.array(exam["question_counts"], dtype=np.int64)
     return label_budget(answers, counts)
 
@@ -118,8 +119,8 @@ def with_decisions(
     labeller: str,
 ) -> list[TargetLabel]:
     """The rows with the levels that a person decided on; `items` are those of `target_items`. Raises `DataError` for stale decisions."""
-    own = [decision for decision in decisions if decision.labeller == labeller]
-    counted = LabelBook.counting(own, items, labeller)
+    labellers_decisions = [decision for decision in decisions if decision.labeller == labeller]
+    counted = LabelBook.counting(labellers_decisions, items, labeller)
     levels = {decision.item: decision.level for decision in counted}
     filled = []
     for row, item in zip(rows, items, strict=True):

@@ -74,7 +74,8 @@ class Counts:
         )
         self.levels.update(levels.values())
         for atom in example.atoms:
-            origin = (atom.model_extra or {}).get("origin") or distractor_kind(atom.atom_id)
+            extra = atom.model_extra or {}
+            origin = extra.get("origin") or extra.get("kind") or distractor_kind(atom.atom_id)
             self.origins[origin, atom.ideal] += 1
             family = family_of(atom)
             if family:

@@ -1,0 +1,99 @@
+"""Parts of an exam: which answers belong where, and which part decides for the answers of an evaluation."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from memcalib.evaluation.exam_parts import count_words, exam_parts, looks_of, verdict_for
+
+SHORT = "Take the tram."
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("response", "language", "looks"),
+    [
+        (SHORT, "en", []),
+        (SHORT, "", []),
+        (SHORT, "fr", ["other language"]),
+        (LONG, "en", ["long"]),
+        ("字" * 400, "zh", ["long", "other language"]),
+        ("字" * 399, "zh", ["other language"]),
+        ("# One\n\ntext", "en", []),
+        ("- one\n- two", "en", ["Markdown"]),
+        ("1. one\n2. two\n```\nx\n```", "en", ["Markdown", "code"]),
+    ],
+)
+def test_what_an_answer_looks_like(response, language, looks):
+    assert looks_of(response, language) == looks
+
+
+def test_two_east_asian_characters_count_as_one_word():
+    assert count_words("two words 四个汉字") == 4
+
+
+def frame_of(answers):
+    """An exam frame of answers {id: (kind, language, right)} with forty atoms at each level; a share of them is read one level off."""
+    rows = []
+    for number, (answer_id, (kind, language, right)) in enumerate(answers.items()):
+        for atom in range(120):
+            actual = atom % 3
+            is_wrong = atom // 3 >= 40 * right
+            rows.append(
+                {
+                    "answer_id": answer_id,
+                    "question_id": f"q{number}",
+                    "language": language,
+                    "kind": kind,
+                    "trick": "",
+                    "probe": "plain",
+                    "actual": actual,
+                    "judged": (actual + is_wrong) % 3,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def test_a_part_has_its_own_verdict():
+    answers = {"a": ("over", "en", 1.0), "b": ("under", "de", 0.5), "c": ("pair", "en", 0.9)}
+    frame = frame_of(answers)
+    parts = exam_parts(frame, dict.fromkeys(answers, SHORT)).set_index("part")
+    assert (
+        parts.loc["easy", "accuracy"] == 75 and parts.loc["other language", "verdict"] == "failed"
+    )
+    assert parts.loc["pairs", "verdict"] == "passed" and "long" not in parts.index
+    assert parts.loc["easy", "answers"] == 2
+
+
+def test_a_part_without_a_level_is_undecided():
+    frame = frame_of({"a": ("over", "en", 1.0)})
+    parts = exam_parts(frame[frame["actual"] > 0], {"a": SHORT})
+    assert parts["verdict"].tolist() == ["undecided"] and np.isnan(parts["accuracy"].iloc[0])
+
+
+def row(part, verdict, low):
+    return {
+        "part": part,
+        "answers": 9,
+        "atoms": 99,
+        "accuracy": low + 2,
+        "low": low,
+        "high": low + 4,
+        "verdict": verdict,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "word"),
+    [
+        ([(SHORT, "en")] * 10, "passed", "easy"),
+        ([(SHORT, "en")] * 19 + [(LONG, "en")], "passed", "easy"),
+        ([(SHORT, "en")] * 9 + [(LONG, "en")], "failed", "long (10 %"),
+        ([(SHORT, "fr")] * 9, "undecided", "no such answer"),
+        ([], "passed", "easy"),
+    ],
+)
+def test_the_weakest_part_that_the_answers_resemble_decides(answers, verdict, word):
+    parts = [row("easy", "passed", 92), row("long", "failed", 60), row("pairs", "failed", 40)]
+    found, sentence = verdict_for(parts, answers)
+    assert found == verdict and word in sentence
