@@ -253,7 +253,7 @@ def main() -> None:
     prompts, generations, tokens = (g or d for g, d in zip(given, defaults, strict=True))
     half = options.device == "cuda"
     dtype = torch.bfloat16 if half and options.shape != "small" else torch.float32
-    examples = [e for e in load_examples("starter") if e.model_extra["language"] == "en"][
+    examples = [e for e in load_examples("starter:core") if e.model_extra["language"] == "en"][
         : prompts * options.steps
     ]
     tokenizer = text_tokenizer(examples)
