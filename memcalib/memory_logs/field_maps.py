@@ -347,7 +347,8 @@ class LogReading:
             f"{with_turns:,} rows have a conversation before the query",
         ]
         if unread:
-            lines.append(f"{len(unread):,} times cannot be read and are kept as text")
+            times_in_words = "1 time" if len(unread) == 1 else f"{len(unread):,} times"
+            lines.append(f"{times_in_words} cannot be read, kept as text")
         left_out = sum(row.left_out_turns for row in self.rows)
         if left_out:
             lines.append(

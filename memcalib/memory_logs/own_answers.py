@@ -33,7 +33,7 @@ class LogPlan(LogConfig):
     file: str
     store: str | None = None  # the export with the texts of `memory_ids`
     redaction: str | None = None  # a file of rules; the shipped ones without it
-    model: str = ""  # who answered, where the rows do not say
+    model: str = "answers of the log"  # who answered, where the rows do not say
     unlabelled: bool = False  # only which memories left a trace, without ideal levels
     merge: bool = True  # memories of a row that say the same are judged as one
     levels: str | None = None  # folder of `memcalib levels`, where the log has none

@@ -112,7 +112,7 @@ def test_nothing_is_lost_without_being_counted():
     assert own.repeated == 1 and [example.id for example in own.examples] == ["q1", "q6", "q1+"]
     assert own.examples[1].blocks[0].time == "last May"
     text = own.preview()
-    assert "1 times cannot be read and are kept as text" in text
+    assert "1 time cannot be read, kept as text" in text
     assert "1 row left out, memories: first in row 2" in text
 
 
