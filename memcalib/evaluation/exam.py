@@ -59,23 +59,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/evaluation/06_exam.ipynb #bbdbc437
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class KnownLabel(Record):
-    """The level that an answer really gives one atom, and the places that show it; none at Ignore. `disputed`: readers of the label did not agree."""
+    """The level that an answer really gives one atom, and the places that show it; none at Ignore. `disputed`: readers of the label did not agree.
+
+    `stance` says what the answer does with what a used atom says, where that is known.
+    """
 
     atom_id: Name
     actual: WireLevel
     quotes: list[str] = Field(default_factory=list)
     disputed: bool = False
-    stance: Stance | None = None  # where the answer was written to have one
+    stance: Stance | None = Field(default=None, exclude_if=_is_none)
 
 
 class KnownAnswer(Record):
-    """One answer whose levels are known; a line of a file of known answers."""
+    """One answer whose levels are known; a line of a file of known answers.
+
+    `language` is that of the answer where it is not its record's. An answer of the kind `pair` is one of a minimal pair.
+    """
 
     answer_id: Name
     example_id: Name
-    kind: Literal["calibrated", "over", "under", "mixed", "adversarial"]
+    kind: Literal["calibrated", "over", "under", "mixed", "adversarial", "pair"]
     trick: str | None = None
+    language: Name | None = None
     response: Name
     labels: list[KnownLabel]
 
@@ -390,11 +401,15 @@ EXAM_COLUMNS = (
     "grounded",
     "quote",
     "reason",
+    "stance",
+    "judged_stance",
 )
 
 
 def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.DataFrame":
     """One row for each atom of each reading, with the ranks `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read).
+
+    `stance` and `judged_stance` are empty where none is known, and where the judge gave none.
 
     Disputed labels are left out: a judge is not graded by what readers disagreed about.
     """
@@ -414,9 +429,11 @@ def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.
 def _exam_row(item: ExamItem, label: KnownLabel, atom: AtomJudgment | None) -> tuple:
     """The values of `EXAM_COLUMNS` for one atom of one reading; `atom` is what the judge said of it."""
     judged = np.nan
+    judged_stance = ""
     evidence: tuple[bool | None, str, str] = (None, "", "")
     if atom is not None:
         evidence = (atom.grounded, atom.quote, atom.reason)
+        judged_stance = atom.stance or ""
         if atom.actual is not None:
             judged = int(atom.actual)
     answer = item.answer
@@ -426,7 +443,7 @@ def _exam_row(item: ExamItem, label: KnownLabel, atom: AtomJudgment | None) -> t
         answer.example_id,
         example.question_id,
         example.domain,
-        (example.model_extra or {}).get("language", ""),
+        answer.language or (example.model_extra or {}).get("language", ""),
         answer.kind,
         answer.trick or "",
         item.probe,
@@ -435,6 +452,8 @@ def _exam_row(item: ExamItem, label: KnownLabel, atom: AtomJudgment | None) -> t
         int(label.actual),
         judged,
         *evidence,
+        label.stance or "",
+        judged_stance,
     )
 
 
