@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..io.records import DataError, Violation, cut_text, only_dicts, printable
+from ..io.records import DataError, Violation, one_line, only_dicts, printable
 from ..dataset.sources import Dropped
 from memcalib.memory_logs.exports import (
     ANSWER_FIELDS,
@@ -394,7 +394,7 @@ def rows_text(rows: Sequence[tuple[str, str, Sequence[str], str]], shown: int = 
     """The first rows as they were understood: (id, query, memories, answer) of each, long texts cut."""
     lines = []
     for row_id, query, memories, answer in rows[:shown]:
-        lines.append(f"{row_id}: {cut_text(query, 200)}")
-        lines += [f"    memory {i}: {cut_text(text, 160)}" for i, text in enumerate(memories, 1)]
-        lines.append(f"    answer: {cut_text(answer, 200) or '(none)'}")
+        lines.append(f"{row_id}: {one_line(query, 200)}")
+        lines += [f"    memory {i}: {one_line(text, 160)}" for i, text in enumerate(memories, 1)]
+        lines.append(f"    answer: {one_line(answer, 200) or '(none)'}")
     return printable("\n".join(lines), keep="\n\t")

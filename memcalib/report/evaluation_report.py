@@ -319,7 +319,8 @@ def named_stances(run: Run) -> "pd.DataFrame":
     table = stance_table(run.judgments_with_memory, run.actions)
     if len(table):
         table.insert(0, "name", source_names(table))
-        table = table.drop(columns=list(SOURCE))
+        table = table.drop(columns=[*SOURCE, "used atoms", "answers with a wrong stance"])
+        table = table.rename(columns={"answers with a wrong stance, %": "answers with one, %"})
     return table
 
 
