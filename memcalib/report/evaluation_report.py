@@ -182,7 +182,7 @@ def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
 def evaluation_costs(run: Run) -> "pd.DataFrame":
-    """`cost_table` of the model, the judge and the second judge, as far as the folder has them, without rows of which nothing is recorded."""
+    """`cost_table` of the model, the judge and the second judge, as far as the folder has them."""
     usage = {
         "model": run.answers,
         "judge": usage_frame(run.judgments) if run.judgments else None,
@@ -194,9 +194,7 @@ def evaluation_costs(run: Run) -> "pd.DataFrame":
         "judge": session.get("judge") or {},
         "second judge": session.get("judge2") or {},
     }
-    table = cost_table(usage, totals)
-    recorded = (table.iloc[:, 1:] != UNKNOWN).any(axis=1)
-    return table[recorded].reset_index(drop=True)
+    return cost_table(usage, totals)
 
 
 _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
@@ -882,6 +880,8 @@ def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
     """A table with the headings of the page, without columns that say nothing there."""
     if "responses" in table:
         table = table.drop(columns=["seeds", "atoms", "unscored_atoms"])
+    if "" in table:  # the costs: no row of which nothing is recorded
+        table = table[(table.iloc[:, 1:] != UNKNOWN).any(axis=1)]
     if "prediction_powered" in table:
         table = table.drop(columns=list(SOURCE))
     if "reading" in table:
