@@ -8,6 +8,8 @@ __all__ = ['DRAWN', 'LevelReply', 'LevelProposal', 'level_messages', 'read_level
 
 # %% ../../nbs/annotation/05_levels.ipynb #47766662
 import html
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -370,18 +372,20 @@ class LevelsFile:
         return lines
 
 # %% ../../nbs/annotation/05_levels.ipynb #89b03ccc
+def _long_words(text: str) -> set[str]:
+    """The words of four letters and more, lower case."""
+    return set(re.findall(r"\w{4,}", text.lower()))
+
+
 def practice_levels(turns: Sequence[tuple[str, str]]) -> str:
     """The reply of the practice server's model that proposes levels: by words that question and memory share; raises `ValueError` for another payload."""
-    import json
-
-    from memcalib.practice.models import content_words, read_payload
-
-    payload = read_payload(turns)
-    question = content_words(str(payload.get("question")))
+    user_texts = [text for role, text in turns if role == "user"]
+    payload = json.loads(user_texts[0])
+    question = _long_words(str(payload.get("question")))
     memories = payload.get("memories") or []
     entries = []
     for position, memory in enumerate(memories):
-        shared = len(question & content_words(str(memory.get("text"))))
+        shared = len(question & _long_words(str(memory.get("text"))))
         letter = "ABC"[min(shared, 2)]
         if shared == 1 and position == 0:
             letter = "A"

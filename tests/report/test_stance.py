@@ -128,12 +128,14 @@ def test_planted_errors_are_all_in_the_first_third():
 def test_stance_and_its_reason_are_on_the_page_and_in_the_terminal(tmp_path):
     example = example_of(1, "correct")
     judgment = judged(example, "follows")
+    judgment.atoms[0].quote = "never said"
     rollout = Rollout(example_id="e1", model="m", response="**Yes**, never.")
     write_jsonl(tmp_path / "examples.jsonl", [example])
     write_jsonl(tmp_path / "rollouts.jsonl", [rollout])
     write_jsonl(tmp_path / "judgments.jsonl", [judgment])
     page = write_evaluation_report(tmp_path).read_text(encoding="utf-8")
     assert "wrong stance: follows: m1_a1" in page and "<strong>Yes</strong>" in page
+    assert "never said" in page and "not in the answer" in page
     assert 'id="stance"' in page and "not recorded" not in page.split('id="protocol"')[0]
     assert "1 answers (100.0 %) do with a memory what they must not" in evaluation_text(tmp_path)
 
