@@ -170,6 +170,11 @@ def _responses_of_judgments(judgments: "Iterable[Judgment]") -> "pd.DataFrame":
                 f"judgments: found {short_repr(judgment)}; allowed: judgments, a file of them, "
                 "or a frame with a row for each atom"
             )
+        if judgment.settings.get("ideal_levels") == "unknown":
+            raise ValueError(
+                f"example {judgment.example_id!r}: found a judgment for which no ideal levels are "
+                "known; allowed: levels for each memory, or footprints (memcalib.evaluation.footprints)"
+            )
         if judgment.key in keys:
             raise ValueError(
                 f"response judged twice: found a second judgment for {judgment.key}; "

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'RetryUnscored', 'Config', 'Data', 'Limit', 'Quick', 'Model',
            'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache', 'AnswerTokens', 'LOOPBACK',
-           'File', 'Split', 'Profile', 'cache_verbs', 'stop', 'main', 'setting_places', 'SettingsCommand',
-           'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text',
-           'evaluate', 'exam', 'label', 'generate', 'judge', 'report', 'compare', 'score', 'named_role',
-           'demonstrations', 'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart',
-           'grid', 'stats', 'clear', 'microserve']
+           'File', 'Split', 'LogMap', 'LogStore', 'LogConsent', 'Profile', 'cache_verbs', 'stop', 'main',
+           'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of', 'command_line', 'validate',
+           'lint', 'show', 'forecast_text', 'log_options', 'logs', 'evaluate', 'exam', 'label', 'generate', 'judge',
+           'report', 'compare', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train', 'traces',
+           'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -514,6 +514,65 @@ def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) 
     return f"{table.to_string(index=False)}\n({', '.join(assumptions)})"
 
 # %% ../../nbs/commands/07_cli.ipynb #83501804
+LogMap = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="NAME=PLACE",
+        help="Where the log has query, memories, answer, group, turns, id, user, model; and in a memory text, time, score, level, action. The rest is guessed.",
+    ),
+]
+LogStore = Annotated[
+    str | None, typer.Option(help="Export of the memory store, for a log that has ids only.")
+]
+LogConsent = Annotated[
+    str | None, typer.Option(help="Agreement that covers rows of the log without one.")
+]
+
+
+def log_options(
+    file: str | None,
+    map_: list[str] | None,
+    store: str | None,
+    consent: str | None,
+    unlabelled: bool = False,
+) -> dict[str, Any] | None:
+    """The settings of a log that were given; `None` without any."""
+    options = {"file": file, "map": map_, "store": store, "consent": consent}
+    options["unlabelled"] = unlabelled or None
+    given_options = {name: value for name, value in options.items() if value is not None}
+    return given_options or None
+
+
+@app.command()
+def logs(
+    file: Annotated[
+        str, typer.Argument(help="Log: JSONL, JSON, CSV, Parquet, or a Letta agent file.")
+    ],
+    map_: LogMap = None,
+    store: LogStore = None,
+    consent: LogConsent = None,
+    rows: Annotated[int, typer.Option(help="How many rows are shown.")] = 10,
+) -> None:
+    """Show what is understood of a log: fields, counts, what is left out and why, the first rows. Sends nothing.
+
+    `memcalib evaluate --log` and `memcalib build --from-memory` read a log in the same way.
+    """
+    from memcalib.commands.settings_files import check_settings
+    from memcalib.memory_logs.own_answers import LogPlan, own_answers
+
+    options = log_options(file, map_, store, consent)
+    plan = check_settings(LogPlan, options or {}, "log")
+    if consent is None:
+        plan = plan.model_copy(update={"without_consent": True})
+    own = own_answers(plan, answers_needed=False)
+    print(own.preview(rows))
+    if consent is None and own.consent["none on record"]:
+        print(
+            f"\n{own.consent['none on record']} rows have no consent on record: to send them, name the agreement that covers them with --consent."
+        )
+
+
 @app.command(cls=_EVALUATION)
 def evaluate(
     data: Data = None,
@@ -534,6 +593,22 @@ def evaluate(
             help="Labels of a random sample of the answers, from `memcalib label`: adds the prediction-powered estimate."
         ),
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A log with answers that exist: none is asked for."),
+    ] = None,
+    map_: LogMap = None,
+    store: LogStore = None,
+    consent: LogConsent = None,
+    unlabelled: Annotated[
+        bool,
+        typer.Option(
+            "--unlabelled", help="Of a log only which memories left a trace, without ideal levels."
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to send the answers of the log to the judge.")
+    ] = False,
     set_: Set = None,
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
@@ -550,6 +625,8 @@ def evaluate(
     Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, model.rpm, judge.price; judging.blind=true (the judge sees neither ideal
     levels nor rubrics, and blocks and atoms in an order without meaning), judging.quality=true (task quality and safety too), judge2.model (a second judge).
 
+    With --log the answers exist: what is understood of the log is shown first, and nothing is sent without --yes.
+
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
     --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
     """
@@ -557,9 +634,9 @@ def evaluate(
         UNFINISHED,
         EvaluationRun,
         data_notes,
-        forecast,
         load_evaluation,
     )
+    from memcalib.commands.build import asked_yes
     from memcalib.commands.settings_files import given, settings_text
 
     options = {
@@ -569,6 +646,7 @@ def evaluate(
         "model": {"path": weights} if weights else role_options(model, base_url, key_env),
         "judge": judge_options(judge, judge_url, judge_key_env, (base_url, key_env)),
         "target_labels": None if target_labels is None else str(target_labels),
+        "log": log_options(log, map_, store, consent, unlabelled),
     }
     run = EvaluationRun(
         load_evaluation(config, given(options), set_ or ()),
@@ -582,10 +660,15 @@ def evaluate(
         print(note, file=sys.stderr)
     if dry_run:
         print(settings_text(run.evaluation))
-    rows = forecast(run.evaluation, run.examples, out, answer_tokens, retry_unscored)
-    print(forecast_text(rows, answer_tokens))
+    if run.own is not None:
+        print(run.preview())
+        print(forecast_text(run.forecast()))
+    else:
+        print(forecast_text(run.forecast(answer_tokens), answer_tokens))
     if dry_run:
         return
+    if run.own is not None:
+        run.agree(yes or asked_yes())
     print(run.finish())
     unfinished_message = run.left()
     if unfinished_message:

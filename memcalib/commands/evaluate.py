@@ -22,6 +22,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 import memcalib.micro.world  # settings may name its prompt template `micro`
 from .settings_files import EXACT, Bar, JudgeSetting, judge_object, load_settings
 from ..evaluation.exam import edited_files, find_exam
+from ..evaluation.footprints import FootprintJudge
 from memcalib.evaluation.target_labels import (
     TargetLabels,
     hashes_of_answers,
@@ -51,6 +52,8 @@ from memcalib.judge import (
     load_prompt,
     check_judge_answers,
 )
+from ..memory_logs.consent import NotAgreed
+from ..memory_logs.own_answers import LogPlan, OwnAnswers, has_levels, own_answers
 from ..metrics import response_frame, score, with_labels
 from memcalib.problem import (
     PUBLISHED_LICENCE,
@@ -95,7 +98,7 @@ class Evaluation(FrozenSettings):
     split: str = "train"
     limit: int | None = Field(default=None, ge=1)
     quick: bool = False  # 60 examples drawn evenly, for a first look
-    model: _Model  # an Endpoint, or Weights
+    model: _Model | None  # an Endpoint, or Weights; none where a log carries the answers
     judge: JudgeSetting  # an Endpoint, "micro-exact", or "package.module:name"
     judge2: JudgeSetting | None = None
     sampling: Sampling = Sampling()
@@ -103,6 +106,31 @@ class Evaluation(FrozenSettings):
     control: bool = True
     exams: str = "runs/exam"  # where `memcalib exam` keeps its results
     target_labels: str | None = None  # labels of a random sample of the answers (`memcalib label`)
+    log: LogPlan | None = None  # answers that exist, instead of data and model
+
+    @model_validator(mode="before")
+    @classmethod
+    def _answers_of_a_log(cls, settings: Any) -> Any:
+        """A log takes the place of data and model; `map` at the top is its map."""
+        if not isinstance(settings, dict):
+            return settings
+        settings = dict(settings)
+        if "map" in settings and isinstance(settings.get("log"), dict):
+            settings["log"] = {"map": settings.pop("map"), **settings["log"]}
+        if settings.get("log") is None:
+            return settings
+        log = settings["log"]
+        settings["data"] = log.get("file", "log") if isinstance(log, dict) else log.file
+        settings.setdefault("model", None)
+        settings["control"] = False
+        return settings
+
+    @model_validator(mode="after")
+    def _model_or_log(self) -> "Evaluation":
+        if (self.model is None) == (self.log is None):
+            found = "neither" if self.log is None else "both"
+            raise ValueError(f"model and log: found {found}; allowed: one of them")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +158,8 @@ def identity(evaluation: Evaluation, data_hash: str) -> dict[str, Any]:
         settings[role] = _role_identity(getattr(evaluation, role))
     settings["sampling"] = evaluation.sampling.model_dump(mode="json")
     settings["judging"] = evaluation.judging.model_dump(mode="json")
+    if evaluation.log is not None:
+        settings["log"] = evaluation.log.identity()
     return settings
 
 
@@ -156,7 +186,7 @@ def _model_name(model: Endpoint | Weights) -> str:
 # %% ../../nbs/commands/02_evaluate.ipynb #44ede28c
 _HINTS = {
     "data": "give a file of examples",
-    "model": "give --model with --base-url, or --weights, or a --config file that has it",
+    "model": "give --model with --base-url, or --weights, or a --config file that has it; or --log with answers that exist",
     "judge": "give --judge, or a --config file that has it; micro-exact judges examples of the micro-world for nothing",
 }
 
@@ -187,12 +217,24 @@ def forecast(
     out: str | Path,
     answer_tokens: int = 500,
     retry_unscored: bool = False,
+    rollouts: Sequence[Rollout] = (),
 ) -> list[dict[str, Any]]:
-    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; makes no call."""
+    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; makes no call.
+
+    `rollouts` are the answers of a log, of which none is asked for.
+    """
     folder = Path(out)
-    needed = _needed_requests(evaluation, examples)
-    rows = [_model_row(evaluation, needed, folder / "rollouts.jsonl", answer_tokens)]
-    answered = {request.key[:-1]: request.example for request in needed}
+    rows = []
+    answered: dict[AnswerKey, Example] = {}
+    if evaluation.log is None:
+        needed = _needed_requests(evaluation, examples)
+        rows.append(_model_row(evaluation, needed, folder / "rollouts.jsonl", answer_tokens))
+        answered.update((request.key[:-1], request.example) for request in needed)
+    else:
+        example_by_id = {example.id: example for example in examples}
+        answered.update((row.key[:-1], example_by_id[row.example_id]) for row in rollouts)
+        answer_bytes = sum(len(row.response.encode()) for row in rollouts)
+        answer_tokens = answer_bytes // (4 * max(1, len(rollouts)))
     for role, file in JUDGMENTS.items():
         judge = getattr(evaluation, role)
         if judge is None:
@@ -408,7 +450,13 @@ class EvaluationRun:
         self.cache = cache
         self.command = command
         self.retry_unscored = retry_unscored
-        self.examples = read_examples(evaluation)
+        self.own: OwnAnswers | None = None
+        self.agreed = False  # whether answers of a log may be sent to a judge
+        if evaluation.log is None:
+            self.examples = read_examples(evaluation)
+        else:
+            self.own = own_answers(evaluation.log, limit=evaluation.limit)
+            self.examples = self.own.examples
         self.target_labels: TargetLabels | None = None
         if evaluation.target_labels:
             self.target_labels = load_target_labels(evaluation.target_labels)
@@ -438,6 +486,44 @@ class EvaluationRun:
     def file(self, name: str) -> Path:
         """A file of the run folder."""
         return self.folder / name
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the answers are of a log in which the ideal level of a memory is unknown."""
+        return not all(map(has_levels, self.examples))
+
+    def forecast(self, answer_tokens: int = 500) -> list[dict[str, Any]]:
+        """`forecast` of this run."""
+        return forecast(
+            self.evaluation,
+            self.examples,
+            self.folder,
+            answer_tokens,
+            self.retry_unscored,
+            self.own.rollouts if self.own else (),
+        )
+
+    def preview(self, shown: int = 10) -> str:
+        """What a person reads before answers of a log are sent; raises `ValueError` for a run without a log."""
+        if self.own is None:
+            raise ValueError("log: found nothing; allowed: a run of a log")
+        judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
+        lines = [self.own.preview(shown), "", self.own.statement(judges)]
+        if self.unlabelled:
+            lines.append(
+                "The ideal level of some memory is unknown, so the page will show footprints: which memories left a trace, and no score."
+            )
+        return "\n".join(lines)
+
+    def agree(self, yes: bool = False) -> "EvaluationRun":
+        """Itself, allowed to send the answers of a log; raises `NotAgreed` without a yes where a judge is behind an endpoint."""
+        judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
+        if yes is not True and any(isinstance(judge, Endpoint) for judge in judges):
+            raise NotAgreed(
+                "nothing has been sent. Go on with the same command and --yes (in Python: agree(yes=True))"
+            )
+        self.agreed = True
+        return self
 
     def _nothing_made(self, stored: dict[str, Any]) -> bool:
         """Whether nothing was made under the settings that differ from those `stored`. Drops rows of failed calls."""
@@ -473,6 +559,9 @@ class EvaluationRun:
         """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows row by row."""
         sampling = self.evaluation.sampling
         out = self.file(_ROLLOUTS.name)
+        if self.own is not None:
+            write_jsonl(out, self.own.rollouts)
+            return
         backend = make_backend(self.evaluation.model, self.cache)
         try:
             generate(self.examples, backend, sampling, out, on_row=on_row)
@@ -486,7 +575,15 @@ class EvaluationRun:
         """The judge in a role, `judge` or `judge2`."""
         if role not in self._judges:
             judge = getattr(self.evaluation, role)
-            self._judges[role] = make_judge(judge, self.evaluation.judging, self.cache)
+            judging = self.evaluation.judging
+            if self.unlabelled:
+                judging = judging.model_copy(update={"blind": True})
+            made = make_judge(judge, judging, self.cache)
+            if self.unlabelled:
+                if self.retry_unscored and isinstance(made, LLMJudge):
+                    made = made.anew()
+                made = FootprintJudge(made)
+            self._judges[role] = made
         return self._judges[role]
 
     def _judge_roles(self) -> list[str]:
@@ -495,6 +592,8 @@ class EvaluationRun:
 
     def _pays_for_answers(self) -> bool:
         """Whether an answer is missing that the cache does not hold either."""
+        if self.own is not None:
+            return not self.file(JUDGMENTS["judge"]).is_file()
         needed = _needed_requests(self.evaluation, self.examples)
         to_ask = _to_ask(needed, self.file(_ROLLOUTS.name))
         if not isinstance(self.evaluation.model, Endpoint):
@@ -538,14 +637,20 @@ class EvaluationRun:
         Raises `DataError` or `ValueError` for labels that do not fit, after a report without them was written.
         """
         from memcalib.report.evaluation_report import write_evaluation_report
+        from memcalib.report.footprint_report import write_footprint_report
         from memcalib.report.results import write_results
 
         judge = self._recorded_judge()
+        notes = data_notes(self.evaluation.data)
+        seeds = list(self.evaluation.sampling.seeds)
+        if self.own is not None:
+            notes = self.own.notes()
+            seeds = [0]
         self.run_folder.write_manifest(
             ("examples.jsonl", _ROLLOUTS.name, JUDGMENTS["judge"]),
-            list(self.evaluation.sampling.seeds),
+            seeds,
             judge,
-            notes=data_notes(self.evaluation.data),
+            notes=notes,
             usage=self._usage_of_rows(),
             session=self._usage_of_calls(),
             command=self.command,
@@ -562,6 +667,8 @@ class EvaluationRun:
                 refused = error
             else:
                 write_jsonl(self.file("target-labels.jsonl"), self.target_labels.rows)
+        if self.unlabelled:
+            return write_footprint_report(self.folder)
         page = write_evaluation_report(self.folder)
         write_results(self.folder)
         if refused is not None:
@@ -595,9 +702,9 @@ class EvaluationRun:
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""
-        plan = forecast(
-            self.evaluation, self.examples, self.folder, retry_unscored=self.retry_unscored
-        )
+        if self.own is not None and not self.agreed:
+            self.agree()
+        plan = self.forecast()
         with Bar(sum(row["to ask"] for row in plan)) as bar:
             bar.name("asking the judge one question")
             self.try_judges()
@@ -611,8 +718,11 @@ class EvaluationRun:
     def finish(self) -> str:
         """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
         from memcalib.report.evaluation_report import evaluation_text
+        from memcalib.report.footprint_report import run_footprints_text
 
         page = self.run()
+        if self.unlabelled:
+            return f"{run_footprints_text(self.folder)}\n\nReport: {page}"
         return f"{evaluation_text(self.folder)}\n\nReport: {page}"
 
 # %% ../../nbs/commands/02_evaluate.ipynb #616ac91d

@@ -237,7 +237,7 @@ def practice_judge(confusion: ArrayLike | None = None) -> PracticeJudge:
     examples, answers = starter_answers()
     items = exam_items(examples, answers, None, probes=len(answers))
     readings = [(item.example, item.rollout().response, item.answer.levels) for item in items]
-    return PracticeJudge(known=known_levels(readings), confusion=confusion)
+    return PracticeJudge(known=known_levels(readings), confusion=confusion, reads=True)
 
 # %% ../../nbs/commands/06_exam.ipynb #d9e84db9
 def sheet_items(n: int = 270, seed: int = 0) -> tuple[list[LabelItem], list[Judgment]]:

@@ -624,6 +624,7 @@ class MemoryPipeline(Pipeline):
         counts = [f"{name} ({count})" for name, count in left_names(rows, 20).items()]
         names = ", ".join(counts) or "none"
         paragraphs = [
+            self.log_rows.understood,
             "Rows as they would be sent:",
             preview(rows, shown),
             f"Words with a capital that are left, by rows: {names}",

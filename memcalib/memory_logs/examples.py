@@ -30,7 +30,8 @@ from memcalib.dataset.grounding import (
 from ..dataset.sources import Dropped, Passed, SourceRow
 from ..dataset.stages import Draft, DraftAtom, DraftBlock, Drop, Fault, Stage
 from ..dataset.writing import RUBRICS
-from .exports import LogRow, RowFault, names_agreement, read_log
+from .exports import LogRow, RowFault, names_agreement
+from .field_maps import read_all, read_map
 from .redaction import Redaction, Redactor
 from ..problem import Example, Name
 
@@ -51,6 +52,13 @@ class LogConfig(BaseModel):
     query_chars: int = Field(6000, ge=1)  # most
     memory_chars: int = Field(3000, ge=1)  # most
     answer_chars: int = Field(10000, ge=1)  # most
+    # what is meant -> the place where a row has it; the rest is guessed
+    map: dict[str, str] = Field(default_factory=dict, exclude_if=lambda places: not places)
+
+    @field_validator("map", mode="before")
+    @classmethod
+    def _is_a_map(cls, entries: Any) -> Any:
+        return read_map([entries] if isinstance(entries, str) else entries)
 
     @field_validator("consent")
     @classmethod
@@ -70,7 +78,7 @@ def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
         return RowFault(
             "no consent",
             "nothing",
-            "rows whose users agreed; an agreement that covers the others is named in `consent` (--set memory.consent=NAME)",
+            "rows whose users agreed; an agreement that covers the others is named in `consent` (evaluate: --consent NAME; build: --set memory.consent=NAME)",
         )
     best_memories = row.memories[: config.memories]
     longest_memory = max(len(memory.text) for memory in best_memories)
@@ -171,6 +179,7 @@ class MemoryDrafts:
     rows: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
+    understood: str = ""  # what was understood of the log, in words
 
     def add(self, draft: Draft, redaction: Redaction) -> None:
         """Add a draft and what was replaced in it."""
@@ -250,10 +259,10 @@ def memory_drafts(
     redactor = redactor or Redactor()
     drafts = MemoryDrafts(looked_for=redactor.looked_for, not_looked_for=redactor.not_looked_for)
     maker = _DraftMaker(redactor, config or LogConfig())
-    for entry in read_log(path, store):
-        if isinstance(entry, Dropped):
-            drafts.dropped.append(entry)
-            continue
+    reading = read_all(path, store, maker.config.map, repeated_ids=False)
+    drafts.understood = reading.text()
+    drafts.dropped += reading.dropped
+    for entry in reading.rows:
         outcome = maker.make(entry)
         if isinstance(outcome, RowFault):
             drop = Dropped(

@@ -199,7 +199,8 @@ class PracticeJudge:
     """Judges any answer by tables: the actual level is the one in `known`, or drawn from
     `use[ideal]`; the judged one from `confusion[actual]`.
 
-    `known` maps (question, answer, text of an atom) to its actual level. `confusion` is `None` for
+    `known` maps (question, answer, text of an atom) to its actual level. With `reads` an atom of which nothing is known is judged by the words that it shares
+    with the answer, a crude reading that is always the same. `confusion` is `None` for
     the judge's rate in `JUDGES`. Every draw follows from `seed` and what is judged. Raises
     `ValueError` for a table that is not three rows of three probabilities.
     """
@@ -208,6 +209,7 @@ class PracticeJudge:
     confusion: Table | None = None
     known: Mapping[tuple[str, str, str], Level] = field(default_factory=dict)
     seed: int = 0
+    reads: bool = False
 
     def __post_init__(self):
         _check_table("use", self.use)
@@ -235,18 +237,43 @@ class PracticeJudge:
             actual = self.known.get((query, response, text))
             if actual is None:
                 ideal = row.get("u_star") or ideals.get((query, text))
-                if ideal is None:
+                if ideal is None and self.reads:
+                    actual = _level_by_words(response, text)
+                elif ideal is None:
                     raise ValueError(
                         f"atom {text!r:.120} has no u_star, and no example here has the query "
                         f"{query!r:.120} with it"
                     )
-                actual = _drawn_level(f"use {draw_name}", self.use[Level.parse(ideal)])
+                else:
+                    actual = _drawn_level(f"use {draw_name}", self.use[Level.parse(ideal)])
             level = _drawn_level(f"{model} {draw_name}", confusion[actual])
             judged = _judged_row(row, level)
             judged["evidence_quote"] = _closest_sentence(response, text) if level else ""
-            judged["reason"] = "drawn from a table, for practice"
+            judged["reason"] = "drawn from a table or by common words, for practice"
             judged_rows.append(judged)
         return judged_rows
+
+
+_COMMON_WORDS_TEXT = """
+    a an and are as at for from has have he her his i in is it its my of on or our she that the their them they this
+    to user was we were with you your
+"""
+_COMMON_WORDS = frozenset(_COMMON_WORDS_TEXT.split())
+
+
+def _content_words(text: str) -> set[str]:
+    return {word for word in re.findall(r"\w+", text.lower()) if word not in _COMMON_WORDS}
+
+
+def _level_by_words(response: str, text: str) -> Level:
+    """Control where the first sentence has most words of a text, Bound where the answer has half of them, else Ignore."""
+    words = _content_words(text)
+    if not words:
+        return Level.IGNORE
+    first_sentence, *_ = [*sentences_of(response), ""]
+    if 2 * len(words & _content_words(first_sentence)) > len(words):
+        return Level.CONTROL
+    return Level.BOUND if 2 * len(words & _content_words(response)) >= len(words) else Level.IGNORE
 
 
 def _drawn_level(draw_name: str, probabilities: Sequence[float]) -> Level:

@@ -1,0 +1,251 @@
+"""Logs of answers that exist: names of fields, what is left out, consent, redaction, and the way to a page."""
+
+import json
+import warnings
+
+import pandas as pd
+import pytest
+
+import memcalib as mc
+from memcalib.commands.cli import main
+from memcalib.evaluation.footprints import is_footprint
+from memcalib.io.records import DataError
+from memcalib.memory_logs.examples import memory_drafts
+from memcalib.memory_logs.field_maps import guess_fields, read_all, read_map, understood
+from memcalib.memory_logs.own_answers import LogPlan, has_levels, own_answers
+from memcalib.problem import Level, judgment_for, load_examples
+
+CONSENT = {"consent": "trial 2025"}
+
+
+def mem0_row(number: int, **changes) -> dict:
+    row = {
+        "id": f"q{number}",
+        "query": f"What can I bake on day {number}?",
+        "results": [
+            {"id": "1", "memory": "Is allergic to peanuts", "created_at": "2025-03-02T10:00:00Z"},
+            {"id": "2", "memory": "Plays chess on Sundays", "score": 0.4},
+        ],
+        "answer": "A cake without peanuts, to which you are allergic.",
+    }
+    return {**row, **changes}
+
+
+def write(path, rows) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def all_bound(example, response):
+    return judgment_for(example, dict.fromkeys(example.levels, Level.BOUND), judge="all bound")
+
+
+def test_the_map_reads_nested_places_and_refuses_what_is_not_there():
+    row = {"in": {"q": "What?"}, "ctx": {"docs": [{"body": "A.", "at": "2025-01-01"}]}, "out": [1]}
+    fields = read_map(["query=in.q", "memories=ctx.docs", "text=body", "time=at"])
+    plain = understood([row], fields).translate(row)
+    assert plain["query"] == "What?"
+    assert plain["memories"] == [{"text": "A.", "created_at": "2025-01-01"}]
+    with pytest.raises(
+        DataError, match=r"query=in\.question.*allowed: a field that is there: in, in\.q"
+    ):
+        understood([row], {"query": "in.question"})
+    with pytest.raises(DataError, match="text=words.*body"):
+        understood([row], {"memories": "ctx.docs", "text": "words"})
+    for entries in (["query"], ["question=q"], ["query=a", "query=b"]):
+        with pytest.raises(ValueError, match="map: found"):
+            read_map(entries)
+
+
+def test_names_are_guessed_only_where_the_plain_ones_are_missing():
+    assert guess_fields([mem0_row(1)]) == {}
+    rows = [{"prompt": "What?", "contexts": ["A."], "completion": "B."}]
+    assert guess_fields(rows) == {
+        "query": "prompt",
+        "memories": "contexts",
+        "answer": "completion",
+    }
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, suffix):
+    rows = [{"question": "What?", "retrieved": '["Likes tea."]', "output": "Tea."}]
+    file = tmp_path / f"log{suffix}"
+    frame = pd.DataFrame(rows)
+    if suffix == ".csv":
+        frame.to_csv(file, index=False)
+    elif suffix == ".parquet":
+        frame.to_parquet(file)
+    elif suffix == ".json":
+        file.write_text(json.dumps(rows))
+    else:
+        write(file, rows)
+    reading = read_all(file, given={"memories": "retrieved"})
+    [row] = reading.rows
+    assert (row.query, row.memories[0].text, row.answer) == ("What?", "Likes tea.", "Tea.")
+
+
+def test_nothing_is_lost_without_being_counted():
+    rows = [
+        mem0_row(1),
+        mem0_row(2, results=[]),
+        mem0_row(3, results=[{"memory": " "}]),
+        mem0_row(4, answer=""),
+        mem0_row(5, consent=False),
+        mem0_row(6, results=[{"memory": "Moved.", "created_at": "last May"}]),
+        mem0_row(1, answer="Another answer."),
+        mem0_row(1, query="Another question?"),
+    ]
+    own = own_answers(LogPlan(file="rows", **CONSENT), rows)
+    assert len(own.losses()) + len(own.rollouts) == len(rows)
+    assert {drop.rule for drop in own.losses()} == {
+        "memories",
+        "memory text",
+        "no answer",
+        "consent refused",
+    }
+    assert [rollout.sample for rollout in own.rollouts if rollout.example_id == "q1"] == [0, 1]
+    assert own.repeated == 1 and [example.id for example in own.examples] == ["q1", "q6", "q1+"]
+    assert own.examples[1].blocks[0].time == "last May"
+    text = own.preview()
+    assert "1 times cannot be read and are kept as text" in text
+    assert "1 row left out, memories: first in row 2" in text
+
+
+def test_a_row_without_consent_on_record_needs_a_name():
+    with pytest.raises(DataError, match="--consent NAME"):
+        own_answers(LogPlan(file="rows"), [mem0_row(1)])
+
+
+def test_private_values_of_every_text_are_taken_out():
+    row = mem0_row(
+        1,
+        query="Write to anna@example.org",
+        answer="I wrote to anna@example.org.",
+        turns=[{"role": "user", "content": "My address is anna@example.org"}],
+    )
+    own = own_answers(LogPlan(file="rows", **CONSENT), [row])
+    everything = own.examples[0].to_json() + own.rollouts[0].to_json() + own.preview()
+    assert "anna@example.org" not in everything
+    assert own.replaced.total() == 1
+
+
+def test_times_and_turns_reach_example_and_judge():
+    turns = [
+        {"role": "human", "content": "I moved."},
+        {"role": "ai", "content": "Where to?"},
+        {"role": "user", "content": "What can I bake on day 1?"},
+    ]
+    own = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1, turns=turns)])
+    [example] = own.examples
+    assert [turn.role for turn in example.turns] == ["user", "assistant"]
+    assert example.blocks[0].time == "2025-03-02" and example.blocks[1].score == 0.4
+    payload = mc.render(example)[-1]["content"]
+    assert "[2025-03-02] Is allergic to peanuts" in payload
+
+
+def test_the_same_words_of_two_people_are_two_questions_and_a_group_joins_them():
+    rows = [mem0_row(1, query="What?"), mem0_row(2, query="What?")]
+    rows[1]["results"] = [{"memory": "Is late"}]
+    own = own_answers(LogPlan(file="rows", **CONSENT), rows)
+    assert len({example.question_id for example in own.examples}) == 2
+    joined = own_answers(LogPlan(file="rows", **CONSENT), [{**row, "group": "g"} for row in rows])
+    assert len({example.question_id for example in joined.examples}) == 1
+
+
+def test_a_log_of_another_language_is_read():
+    row = {"query": "今晚吃什么？", "memories": ["用户对花生过敏。"], "answer": "不含花生的面。"}
+    own = own_answers(LogPlan(file="rows", **CONSENT), [row])
+    assert own.examples[0].atoms[0].text == "用户对花生过敏。"
+
+
+def test_evaluate_judges_rows_that_carry_answers():
+    labelled = mem0_row(
+        1, results=[{"text": "A.", "level": "B"}, {"text": "B.", "level": "Ignore"}]
+    )
+    [judgment] = mc.evaluate([labelled], judge=all_bound, log=CONSENT)
+    assert judgment.scored and judgment.over == 1
+    assert mc.score([judgment])["SCS"].tolist() == [50]
+    [footprint] = mc.evaluate([mem0_row(1)], judge=all_bound, log=CONSENT)
+    assert is_footprint(footprint)
+    with pytest.raises(ValueError, match="no ideal levels are known"):
+        mc.score([footprint])
+
+
+def test_evaluate_takes_a_frame_and_a_folder(tmp_path):
+    [example] = load_examples("samples")[:1]
+    frame = pd.DataFrame([{"example": example, "model": m, "response": "Yes."} for m in "ab"])
+    out = tmp_path / "run"
+    judgments = mc.evaluate(frame, judge=all_bound, out=out)
+    assert {judgment.model for judgment in judgments} == {"a", "b"}
+    again = mc.evaluate(out, judge=all_bound)
+    assert {judgment.key for judgment in again} == {judgment.key for judgment in judgments}
+    with pytest.raises(DataError, match="example, model and response"):
+        mc.evaluate([{"example": example, "response": 3}], judge=all_bound)
+    with pytest.raises(ValueError, match="model: found nothing"):
+        mc.evaluate("starter", judge=all_bound)
+
+
+def test_what_does_not_enter_is_said_in_a_warning():
+    with pytest.warns(UserWarning, match="1 row left out, no answer"):
+        mc.evaluate([mem0_row(1), mem0_row(2, answer="")], judge=all_bound, log=CONSENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mc.evaluate([mem0_row(1)], judge=all_bound, log=CONSENT)
+
+
+def test_the_build_reads_by_the_same_map(tmp_path):
+    from memcalib.memory_logs.examples import LogConfig
+
+    rows = [{"q": {"t": "What can I bake?"}, "ctx": [{"body": "Likes rye bread."}], "a": "Rye."}]
+    config = LogConfig(map=["query=q.t", "memories=ctx", "text=body", "answer=a"], **CONSENT)
+    drafts = memory_drafts(write(tmp_path / "log.jsonl", rows), config=config)
+    assert [draft.query for draft in drafts.kept] == ["What can I bake?"]
+    assert "text: read from body (as the map says)" in drafts.understood
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    return stopped.value.code
+
+
+def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labelled = [
+        mem0_row(n, results=[{"text": "Likes rye.", "level": "B"}, {"text": "Rows.", "level": "A"}])
+        for n in range(3)
+    ]
+    write(tmp_path / "own.jsonl", labelled)
+    assert run("logs", "own.jsonl") == 0
+    assert "3 answers to 3 questions can be judged, 3 with ideal levels" in capsys.readouterr().out
+    judge = ("--judge", "tests.memory_logs.test_own_answers:all_bound")
+    options = ("--log", "own.jsonl", "--consent", "trial", *judge, "--out", "run")
+    assert run("evaluate", *options) == 0
+    assert "SCS" in capsys.readouterr().out
+    assert "Use of memory" in (tmp_path / "run/report.html").read_text()
+    footprints = ("--unlabelled", *options[:-1], "foot")
+    assert run("evaluate", *footprints) == 0
+    assert "6 of 6 memories left a trace, 0 decided" in capsys.readouterr().out
+    page = (tmp_path / "foot/report.html").read_text()
+    assert "Footprints only" in page and "SCS" not in page
+    assert run("evaluate", *options, "--map", "query=nothing") == 1
+    assert "query=nothing" in capsys.readouterr().err
+
+
+def test_nothing_is_sent_without_a_yes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "own.jsonl", [mem0_row(1)])
+    judge = ("--judge", "j", "--judge-url", "http://127.0.0.1:9/v1", "--judge-key-env", "")
+    options = ("--log", "own.jsonl", "--consent", "trial", *judge, "--no-cache")
+    assert run("evaluate", *options) == 1
+    captured = capsys.readouterr()
+    assert "nothing has been sent" in captured.err
+    assert "Sent to j at http://127.0.0.1:9/v1 (this machine)" in captured.out
+    assert not any((tmp_path / "runs/evaluation").glob("judgments*"))
+
+
+def test_levels_are_known_only_where_every_memory_has_one():
+    rows = [mem0_row(1, results=[{"text": "A.", "level": "B"}, {"text": "B."}])]
+    own = own_answers(LogPlan(file="rows", **CONSENT), rows)
+    assert not has_levels(own.examples[0]) and own.labelled == []
