@@ -26,6 +26,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..io.extras import explained
+from ..io.promises import KEPT
 
 # %% ../../nbs/commands/07_cli.ipynb #797d0f8d
 app = typer.Typer(
@@ -1391,7 +1392,7 @@ def grid(
 
 # %% ../../nbs/commands/07_cli.ipynb #c958882d
 cache_verbs = typer.Typer(
-    help="What the call cache holds; it keeps private text, readable for its owner only.",
+    help=f"What the call cache holds; {KEPT['cache reader']}.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
