@@ -735,6 +735,8 @@ def exam(
     if dry_run:
         return
     result = run.run()
+    for note in run.notes:
+        print(note)
     print(f"{exam_text(result)}\nReport: {run.folder / 'exam.html'}")
     raise typer.Exit(0 if result["verdict"] == "passed" else 3)
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ from memcalib.evaluation.exam import (
     propagation_table,
     starter_answers,
 )
+from ..evaluation.judge_binding import binding_changes, judge_binding
+from ..evaluation.exam_slices import exam_scope, exam_slices
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.jsonl import rows_so_far
@@ -44,7 +47,7 @@ from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..judge import JudgeConfig, judge_request, judge_rollouts
 from ..practice.models import PracticeJudge, known_levels
-from ..problem import Example, Judgment, Rollout, load_examples, text_hash
+from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples, text_hash
 
 # %% ../../nbs/commands/06_exam.ipynb #50fd189a
 if TYPE_CHECKING:
@@ -111,6 +114,7 @@ class ExamRun:
         self.exam = exam
         self.folder = Path(out)
         self.cache = cache
+        self.notes: list[str] = []  # what a user should know of this call
         self.examples, self.answers, self.data = exam_data(exam)
         count = exam.answers
         if exam.data == "starter" and count is not None:
@@ -154,6 +158,7 @@ class ExamRun:
         """Have every answer read that is not yet, then write exam.json, tables, figures and exam.html; returns what exam.json holds."""
         from memcalib.report.exam_report import misread_answers, write_exam_report
 
+        binding = self._bind_judge()
         judgments = self._judge()
         frame = exam_frame(self.items, judgments)
         numbers = exam_numbers(frame)
@@ -161,8 +166,10 @@ class ExamRun:
         exam = {
             "schema": EXAM_SCHEMA,
             "judge": judgments[0].judge,
+            "binding": binding,
             "verdict": verdict,
             "reasons": reasons,
+            "scope": exam_scope(frame),
             "date": date.today().isoformat(),
             "data": self.data,
             "settings": self.run_folder.settings,
@@ -173,7 +180,7 @@ class ExamRun:
         }
         document = json.dumps(exam, indent=1, ensure_ascii=False)
         write_whole(self.folder / "exam.json", f"{document}\n")
-        tables = {"Channels": channel_accuracy(frame)}
+        tables = {"Channels": channel_accuracy(frame), "Slices": exam_slices(frame)}
         if numbers["unscored_answers"] < numbers["answers"]:
             tables["Propagation"] = propagation_table(frame)
         examples = {example.id: example for example in self.examples}
@@ -182,9 +189,30 @@ class ExamRun:
         write_exam_report(self.folder, exam, frame, tables, misread)
         return exam
 
+    @cached_property
+    def judge(self) -> JudgeLike:
+        """The judge that sits the exam."""
+        return make_judge(self.exam.judge, self.exam.judging, self.cache)
+
+    def _bind_judge(self) -> dict[str, Any]:
+        """What the judge is now, kept beside its readings; readings by a judge that was changed since are set aside."""
+        binding = json.loads(json.dumps(judge_binding(self.judge)))
+        file = self.folder / "judge-binding.json"
+        judgments = self.folder / "judgments.jsonl"
+        if file.is_file() and judgments.is_file():
+            changes = binding_changes(json.loads(file.read_text(encoding="utf-8")), binding)
+            if changes:
+                judgments.replace(self.folder / "judgments-before-change.jsonl")
+                self.notes.append(
+                    f"the judge was changed since it read answers here ({', '.join(changes)}): it reads all of them again; its earlier "
+                    "readings are in judgments-before-change.jsonl"
+                )
+        write_whole(file, json.dumps(binding, indent=1, ensure_ascii=False) + "\n")
+        return binding
+
     def _judge(self) -> list[Judgment]:
         """Every judgment of the exam; those that are not in the folder yet are asked for."""
-        judge = make_judge(self.exam.judge, self.exam.judging, self.cache)
+        judge = self.judge
         if hasattr(judge, "repairs_left"):
             judge.repairs_left = self.exam.repairs
         rollouts = self.folder / "rollouts.jsonl"
@@ -222,6 +250,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     weighted_kappa = f"weighted kappa {_number(numbers['linear_kappa'], 2)}"
     size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
     lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
+    lines.append(f"The verdict holds for {exam['scope']}.")
     lines.append(
         f"{usage['calls']:.0f} calls, {_number(usage['seconds'])} seconds of replies, cost in US dollars: {_number(usage['cost'], 2)}"
     )

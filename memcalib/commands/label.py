@@ -63,7 +63,8 @@ def run_budget(folder: str | Path, answers: Sequence[Judgment]) -> "pd.DataFrame
     """The `label_budget` of answers of a run, with the exam of their judge where the run carries it."""
     exam = load_run(folder).exam
     counts = None
-    if exam.get("question_counts") and exam.get("judge") == answers[0].judge:
+    is_own = exam.get("judge") == answers[0].judge and not exam.get("changes")
+    if exam.get("question_counts") and is_own:
         counts = np.array(exam["question_counts"], dtype=np.int64)
     return label_budget(answers, counts)
 

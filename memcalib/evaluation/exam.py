@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field, ValidationError
 
 from .agreement import allocate, confusion, kappa, resampled_counts, wilson
+from .judge_binding import binding_changes
 from .target_labels import PredictionPowered
 from memcalib.io.records import (
     DataError,
@@ -46,6 +47,7 @@ from memcalib.problem import (
     Level,
     Name,
     Rollout,
+    Stance,
     WireLevel,
     judgment_for,
     load_examples,
@@ -57,22 +59,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/evaluation/06_exam.ipynb #bbdbc437
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class KnownLabel(Record):
-    """The level that an answer really gives one atom, and the places that show it; none at Ignore. `disputed`: readers of the label did not agree."""
+    """The level that an answer really gives one atom, and the places that show it; none at Ignore. `disputed`: readers of the label did not agree.
+
+    `stance` says what the answer does with what a used atom says, where that is known.
+    """
 
     atom_id: Name
     actual: WireLevel
     quotes: list[str] = Field(default_factory=list)
     disputed: bool = False
+    stance: Stance | None = Field(default=None, exclude_if=_is_none)
 
 
 class KnownAnswer(Record):
-    """One answer whose levels are known; a line of a file of known answers."""
+    """One answer whose levels are known; a line of a file of known answers.
+
+    `language` is that of the answer where it is not its record's. An answer of the kind `pair` is one of a minimal pair.
+    """
 
     answer_id: Name
     example_id: Name
-    kind: Literal["calibrated", "over", "under", "mixed", "adversarial"]
+    kind: Literal["calibrated", "over", "under", "mixed", "adversarial", "pair"]
     trick: str | None = None
+    language: Name | None = None
     response: Name
     labels: list[KnownLabel]
 
@@ -336,6 +350,7 @@ EXAM_COLUMNS = (
     "language",
     "kind",
     "trick",
+    "characters",
     "probe",
     "atom_id",
     "ideal",
@@ -344,11 +359,15 @@ EXAM_COLUMNS = (
     "grounded",
     "quote",
     "reason",
+    "stance",
+    "judged_stance",
 )
 
 
 def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.DataFrame":
-    """One row for each atom of each reading, with the ranks `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read).
+    """One row for each atom of each reading, with the length of its answer (`characters`), and the ranks `ideal`, `actual` (known) and `judged` (NaN: unscored, or not read).
+
+    `stance` and `judged_stance` are empty where none is known, and where the judge gave none.
 
     Disputed labels are left out: a judge is not graded by what readers disagreed about.
     """
@@ -368,9 +387,11 @@ def exam_frame(items: Iterable[ExamItem], judgments: Iterable[Judgment]) -> "pd.
 def _exam_row(item: ExamItem, label: KnownLabel, atom: AtomJudgment | None) -> tuple:
     """The values of `EXAM_COLUMNS` for one atom of one reading; `atom` is what the judge said of it."""
     judged = np.nan
+    judged_stance = ""
     evidence: tuple[bool | None, str, str] = (None, "", "")
     if atom is not None:
         evidence = (atom.grounded, atom.quote, atom.reason)
+        judged_stance = atom.stance or ""
         if atom.actual is not None:
             judged = int(atom.actual)
     answer = item.answer
@@ -380,15 +401,18 @@ def _exam_row(item: ExamItem, label: KnownLabel, atom: AtomJudgment | None) -> t
         answer.example_id,
         example.question_id,
         example.domain,
-        (example.model_extra or {}).get("language", ""),
+        answer.language or (example.model_extra or {}).get("language", ""),
         answer.kind,
         answer.trick or "",
+        len(answer.response),
         item.probe,
         label.atom_id,
         int(example.levels[label.atom_id]),
         int(label.actual),
         judged,
         *evidence,
+        label.stance or "",
+        judged_stance,
     )
 
 
@@ -578,6 +602,9 @@ def corrected_score(
     corrected_bounds = np.full((2, len(METRICS)), np.nan)
     if np.isnan(corrected_draws).any(-1).mean() <= 0.05:
         corrected_bounds = interval(corrected_draws)
+        of_one_value = (raw_values == 0).all(axis=0) | (raw_values == 100).all(axis=0)
+        corrected_bounds[0, of_one_value] = np.fmin(corrected_bounds, raw_bounds)[0, of_one_value]
+        corrected_bounds[1, of_one_value] = np.fmax(corrected_bounds, raw_bounds)[1, of_one_value]
     responses = by_question.sum(0)
     raw = _weighted_metrics(cells, metric_kernels(), responses)
     estimate = _weighted_metrics(cells, corrected_kernels(confusion_shares(exam.sum(0))), responses)
@@ -646,12 +673,22 @@ def error_check(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "
         judged = _weighted_means(judged_values, answer_weights)
         expected = _expected_means(response_cells(answers, "actual"), shares, answer_weights)
         spread = np.nanstd((judged - expected)[1:], axis=0)
-        for k, metric in enumerate(METRICS):
-            rows.append(
-                (kind, len(question_of_answer), metric, expected[0, k], judged[0, k], spread[k])
-            )
-    table = pd.DataFrame(rows, columns=[*_CHECK_COLUMNS[:5], "spread"])
-    table["allowed"] = table.pop("spread") * norm.ppf(1 - 0.025 / len(table))
+        of_one_value = np.isin(judged_values, (0, 100)).all(axis=0) & (
+            np.ptp(judged_values, axis=0) == 0
+        )
+        values = (expected[0], judged[0], spread, of_one_value)
+        for metric, *values_of_metric in zip(METRICS, *values, strict=True):
+            head = (kind, len(question_of_answer), metric)
+            rows.append((*head, *values_of_metric, question_of_answer.nunique()))
+    columns = [*_CHECK_COLUMNS[:5], "spread", "of_one_value", "questions"]
+    table = pd.DataFrame(rows, columns=columns)
+    tail = 0.025 / len(table)
+    largest_unseen = 100 * (1 - tail ** (1 / table.pop("questions")))
+    allowed = table.pop("spread") * norm.ppf(1 - tail)
+    # Where all are 0, or all are 100, resamples are alike, and the exact bound of a share holds.
+    table["allowed"] = allowed.where(
+        ~table.pop("of_one_value"), np.maximum(allowed, largest_unseen)
+    )
     distance = (table["judged"] - table["expected"]).abs()
     return table.assign(inside=distance <= table["allowed"] + 1e-6)
 
@@ -707,10 +744,12 @@ def why_withheld(
 ) -> str:
     """Why corrected values are not shown, in a sentence's half; empty where all conditions hold.
 
-    The conditions: the exam was passed; in it every kind of answer was judged as the errors of the whole exam lead one to expect
+    The conditions: the judge is what it was in its exam; the exam was passed; in it every kind of answer was judged as the errors of the whole exam lead one to expect
     (`error_check`); each corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100; and, where labels of
     the answers in question gave an estimate (`powered`), each lies in its interval.
     """
+    if exam.get("changes"):
+        return f"the judge was changed since its exam: {', '.join(exam['changes'])}"
     if exam.get("verdict") != "passed":
         return f"the judge's exam ended {exam.get('verdict')}"
     check = exam.get("error_check")
@@ -795,7 +834,18 @@ def _macro_bounds(
     if np.isnan(macro).all():
         return np.nan, np.nan
     low, high = interval(macro[:, None])[:, 0]
+    if low == high:
+        unseen = _largest_unseen(counts)
+        return max(low - unseen, 0), min(high + unseen, 100)
     return low, high
+
+
+def _largest_unseen(counts: Int[np.ndarray, "question cell"], level: float = 0.95) -> float:
+    """How far a macro accuracy may be off though all questions agree: what so many can hide (an exact bound), all in the smallest channel."""
+    has_channel = counts.reshape(-1, 9, 3).sum(axis=2) > 0
+    fewest_questions = has_channel.sum(axis=0).min()
+    share_of_one_channel = 1 / 9
+    return 100 * share_of_one_channel * (1 - ((1 - level) / 2) ** (1 / fewest_questions))
 
 
 def _with_plain_reading(frame: "pd.DataFrame", probe: str) -> "pd.DataFrame":
@@ -874,31 +924,72 @@ def _more_than_chance(gained: int, gained_by_chance: int) -> bool:
 EXAM_SCHEMA = "memcalib-exam-1"
 
 
-def find_exam(judge: str, folder: str | Path = "runs/exam") -> dict[str, Any] | None:
-    """The latest exam of a judge, by its full name, among the exam.json files below a folder; `None` where it sat none."""
-    latest = None
-    for file in Path(folder).glob("**/exam.json"):
+def find_exam(
+    judge: str,
+    folder: str | Path = "runs/exam",
+    bindings: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any] | None:
+    """The latest exam of a judge, by its full name, among the exam.json files below a folder; `None` where it sat none.
+
+    With `bindings`, what the judge was when it read answers (`judge_binding`), the exam has `changes`: what was another then. Where a
+    model sat no exam as it is now but one under another prompt or other settings, it is that one, with `judge_now`, the name of today.
+    """
+    exams = _exams_below(folder)
+    own = [exam for exam in exams if exam.get("judge") == judge]
+    for exam in own:
+        changes: dict[str, None] = {}
+        for binding in bindings:
+            changes.update(dict.fromkeys(binding_changes(exam.get("binding"), binding)))
+        exam["changes"] = list(changes)
+    if own:
+        unchanged = [exam for exam in own if not exam["changes"]]
+        return max(unchanged or own, key=_exam_date)
+    for binding in bindings:
+        model = binding.get("model")
+        same_model = [e for e in exams if model and (e.get("binding") or {}).get("model") == model]
+        if same_model:
+            exam = max(same_model, key=_exam_date)
+            exam["changes"] = binding_changes(exam["binding"], binding) or ["name"]
+            exam["judge_now"] = judge
+            return exam
+    return None
+
+
+def _exam_date(exam: Mapping[str, Any]) -> str:
+    return exam["date"]
+
+
+def _exams_below(folder: str | Path) -> list[dict[str, Any]]:
+    """Every readable exam.json below a folder, with its path as `file`."""
+    exams = []
+    for file in sorted(Path(folder).glob("**/exam.json")):
         try:
             exam = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if not isinstance(exam, dict) or exam.get("schema") != EXAM_SCHEMA:
             continue
-        if exam.get("judge") == judge and (latest is None or exam["date"] > latest["date"]):
-            exam["file"] = str(file)
-            latest = exam
-    return latest
+        exam["file"] = str(file)
+        exams.append(exam)
+    return exams
 
 
 def exam_line(judge: str, exam: dict[str, Any] | None) -> str:
     """One line on what is known of a judge."""
     if exam is None:
         return f"this judge ({judge}): not examined; `memcalib exam --judge ...` says how far it can be trusted"
-    line = f"this judge: exam {exam['verdict']} on {exam['date']}"
+    result = f"{exam['verdict']} on {exam['date']}"
     macro = exam["numbers"]["macro"]
     if macro is not None:
-        line += f" with a macro accuracy of {macro:.1f}"
-    return f"{line} ({exam['file']})"
+        result += f" with a macro accuracy of {macro:.1f}"
+    if exam.get("changes"):
+        return (
+            f"this judge ({judge}): not examined as it is now; its exam ({result}; {exam['file']}) is older than a change of its "
+            f"{', '.join(exam['changes'])}"
+        )
+    scope = exam.get("scope")
+    holds = f"; the verdict holds for {scope}" if scope else ""
+    return f"this judge: exam {result} ({exam['file']}){holds}"
 
 
 def judged_responses(judgments: Iterable[Judgment]) -> "pd.DataFrame":

@@ -85,6 +85,7 @@ def write_exam_report(
         inline_figures(files),
         title=f"Exam of the judge {exam['judge']}",
         verdict=exam["verdict"],
+        scope=printable(exam.get("scope", "")),
         reasons=[printable(reason) for reason in exam["reasons"]],
         numbers=exam["numbers"],
         grids={name: grid(table) for name, table in tables.items()},

@@ -81,6 +81,7 @@ def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
         return None
     return {
         "verdict": run.exam["verdict"],
+        "changes_since": run.exam.get("changes", []),
         "date": run.exam["date"],
         "macro": run.exam["numbers"]["macro"],
         "data": run.exam["data"]["hash"],

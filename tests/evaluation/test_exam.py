@@ -385,3 +385,25 @@ def test_corrected_values_are_shown_only_where_every_condition_holds(changes, va
 def test_an_exam_without_a_scored_answer_has_no_check():
     frame = read(x.ConfusedJudge([], np.eye(3)), ITEMS)
     assert x.error_check(frame).empty
+
+
+def test_where_all_are_alike_the_bounds_are_exact_and_no_kind_is_called_uneven():
+    examples, answers = known_set(questions=60, seed=1)
+    frame = read(
+        x.ConfusedJudge(answers, x.confusion_of(0.99)),
+        x.exam_items(examples, answers, None, probes=0),
+    )
+    without_error = frame["question_id"].isin(sorted(set(frame["question_id"]))[:20])
+    frame.loc[without_error, "judged"] = frame.loc[without_error, "ideal"].astype(float)
+    frame.loc[without_error, "actual"] = frame.loc[without_error, "ideal"]
+    frame = frame.assign(kind=np.where(without_error, "calibrated", "mixed"))
+    check = x.error_check(frame, resamples=200).set_index(["kind", "metric"])
+    exact = check.loc["calibrated", "Exact"]
+    assert exact["judged"] == 100 and exact["expected"] < 100
+    assert exact["allowed"] > 20 and exact["inside"]
+    perfect = frame.assign(judged=frame["actual"].astype(float))
+    numbers = x.exam_numbers(perfect)
+    assert numbers["macro"] == 100 and 98 < numbers["macro_low"] < 100
+    atoms = perfect.assign(response=perfect["answer_id"], judged=perfect["ideal"].astype(float))
+    table = x.corrected_score(atoms, x.exam_counts(perfect)).set_index("metric")
+    assert table.loc["Exact", "corrected_low"] == table.loc["Exact", "raw_low"] < 100

@@ -22,7 +22,7 @@ def test_a_promise_is_written_once(sentence):
 
 
 def test_the_statement_before_a_build_takes_them():
-    terms = dict.fromkeys(("consent", "licence", "redacted", "left out"), {})
+    terms = {name: {} for name in ("consent", "licence", "redacted", "left out")}
     terms.update(rows=1, memories=2, users=1)
     terms.update({"found nothing": {}, "not looked for": ["positions (GPS)"]})
     statement = str(CallPlan((), terms))
