@@ -29,6 +29,7 @@ from memcalib.dataset.grounding import (
 )
 from .dataset.stages import Draft, DraftAtom, Drop, Fault, Passage, Stage
 from .inference.client import Form
+from .problem import Level
 
 # %% ../nbs/01_construction.ipynb #95112219
 class Point(Form):
@@ -360,7 +361,7 @@ def _draft_atom(draft: Draft, atom: AtomReply, atom_id: str) -> DraftAtom:
     return DraftAtom(
         atom_id=atom_id,
         text=atom.text.strip(),
-        ideal=atom.level,
+        u_star=Level.parse(atom.level),
         origin="grounded",
         evidence=draft.passages[atom.passage - 1].evidence,
         passage=atom.passage,

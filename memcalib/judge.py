@@ -428,8 +428,8 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     try:
         request.reply_form.model_validate(reply)
     except ValidationError as error:
-        for place, fault in form_faults(error):
-            reading.faults.append(f"{place or 'the reply'}: {fault}")
+        for field_path, fault in form_faults(error):
+            reading.faults.append(f"{field_path or 'the reply'}: {fault}")
         for details in error.errors(include_url=False):
             malformed |= {details["loc"][:1], details["loc"][:2]}
     if not isinstance(reply, dict):
@@ -628,18 +628,19 @@ def locate(
 def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
     """Characters of the response in which each atom shows: empty where it left no
     trace, `None` where no quote of it is in the response."""
-    spans_by_atom: dict[str, list[tuple[int, int]] | None] = {}
+    stated_spans: dict[str, list[tuple[int, int]]] = {}
     only_quoted = []  # atoms with a quote that was not looked up when they were judged
     for atom in judgment.atoms:
-        spans_by_atom[atom.atom_id] = atom.spans or []
+        stated_spans[atom.atom_id] = atom.spans or []
         if atom.spans is None and atom.quote.strip():
             only_quoted.append(atom)
     if only_quoted:
         located = locate([atom.quote for atom in only_quoted], response, every=True)
         for atom, spans in zip(only_quoted, located, strict=True):
-            spans_by_atom[atom.atom_id] = spans
+            stated_spans[atom.atom_id] = spans
+    spans_by_atom: dict[str, list[tuple[int, int]] | None] = {}
     for atom in judgment.atoms:
-        spans = sorted(spans_by_atom[atom.atom_id])
+        spans = sorted(stated_spans[atom.atom_id])
         inside = all(0 <= start < end <= len(response) for start, end in spans)
         lost_quote = not spans and bool(atom.quote.strip())
         spans_by_atom[atom.atom_id] = spans if inside and not lost_quote else None

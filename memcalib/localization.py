@@ -237,14 +237,17 @@ class _SentenceWithRoles(Protocol):
     @property
     def start(self) -> int:
         """First character."""
+        ...
 
     @property
     def end(self) -> int:
         """Character behind the last one."""
+        ...
 
     @property
     def roles(self) -> Mapping[str, str]:
         """Role for each atom id."""
+        ...
 
 # %% ../nbs/05_localization.ipynb #9aff3317
 def ablation_pairs(

@@ -13,7 +13,7 @@ __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BIN
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
@@ -261,7 +261,8 @@ def _ranks(atoms: "pd.DataFrame", name: str) -> "pd.Series":
     for value in column.dropna().unique():
         is_whole_float = isinstance(value, float | np.integer) and value == int(value)
         try:
-            rank_by_value[value] = float(Level.parse(int(value) if is_whole_float else value))
+            level = Level.parse(int(value) if is_whole_float else cast("int | str", value))
+            rank_by_value[value] = float(level)
         except ValueError as error:
             raise ValueError(f"column {name}: {error}") from None
     ranks = [rank_by_value.get(value, np.nan) for value in column]
@@ -284,10 +285,9 @@ def summary(judgments: Sequence[Judgment]) -> dict[str, float]:
     """The six metrics over scored answers (section 2.3) and the number of unscored
     ones; metrics of nothing are NaN."""
     scored = [judgment for judgment in judgments if judgment.scored]
+    row: dict[str, float] = {name: np.nan for name in METRICS}
     if scored:
         row = calibration_metrics([j.over for j in scored], [j.under for j in scored])
-    else:
-        row = dict.fromkeys(METRICS, np.nan)
     row["unscored"] = len(judgments) - len(scored)
     return row
 
@@ -383,9 +383,10 @@ def summarise(
     A metric is the mean over seeds of its per-seed value. Without any scored response
     its cells are NaN.
     """
-    row = _metric_cells(frame[frame["scored"]], rho, resamples, seed, ddof)
-    row["seeds"] = frame["seed"].nunique()
-    row["questions"] = frame["question_id"].nunique()
+    scored = cast("pd.DataFrame", frame[frame["scored"]])
+    row = _metric_cells(scored, rho, resamples, seed, ddof)
+    row["seeds"] = len(frame["seed"].dropna().unique())
+    row["questions"] = len(frame["question_id"].dropna().unique())
     row["responses"] = len(frame)
     row["unscored_responses"] = int(np.sum(~frame["scored"]))
     row["atoms"] = int(np.sum(frame["atoms"]))
@@ -490,20 +491,20 @@ def _powered_cells(
     for name in METRICS:
         for suffix in ("", "_low", "_high"):
             row[f"{name}_ppi{suffix}"] = np.nan
-    scored = responses[responses["scored"]]
-    labelled = scored.dropna(subset="label_probability")
+    scored = cast("pd.DataFrame", responses[responses["scored"]])
+    labelled = scored[scored["label_probability"].notna()]
     row["labelled_responses"] = len(labelled)
-    labelled_questions = labelled["question_id"].nunique()
+    labelled_questions = len(set(labelled["question_id"]))
     if not len(labelled) or (few_are_missing and labelled_questions < LEAST_QUESTIONS):
         return row
     judged = _percent_scores(scored["over"], scored["under"], rho)
     by_label = np.full(judged.shape, np.nan)
-    in_sample = scored["label_probability"].notna().to_numpy()
+    in_sample = np.asarray(scored["label_probability"].notna())
     by_label[in_sample] = _percent_scores(labelled["label_over"], labelled["label_under"], rho)
     powered = prediction_powered(
         judged,
         by_label,
-        scored["label_probability"].to_numpy(),
+        np.asarray(scored["label_probability"]),
         scored["question_id"],
         scored["seed"],
     )
@@ -515,11 +516,11 @@ def _powered_cells(
 
 
 def _percent_scores(
-    over: "pd.Series", under: "pd.Series", rho: float
+    over: ArrayLike, under: ArrayLike, rho: float
 ) -> Float[np.ndarray, "response metric"]:
     """`response_scores` in percent from columns of totals."""
     return 100 * response_scores(
-        over.to_numpy().astype(np.int64), under.to_numpy().astype(np.int64), rho
+        np.asarray(over).astype(np.int64), np.asarray(under).astype(np.int64), rho
     )
 
 # %% ../nbs/03_metrics.ipynb #5abcb17b
@@ -555,7 +556,7 @@ def score(
             judgments = list(judgments)
     frame = response_frame(judgments)
     if labels is not None:
-        frame = with_labels(frame, judgments, labels)
+        frame = with_labels(frame, cast("list[Judgment] | pd.DataFrame", judgments), labels)
     if not np.any(frame["scored"]):
         raise ValueError(
             f"none of {len(frame)} responses is scored: a metric of nothing is undefined"

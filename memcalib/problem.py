@@ -24,7 +24,7 @@ from enum import IntEnum
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, cast, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -379,7 +379,7 @@ def starter_subset(source: object) -> str | None:
     return subset
 
 
-def named_source(source: SourceT, split: str = "train") -> tuple[SourceT | Path, str]:
+def named_source(source: SourceT, split: str = "train") -> tuple[SourceT | str | Path, str]:
     """What a name stands for, and its split.
 
     That is the file of a shipped set, or the hub id and test split of the published benchmark; all
@@ -414,7 +414,7 @@ def sample_records() -> list[Example]:
     three each for health, general and coding.
     """
     path, _ = named_source("samples")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
     return [Example.model_validate_json(line) for line in lines if line.strip()]
 
 # %% ../nbs/00_problem.ipynb #33794250
@@ -858,7 +858,7 @@ def _concatenation_rule(
     texts = [atoms.get(atom_id, {}).get("text") for atom_id in atom_ids]
     if not all(isinstance(text, str) for text in texts):
         return
-    exact = concat_text(texts)
+    exact = concat_text(map(str, texts))
     text = block.get("atomic_concat_text")
     if text != exact:
         yield Violation("atomic_concat_text", short_repr(text), short_repr(exact), item)
@@ -880,9 +880,11 @@ def _parsed_time(text: object) -> datetime | None:
     """A time in ISO 8601, without a time zone in UTC; `None` for anything else,
     which is kept as text.
     """
+    if not isinstance(text, str):
+        return None
     try:
         time = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
@@ -1129,7 +1131,8 @@ def encode_prompt(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template: set one to "
             "build prompts with it"
         )
-    control_tokens = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    added_tokens = cast("Callable[[], dict[str, int]]", tokenizer.get_added_vocab)
+    control_tokens = {*tokenizer.all_special_tokens, *added_tokens()}
     safe_messages = []
     for message in messages:
         content = neutralise(message["content"], control_tokens)
@@ -1141,4 +1144,4 @@ def encode_prompt(
         tokenize=True,
         return_dict=True,
     )
-    return list(encoded["input_ids"])
+    return list(cast("Mapping[str, list[int]]", encoded)["input_ids"])

@@ -407,7 +407,7 @@ def _check_means(rule: CreditRule, tokens: Tensor, sums: Tensor, live: Tensor) -
     allowed_gap = 1e-6 * _largest(tokens).clamp(min=1)
     faults = (~(gap <= allowed_gap)).nonzero()
     if len(faults):
-        row = faults[0].item()
+        row = int(faults[0])
         raise ValueError(
             f"rule {rule.name!r}, row {row}: the mean of the tokens' advantages is "
             f"{mean[row].item():g}; allowed: the answer's advantage, {sums[row].item():g}"
@@ -515,9 +515,9 @@ def credit(
     detail = None
     placed = None
     if rule.places:
-        _check_scores(rule, batch, pairs, scores, thresholds)
-        placed = rule.weights(batch, pairs, scores)
+        placed = _weights_of_rule(batch, pairs, scores, thresholds)
     if isinstance(placed, ChannelWeights):
+        assert pairs is not None and thresholds is not None
         detail = place_pairs(batch, pairs, placed)
         tokens = token_advantages(
             batch.advantages, detail.m, detail.strength, detail.row, detail.channel, live
@@ -540,9 +540,24 @@ def credit(
     stats.update(conservation_stats(final, sequence, live))
     if rule.base != "grpo":
         stats.update(channel_stats(rewards, advantages, group, valid, config))
-    if detail is not None:
+    if detail is not None and thresholds is not None:
         stats.update(pair_stats(detail, batch.advantages, live, thresholds, config))
     return Credit(final.float(), sequence.float(), batch.advantages, stats, detail)
+
+
+def _weights_of_rule(
+    batch: JudgedBatch,
+    pairs: Pairs | None,
+    scores: Float[Tensor, "pair token"] | None,
+    thresholds: Thresholds | None,
+) -> ChannelWeights | OwnAdvantages:
+    "What the rule of the settings makes of the batch; `ValueError` for what it needs and has not."
+    rule = batch.config.rule
+    _check_scores(rule, batch, pairs, scores, thresholds)
+    assert pairs is not None
+    if scores is None:  # the rule reads nothing
+        scores = torch.zeros(len(pairs), batch.mask.shape[1], device=batch.mask.device)
+    return rule.weights(batch, pairs, scores)
 
 
 def _sentence_values(thresholds: Thresholds | None) -> Tensor | None:
@@ -568,7 +583,10 @@ def _learn(
 
 
 def _with_own(
-    own: OwnAdvantages, final: Tensor, batch: JudgedBatch, gather: Callable[[Tensor], Tensor]
+    own_advantages: OwnAdvantages,
+    final: Tensor,
+    batch: JudgedBatch,
+    gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Advantages of which a share is replaced by a rule's own, these divided by the RMS of their
     means. `ValueError` naming rule and row for values at fault."""
@@ -577,23 +595,27 @@ def _with_own(
         raise ValueError(
             f"rule {rule.name!r}: advantages of its own; allowed: keeps_means False, or weights"
         )
-    if own.values.shape != batch.mask.shape:
+    if own_advantages.values.shape != batch.mask.shape:
         raise ValueError(
-            f"rule {rule.name!r}: values of shape {tuple(own.values.shape)}, "
+            f"rule {rule.name!r}: values of shape {tuple(own_advantages.values.shape)}, "
             f"must be {tuple(batch.mask.shape)}"
         )
     live = batch.mask & batch.valid[:, None]
-    faults = torch.where(live, ~own.values.isfinite(), own.values != 0).nonzero()
+    faults = torch.where(
+        live, ~own_advantages.values.isfinite(), own_advantages.values != 0
+    ).nonzero()
     if len(faults):
         row, token = faults[0].tolist()
-        value = own.values[row, token].item()
+        value = own_advantages.values[row, token].item()
         raise ValueError(
             f"rule {rule.name!r}, row {row}, token {token}: found {value:g}; "
             "allowed: finite values, and 0 outside the answer"
         )
-    means = gather(own.values.sum(1) / batch.mask.sum(1))
+    means = gather(own_advantages.values.sum(1) / batch.mask.sum(1))
     _, scale = rms_scale(means, gather(batch.valid), eps=batch.config.eps_scale)
-    return (1 - own.share) * final.float() + own.share * own.values / scale.float()
+    return (
+        1 - own_advantages.share
+    ) * final.float() + own_advantages.share * own_advantages.values / scale.float()
 
 # %% ../nbs/06_redistribution.ipynb #6ed912ac
 FALLBACKS = ("scoring", "weak", "empty", "closed")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -256,11 +256,11 @@ def _sample_answers(
 ) -> SampledPieces:
     """One answer to each prompt, its random numbers drawn as `draws` says."""
     config = trainer.config
-    options = dict(
-        ends=trainer.eos_token_ids,
-        max_tokens=trainer.max_completion_length,
-        temperature=trainer.temperature,
-    )
+    options: dict[str, Any] = {
+        "ends": trainer.eos_token_ids,
+        "max_tokens": trainer.max_completion_length,
+        "temperature": trainer.temperature,
+    }
     if config.draws == "batch":
         return SampledPieces(sample_tokens(model, prompt_ids, **options), 0)
     first_row = trainer.accelerator.process_index * len(prompt_ids)
@@ -274,7 +274,8 @@ def _sample_answers(
 def _shared_rollout(prompts: list[list[dict]], trainer: "CreditTrainer") -> dict[str, Any]:
     """The base trainer's `rollout_func`; raises `Interrupted`, on all processes together, after a
     signal."""
-    prompt_ids = _encode_prompts(prompts, trainer.processing_class)
+    tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+    prompt_ids = _encode_prompts(prompts, tokenizer)
     unwrapped = unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
     with unwrapped as model, trainer.accelerator.autocast():
         sampled = trainer.signals.run(
@@ -389,16 +390,17 @@ class CreditTrainer(GRPOTrainer):
             self.reference_weights = by_main(partial(saved_weights, self.reference))
         dataset = prompt_dataset(config, tokenizer, examples, out)
         frozen_copy = args.beta > 0 or method.needs_teacher
+        rollout = _shared_rollout if config.sampler == "shared" else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model,
-                reward_funcs=self.judged.functions,
+                reward_funcs=cast(list[Any], self.judged.functions),
                 args=args,
                 train_dataset=dataset,
                 processing_class=tokenizer,
                 callbacks=[_FloatShards(frozen_copy), *(callbacks or ())],
-                rollout_func=_shared_rollout if config.sampler == "shared" else None,
+                rollout_func=cast(Any, rollout),  # TRL's type knows prompts as texts only
                 peft_config=peft_config,
                 **options,
             )
@@ -429,7 +431,10 @@ class CreditTrainer(GRPOTrainer):
         """Each number added up over processes; what all processes must decide alike
         goes through it."""
         numbers = torch.tensor([[float(value) for value in values]], device=self.accelerator.device)
-        return self.accelerator.gather(numbers).sum(0).tolist()
+        return self._of_all_processes(numbers).sum(0).tolist()
+
+    def _of_all_processes(self, values: Tensor) -> Tensor:
+        return cast(Tensor, self.accelerator.gather(values))
 
     def concatenate(self, values: Tensor) -> Tensor:
         """The rows of all processes, of which each may have another number."""
@@ -508,17 +513,18 @@ class CreditTrainer(GRPOTrainer):
         return super().compute_loss(model, inputs, *args, **options)
 
     def _count_tokens(self) -> None:
-        """Give each part of an update the tokens of the whole, over all processes, for the mean."""
-        parts = self._buffered_inputs
+        """Give each minibatch of an update the tokens of the whole, over all processes, for the mean."""
+        parts = self._buffered_inputs or []
         parts_of_update = self.args.gradient_accumulation_steps
         index = self._step % self.args.steps_per_generation
         if index % parts_of_update:
-            return  # counted with the first part
+            return  # counted with the first minibatch
         update = parts[index : index + parts_of_update]
-        tokens = self.accelerator.gather(sum(part["completion_mask"].sum() for part in update))
-        for part in update:
+        counts = [minibatch["completion_mask"].sum() for minibatch in update]
+        tokens = self._of_all_processes(torch.stack(counts).sum())
+        for minibatch in update:
             # the base trainer takes it for the tokens of all updates of the rollout batch
-            part["num_items_in_batch"] = tokens.sum() * len(parts) / parts_of_update
+            minibatch["num_items_in_batch"] = tokens.sum() * len(parts) / parts_of_update
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # overridden: no hook stands between rewards and loss
@@ -549,7 +555,7 @@ class CreditTrainer(GRPOTrainer):
         """What TRL's table of answers shows: the mean advantage of each answer's tokens."""
         lengths = torch.tensor([len(ids) for ids in self.judged.ids], device=advantages.device)
         means = (advantages.sum(1) / lengths).masked_fill(~valid, torch.nan)
-        self._logs["advantages"].extend(self.accelerator.gather(means).tolist())
+        self._logs["advantages"].extend(self._of_all_processes(means).tolist())
 
     def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:
         """Token advantages of the rollout batch that was judged last, 0 at padding and
@@ -567,7 +573,7 @@ class CreditTrainer(GRPOTrainer):
             policy,
             self.token_credit,
             self.judged,
-            generations=self.num_generations,
+            generations=cast(int, self.num_generations),
             temperature=self.temperature,
             full=self._known_logps(batch),
             lost=self.lost,
@@ -744,7 +750,7 @@ def _examples(rows: Iterable[Example | Mapping] | None) -> list[Example]:
 def trainer_class(method: str) -> type[CreditTrainer]:
     """The trainer of a method: this chapter's for the three that assign credit, the
     distillation chapter's for OPSD, or one's own."""
-    return training_method(method).load()
+    return cast(type[CreditTrainer], training_method(method).load())
 
 
 def train(

@@ -157,8 +157,8 @@ class Questionnaire(Book[ItemT, RowT]):
     @classmethod
     def _allowed_numbers(cls, item: ItemT) -> str:
         """The numbers of an item's places, in words."""
-        places = cls.places_of(item)
-        return f"{places[0][-1]} to {places[-1][-1]}"
+        item_places = cls.places_of(item)
+        return f"{item_places[0][-1]} to {item_places[-1][-1]}"
 
     def put(self, item: str, *answer: Any) -> RowT:
         """Save an answer, from the numbers of the place, the decision, and a note if there is one.
@@ -195,10 +195,10 @@ class Questionnaire(Book[ItemT, RowT]):
                 value = str(numbers[-1])
                 allowed = cls._allowed_numbers(item)
             if rule:
-                about = f"item {name!r}"
+                item_text = f"item {name!r}"
                 for field, number in zip(cls.place_fields, numbers, strict=True):
-                    about += f", {field} {number}"
-                faults.append(Violation(rule, value, allowed, about, file=str(path)))
+                    item_text += f", {field} {number}"
+                faults.append(Violation(rule, value, allowed, item_text, file=str(path)))
         return faults
 
     def faults(self, rows: Sequence[RowT]) -> list[Violation]:

@@ -269,23 +269,23 @@ def _settings_inside(annotation: Any) -> "Iterator[type[BaseModel]]":
 
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    for part in get_args(annotation):
-        yield from _settings_inside(part)
+    for argument in get_args(annotation):
+        yield from _settings_inside(argument)
 
 
 def setting_places(settings: "type[BaseModel]") -> dict[str, list[str]]:
     """The last name of each setting -> its places, as `--set` takes them: `rpm` -> `model.rpm`, `judge.rpm`, ..."""
-    places: dict[str, list[str]] = {}
+    places_by_name: dict[str, list[str]] = {}
     for name, field in settings.model_fields.items():
-        places.setdefault(name, []).append(name)
+        places_by_name.setdefault(name, []).append(name)
         for inner in _settings_inside(field.annotation):
             for inner_name, inner_places in setting_places(inner).items():
-                for place in inner_places:
-                    full_place = f"{name}.{place}"
-                    known_places = places.setdefault(inner_name, [])
+                for inner_place in inner_places:
+                    full_place = f"{name}.{inner_place}"
+                    known_places = places_by_name.setdefault(inner_name, [])
                     if full_place not in known_places:
                         known_places.append(full_place)
-    return places
+    return places_by_name
 
 
 class SettingsCommand(TyperCommand):
@@ -1454,9 +1454,9 @@ def microserve(
     from memcalib.practice.server import serve
     from memcalib.practice.models import micro_teachers
 
-    def roles(known):
+    def roles(known_levels):
         players = micro_roles()
-        players.update(micro_teachers(known))
+        players.update(micro_teachers(known_levels))
         return players
 
     serve(

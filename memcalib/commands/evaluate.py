@@ -298,13 +298,13 @@ def _judge_row(
     role: str,
     judge: Endpoint | str,
     config: JudgeConfig,
-    wanted: int,
+    answers: int,
     to_judge: Sequence[Example],
     answer_tokens: int,
 ) -> dict[str, Any]:
-    """The forecast's row of a judge, for the examples `to_judge` of `wanted` answers. A judge that is no endpoint reads no tokens."""
+    """The forecast's row of a judge, for the examples `to_judge` of so many `answers`. A judge that is no endpoint reads no tokens."""
     if not isinstance(judge, Endpoint):
-        return role_forecast(role, judge, wanted, len(to_judge), 0, 0)
+        return role_forecast(role, judge, answers, len(to_judge), 0, 0)
     frame, line = JUDGED_TOKENS
     prompt_tokens_by_id: dict[str, int] = {}
     prompt_tokens = 0
@@ -315,13 +315,13 @@ def _judge_row(
             prompt_tokens_by_id[example.id] = estimate_tokens(messages) + answer_tokens
         prompt_tokens += prompt_tokens_by_id[example.id]
         reply_tokens += frame + line * len(example.atoms)
-    return role_forecast(role, judge, wanted, len(to_judge), prompt_tokens, reply_tokens)
+    return role_forecast(role, judge, answers, len(to_judge), prompt_tokens, reply_tokens)
 
 
 def role_forecast(
     role: str,
     model_or_judge: Endpoint | Weights | str,
-    wanted: int,
+    answers: int,
     to_ask: int,
     prompt_tokens: int,
     completion_tokens: int,
@@ -332,7 +332,7 @@ def role_forecast(
         role,
         model_or_judge if named else _model_name(model_or_judge),
         model_or_judge if isinstance(model_or_judge, Endpoint) else None,
-        {"wanted": wanted, "to ask": to_ask},
+        {"wanted": answers, "to ask": to_ask},
         prompt_tokens,
         completion_tokens,
     )
@@ -782,8 +782,8 @@ def _cost_of(rows: Iterable[Rollout | Judgment]) -> dict[str, float | None]:
         for name, value in row.usage.items():
             if isinstance(value, int | float):
                 total[name] += value
-    known = total["rows"] and not total["unpriced"]
-    return {**total, "cost": total["cost"] if known else None}
+    is_priced = total["rows"] and not total["unpriced"]
+    return {**total, "cost": total["cost"] if is_priced else None}
 
 # %% ../../nbs/commands/02_evaluate.ipynb #4cd17c9b
 # exit code of a command that came to its end, with answers that failed or are not scored
@@ -797,16 +797,16 @@ def unfinished(
     rows = list(rows_so_far(Path(file), kind))
     if kind is Rollout:
         lost = sum(row.finish_reason == "error" for row in rows)
-        what = "answers failed"
+        failure = "answers failed"
     else:
         lost = sum(not row.scored for row in rows)
-        what = "answers are not scored"
+        failure = "answers are not scored"
     if not lost:
         return ""
     command_again = command or "the same command"
     if kind is Judgment and "--retry-unscored" not in command_again:
         command_again += " --retry-unscored"
-    return f"{file}: {lost} of {len(rows)} {what}; ask for those again with: {command_again}"
+    return f"{file}: {lost} of {len(rows)} {failure}; ask for those again with: {command_again}"
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9dcbd93b
 def evaluate(evaluation: Evaluation, out: str | Path, cache: CallCache | None = None) -> Path:

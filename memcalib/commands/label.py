@@ -119,8 +119,8 @@ def with_decisions(
     labeller: str,
 ) -> list[TargetLabel]:
     """The rows with the levels that a person decided on; `items` are those of `target_items`. Raises `DataError` for stale decisions."""
-    own = [decision for decision in decisions if decision.labeller == labeller]
-    counted = LabelBook.counting(own, items, labeller)
+    labellers_decisions = [decision for decision in decisions if decision.labeller == labeller]
+    counted = LabelBook.counting(labellers_decisions, items, labeller)
     levels = {decision.item: decision.level for decision in counted}
     filled = []
     for row, item in zip(rows, items, strict=True):

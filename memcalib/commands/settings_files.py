@@ -100,23 +100,23 @@ def shipped(*folder: str) -> dict[str, Traversable]:
 
 
 def read_settings(
-    name: str | Path, what: str, known: Mapping[str, Traversable], fields: Iterable[str]
+    name: str | Path, subject: str, shipped_files: Mapping[str, Traversable], fields: Iterable[str]
 ) -> dict[str, Any]:
-    """The mapping in a YAML file, or in the shipped one of that name (`known`).
+    """The mapping in a YAML file, or in the shipped one of that name (`shipped_files`).
 
-    `what` says what such a file describes, `fields` which options it may hold; both are for
+    `subject` says what such a file describes, `fields` which options it may hold; both are for
     messages. Raises `FileNotFoundError` naming the shipped files, and `ValueError` for what is not
     a mapping.
     """
-    path = known.get(str(name), Path(name))
+    path = shipped_files.get(str(name), Path(name))
     if not path.is_file():
-        allowed = f"{', '.join(known)}, or a YAML file" if known else "a YAML file"
-        meant = perhaps(str(name), known)
-        raise FileNotFoundError(f"no {what} {str(name)!r}: {meant}allowed are {allowed}")
+        allowed = f"{', '.join(shipped_files)}, or a YAML file" if shipped_files else "a YAML file"
+        meant = perhaps(str(name), shipped_files)
+        raise FileNotFoundError(f"no {subject} {str(name)!r}: {meant}allowed are {allowed}")
     content = read_yaml(path, name)
     if not isinstance(content, dict):
         allowed = f"allowed is a mapping with some of {', '.join(fields)}"
-        raise SettingErrors([SettingError(what, allowed, short_repr(content))], str(name))
+        raise SettingErrors([SettingError(subject, allowed, short_repr(content))], str(name))
     return content
 
 # %% ../../nbs/commands/01_settings_files.ipynb #edc3939d
@@ -465,21 +465,21 @@ def load_settings(
     options: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
     *,
-    what: str = "",
-    known: Mapping[str, Traversable] | None = None,
+    subject: str = "",
+    shipped_files: Mapping[str, Traversable] | None = None,
     hints: Mapping[str, str] | None = None,
     inside: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings of a class: `defaults`, over them a YAML file (or a shipped one, `known` by name),
+    """Settings of a class: `defaults`, over them a YAML file (or one of `shipped_files`, by name),
     the `options` typed as flags, and texts for `--set`.
 
     Raises `FileNotFoundError`, or `ValueError` with a line for each fault.
     """
     content = dict(defaults or {})
     if file is not None:
-        what = what or kind.__name__.lower()
-        content.update(read_settings(file, what, known or {}, kind.model_fields))
+        subject = subject or kind.__name__.lower()
+        content.update(read_settings(file, subject, shipped_files or {}, kind.model_fields))
     content = with_settings(merged(content, options or {}), settings)
     checked = check_settings(kind, content, file or "", hints=hints, inside=inside)
     if file is not None and str(file) not in (known or {}):

@@ -444,8 +444,8 @@ def _decides(name: str) -> bool:
     """Whether a setting of a run, by its dotted name in parameters.json, decides the result."""
     from memcalib.trainer.checkpoints import decisive
 
-    part, *names = name.split(".")
-    if part != "config" or not names:
+    section, *names = name.split(".")
+    if section != "config" or not names:
         return True
     config = {names[0]: 0}
     if names[0] == "trl":

@@ -104,8 +104,8 @@ def role_shares(pair: AuditedPair) -> tuple[np.ndarray, np.ndarray]:
 # %% ../../nbs/credit/06_audit.ipynb #30c0066e
 def bootstrap_means(
     values: np.ndarray,
-    channels: Sequence[str],
-    questions: Sequence[str],
+    channels: Sequence[str] | np.ndarray,
+    questions: Sequence[str] | np.ndarray,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> np.ndarray:
@@ -135,8 +135,8 @@ def bootstrap_means(
 
 def bootstrap_interval(
     values: np.ndarray,
-    channels: Sequence[str] | None = None,
-    questions: Sequence[str] | None = None,
+    channels: Sequence[str] | np.ndarray | None = None,
+    questions: Sequence[str] | np.ndarray | None = None,
     resamples: int = 10_000,
     seed: int = 0,
     level: float = 0.95,
@@ -337,9 +337,9 @@ def _measures(pairs: Sequence[AuditedPair]) -> dict[str, np.ndarray]:
         token_shares.append(of_tokens)
         credit_shares.append(of_credit)
     measures = {}
-    for what, shares in (("token", token_shares), ("credit", credit_shares)):
+    for kind_of_share, shares in (("token", token_shares), ("credit", credit_shares)):
         for number, role in enumerate(ROLES):
-            measures[f"{what} share, {role}"] = 100 * np.array(shares)[:, number]
+            measures[f"{kind_of_share} share, {role}"] = 100 * np.array(shares)[:, number]
     hits = 100.0 * np.array([top_hit(pair).hit for pair in pairs])
     groups = np.array([channel_group(pair.channel) for pair in pairs])
     for group in ("support", "under-use"):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memcalib.credit.prefix_groups import (
     head_logits,
-    in_one_call,
+    with_whole_weights,
     response_mask,
     split_model,
     vocabulary_size,
@@ -70,8 +70,6 @@ def token_divergences(
     """$\\mathrm{KL}(p_\\theta(\\cdot\\mid x,M,y_{<t})\\,\\|\\,p_\\theta(\\cdot\\mid
     x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0;
     NaN in rows that are too long or do not fit in memory."""
-    from torch.distributed.fsdp import FSDPModule
-
     # these import accelerate: token credit does without
     from memcalib.credit.logprobs import check_rows, score_responses
     from memcalib.inference.local import evaluating, group_sync
@@ -114,8 +112,5 @@ def token_divergences(
             else:
                 states_by_row[row] = (full, less)
         with evaluating(model):
-            if isinstance(model, FSDPModule):
-                in_one_call(model, partial(compare, states_by_row))
-            else:
-                compare(states_by_row)
+            with_whole_weights(model, partial(compare, states_by_row))
     return divergences.masked_fill(~response_mask(responses, divergences.device), 0)

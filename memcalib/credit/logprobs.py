@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ from memcalib.credit.prefix_groups import (
     batched_groups,
     buckets,
     cache_fault,
-    in_one_call,
+    with_whole_weights,
     is_out_of_memory,
     log,
     padded_rows,
@@ -37,7 +37,7 @@ from ..inference.local import evaluating, group_sync
 
 # %% ../../nbs/credit/02_logprobs.ipynb #typechk0
 if TYPE_CHECKING:
-    from transformers import DynamicCache
+    from transformers import DynamicCache, PreTrainedModel
 
 # %% ../../nbs/credit/02_logprobs.ipynb #550be6f1
 def _zeros(model, responses: Sequence[Sequence[int]]) -> Float[Tensor, "row token"]:
@@ -79,7 +79,7 @@ class Scorer:
     """A model ready to score: its body, its output head (None: the model makes its logits itself),
     and what is computed of each answer token."""
 
-    network: torch.nn.Module  # a decoder, or a whole model
+    network: "PreTrainedModel"  # a decoder, or a whole model
     head: torch.nn.Module | None
     reader: Read
     device: torch.device
@@ -103,15 +103,15 @@ class Scorer:
         self,
         rows: Sequence[Sequence[int]],
         cache: "DynamicCache | None",
-        seen: Tensor,
+        filled: Tensor,
         start: Tensor,
         positions: int = 1,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states (or the logits of the last `positions`) of the new rows, their mask,
         and the mask of everything now in the cache."""
         ids, mask = padded_rows(rows, self.device)
-        seen = torch.cat([seen, mask], 1)
-        inputs = {"input_ids": ids, "attention_mask": seen.long(), "use_cache": cache is not None}
+        filled = torch.cat([filled, mask], 1)
+        inputs = {"input_ids": ids, "attention_mask": filled.long(), "use_cache": cache is not None}
         if cache is not None:
             inputs["past_key_values"] = cache
         if takes(self.network, "position_ids"):
@@ -122,7 +122,7 @@ class Scorer:
         if self.sync:
             self.sync(True)
         outputs = self.network(**inputs)
-        return outputs[0], mask, seen
+        return outputs[0], mask, filled
 
     def portions(
         self, bucket: list[int], first: Sequence[int], last: Sequence[int]
@@ -146,9 +146,20 @@ class _Past(NamedTuple):
     "A cache of keys and values, and which of its positions hold tokens of each row."
 
     cache: "DynamicCache"
-    seen: Bool[Tensor, "row position"]
+    filled: Bool[Tensor, "row position"]
 
 # %% ../../nbs/credit/02_logprobs.ipynb #b358012c
+class _KeysAndValues(Protocol):
+    "A layer of a cache that something was written to."
+
+    keys: Tensor
+    values: Tensor
+
+
+def _layers(cache: "DynamicCache") -> list[_KeysAndValues]:
+    return cast("list[_KeysAndValues]", cache.layers)
+
+
 def _select(
     cache: "DynamicCache", rows: Int[Tensor, " row"], width: int | None = None
 ) -> "DynamicCache":
@@ -156,7 +167,7 @@ def _select(
     from transformers import DynamicCache
 
     layers = []
-    for layer in cache.layers:
+    for layer in _layers(cache):
         layers.append((layer.keys[rows, :, :width], layer.values[rows, :, :width]))
     return DynamicCache(layers)
 
@@ -175,30 +186,30 @@ def _merge(parts: Sequence[_Past]) -> _Past:
     caches, masks = zip(*parts, strict=True)
     width = max(mask.shape[1] for mask in masks)
     joined = []
-    for layers in zip(*(cache.layers for cache in caches), strict=True):
+    for layers in zip(*map(_layers, caches), strict=True):
         keys = torch.cat([_widened(layer.keys, width) for layer in layers])
         values = torch.cat([_widened(layer.values, width) for layer in layers])
         joined.append((keys, values))
     pad = torch.nn.functional.pad
-    seen = torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in masks])
-    return _Past(DynamicCache(joined), seen)
+    filled = torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in masks])
+    return _Past(DynamicCache(joined), filled)
 
 # %% ../../nbs/credit/02_logprobs.ipynb #2769eef4
-def _close_holes(cache: "DynamicCache", seen: Tensor) -> Tensor:
+def _close_holes(cache: "DynamicCache", filled: Tensor) -> Tensor:
     "Move real positions to the front, in order; returns the new mask."
-    lengths = seen.sum(1)
+    lengths = filled.sum(1)
     width = int(lengths.max())
-    order = torch.argsort(~seen, dim=1, stable=True)[:, :width]
+    order = torch.argsort(~filled, dim=1, stable=True)[:, :width]
 
     def in_order(values: Tensor) -> Tensor:
         _, heads, _, size = values.shape
         index = order[:, None, :, None].expand(-1, heads, -1, size)
         return values.gather(2, index)
 
-    for layer in cache.layers:
+    for layer in _layers(cache):
         layer.keys = in_order(layer.keys)
         layer.values = in_order(layer.values)
-    return torch.arange(width, device=seen.device) < lengths[:, None]
+    return torch.arange(width, device=filled.device) < lengths[:, None]
 
 # %% ../../nbs/credit/02_logprobs.ipynb #3c026982
 def _prefill(scorer: Scorer, bodies: Sequence[Sequence[int]], budget: int) -> _Past:
@@ -210,8 +221,8 @@ def _prefill(scorer: Scorer, bodies: Sequence[Sequence[int]], budget: int) -> _P
         no_tokens = torch.zeros(len(bucket), 0, dtype=torch.bool, device=scorer.device)
         cache = DynamicCache()
         rows = [bodies[position] for position in bucket]
-        _, _, seen = scorer.extend(rows, cache, no_tokens, no_tokens.sum(1))
-        parts.append(_Past(cache, seen))
+        _, _, filled = scorer.extend(rows, cache, no_tokens, no_tokens.sum(1))
+        parts.append(_Past(cache, filled))
     return _merge(parts)
 
 
@@ -239,11 +250,11 @@ def _prefill_suffixes(
         shared = torch.tensor([suffix.shared for suffix in chosen], device=scorer.device)
         width = int(max(suffix.shared for suffix in chosen))
         cache = _select(bases.cache, base_rows, width)
-        seen = torch.arange(width, device=scorer.device) < shared[:, None]
+        filled = torch.arange(width, device=scorer.device) < shared[:, None]
         rows = [suffix.tokens for suffix in chosen]
         if any(rows):
-            _, _, seen = scorer.extend(rows, cache, seen, seen.sum(1))
-        parts.append(_Past(cache, _close_holes(cache, seen)))
+            _, _, filled = scorer.extend(rows, cache, filled, filled.sum(1))
+        parts.append(_Past(cache, _close_holes(cache, filled)))
     return _merge(parts)
 
 
@@ -309,7 +320,7 @@ def _score_answers(
     budget: int,
 ) -> dict[int, Tensor]:
     "What is read of answers whose prompts are encoded: number of the job -> its tokens."
-    cache_width = past.seen.shape[1]
+    cache_width = past.filled.shape[1]
     lengths = [cached.length for cached in cached_jobs]
     starts = [0] * len(lengths)
     widths = [max(length, (length + cache_width) / 4) for length in lengths]
@@ -319,12 +330,14 @@ def _score_answers(
             chosen = [cached_jobs[position] for position in portion]
             chosen_jobs = [jobs[cached.number] for cached in chosen]
             rows = torch.tensor([cached.row for cached in chosen], device=scorer.device)
-            seen = past.seen[rows]
-            width = int(seen.sum(1).max())
+            filled = past.filled[rows]
+            width = int(filled.sum(1).max())
             cache = _select(past.cache, rows, width)
             inputs = [[prompts[job.prompt][-1], *job.answer[:-1]] for job in chosen_jobs]
             longest = max(map(len, inputs))
-            states, keep, _ = scorer.extend(inputs, cache, seen[:, :width], seen.sum(1), longest)
+            states, keep, _ = scorer.extend(
+                inputs, cache, filled[:, :width], filled.sum(1), longest
+            )
             flat = scorer.read(states, keep, _all_tokens(chosen_jobs))
             pieces = flat.split([len(job.answer) for job in chosen_jobs])
             numbers = [cached.number for cached in chosen]
@@ -479,13 +492,13 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         )
     import deepspeed  # pyright: ignore[reportMissingImports] (an extra)
 
-    own = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
-    own.in_features = head.in_features
-    own.out_features = head.out_features
+    whole_head = torch.nn.Linear(1, 1, bias=head.bias is not None, device="meta")
+    whole_head.in_features = head.in_features
+    whole_head.out_features = head.out_features
     with deepspeed.zero.GatheredParameters([*head.parameters()]):
         for name, p in head.named_parameters():
-            setattr(own, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
-    return own
+            setattr(whole_head, name, torch.nn.Parameter(p.detach().clone(), requires_grad=False))
+    return whole_head
 
 
 def _score_distinct(
@@ -549,7 +562,6 @@ def score_responses(
 ) -> list[Tensor | None]:
     """What `read` returns for each answer's tokens; None for an answer without tokens,
     and for a row counted in `lost`."""
-    from torch.distributed.fsdp import FSDPModule
 
     check_rows(prompts, responses, token_budget)
     network, output_head = split_model(model, head)
@@ -570,10 +582,7 @@ def score_responses(
         scorer.idle()
 
     with evaluating(model):
-        if isinstance(model, FSDPModule):
-            in_one_call(model, work)
-        else:
-            work()
+        with_whole_weights(model, work)
     reasons = Counter()
     for key in keys:
         if key[1] and key not in scored:

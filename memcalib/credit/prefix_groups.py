@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['UNDECIDED', 'log', 'PrefixGroup', 'prefix_groups', 'padded_rows', 'response_mask', 'buckets', 'batched_groups',
-           'split_model', 'in_one_call', 'wide_weights', 'head_logits', 'vocabulary_size', 'token_scores',
-           'token_logps', 'takes', 'cache_fault', 'shares_cache', 'sample_rows', 'sharing_faults', 'agrees',
+           'split_model', 'in_one_call', 'with_whole_weights', 'wide_weights', 'head_logits', 'vocabulary_size',
+           'token_scores', 'token_logps', 'takes', 'cache_fault', 'sample_rows', 'sharing_faults', 'agrees',
            'is_out_of_memory', 'sharing_fault']
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #bb503f0f
@@ -208,6 +208,16 @@ def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
     module.forward = forward_once
     return module(*inputs)
 
+
+def with_whole_weights(model: torch.nn.Module, work: Callable[[], None]) -> None:
+    "work(), as one call of the model where FSDP has sharded it: inside a call its weights are whole."
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        in_one_call(model, work)
+    else:
+        work()
+
 # %% ../../nbs/credit/01_prefix_groups.ipynb #9ee187c9
 def wide_weights(head: torch.nn.Module) -> bool:
     "Whether the weights of a head are in float32 or more."
@@ -319,11 +329,6 @@ def cache_fault(model) -> str:
     if not takes(network, "position_ids"):
         return "its positions cannot be given"
     return ""
-
-
-def shares_cache(model) -> bool:
-    "True when nothing in the model's configuration speaks against sharing."
-    return not cache_fault(model)
 
 # %% ../../nbs/credit/01_prefix_groups.ipynb #18e2501b
 def sample_rows(

@@ -282,22 +282,22 @@ def outline(text: str) -> Outline:
     for block in blocks(text):
         rule = BLOCK_RULES[block.kind]
         plan.start(block.start, rule.hard)
-        is_announced = announced_level is not None
-        if is_announced and block.level >= announced_level:
+        if announced_level is not None and block.level >= announced_level:
             plan.joined.add(block.start)
         announces = rule.announces
+        inline = block.inline
         lines = _lines(text, block)
-        if lines and block.kind != "heading":
+        if lines and inline is not None and block.kind != "heading":
             _read_lines(plan, lines, names)
-            plan.prose.append((block.inline, block.end))
+            plan.prose.append((inline, block.end))
             last_line = lines[-1].text
-            passes_on = is_announced and line_kind(last_line) == "emoji"
+            passes_on = announced_level is not None and line_kind(last_line) == "emoji"
             announces = passes_on or _announces(last_line, names)
         if rule.whole:
             plan.whole.append((block.start, len(text[: block.end].rstrip())))
-        if lines:
-            for start, end in protected(text[block.inline : block.end]):
-                plan.whole.append((block.inline + start, block.inline + end))
+        if lines and inline is not None:
+            for start, end in protected(text[inline : block.end]):
+                plan.whole.append((inline + start, inline + end))
         announced_level = block.level if announces else None
         if block.kind in ("fence", "code_block"):
             plan.start(_next_visible(text, block.end))
@@ -360,7 +360,9 @@ def settle(text: str, position: int) -> int:
     """The position moved behind closing marks and emoji of the sentence before,
     to the next visible character."""
     if 0 < position < len(text) and not text[position - 1].isspace():
-        position = _CLOSING.match(text, position).end()
+        closing = _CLOSING.match(text, position)
+        if closing:
+            position = closing.end()
     emoji = _EMOJI_RUN.match(text, position)
     if emoji:
         _, _, before_on_line = text[: emoji.start("run")].rpartition("\n")
@@ -785,7 +787,7 @@ def mark_cost(text: str, position: int) -> float | None:
 # %% ../../nbs/credit/03_sentences.ipynb #727b3789
 def cut_costs(text: str, spans: Sequence[tuple[int, int]], marks: Boundaries) -> list[float]:
     """The cost of a cut before each of these tokens, given by character."""
-    left_words = sorted(left for left, _ in marks.arcs)
+    left_words = sorted(first_word for first_word, _ in marks.arcs)
     right_words = sorted(right for _, right in marks.arcs)
     costs = []
     for span in spans:

@@ -129,6 +129,22 @@ class _Readings:
         return self.numbers[key]
 
 # %% ../../nbs/credit/07_token_credit.ipynb #e390cfac
+def _encoder(
+    tokenizer,
+    prompt_template: str | Callable[[Example], list[int]],
+    text: Literal["fluent", "concat"],
+) -> Callable[[Example], list[int]]:
+    "From an example to the token ids of its prompt."
+    if callable(prompt_template):
+        return prompt_template
+
+    def encode(example: Example) -> list[int]:
+        messages = render(example, text=text, prompt_template=prompt_template)
+        return encode_prompt(tokenizer, messages)
+
+    return encode
+
+
 class TokenCredit:
     """Token advantages for any training loop: `requests`, log-probabilities by the caller,
     `assign`.
@@ -153,12 +169,7 @@ class TokenCredit:
         self.device = device
         self.process = process
         self.gather = gather
-        if callable(prompt_template):
-            self.encode = prompt_template
-        else:
-            self.encode = lambda example: encode_prompt(
-                tokenizer, render(example, text=text, prompt_template=prompt_template)
-            )
+        self.encode = _encoder(tokenizer, prompt_template, text)
         self.thresholds = Thresholds(config)
         self.last: Credit | None = None
 
@@ -227,11 +238,11 @@ class TokenCredit:
         has_tokens = torch.tensor([len(ids) > 0 for ids in response_ids], dtype=torch.bool)
         numbers = torch.tensor([group_number(name) for name in groups], dtype=torch.long)
         rewards = channel_rewards(ideal, actual, atoms, self.config.merge_over_use)
-        own = AllAnswers(rewards, numbers, scored & has_tokens, slice(0, len(numbers)))
-        own = own.to(self.device)
+        local_answers = AllAnswers(rewards, numbers, scored & has_tokens, slice(0, len(numbers)))
+        local_answers = local_answers.to(self.device)
         if self.gather is None:
-            return own
-        return own.gathered(self.gather, self.process)
+            return local_answers
+        return local_answers.gathered(self.gather, self.process)
 
     def _batch(
         self, everyone: AllAnswers, answers: JudgedAnswers, units: Tensor | None

@@ -157,12 +157,14 @@ def fill_mask(mask: Bool[Tensor, "token token"], trees: Sequence[Sequence[Node]]
     for nodes in trees:
         starts = list(itertools.accumulate(map(len, nodes), initial=end))
         for number, node in enumerate(nodes):
-            own = slice(starts[number], starts[number + 1])
+            own_tokens = slice(starts[number], starts[number + 1])
             size = len(node)
-            mask[own, own] = torch.ones(size, size, dtype=torch.bool, device=mask.device).tril()
+            mask[own_tokens, own_tokens] = torch.ones(
+                size, size, dtype=torch.bool, device=mask.device
+            ).tril()
             for other, stop in node.sees.items():
                 visible = stop - nodes[other].start
-                mask[own, starts[other] : starts[other] + visible] = True
+                mask[own_tokens, starts[other] : starts[other] + visible] = True
         end = starts[-1]
     mask[end:, end:] = torch.eye(len(mask) - end, dtype=torch.bool, device=mask.device)
 

@@ -77,20 +77,20 @@ class SourcePlan(BaseModel):
 
     @model_validator(mode="after")
     def _named_or_described(self) -> "SourcePlan":
-        known = load_sources()
+        shipped_sources = load_sources()
         if not self.source and not (self.path and self.question and self.answer):
             raise ValueError(
                 "a source needs a name, or path, question and answer; known names: "
-                f"{', '.join(known)}"
+                f"{', '.join(shipped_sources)}"
             )
         if self.question:
             self.described()
         elif ":" in self.source:
             self.imported()
-        elif self.source not in known:
+        elif self.source not in shipped_sources:
             raise ValueError(
-                f"found {self.source!r}; {perhaps(self.source, known)}allowed are "
-                f"{', '.join(known)}, package.module:name, or a path with question and answer"
+                f"found {self.source!r}; {perhaps(self.source, shipped_sources)}allowed are "
+                f"{', '.join(shipped_sources)}, package.module:name, or a path with question and answer"
             )
         return self
 

@@ -213,13 +213,13 @@ class BuildRun:
         """
         return self.pipeline.pool(keep=not self.settings_may_change)
 
-    def make(self, rows: Sequence[SourceRow | Draft], place: Path) -> Made:
-        """Take rows through all stages, with files in `place`, and tie the folder to its settings;
+    def make(self, rows: Sequence[SourceRow | Draft], folder: Path) -> Made:
+        """Take rows through all stages, with files in `folder`, and tie the folder to its settings;
         raises `NoRowLeft` when none is finished.
         """
         self.pipeline.require_agreement()
         self.run_folder.bind()
-        return self.pipeline.make(rows, place)
+        return self.pipeline.make(rows, folder)
 
     def pilot(self, count: int = 50) -> str:
         """Make a fresh batch balanced over domains, from rows that no earlier batch had;
@@ -267,19 +267,19 @@ class BuildRun:
                 if not drawn.draws:
                     raise
                 break
-            place = save_draw(self.pilots, draw)
+            draw_folder = save_draw(self.pilots, draw)
             try:
-                made = self.make(drawn_rows, place)
+                outcome = self.make(drawn_rows, draw_folder)
             except NoRowLeft as error:
                 drawn.failure = error
                 draw = draw.ended(error.drops)
                 save_draw(self.pilots, draw)
             else:
-                examples = self.pipeline.examples(made.drafts)
+                examples = self.pipeline.examples(outcome.drafts)
                 drawn.examples += choose_batch(examples, min(draw.count, len(examples)), seed)
-                drawn.findings += made.findings.findings
-                drawn.checks = [check.name for check in made.findings.lints]
-                draw = draw.ended(made.drops)
+                drawn.findings += outcome.findings.findings
+                drawn.checks = [check.name for check in outcome.findings.lints]
+                draw = draw.ended(outcome.drops)
             drawn.draws.append(draw)
             drawn_ids = set(draw.ids)
             rows = [row for row in rows if row.id not in drawn_ids]
@@ -445,14 +445,14 @@ class BuildRun:
         self.put_aside(frozen)
         passed = self.pool()
         rows = self.pipeline.draw(passed.kept)
-        made = self.make(rows, self.folder)
-        examples = self.pipeline.examples(made.drafts)
+        outcome = self.make(rows, self.folder)
+        examples = self.pipeline.examples(outcome.drafts)
         if self.build.micro:
             examples, unmarked = _marked(examples)
-            made.drops += unmarked
+            outcome.drops += unmarked
         write_jsonl(self.folder / "examples.jsonl", examples)
-        write_jsonl(self.folder / "dropped.jsonl", made.drops)
-        return self.document(examples, rows, passed, made, frozen)
+        write_jsonl(self.folder / "dropped.jsonl", outcome.drops)
+        return self.document(examples, rows, passed, outcome, frozen)
 
     def document(
         self,

@@ -475,8 +475,8 @@ class ReviewBook(Book[PilotItem, PilotReview]):
             if issue.stage not in STAGES:
                 raise ValueError(f"stage: found {issue.stage!r}; allowed are {', '.join(STAGES)}")
             text = printable(issue.text, "\n\t")
-            about = printable(issue.item)
-            clean_issues.append(PilotIssue(stage=issue.stage, text=text, item=about))
+            item_name = printable(issue.item)
+            clean_issues.append(PilotIssue(stage=issue.stage, text=text, item=item_name))
         return PilotReview(
             item=item,
             passed=passed,

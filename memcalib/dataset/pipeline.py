@@ -289,16 +289,16 @@ class Pipeline:
         """The draft with which a row enters the stages."""
         return Draft.start(row)
 
-    def prepare(self, stage: Stage, drafts: list[Draft], place: Path) -> list[Draft]:
+    def prepare(self, stage: Stage, drafts: list[Draft], folder: Path) -> list[Draft]:
         """The rows as a stage takes them: what is done to them before it, without a model."""
         if stage.name == DISTRACTORS.name:
-            return plan_rows(drafts, place / "plans.jsonl", self.build.plan)
+            return plan_rows(drafts, folder / "plans.jsonl", self.build.plan)
         if stage.name == NATURALIZATION.name:
             return [compose(draft) for draft in drafts]
         return drafts
 
-    def make(self, rows: Sequence[StartT], place: Path) -> Made:
-        """Take rows through all stages, with files in `place`;
+    def make(self, rows: Sequence[StartT], folder: Path) -> Made:
+        """Take rows through all stages, with files in `folder`;
         raises `NoRowLeft` when none is finished.
         """
         drops: list[Drop] = []
@@ -311,27 +311,27 @@ class Pipeline:
             ):
                 for stage, role in self.steps:
                     if role == "builder":
-                        drafts = self.prepare(stage, drafts, place)
-                        result = self.run_step(stage, role, drafts, url, place, progress)
+                        drafts = self.prepare(stage, drafts, folder)
+                        result = self.run_step(stage, role, drafts, url, folder, progress)
                         drops += result.dropped
                         drafts = result.kept
-                findings = self._check(drafts, drops, place)
+                findings = self._check(drafts, drops, folder)
                 drafts = _without(drafts, drops)
                 for stage, role in self.steps:
                     if role != "builder":
-                        result = self.run_step(stage, role, drafts, url, place, progress)
+                        result = self.run_step(stage, role, drafts, url, folder, progress)
                         review_results.append(result)
             reviews = join_reviews(drafts, review_results)
             drops += reviews.dropped
             if not reviews.accepted:
-                raise self._no_row_left("review", "reviewer", reviews.dropped, place / "stages")
+                raise self._no_row_left("review", "reviewer", reviews.dropped, folder / "stages")
         except NoRowLeft as error:
             every_drop = {drop.id: drop for drop in [*drops, *error.drops]}
             error.drops = list(every_drop.values())
             raise
         return Made(reviews.accepted, drops, findings, reviews)
 
-    def _check(self, drafts: Sequence[Draft], drops: list[Drop], place: Path) -> LintResult:
+    def _check(self, drafts: Sequence[Draft], drops: list[Drop], folder: Path) -> LintResult:
         """What the checks find; rows with an error are added to `drops`.
 
         Raises `NoRowLeft` when none passes.
@@ -339,7 +339,7 @@ class Pipeline:
         passed, failed, findings = check_drafts(drafts, limits=self.build.lint)
         drops += failed
         if not passed:
-            raise self._no_row_left("checks", "builder", failed, place / "stages")
+            raise self._no_row_left("checks", "builder", failed, folder / "stages")
         return findings
 
     def run_step(
@@ -348,7 +348,7 @@ class Pipeline:
         role: str,
         drafts: Sequence[Draft],
         url: str | None,
-        place: Path,
+        folder: Path,
         progress: Progress,
     ) -> StageResult:
         """Take rows through one stage; raises `NoRowLeft` when none is left,
@@ -362,7 +362,7 @@ class Pipeline:
                     stage,
                     drafts,
                     client,
-                    place / "stages",
+                    folder / "stages",
                     on_row=lambda row: progress.add(1),
                     command=self.command,
                 )

@@ -58,7 +58,7 @@ class DraftAtom(Record):
     ideal: WireLevel = Field(alias="u_star")
     origin: Literal["grounded", "hard", "noise", "auxiliary", "retrieved"]
     evidence: str = ""
-    rubric: dict[str, Any] | None = Field(None, alias="usage_rubric")
+    rubric: dict[str, Any] | None = Field(default=None, alias="usage_rubric")
     passage: int | None = None  # its number, from 1
     memory_action: str | None = None
     reason: str = ""  # for the level, or why a hard distractor tempts

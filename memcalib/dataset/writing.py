@@ -547,9 +547,9 @@ def deal_phrases(
     for block in blocks:
         noise = [atom_id for atom_id in block.atom_ids if atom_id.startswith("noise_")]
         if noise and book.things and book.places and book.times:
-            thing = f"{next(stock['qualities'], '')} {next(stock['things'])}".strip()
+            described_thing = f"{next(stock['qualities'], '')} {next(stock['things'])}".strip()
             for atom_id in noise:
-                dealt[atom_id] = [thing, next(stock["places"]), next(stock["times"])]
+                dealt[atom_id] = [described_thing, next(stock["places"]), next(stock["times"])]
             continue
         for atom_id in noise:
             extra_list = rng.choice(("", "places", "times"))

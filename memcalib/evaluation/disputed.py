@@ -107,17 +107,20 @@ def disputed_scores(
     columns = [*SOURCE, "reading"]
     for metric in METRICS:
         columns += [metric, f"{metric}_low", f"{metric}_high"]
-    sources = list(zip(*(scores[column] for column in SOURCE), strict=True))
-    return scores[columns].assign(
-        disputed_atoms=[len(counts[source]) for source in sources],
-        disputed_examples=[len({example for example, _ in counts[s]}) for s in sources],
-    )
+    atom_counts = []
+    example_counts = []
+    for source in zip(*(scores[column] for column in SOURCE), strict=True):
+        atom_counts.append(len(counts[source]))
+        example_counts.append(len({example_id for example_id, _ in counts[source]}))
+    return scores[columns].assign(disputed_atoms=atom_counts, disputed_examples=example_counts)
 
 
 def dispute_lines(scores: "pd.DataFrame", least: float = 1.0) -> list[str]:
     """A sentence for each source whose metrics differ between the readings by `least` points or more; `scores` is from `disputed_scores`."""
     lines = []
-    for source, rows in scores.groupby(list(SOURCE), sort=False) if len(scores) else ():
+    if not len(scores):
+        return lines
+    for source, rows in scores.groupby(list(SOURCE), sort=False):
         by_reading = rows.set_index("reading")
         values = by_reading.reindex(READINGS)[list(METRICS)]
         spread = values.max() - values.min()
@@ -125,9 +128,11 @@ def dispute_lines(scores: "pd.DataFrame", least: float = 1.0) -> list[str]:
         if not spread[metric] >= least:
             continue
         first, best, without = (by_reading[metric].get(reading, np.nan) for reading in READINGS)
+        for_source = f" for {source[0]}" if source[0] else ""
         lines.append(
-            f"Disputed levels matter{f' for {source[0]}' if source[0] else ''}: {metric} is {first:.1f} under the first reading, "
-            f"{best:.1f} where the other defensible level counts as right, {without:.1f} without the "
-            f"{rows['disputed_atoms'].iloc[0]} disputed atoms of {rows['disputed_examples'].iloc[0]} records."
+            f"Disputed levels matter{for_source}: {metric} is {first:.1f} under the first reading, "
+            f"{best:.1f} where the other defensible level counts as right, "
+            f"{without:.1f} without the {rows['disputed_atoms'].iloc[0]} disputed atoms of "
+            f"{rows['disputed_examples'].iloc[0]} records."
         )
     return lines

@@ -168,7 +168,9 @@ def _to_example(row: dict, setting: _Setting, index: int) -> Example:
     memories = row["implicit_persona"] if setting.implicit else texts
     labels = row["intent_type"].strip()
     if not setting.several:
-        texts, memories, labels = [texts], [memories], [labels]
+        texts = [texts]
+        memories = [memories]
+        labels = [labels]
     blocks = []
     atoms = []
     for k, (text, memory, label) in enumerate(zip(texts, memories, labels, strict=True), 1):
@@ -220,12 +222,12 @@ def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
         )
     violations = []
     for index, row in enumerate(rows):
-        place = {
+        row_fields = {
             "example_id": f"rpeval-{file_setting}-{index}",
             "item": f"row {index}",
             "file": str(path),
         }
-        violations += [replace(fault, **place) for fault in _row_faults(row, file_setting)]
+        violations += [replace(fault, **row_fields) for fault in _row_faults(row, file_setting)]
     if violations:
         raise DataError(violations)
     return [_to_example(row, file_setting, index) for index, row in enumerate(rows)]

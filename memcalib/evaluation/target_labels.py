@@ -178,7 +178,11 @@ class TargetLabels:
     def labelled_answers(self) -> list[AnswerKey]:
         """The answers of which every row has a level, in the order of drawing."""
         by_answer = self.rows_by_answer
-        return [key for key, rows in by_answer.items() if all(r.level is not None for r in rows)]
+        keys = []
+        for key, rows in by_answer.items():
+            if all(row.level is not None for row in rows):
+                keys.append(key)
+        return keys
 
     @property
     def labellers(self) -> list[str]:
@@ -213,7 +217,8 @@ def load_target_labels(
     rows = []
     lines = []
     violations = []
-    for line, row in iter_rows(source) if is_file else enumerate(source, 1):
+    numbered_rows = iter_rows(source) if is_file else enumerate(source, 1)
+    for line, row in numbered_rows:
         if isinstance(row, Violation):
             violations.append(row)
             continue

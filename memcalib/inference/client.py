@@ -413,14 +413,16 @@ def _text_of(message: object) -> str | None:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return "".join(_text_of_part(part) for part in content)
+    if isinstance(content, list) and all(
+        isinstance(content_part, dict) for content_part in content
+    ):
+        return "".join(_text_of_part(content_part) for content_part in content)
     return None
 
 
-def _text_of_part(part: dict[str, Any]) -> str:
-    text = part.get("text")
-    return text if part.get("type") == "text" and isinstance(text, str) else ""
+def _text_of_part(content_part: dict[str, Any]) -> str:
+    text = content_part.get("text")
+    return text if content_part.get("type") == "text" and isinstance(text, str) else ""
 
 
 def _without_surrogates(text: str) -> str:
@@ -1125,14 +1127,14 @@ def _object_in_prose(text: str) -> str | None:
 
 # %% ../../nbs/inference/03_client.ipynb #a5245acd
 def form_faults(error: ValidationError) -> list[tuple[str, str]]:
-    """(place, what is wrong there and what was found) for each fault of a reply."""
+    """(field's path, what is wrong there and what was found) for each fault of a reply."""
     faults = []
     for fault in error.errors(include_url=False):
-        place = ".".join(map(str, fault["loc"]))
+        field_path = ".".join(map(str, fault["loc"]))
         complaint = fault["msg"].removeprefix("Value error, ")
         if fault["type"] != "missing":
             complaint += f", found {short_repr(fault['input'])}"
-        faults.append((printable(place), printable(complaint)))
+        faults.append((printable(field_path), printable(complaint)))
     return faults
 
 

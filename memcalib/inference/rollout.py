@@ -150,7 +150,7 @@ def _template_fault(fault: dict[str, Any], path: Path) -> Violation:
         reason = "an unknown field"
     allowed = ", ".join(TemplateFile.model_fields)
     if field_name in _PLACES:
-        allowed = ", ".join(f"{{{place}}}" for place in sorted(_PLACES[field_name]))
+        allowed = ", ".join(f"{{{variable}}}" for variable in sorted(_PLACES[field_name]))
     return Violation(field_name or "template", reason, allowed, file=str(path))
 
 # %% ../../nbs/inference/04_rollout.ipynb #028e1db3

@@ -84,9 +84,9 @@ class Ledger(Generic[RowT]):
         self.rows = latest(self._journal.rows())  # of all people, as they were in the file
         self._latest = {_place(row): row for row in self.rows if _person(row) == person}
 
-    def get(self, *place: str | int) -> RowT | None:
+    def get(self, *key: str | int) -> RowT | None:
         """The latest row about a place, or `None` when there is none."""
-        return self._latest.get(place)
+        return self._latest.get(key)
 
     def keep(self, row: RowT) -> RowT:
         """Save a row, stamped with the time; raises `OSError`, with nothing changed,
@@ -128,7 +128,7 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
                 "one, each once"
             )
         super().__init__(path, person)
-        self._latest = {place: row for place, row in self._latest.items() if place[0] in self.items}
+        self._latest = {key: row for key, row in self._latest.items() if key[0] in self.items}
         faults = self.faults([row for row in self.rows if self.concerns(row)])
         if faults:
             self.close()

@@ -151,7 +151,10 @@ def _paths(value: object, path: str = "") -> Iterator[str]:
 
 def _is_disclosed(path: str, disclosed: Iterable[str]) -> bool:
     """Whether a path is one of these or inside one."""
-    return any(path == place or path.startswith(f"{place}.") for place in disclosed)
+    return any(
+        path == disclosed_path or path.startswith(f"{disclosed_path}.")
+        for disclosed_path in disclosed
+    )
 
 
 def undisclosed(task: str, messages: Sequence[Mapping[str, str]]) -> list[str]:

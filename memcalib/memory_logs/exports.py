@@ -151,7 +151,7 @@ def _plain(item: dict) -> RawMemory:
 
 def _relation(item: dict) -> RawMemory:
     parts = (item["source"], item["relationship"], _first_of(item, "destination", "target"))
-    return _with_text(" ".join(part.replace("_", " ") for part in parts), item)
+    return _with_text(" ".join(word.replace("_", " ") for word in parts), item)
 
 
 def _edge(item: dict) -> RawMemory:
@@ -577,7 +577,7 @@ _MOST_UNWRAPPED = 1_000_000  # characters of a text that is read as JSON or Pyth
 def _message_text(message: Mapping[str, object]) -> str:
     content = message.get("content", message.get("text"))
     parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") for part in only_dicts(parts)]
+    texts = [text_part.get("text") for text_part in only_dicts(parts)]
     return "\n".join(text for text in texts if isinstance(text, str))
 
 

@@ -141,22 +141,22 @@ def as_seen(text: str) -> tuple[str, Sequence[int]]:
     if text.isascii():
         return text, range(len(text))
     characters = []
-    places = []
-    for place, character in enumerate(text):
+    positions = []
+    for position, character in enumerate(text):
         shown = _as_seen(character)
         if shown:
             characters.append(shown)
-            places.append(place)
+            positions.append(position)
     borders = {match.start() for match in _SCRIPT_BORDER.finditer("".join(characters))}
-    seen = []
-    seen_places = []
-    for number, (character, place) in enumerate(zip(characters, places, strict=True)):
+    with_blanks = []
+    positions_with_blanks = []
+    for number, (character, position) in enumerate(zip(characters, positions, strict=True)):
         if number in borders:
-            seen.append(" ")
-            seen_places.append(place)
-        seen.append(character)
-        seen_places.append(place)
-    return "".join(seen), seen_places
+            with_blanks.append(" ")
+            positions_with_blanks.append(position)
+        with_blanks.append(character)
+        positions_with_blanks.append(position)
+    return "".join(with_blanks), positions_with_blanks
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #e2d01723
 @dataclass
@@ -175,13 +175,19 @@ class _Row:
         self.rules = rules
         self.places = Counter()
         self.numbers = {}
-        self.seen = {}
+        self.replaced_values: dict[str, RedactionRule] = {}
         self.last = Counter()
         labels = sorted({re.escape(rule.label) + r" \d+" * rule.numbered for rule in rules})
         self.marks = re.compile(rf"(\[(?:{'|'.join(labels)})\])")
-        for mark in (mark for text in texts for mark in self.marks.findall(text)):
-            if match := re.fullmatch(r"\[(.+) \d*?(\d{1,9})\]", mark):
-                self.last[match[1]] = max(self.last[match[1]], int(match[2]))
+        for text in texts:
+            for mark in self.marks.findall(text):
+                self._count_on_from(mark)
+
+    def _count_on_from(self, mark: str) -> None:
+        """New placeholders have higher numbers than those that a text came with."""
+        match = re.fullmatch(r"\[(.+) \d*?(\d{1,9})\]", mark)
+        if match:
+            self.last[match[1]] = max(self.last[match[1]], int(match[2]))
 
     def mark(self, rule: RedactionRule, value: str) -> str:
         key = rule.label, rule.same(value) or value
@@ -190,14 +196,15 @@ class _Row:
             self.numbers[key] = self.last[rule.label], rule.name
         self.places[rule.name] += 1
         if rule.again and len(value) > 2:
-            self.seen.setdefault(value, rule)
+            self.replaced_values.setdefault(value, rule)
         return f"[{rule.label} {self.numbers[key][0]}]" if rule.numbered else f"[{rule.label}]"
 
     def replace(self, text: str, rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
         parts = self.marks.split(text)
         for i in range(0, len(parts), 2):  # the odd ones are placeholders
-            if (seen := as_seen(parts[i]))[0] != parts[i]:
-                parts[i] = self._marked(parts[i], *seen, rule, find)
+            plain, positions = as_seen(parts[i])
+            if plain != parts[i]:
+                parts[i] = self._marked(parts[i], plain, positions, rule, find)
         parts = self.marks.split("".join(parts))
         for i in range(0, len(parts), 2):
             parts[i] = self._marked(parts[i], parts[i], range(len(parts[i])), rule, find)
@@ -206,33 +213,36 @@ class _Row:
     def _marked(
         self,
         text: str,
-        seen: str,
-        places: Sequence[int],
+        plain: str,
+        positions: Sequence[int],
         rule: RedactionRule,
         find: Callable[[str], Iterable[Span]],
     ) -> str:
-        out = []
-        at = 0
-        done = 0
-        for start, end in sorted(find(seen), key=lambda span: (span[0], -span[1])):
-            if done <= start < end:
-                out += [text[at : places[start]], self.mark(rule, seen[start:end])]
-                at = places[end - 1] + 1
-                done = end
-        return "".join(out) + text[at:]
+        pieces = []
+        text_end = 0
+        plain_end = 0
+        for start, end in sorted(find(plain), key=lambda span: (span[0], -span[1])):
+            if plain_end <= start < end:
+                pieces.append(text[text_end : positions[start]])
+                pieces.append(self.mark(rule, plain[start:end]))
+                text_end = positions[end - 1] + 1
+                plain_end = end
+        return "".join(pieces) + text[text_end:]
 
     def one_pass(self, texts: list[str]) -> list[str]:
         for rule in self.rules:
             texts = [self.replace(text, rule, rule.find) for text in texts]
-        for value, rule in sorted(self.seen.items(), key=lambda item: -len(item[0])):
-            whole = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.I)
-            texts = [
-                self.replace(
-                    text, rule, lambda part, whole=whole: (m.span() for m in whole.finditer(part))
-                )
-                for text in texts
-            ]
+        longest_first = sorted(self.replaced_values.items(), key=lambda item: -len(item[0]))
+        for value, rule in longest_first:
+            find = _finder_of_word(value)
+            texts = [self.replace(text, rule, find) for text in texts]
         return texts
+
+
+def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
+    """What finds a value wherever it stands as a word of its own."""
+    whole = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.I)
+    return lambda text: [match.span() for match in whole.finditer(text)]
 
 
 def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redaction:
@@ -454,7 +464,8 @@ def nobodys_ip(text: str, start: int, end: int) -> bool:
     address = ipaddress.ip_address(text[start:end])
     if address.is_loopback or address.is_unspecified or text.startswith("255.", start):
         return True
-    if size := re.match(r"/(\d{1,3})\b", text[end : end + 5]):
+    size = re.match(r"/(\d{1,3})\b", text[end : end + 5])
+    if size:
         try:
             return ipaddress.ip_network(f"{address}/{size[1]}").num_addresses > 1
         except ValueError:
@@ -951,29 +962,33 @@ def name_forms(people: Iterable[str | Sequence[str]]) -> Forms:
 
     Chinese names have their spelling in Latin letters, in both orders, among their forms.
     """
-    found: dict[tuple[str, ...], set[str]] = {}
+    people_by_form: dict[tuple[str, ...], set[str]] = {}
     for number, person in enumerate(people):
-        for name in [person] if isinstance(person, str) else person:
-            whole = tuple(
-                word.casefold() for word in _TOKEN.findall(unicodedata.normalize("NFC", name))
-            )
-            forms = {whole, *((part,) for part in whole)}
-            if len(whole) == 1 and re.search("[\u3400-\u9fff]", name):
-                family, *given = [
-                    part.lower() for part in re.findall("[A-Z][a-z]*", anyascii(whole[0]))
-                ] or [""]
-                forms |= (
-                    {(family, "".join(given)), ("".join(given), family), (family, *given)}
-                    if given
-                    else set()
-                )
-            for form in forms:
+        names = [person] if isinstance(person, str) else person
+        for name in names:
+            for form in _forms_of_name(name):
                 if sum(map(len, form)) > 1:
-                    found.setdefault(form, set()).add(f"person {number}")
-    return {
-        form: min(meant) if len(meant) == 1 else "words " + " ".join(form)
-        for form, meant in found.items()
-    }
+                    people_by_form.setdefault(form, set()).add(f"person {number}")
+    forms = {}
+    for form, meant in people_by_form.items():
+        forms[form] = min(meant) if len(meant) == 1 else "words " + " ".join(form)
+    return forms
+
+
+def _forms_of_name(name: str) -> set[tuple[str, ...]]:
+    """The whole name, each word of it, and the Latin spellings of a Chinese one."""
+    normal_name = unicodedata.normalize("NFC", name)
+    whole = tuple(word.casefold() for word in _TOKEN.findall(normal_name))
+    forms = {whole}
+    for word in whole:
+        forms.add((word,))
+    if len(whole) == 1 and re.search("[\u3400-\u9fff]", name):
+        syllables = [syllable.lower() for syllable in re.findall("[A-Z][a-z]*", anyascii(whole[0]))]
+        if len(syllables) > 1:
+            family = syllables[0]
+            given_name = "".join(syllables[1:])
+            forms |= {(family, given_name), (given_name, family), tuple(syllables)}
+    return forms
 
 
 @cache
@@ -1024,96 +1039,127 @@ def stems(name: str) -> dict[str, bool]:
         r"(?<=[^aeiou])[eo](?=[^aeiou]$)",
         r"(?<=([kpt]))\1(?=[aeiou]$)",
     )  # Anna, Papadopoulos, Marek, Mikko
-    found = {
-        stem: False for cut in cuts if len(stem := re.sub(cut, "", name)) > 1 + (len(name) > 3)
-    } | {name: True}
+    least = 3 if len(name) > 3 else 2
+    is_whole_by_stem = {}
+    for cut in cuts:
+        stem = re.sub(cut, "", name)
+        if len(stem) >= least:
+            is_whole_by_stem[stem] = False
+    is_whole_by_stem[name] = True
     if name.endswith("nen"):  # Virtanen
-        found[name[:-3] + "se"] = True
-    return found
+        is_whole_by_stem[name[:-3] + "se"] = True
+    return is_whole_by_stem
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #73802dd6
-def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
-    """A rule that finds the people of a list, also declined or in another spelling; "person" is the word in its placeholders."""
-    forms = name_forms(people)
-    words = dict.fromkeys(sorted({word for form in forms for word in form}))
-    unspaced = dict.fromkeys(form[0] for form in forms if _UNSPACED.search(form[0]))
-    common = common_words()
-    longest = max(map(len, forms), default=0)
-    spelled = {spelling(word): word for word in reversed(words) if len(word) > 2}
-    stemmed = {
-        stem: (word, whole)
-        for word in reversed(words)
-        if len(word) > 2 and word not in common
-        for stem, whole in stems(spelling(word)).items()
-    }
+def _ending_fits(stem: str, ending: str, is_whole: bool) -> bool:
+    """Whether a word can be a name in another case: its stem, which may be the whole name, and the rest, both as `spelling` has them."""
+    if ending not in _ENDINGS:
+        return False
+    if not is_whole and ending in ("s", "es", "n"):
+        return False
+    if len(stem) == 2:  # of Eva
+        return ending in ("u", "oi", "ie", "i")
+    if not is_whole or stem[-1] in "aeiou":
+        return True
+    if len(stem) == 3:  # Tim is not in Time
+        return ending in ("s", "em", "om", "ovi")
+    return len(stem) > 4 or ending not in ("e", "i")  # Berg is not in Berge
 
-    @cache
-    def listed(token: str) -> str:
+
+class _NameList:
+    """The names of a list, prepared to be looked for in texts."""
+
+    def __init__(self, people: Iterable[str | Sequence[str]]):
+        self.forms = name_forms(people)
+        self.longest = max(map(len, self.forms), default=0)
+        self.common = common_words()
+        self.words: set[str] = set()
+        for form in self.forms:
+            self.words.update(form)
+        first_words = [form[0] for form in self.forms]
+        self.unspaced = [word for word in dict.fromkeys(first_words) if _UNSPACED.search(word)]
+        self.word_by_spelling: dict[str, str] = {}
+        self.word_by_stem: dict[str, tuple[str, bool]] = {}  # and whether the stem is all of it
+        for word in sorted(self.words, reverse=True):  # of words alike the first one stays
+            if len(word) < 3:
+                continue
+            self.word_by_spelling[spelling(word)] = word
+            if word in self.common:
+                continue
+            for stem, is_whole in stems(spelling(word)).items():
+                self.word_by_stem[stem] = (word, is_whole)
+        self._listed_words: dict[str, str] = {}
+
+    def listed(self, token: str) -> str:
         """The word of the list that a word of a text is, or a form of; "" for none."""
-        if (word := token.casefold()) in words:
+        if token not in self._listed_words:
+            self._listed_words[token] = self._look_up(token)
+        return self._listed_words[token]
+
+    def _look_up(self, token: str) -> str:
+        word = token.casefold()
+        if word in self.words:
             return word
-        if len(word) < 3 or not token[0].isupper() or word in common:
+        if len(word) < 3 or not token[0].isupper() or word in self.common:
             return ""
         key = spelling(token)
-        if key in spelled:
-            return spelled[key]
+        if key in self.word_by_spelling:
+            return self.word_by_spelling[key]
         for cut in range(len(key) - 1, 1, -1):
-            ending = key[cut:]
-            (name, whole) = stemmed.get(key[:cut], ("", False))
-            if not name or ending not in _ENDINGS or (not whole and ending in ("s", "es", "n")):
-                continue
-            if cut == 2:  # of Eva
-                fits = ending in ("u", "oi", "ie", "i")
-            elif whole and key[cut - 1] not in "aeiou":  # Tim is not in Time, Berg not in Berge
-                fits = (
-                    ending in ("s", "em", "om", "ovi")
-                    if cut == 3
-                    else cut > 4 or ending not in ("e", "i")
-                )
-            else:
-                fits = True
-            if fits:
+            stem = key[:cut]
+            name, is_whole = self.word_by_stem.get(stem, ("", False))
+            if name and _ending_fits(stem, key[cut:], is_whole):
                 return name
         return ""
 
-    def is_name(text: str, tokens: Sequence[re.Match]) -> bool:
-        form = tuple(listed(token[0]) for token in tokens)
-        near = all(
-            re.fullmatch(r"[ .'’-]{1,2}", text[a.end() : b.start()]) for a, b in pairwise(tokens)
-        )
-        return (
-            form in forms
-            and near
-            and (form[0] not in common or len(form) > 1 or tokens[0][0][0].isupper())
-        )
+    def is_name(self, text: str, tokens: Sequence[re.Match]) -> bool:
+        """Whether these words of a text, next to each other, are a name of the list."""
+        form = tuple(self.listed(token[0]) for token in tokens)
+        if form not in self.forms:
+            return False
+        for token, following in pairwise(tokens):
+            if not re.fullmatch(r"[ .'’-]{1,2}", text[token.end() : following.start()]):
+                return False
+        return form[0] not in self.common or len(form) > 1 or tokens[0][0][0].isupper()
 
-    def find(text: str) -> Iterator[Span]:
-        tokens = [*_TOKEN.finditer(text)]
+    def _words_of_name(self, text: str, tokens: Sequence[re.Match]) -> int:
+        """How many words the longest name at the beginning of `tokens` has; 0 where none is."""
+        for size in range(min(self.longest, len(tokens)), 0, -1):
+            if self.is_name(text, tokens[:size]):
+                return size
+        return 0
+
+    def find(self, text: str) -> Iterator[Span]:
+        """Where names stand in a text."""
+        tokens = list(_TOKEN.finditer(text))
         i = 0
         while i < len(tokens):
-            size = next(
-                (
-                    n
-                    for n in range(min(longest, len(tokens) - i), 0, -1)
-                    if is_name(text, tokens[i : i + n])
-                ),
-                0,
-            )
+            size = self._words_of_name(text, tokens[i : i + self.longest])
             if size:
                 yield tokens[i].start(), tokens[i + size - 1].end()
-            i += size or 1
-        yield from (
-            (m.start(), m.end()) for name in unspaced for m in re.finditer(re.escape(name), text)
-        )
+            i += max(size, 1)
+        for name in self.unspaced:
+            for match in re.finditer(re.escape(name), text):
+                yield match.span()
 
-    def same(value):
-        return forms.get(
-            tuple(listed(word) or word.casefold() for word in _TOKEN.findall(value)), compact(value)
-        )
+    def same(self, value: str) -> str:
+        """What two ways to write a person have in common."""
+        words = _TOKEN.findall(value)
+        form = tuple(self.listed(word) or word.casefold() for word in words)
+        return self.forms.get(form, compact(value))
 
-    seeks = "the names on your list, whole or in part, declined or in another spelling"
+
+def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
+    """A rule that finds the people of a list, also declined or in another spelling; "person" is the word in its placeholders."""
+    names = _NameList(people)
     return RedactionRule(
-        "name", "person", find, same, recipe=f"{len(forms)} forms", again=False, seeks=seeks
+        "name",
+        "person",
+        names.find,
+        names.same,
+        recipe=f"{len(names.forms)} forms",
+        again=False,
+        seeks="the names on your list, whole or in part, declined or in another spelling",
     )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #34d8ef0b
@@ -1195,10 +1241,10 @@ class Redactor:
     def row(self, texts: Sequence[str], user: str = "") -> Redaction:
         """The texts of one row with placeholders; `user` is the name of the user in the log, and is replaced as well."""
         common = user.casefold() in _NOT_USERS | common_words() or len(user) < 3
-        who = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
-        return redact_row(
-            texts, self.rules if common else (replace(who, numbered=False), *self.rules)
-        )
+        if common:
+            return redact_row(texts, self.rules)
+        user_rule = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
+        return redact_row(texts, (replace(user_rule, numbered=False), *self.rules))
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #2b9c7960
 _SECONDS = 5  # for a pattern of one's own and a text
@@ -1224,27 +1270,30 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
             f"{place}.label: found {short_repr(label)}; allowed are words without brackets and figures at the end"
         )
     if "find" in entry:
-        here = f"{place}.find: found {short_repr(path := str(entry['find']))}"
+        path = str(entry["find"])
         try:
             function = import_object(path)
         except ValueError as error:
             raise ValueError(f"{place}.find: {error}") from None
         if not callable(function):
             raise ValueError(
-                f"{here}, which is no function; allowed is one that takes a text and gives pairs of start and end"
+                f"{place}.find: found {short_repr(path)}, which is no function; "
+                "allowed is one that takes a text and gives pairs of start and end"
             )
         return RedactionRule(name, label, function, recipe=path, seeks=f"what {path} finds")
     pattern = str(entry["pattern"])
-    here = f"{place}.pattern: found {short_repr(pattern)}"
+    value_at_fault = f"{place}.pattern: found {short_repr(pattern)}"
     try:
         empty = re.search(pattern, "")
         compiled = regex.compile(pattern)
     except (re.error, regex.error) as error:
         raise ValueError(
-            f"{here}: {error}; allowed is a regular expression of Python and of the package regex"
+            f"{value_at_fault}: {error}; allowed is a regular expression of Python and of the package regex"
         ) from None
     if empty:
-        raise ValueError(f"{here}, which fits an empty text; allowed are patterns that do not")
+        raise ValueError(
+            f"{value_at_fault}, which fits an empty text; allowed are patterns that do not"
+        )
 
     def find(text: str) -> Iterable[Span]:
         try:
@@ -1252,7 +1301,7 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
         except TimeoutError:
             why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
             raise ValueError(
-                f"{here}, which {why}; allowed are patterns without a repetition in a repetition"
+                f"{value_at_fault}, which {why}; allowed are patterns without a repetition in a repetition"
             ) from None
 
     return RedactionRule(name, label, find, recipe=pattern)
@@ -1263,59 +1312,85 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
 
     Raises `ValueError` naming the place, the value found and what is allowed.
     """
-    from_file = isinstance(settings, str | Path)
-    place, folder = (
-        (Path(settings).name, Path(settings).parent) if from_file else ("redaction", Path())
-    )
-    given = (read_yaml(settings, place) if from_file else settings) or {}
-    table: dict[str, Any] = {"rules": [], "names": [], "regions": [], "without": []}
-    if not isinstance(given, Mapping) or not set(given) <= set(table):
-        raise ValueError(
-            f"{place}: found {short_repr(given)}; allowed are rules, names, regions and without"
-        )
-    table |= {name: value for name, value in given.items() if value is not None}
-    if isinstance(table["names"], str):
-        try:
-            lines = (folder / table["names"]).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "not UTF-8"
-            found = f"names: found {str(folder / table['names'])!r} ({why})"
+    file = "redaction"
+    folder = Path()
+    content: object = settings
+    if isinstance(settings, str | Path):
+        file = Path(settings).name
+        folder = Path(settings).parent
+        content = read_yaml(settings, file)
+    table = _table_of_lists(content or {}, folder, file)
+    _check_names(table["names"], file)
+    _check_regions(table["regions"], file)
+    rules = []
+    for i, entry in enumerate(table["rules"]):
+        rules.append(own_rule(entry, f"{file}: rules.{i}"))
+    rules += RULES
+    rules += [national_phones(region) for region in table["regions"]]
+    if table["names"]:
+        rules.append(name_rule(table["names"]))
+    rule_names = [rule.name for rule in rules]
+    for name in table["without"]:
+        if name not in rule_names:
             raise ValueError(
-                f"{place}: {found}; allowed is a list, or a text file in UTF-8 beside these rules"
-            ) from None
-        table["names"] = [
-            [name.strip() for name in line.split(",") if name.strip()]
-            for line in lines
-            if line.strip()
-        ]
+                f"{file}: without: found {short_repr(name)}; allowed are {', '.join(rule_names)}"
+            )
+    return Redactor(tuple(rule for rule in rules if rule.name not in table["without"]))
+
+
+def _table_of_lists(content: object, folder: Path, file: str) -> dict[str, list]:
+    """The lists of a user's settings, empty where they are not given; those of a file of names are read."""
+    table: dict[str, Any] = {"rules": [], "names": [], "regions": [], "without": []}
+    if not isinstance(content, Mapping) or not set(content) <= set(table):
+        raise ValueError(
+            f"{file}: found {short_repr(content)}; allowed are rules, names, regions and without"
+        )
+    for name, value in content.items():
+        if value is not None:
+            table[name] = value
+    if isinstance(table["names"], str):
+        table["names"] = _names_in_file(folder / table["names"], file)
     for name, value in table.items():
         if not isinstance(value, list):
-            raise ValueError(f"{place}: {name}: found {short_repr(value)}; allowed is a list")
-    for i, entry in enumerate(table["names"]):
-        if not isinstance(entry, str) and not (
-            isinstance(entry, list) and all(isinstance(name, str) for name in entry)
-        ):
-            raise ValueError(
-                f"{place}: names.{i}: found {short_repr(entry)}; allowed is a name, or a list of the names of one person"
-            )
-    if table["regions"]:
-        import phonenumbers
+            raise ValueError(f"{file}: {name}: found {short_repr(value)}; allowed is a list")
+    return table
 
-        if unknown := [
-            region for region in table["regions"] if region not in phonenumbers.SUPPORTED_REGIONS
-        ]:
-            raise ValueError(
-                f"{place}: regions: found {short_repr(unknown[0])}; allowed are countries in two capitals after ISO 3166, such as DE or US"
-            )
-    own = [own_rule(entry, f"{place}: rules.{i}") for i, entry in enumerate(table["rules"])]
-    rules = [
-        *own,
-        *RULES,
-        *map(national_phones, table["regions"]),
-        *([name_rule(table["names"])] if table["names"] else []),
-    ]
-    if unknown := [name for name in table["without"] if name not in {rule.name for rule in rules}]:
+
+def _names_in_file(path: Path, file: str) -> list[list[str]]:
+    """The names of one person from each line, with commas between them."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8"
         raise ValueError(
-            f"{place}: without: found {short_repr(unknown[0])}; allowed are {', '.join(rule.name for rule in rules)}"
-        )
-    return Redactor(tuple(rule for rule in rules if rule.name not in table["without"]))
+            f"{file}: names: found {str(path)!r} ({why}); "
+            "allowed is a list, or a text file in UTF-8 beside these rules"
+        ) from None
+    people = []
+    for line in lines:
+        if line.strip():
+            people.append([name.strip() for name in line.split(",") if name.strip()])
+    return people
+
+
+def _check_names(people: Sequence[object], file: str) -> None:
+    for i, entry in enumerate(people):
+        names = entry if isinstance(entry, list) else [entry]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"{file}: names.{i}: found {short_repr(entry)}; "
+                "allowed is a name, or a list of the names of one person"
+            )
+
+
+def _check_regions(regions: Sequence[object], file: str) -> None:
+    if not regions:
+        return
+    import phonenumbers
+
+    for region in regions:
+        if region not in phonenumbers.SUPPORTED_REGIONS:
+            raise ValueError(
+                f"{file}: regions: found {short_repr(region)}; "
+                "allowed are countries in two capitals after ISO 3166, such as DE or US"
+            )

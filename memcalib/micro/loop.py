@@ -51,7 +51,7 @@ def check_loop(config: TrainConfig) -> None:
     """Raises `ValueError` for settings that `CreditLoop` does not have and that differ from their
     defaults, naming them; for a method without rewards, and for mini-batches that do not divide a
     step's answers."""
-    found = []
+    changed = []
     allowed = []
     for name, field in TrainConfig.model_fields.items():
         if name in _LOOP_SETTINGS:
@@ -59,11 +59,11 @@ def check_loop(config: TrainConfig) -> None:
         value = getattr(config, name)
         default = field.get_default(call_default_factory=True)
         if value != default:
-            found.append(f"{name} {value!r}")
+            changed.append(f"{name} {value!r}")
             allowed.append(f"{name} {default!r}")
-    if found:
+    if changed:
         raise ValueError(
-            f"found {', '.join(found)}, which the loop for small policies does not do; "
+            f"found {', '.join(changed)}, which the loop for small policies does not do; "
             f"allowed: {', '.join(allowed)}"
         )
     if config.method not in ("grpo", "gdpo", "memcalib-rl"):
@@ -168,8 +168,8 @@ class CreditLoop:
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         judged.read(examples, texts, ids)
         # with one mini-batch the forward pass of the update also tells how likely the answers were
-        once = config.minibatches == 1
-        logps = self.logps(prompts, ids, grad=once)
+        single_batch = config.minibatches == 1
+        logps = self.logps(prompts, ids, grad=single_batch)
         old = logps.detach()
         reference = None
         if self.reference is not None:
@@ -188,7 +188,7 @@ class CreditLoop:
         norm = []
         for rows in self.cut(len(ids)):
             now = logps
-            if not once:
+            if not single_batch:
                 now = self.logps([prompts[i] for i in rows], [ids[i] for i in rows], grad=True)
             cut = (rows, slice(now.shape[1]))
             loss, divergence = self.loss(

@@ -605,10 +605,10 @@ def read_answer(response: str) -> list[Sentence]:
         text = match.group()
         if not text:
             continue
+        form = "stray"
+        nouns: tuple[str, ...] = ()
         if len(text) < MAX_SENTENCE:
             form, nouns = _parse(text.removeprefix(" "))
-        else:
-            form, nouns = "stray", ()
         sentences.append(Sentence(match.start(), match.end(), text.strip(), form, nouns))
     return sentences
 

@@ -629,14 +629,14 @@ def _added_words(reply: Json, payload: Payload, rng: random.Random) -> Spoiled |
 
 # %% ../../nbs/practice/06_mistakes.ipynb #6e0a1c07
 def _with_verdict(review: Json, path: VerdictPath, verdict: bool, why: str) -> Json:
-    part, i, field_name = path
+    section, i, field_name = path
     change: Json = {field_name: verdict, "why": why}
-    if part in ("distinct", "safety"):
+    if section in ("distinct", "safety"):
         named = [] if verdict else [entry["atom_id"] for entry in review["levels"][:1]]
         change["ids"] = named
     if i is None:
-        return with_fields(review, **{part: with_fields(review[part], **change)})
-    return with_entry(review, part, i, **change)
+        return with_fields(review, **{section: with_fields(review[section], **change)})
+    return with_entry(review, section, i, **change)
 
 
 def _missed_flaw(reply: Json, payload: Payload, rng: random.Random) -> Spoiled | None:

@@ -357,12 +357,12 @@ _VERDICT_FIELDS = {
 def verdicts(review: Json) -> dict[VerdictPath, bool]:
     """Every verdict of a review, by its place."""
     verdict_at: dict[VerdictPath, bool] = {}
-    for part in _REVIEW_PARTS:
-        fields = _VERDICT_FIELDS.get(part, ("ok",))
-        entries: list[tuple[int | None, Any]] = [(None, review[part])]
-        if isinstance(review[part], list):
-            entries = list(enumerate(review[part]))
+    for section in _REVIEW_PARTS:
+        fields = _VERDICT_FIELDS.get(section, ("ok",))
+        entries: list[tuple[int | None, Any]] = [(None, review[section])]
+        if isinstance(review[section], list):
+            entries = list(enumerate(review[section]))
         for i, entry in entries:
             for field in fields:
-                verdict_at[part, i, field] = entry[field]
+                verdict_at[section, i, field] = entry[field]
     return verdict_at

@@ -69,7 +69,9 @@ def message_text(message: Mapping) -> str:
     """The text of a chat message, whose content is a string, a list of parts, or nothing."""
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "".join(
+            str(text_part.get("text", "")) for text_part in content if isinstance(text_part, dict)
+        )
     return content if isinstance(content, str) else ""
 
 

@@ -436,8 +436,8 @@ def pick_answers(
         raise ValueError(f"limit {limit}, must be at least 1")
     ranked = _ranked_answers(frame, channel)
     if not ranked:
-        which = "at all" if channel is None else f"with {channel} localized"
-        raise ValueError(f"no answer {which}; allowed: {', '.join(SUPPORT + UNDER)}")
+        constraint = "at all" if channel is None else f"with {channel} localized"
+        raise ValueError(f"no answer {constraint}; allowed: {', '.join(SUPPORT + UNDER)}")
     last_rank = ranked[:limit][-1].not_localized
     picked = [answer for answer in ranked if answer.not_localized < last_rank]
     tied = [answer for answer in ranked if answer.not_localized == last_rank]
@@ -512,12 +512,12 @@ def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
     if answers <= shown:
         return "All are shown."
     if channel:
-        which = f"with {channel} localized"
+        selection = f"with {channel} localized"
     elif answers < len(frame):
-        which = "with most localized channels"
+        selection = "with most localized channels"
     else:
-        which = "at even distances"
-    return f"Shown are {shown} {which}; {answers - shown:,} are left out."
+        selection = "at even distances"
+    return f"Shown are {shown} {selection}; {answers - shown:,} are left out."
 
 
 def _page_facts(frame: "pd.DataFrame") -> dict[str, str]:

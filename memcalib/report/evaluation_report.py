@@ -201,8 +201,10 @@ _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
     """A sentence on each prediction-powered estimate: whose labels it rests on, and what it corrects for."""
     lines = []
+    if not len(estimates):
+        return lines
     labellers = [] if run.target_labels is None else run.target_labels.labellers
-    for name, rows in estimates.groupby("method", sort=False) if len(estimates) else ():
+    for name, rows in estimates.groupby("method", sort=False):
         line = (
             f"{name}: the prediction-powered estimate rests on labels of {rows['labelled_answers'].iloc[0]} answers that were "
             f"drawn at random, by {', '.join(labellers)}; it assumes nothing about the judge's errors."
@@ -452,8 +454,8 @@ def notices(run: Run, table: "pd.DataFrame") -> list[str]:
     ]
 
 
-def _of_all(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+def _of_all(count: int, whole: int) -> str:
+    return f"{count:,} of {whole:,} ({100 * count / whole:.1f} %)"
 
 
 _ENDS = {

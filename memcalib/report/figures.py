@@ -188,9 +188,9 @@ def _use_readable_ticks(axis: "Axis", whole_numbers: bool = False) -> None:
 
     numbers = TickNumbers(useOffset=False)
     numbers.set_scientific(False)
-    places = TickPlaces()
-    places.set_params(integer=whole_numbers, min_n_ticks=1)
-    axis.set_major_locator(places)
+    locator = TickPlaces()
+    locator.set_params(integer=whole_numbers, min_n_ticks=1)
+    axis.set_major_locator(locator)
     axis.set_major_formatter(numbers)
 
 
@@ -315,11 +315,11 @@ def _draw_enlarged(ax: "Axes", large: "Axes", square: tuple[float, float, float]
     """Mark the square in the first panel, and make the second one show it."""
     from matplotlib.patches import Rectangle
 
-    left, bottom, side = square
-    ax.add_patch(Rectangle((left, bottom), side, side, fill=False, ec=SOFT, lw=0.8, ls="--"))
+    x_start, y_start, side = square
+    ax.add_patch(Rectangle((x_start, y_start), side, side, fill=False, ec=SOFT, lw=0.8, ls="--"))
     large.set(
-        xlim=(left, left + side),
-        ylim=(bottom, bottom + side),
+        xlim=(x_start, x_start + side),
+        ylim=(y_start, y_start + side),
         title="dashed square, enlarged",
         **_PLANE_LABELS,
     )
@@ -373,8 +373,8 @@ def _square_around(rows: "pd.DataFrame", top: float) -> "tuple[float, float, flo
     side = max((high - low).max(), 1.0)
     if side >= top / 4:
         return None
-    left, bottom = np.maximum((low + high - 1.2 * side) / 2, 0)
-    return float(left), float(bottom), float(1.2 * side)
+    x_start, y_start = np.maximum((low + high - 1.2 * side) / 2, 0)
+    return float(x_start), float(y_start), float(1.2 * side)
 
 
 class _ModelPath(NamedTuple):
@@ -437,9 +437,14 @@ def _draw_arrow(ax: "Axes", points: np.ndarray, colour: str) -> None:
 
 def _draw_end(ax: "Axes", name: str, end: np.ndarray, bounds: np.ndarray, style: PlotStyle) -> None:
     """The end point of a model with its intervals."""
-    (left, down), (right, up) = np.abs(bounds.T - end)
+    (error_left, error_down), (error_right, error_up) = np.abs(bounds.T - end)
     ax.errorbar(
-        *end, xerr=[[left], [right]], yerr=[[down], [up]], color=style.colour, lw=0.8, alpha=0.6
+        *end,
+        xerr=[[error_left], [error_right]],
+        yerr=[[error_down], [error_up]],
+        color=style.colour,
+        lw=0.8,
+        alpha=0.6,
     )
     marker_sizes = {"*": 9, "P": 7}
     ax.plot(
@@ -886,11 +891,11 @@ def _label_parts(ax: "Axes", parts: Sequence[Any], questions: "pd.Series") -> No
     """Names of the parts with their numbers of questions;
     long ones are turned, since they would run into each other.
     """
-    names = [plain_label(str(part))[:14] for part in parts]
+    names = [plain_label(str(group))[:14] for group in parts]
     are_long = sum(map(len, names)) > 26
     labels = []
-    for name, part in zip(names, parts, strict=True):
-        count = f"{questions[part]:,}"
+    for name, group in zip(names, parts, strict=True):
+        count = f"{questions[group]:,}"
         labels.append(f"{name} ({count})" if are_long else f"{name}\n{count}")
     ax.set_xticks(range(len(parts)), labels, size=7)
     if are_long:
@@ -1007,24 +1012,24 @@ def dots_figure(
     series_styles = _series_styles(series, styles)
     columns = min(columns, len(panel_tables))
     panel_lines = rows_of_panels(len(panel_tables), columns)
-    label_count = max(part["label"].nunique() for part in panel_tables)
+    label_count = max(panel_table["label"].nunique() for panel_table in panel_tables)
     markers_on_a_line = max(
-        part.groupby("label")["series"].nunique().max() for part in panel_tables
+        panel_table.groupby("label")["series"].nunique().max() for panel_table in panel_tables
     )
-    label_lists = {tuple(dict.fromkeys(part["label"])) for part in panel_tables}
+    label_lists = {tuple(dict.fromkeys(panel_table["label"])) for panel_table in panel_tables}
     panel_height = 0.5 + label_count * (0.1 + 0.11 * markers_on_a_line)
     with plot_style():
         height = panel_lines * panel_height + 0.45
         figure, axes = panels(panel_lines, columns, WIDTH, height, sharex=sharex)
         hide_unused(axes, len(panel_tables))
-        for position, (title, part) in enumerate(table_by_panel.items()):
+        for position, (title, panel_table) in enumerate(table_by_panel.items()):
             ax = axes.flat[position]
-            labels = list(dict.fromkeys(part["label"]))
+            labels = list(dict.fromkeys(panel_table["label"]))
             for number, name in enumerate(series):
                 shift = 0.0
                 if markers_on_a_line > 1:
                     shift = 0.7 * (number - (len(series) - 1) / 2) / len(series)
-                rows = part[part["series"] == name]
+                rows = panel_table[panel_table["series"] == name]
                 _draw_dots(ax, rows, labels, shift, series_styles[name], plain_label(name))
             ax.set(title=plain_label(str(title)) if title else "", ylim=(len(labels) - 0.5, -0.5))
             tick_labels = [plain_label(str(label)) for label in labels]

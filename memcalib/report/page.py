@@ -83,24 +83,24 @@ def _is_missing(value: Any) -> bool:
     return value is None or value != value
 
 
-def _value_text(value: Any, places: int) -> str:
-    """A value of a frame as text; numbers with so many places."""
+def _value_text(value: Any, decimals: int) -> str:
+    """A value of a frame as text; numbers with so many decimals."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return f"{value:,}"
     if not isinstance(value, float):
         return str(value)
     if _is_missing(value):
         return "–"
-    return f"{value:.{places}f}"
+    return f"{value:.{decimals}f}"
 
 
-def _grid_cell(row: Mapping[str, Any], name: str, places: int) -> Cell:
+def _grid_cell(row: Mapping[str, Any], name: str, decimals: int) -> Cell:
     """One value with its bounds below it, where the row has them."""
     low = row.get(f"{name}_low")
     high = row.get(f"{name}_high")
-    note = "" if _is_missing(low) else f"{low:.{places}f} to {high:.{places}f}"
+    note = "" if _is_missing(low) else f"{low:.{decimals}f} to {high:.{decimals}f}"
     style = "" if isinstance(row[name], str) else "num"
-    return Cell(_value_text(row[name], places), note, style)
+    return Cell(_value_text(row[name], decimals), note, style)
 
 
 def grid(table: "pd.DataFrame", digits: int = 1, fine: Collection[str] = ()) -> dict[str, list]:
@@ -273,14 +273,14 @@ def _control_letter(name: str) -> str:
 def control_letters(
     values: Iterable[tuple[str, float]], apart: float = 7.0
 ) -> list[tuple[str, float]]:
-    """The first letter of each control with its place; values closer than `apart` share one."""
+    """The first letter of each control with its value; values closer than `apart` share one."""
     scored = [(name, float(value)) for name, value in values if not _is_missing(value)]
     marks: list[tuple[str, float]] = []
     for name, value in sorted(scored, key=lambda control: control[1]):
         letter = _control_letter(name)
         if marks and value - marks[-1][1] < apart:
-            letters, place = marks[-1]
-            marks[-1] = (letters + letter, place)
+            letters, value_of_mark = marks[-1]
+            marks[-1] = (letters + letter, value_of_mark)
         else:
             marks.append((letter, value))
     return marks
@@ -315,8 +315,8 @@ def segments(
     `spans` are the places of each atom's quote and `kinds` its kind of use, by the atom's number.
     """
     quotes = []
-    for number, places in spans.items():
-        quotes += [_Quote(start, end, number) for start, end in places]
+    for number, quote_spans in spans.items():
+        quotes += [_Quote(start, end, number) for start, end in quote_spans]
     pieces: list[Segment] = []
     position = 0
     for start, end in _windows(len(response), quotes, limit, margin):
@@ -341,7 +341,7 @@ def _segments_inside(
     """A window of the response, cut where quotes start and end."""
     cuts = {start, end}
     for quote in quotes:
-        cuts.update(place for place in (quote.start, quote.end) if start < place < end)
+        cuts.update(edge for edge in (quote.start, quote.end) if start < edge < end)
     for first, last in pairwise(sorted(cuts)):
         numbers = {q.number for q in quotes if q.start <= first and last <= q.end}
         ends = {q.number for q in quotes if q.end == last}
@@ -491,8 +491,8 @@ def marked_answer(
     response = rollout.response if rollout else ""
     views = _atom_views(judgment, example)
     quoted = [view for view in views if view["actual"] and view["quote"]]
-    places = locate([_looked_for(view["quote"]) for view in quoted], response)
-    spans = dict(zip([view["number"] for view in quoted], places, strict=True))
+    quote_spans = locate([_looked_for(view["quote"]) for view in quoted], response)
+    spans = dict(zip([view["number"] for view in quoted], quote_spans, strict=True))
     kinds = {view["number"]: view["kind"] for view in quoted}
     listed = []
     for view in views:

@@ -198,11 +198,11 @@ def _check_same(
             "any_data (--common)",
         ),
     )
-    for what, base_value, row_value, is_allowed, flag in comparisons:
+    for subject, base_value, row_value, is_allowed, flag in comparisons:
         is_same = base_value is not None and base_value == row_value
         if not is_same and not is_allowed:
             raise ValueError(
-                f"{what}: found {base_value!r} of {base['model']!r} and {row_value!r} of {row['model']!r}; allowed: the same, or {flag}"
+                f"{subject}: found {base_value!r} of {base['model']!r} and {row_value!r} of {row['model']!r}; allowed: the same, or {flag}"
             )
 
 

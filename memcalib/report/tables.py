@@ -281,16 +281,16 @@ def reasons_table(
 
     counts: Counter[tuple[str, str]] = Counter()
     first_example: dict[tuple[str, str], str] = {}
-    for what, reason, example_id in _failures(judgments, answers):
+    for subject, reason, example_id in _failures(judgments, answers):
         masked = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,]*", "…", " ".join(reason.split()))
         if len(masked) > 140:
             masked = masked[:139] + "…"
-        failure = (what, printable(masked))
+        failure = (subject, printable(masked))
         counts[failure] += 1
         first_example.setdefault(failure, printable(example_id))
     rows = [
-        (what, reason, count, first_example[what, reason])
-        for (what, reason), count in counts.most_common(top)
+        (subject, reason, count, first_example[subject, reason])
+        for (subject, reason), count in counts.most_common(top)
     ]
     return pd.DataFrame(rows, columns=["what", "reason", "count", "for example"])
 
@@ -396,16 +396,16 @@ def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":
     for name, group in used.groupby(source_names(used), sort=False):
         is_grounded = group["grounded"] == True  # noqa: E712
         is_checked = group["grounded"].notna() & group["quoted"]
-        found = int((is_grounded & is_checked).sum())
+        grounded = int((is_grounded & is_checked).sum())
         absent = int((~is_grounded & is_checked).sum())
         unquoted = int((~group["quoted"]).sum())
         row = {
             "method": name,
             "used atoms": len(group),
-            "quote found": found,
+            "quote found": grounded,
             "not in the answer": absent,
             "no quote": unquoted,
-            "not checked": len(group) - found - absent - unquoted,
+            "not checked": len(group) - grounded - absent - unquoted,
             "not in the answer, %": 100 * absent / is_checked.sum() if is_checked.any() else np.nan,
         }
         rows.append(row)
@@ -469,10 +469,10 @@ def _sum_text(values: "pd.Series", form: str = "{:,.0f}") -> str:
     return text
 
 
-def _share_text(part: float | None, whole: float) -> str:
-    if part is None or np.isnan(part) or not whole:
+def _share_text(count: float | None, whole: float) -> str:
+    if count is None or np.isnan(count) or not whole:
         return UNKNOWN
-    return f"{100 * part / whole:.1f} %"
+    return f"{100 * count / whole:.1f} %"
 
 
 def _number_text(value: float | None, form: str = "{:,.0f}") -> str:

@@ -241,10 +241,10 @@ def _draw_published_percentiles(ax: "Axes", first: float, last: float) -> None:
     third = (last - first) / 3
     strokes = {"early": (first, first + third), "late": (last - third, last)}
     label: str | None = "published percentiles"
-    for phase, (left, right) in strokes.items():
+    for phase, (x_left, x_right) in strokes.items():
         for percentile in ("p5", "p95"):
             height = float(facts[f"sentence_multiplier_{percentile}_{phase}"])
-            ax.hlines(height, left, right, color="#767d87", ls="--", lw=1.2, label=label)
+            ax.hlines(height, x_left, x_right, color="#767d87", ls="--", lw=1.2, label=label)
             label = None
 
 

@@ -113,12 +113,12 @@ def data_hash() -> str:
     undecisive_kinds = {".j2", ".js", ".py", ".pyc"}
     lines = []
     for file in sorted(root.rglob("*")):
-        place = file.relative_to(root)
+        relative_path = file.relative_to(root)
         if not file.is_file() or file.suffix in undecisive_kinds:
             continue
-        if undecisive_folders & set(place.parts):
+        if undecisive_folders & set(relative_path.parts):
             continue
-        lines.append(f"{place} {hashlib.sha256(file.read_bytes()).hexdigest()}\n")
+        lines.append(f"{relative_path} {hashlib.sha256(file.read_bytes()).hexdigest()}\n")
     return text_hash("".join(lines))
 
 
@@ -217,13 +217,13 @@ class Experiment:
         """What papermill hands over; paths are relative to the root of the run,
         in which the notebook is executed.
         """
-        places = {"profile": self.run.given, "out_dir": self.name, **STORES}
+        values = {"profile": self.run.given, "out_dir": self.name, **STORES}
         for name in self.needs:
-            places[f"{name}_dir"] = name
+            values[f"{name}_dir"] = name
         parameters = dict(self.settings)
-        for name, place in places.items():
+        for name, value in values.items():
             if name in self.defaults:
-                parameters[name] = place
+                parameters[name] = value
         return parameters
 
     @cached_property
@@ -373,9 +373,9 @@ def run_notebook(
                 cwd=cwd or notebook.parent,
             )
     except PapermillExecutionError as error:
-        place = f"{notebook.name}, cell {error.cell_index + 1}"
+        cell_name = f"{notebook.name}, cell {error.cell_index + 1}"
         raise ForeseenError(
-            f"{place}: {error.ename}: {one_line(error.evalue)}; executed so far: {executed}"
+            f"{cell_name}: {error.ename}: {one_line(error.evalue)}; executed so far: {executed}"
         ) from None
     finally:
         if executed.is_file():
@@ -450,7 +450,7 @@ def renew_prose(experiment: Experiment) -> None:
         if positions:
             position = positions[0]
             renewed.extend(waiting[:position])  # what papermill put in before the cell
-            renewed.append(waiting[position] | {"source": cell["source"]})
+            renewed.append({**waiting[position], "source": cell["source"]})
             waiting = waiting[position + 1 :]
     renewed.extend(waiting)
     if content["cells"] != renewed:

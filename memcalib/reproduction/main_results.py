@@ -58,8 +58,8 @@ def _in_profile(error: SettingError) -> SettingError:
     """An error of a recipe as one of a profile, which calls overrides what a recipe calls
     methods.
     """
-    part, _, name = error.setting.partition(".")
-    return error.at(f"overrides.{name}") if part == "methods" else error
+    section, _, name = error.setting.partition(".")
+    return error.at(f"overrides.{name}") if section == "methods" else error
 
 
 class Profile(BaseModel):
@@ -169,8 +169,10 @@ def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:
     Raises `FileNotFoundError` naming the shipped profiles,
     or `ValueError` with a line for each fault and its place.
     """
-    known = shipped("reproduction", "profiles")
-    profile = load_settings(Profile, name, settings=settings, known=known, inside=("train", "sft"))
+    shipped_profiles = shipped("reproduction", "profiles")
+    profile = load_settings(
+        Profile, name, settings=settings, shipped_files=shipped_profiles, inside=("train", "sft")
+    )
     try:
         recipe = profile.recipe(check=True)
     except SettingErrors as errors:
@@ -342,8 +344,8 @@ class MainRun:
 
         cold_start = WORLDS[self.profile.world].policy
         if self.from_scratch:
-            made = self.folder / "start"
-            return {"Base": made / "pretrained", "Cold-start": made / cold_start}
+            start_folder = self.folder / "start"
+            return {"Base": start_folder / "pretrained", "Cold-start": start_folder / cold_start}
         return {"Base": policy_path("pretrained"), "Cold-start": policy_path(cold_start)}
 
     def part(self, name: str) -> Path:
@@ -454,10 +456,10 @@ def _training_share(run: MainRun, training: Training) -> float:
     if run.store is not None:
         steps_done = run.store.steps_so_far(training)
     else:
-        part = run.folder / "parts" / f"{training.label}-{training.seed}"
-        if (part / "policy").exists():
+        folder = run.folder / "parts" / f"{training.label}-{training.seed}"
+        if (folder / "policy").exists():
             return 1.0
-        steps_done = last_step(part / "training" / "steps.jsonl")
+        steps_done = last_step(folder / "training" / "steps.jsonl")
     return steps_done / training.steps
 
 
@@ -473,8 +475,8 @@ def part_tasks(run: MainRun) -> list[Task]:
     for (method, seed), training in main_trainings(run.profile).items():
         index = run.profile.train_seeds.index(seed)
         answers = test_count * len(run.profile.seeds(index))
-        part = run.part(f"{method}-{seed}")
-        if (part / "steps.jsonl").is_file() and finished(part, answers):
+        folder = run.part(f"{method}-{seed}")
+        if (folder / "steps.jsonl").is_file() and finished(folder, answers):
             continue
         tasks.append(
             Task(

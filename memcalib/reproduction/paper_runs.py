@@ -78,8 +78,8 @@ def load_paper_runs(name: str | Path = "paper", settings: Sequence[str] = ()) ->
         PaperRuns,
         name,
         settings=settings,
-        known=shipped("reproduction", "profiles"),
-        what="profile",
+        shipped_files=shipped("reproduction", "profiles"),
+        subject="profile",
     )
     for recipe in plan.recipes:
         if recipe not in plan.speed:
@@ -190,8 +190,8 @@ def training_work(
     for setting in settings:
         command += ["--set", setting]
 
-    place, start = recipe.begins(method)
-    missing = [*missing_files(recipe), *missing_weights(start, f"{place}.model")]
+    option, start = recipe.begins(method)
+    missing = [*missing_files(recipe), *missing_weights(start, f"{option}.model")]
     for fault in preflight(recipe, method, config, None, texts.validation, local=True):
         made_by_earlier_command = start.model.startswith("runs/") and start.model in fault
         if not made_by_earlier_command:

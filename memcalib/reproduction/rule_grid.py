@@ -32,7 +32,11 @@ def load_plan(name: str | Path, settings: Sequence[str] = ()) -> GridPlan:
     `FileNotFoundError` with the fault and its place.
     """
     return load_settings(
-        GridPlan, name, settings=settings, what="plan", known=shipped("reproduction", "grids")
+        GridPlan,
+        name,
+        settings=settings,
+        subject="plan",
+        shipped_files=shipped("reproduction", "grids"),
     )
 
 # %% ../../nbs/reproduction/09_rule_grid.ipynb #68e95bd6

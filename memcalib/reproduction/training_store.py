@@ -359,24 +359,26 @@ class TrainingStore:
         from memcalib.micro.policy import save_policy
 
         folder = self.folder(training)
-        part = self.path / f"{training.key}.part"
+        unfinished = self.path / f"{training.key}.part"
         if training in self:
             return folder
         self.path.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path / f"{training.key}.lock"):
             if training in self:
                 return folder
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             torch.set_num_threads(1)
-            model = train_policy(training, part / "work", report=report)
+            model = train_policy(training, unfinished / "work", report=report)
             for name in ("steps.jsonl", "traces"):
-                if (part / "work" / name).exists():
-                    (part / "work" / name).replace(part / name)
-            save_policy(model, part / "policy", {"method": training.label, "seed": training.seed})
-            shutil.rmtree(part / "work")
-            write_whole(part / "training.json", json.dumps(training.facts, indent=1) + "\n")
+                if (unfinished / "work" / name).exists():
+                    (unfinished / "work" / name).replace(unfinished / name)
+            save_policy(
+                model, unfinished / "policy", {"method": training.label, "seed": training.seed}
+            )
+            shutil.rmtree(unfinished / "work")
+            write_whole(unfinished / "training.json", json.dumps(training.facts, indent=1) + "\n")
             shutil.rmtree(folder, ignore_errors=True)
-            part.replace(folder)
+            unfinished.replace(folder)
         return folder
 
     def policy(self, training: Training) -> tuple[Any, Any]:

@@ -136,8 +136,8 @@ def evidence_pairs(
             if name not in channels:
                 continue
             quoted = QuotedAtoms.of(atoms, spans)
-            places = [span for of_atom in quoted.shown.values() for span in of_atom]
-            tokens = evidence_tokens(places, ends[row], row_units)
+            shown_spans = [span for of_atom in quoted.shown.values() for span in of_atom]
+            tokens = evidence_tokens(shown_spans, ends[row], row_units)
             everywhere = bool(tokens.all())
             counts.update(quoted.count(everywhere))
             may_move = moves is not None and bool(moves[row, channel])

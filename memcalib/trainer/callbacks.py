@@ -118,7 +118,7 @@ def merge_stats(
     `counted` are counts of the rule of credit's own."""
     merged = dict(parts[0])
     for name in merged:
-        values = [part[name] for part in parts]
+        values = [stats[name] for stats in parts]
         if name.startswith(_ADDED) or name in counted:
             merged[name] = sum(values)
         elif name.endswith(_LARGEST):
@@ -126,7 +126,7 @@ def merge_stats(
         elif name == "multiplier_max":
             merged[name] = max((value for value in values if value == value), default=math.nan)
         elif name.startswith(_AVERAGED):
-            merged[name] = _mean_of_pairs(values, [part["localized"] for part in parts])
+            merged[name] = _mean_of_pairs(values, [stats["localized"] for stats in parts])
     return merged
 
 

@@ -97,7 +97,7 @@ def written_key(
         prompt_part(PROMPT, ("trainer", "prompts")),
         to_data(answer_key(example)),
     ]
-    system = "\n\n".join(part for part in parts if part)
+    system = "\n\n".join(text_part for text_part in parts if text_part)
     return [{"role": "system", "content": system}, *other_messages]
 
 # %% ../../nbs/trainer/07_distillation.ipynb #9c89139f

@@ -83,10 +83,10 @@ def _typed_settings(method: str, settings: Sequence[str]) -> dict[str, dict[str,
     """What `--set` says of a method's settings,
     in the types of the settings: under the method's name, and in the shared part."""
     content = with_settings({}, settings)
-    own = (content.get("methods") or {}).get(method) or {}
+    of_method = (content.get("methods") or {}).get(method) or {}
     shared = content.get("sft" if method == "sft" else "train") or {}
     kind = settings_class(method)
-    return {f"methods.{method}": kind(**own).explicit(), "shared": kind(**shared).explicit()}
+    return {f"methods.{method}": kind(**of_method).explicit(), "shared": kind(**shared).explicit()}
 
 
 def _source_in_recipe(
@@ -841,9 +841,9 @@ class Forecast:
         """The block about memory: what it is for, and the three moments,
         at expected and at greatest lengths."""
         rows = {}
-        for part in self.memory["expected"].parts:
-            if any(memory.parts[part] for memory in self.memory.values()):
-                rows[part] = self._memory_cells(lambda memory, part=part: memory.parts[part])
+        for use in self.memory["expected"].parts:
+            if any(memory.parts[use] for memory in self.memory.values()):
+                rows[use] = self._memory_cells(lambda memory, use=use: memory.parts[use])
         rows["sum, sampling"] = self._memory_cells(lambda memory: memory.sampling)
         rows["sum, scoring"] = self._memory_cells(lambda memory: memory.scoring)
         rows["sum, update"] = self._memory_cells(lambda memory: memory.update)

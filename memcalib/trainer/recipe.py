@@ -729,12 +729,12 @@ def _judge_lines(
     recipe: Recipe, method: str, config: MethodConfig, validation: int
 ) -> Iterator[str]:
     """What is lacking about the judge."""
-    asked = asks_judge(method, config, validation)
-    if asked and recipe.judge is None:
+    needs_judge = asks_judge(method, config, validation)
+    if needs_judge and recipe.judge is None:
         needed_by = f"method {method}" if training_method(method).needs_judge else "validation"
         allowed = f"{EXACT} (micro-world examples), an endpoint, or package.module:name"
         yield f"judge: missing, and {needed_by} needs one; allowed: {allowed}"
-    elif asked and isinstance(recipe.judge, Endpoint):
+    elif needs_judge and isinstance(recipe.judge, Endpoint):
         yield from _lines_of(recipe, method, lambda: check_key(recipe.judge, "judge.key_env"))
     elif (
         isinstance(recipe.judge, str)

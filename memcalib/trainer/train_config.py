@@ -238,7 +238,8 @@ class TrainSettings(CreditSettings, TeacherSettings, WatchSettings, RunSettings)
 
 # %% ../../nbs/trainer/01_train_config.ipynb #f77b33ce
 SAME_IN_TRL = trl_fields(TrainSettings)  # our name -> TRL's
-OWNED = {trl_name: setting for setting, trl_name in SAME_IN_TRL.items()} | {
+OWNED = {trl_name: setting for setting, trl_name in SAME_IN_TRL.items()}
+OWNED |= {
     "output_dir": "the folder of the run",
     "resume_from_checkpoint": "resume",
     "max_steps": "steps",
