@@ -482,7 +482,7 @@ def load_settings(
         content.update(read_settings(file, subject, shipped_files or {}, kind.model_fields))
     content = with_settings(merged(content, options or {}), settings)
     checked = check_settings(kind, content, file or "", hints=hints, inside=inside)
-    if file is not None and str(file) not in (known or {}):
+    if file is not None and str(file) not in (shipped_files or {}):
         check_key_hosts(checked, file, with_settings(options or {}, settings))
     return checked
 
