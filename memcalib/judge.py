@@ -102,6 +102,8 @@ class JudgeConfig(BaseModel):
     repair: bool = True  # one more try for a reply at fault
     # Whether the judge quotes every place at which an atom shows, and not one.
     every_quote: bool = Field(default=False, exclude_if=lambda value: not value)
+    # Whether the judge says what the answer does with each atom that it uses.
+    stance: bool = Field(default=False, exclude_if=lambda value: not value)
 
 # %% ../nbs/02_judge.ipynb #5e59e290
 JUDGE_PARTS = ("data", "judge_prompts", "parts")
@@ -181,7 +183,13 @@ _ANSWER_FIELDS = {
 }
 
 
-def _atom_fields(blind: bool, every_quote: bool) -> dict[str, _ReplyField]:
+_STANCE_FIELD = _ReplyField(
+    Literal["none", "follows", "turns_down", "corrects", "misreads"],
+    "follows, turns_down, corrects or misreads; none for A",
+)
+
+
+def _atom_fields(blind: bool, every_quote: bool, stance: bool = False) -> dict[str, _ReplyField]:
     """The fields of the reply about one atom, in the order in which they are asked for."""
     fields = {}
     for name, reply_field in _ATOM_FIELDS.items():
@@ -191,6 +199,8 @@ def _atom_fields(blind: bool, every_quote: bool) -> dict[str, _ReplyField]:
             fields["evidence_quotes"] = _EVERY_QUOTE_FIELD
         else:
             fields[name] = reply_field
+        if stance and name == "predicted_usage_level":
+            fields["stance"] = _STANCE_FIELD
     return fields
 
 
@@ -207,11 +217,11 @@ def _definitions(fields: Mapping[str, _ReplyField]) -> dict[str, Any]:
 
 @cache
 def reply_model(
-    blind: bool = False, quality: bool = False, every_quote: bool = False
+    blind: bool = False, quality: bool = False, every_quote: bool = False, stance: bool = False
 ) -> type[BaseModel]:
     """The form of a judge's reply; `blind` leaves out `u_star`, `quality` adds
-    `task_quality` and `safety_failure`, `every_quote` has a list of quotes."""
-    atom_fields = _definitions(_atom_fields(blind, every_quote))
+    `task_quality` and `safety_failure`, `every_quote` has a list of quotes, `stance` adds what the answer does with each atom."""
+    atom_fields = _definitions(_atom_fields(blind, every_quote, stance))
     atom_reply: Any = create_model("AtomReply", __config__=_STRICT, **atom_fields)
     reply_fields: dict[str, Any] = {"atom_judgments": (list[atom_reply], ...)}
     if quality:
@@ -221,7 +231,7 @@ def reply_model(
 # %% ../nbs/02_judge.ipynb #a4c9054a
 def response_format(config: JudgeConfig) -> dict[str, Any]:
     """The reply's JSON schema as OpenAI-compatible servers take it."""
-    return json_format(reply_model(config.blind, config.quality, config.every_quote))
+    return json_format(reply_model(config.blind, config.quality, config.every_quote, config.stance))
 
 # %% ../nbs/02_judge.ipynb #331a4409
 def system_prompt(config: JudgeConfig) -> str:
@@ -234,9 +244,11 @@ def system_prompt(config: JudgeConfig) -> str:
     ]
     if config.every_quote:
         parts.append(prompt_part("quotes-1"))
+    if config.stance:
+        parts.append(prompt_part("stance-1"))
     if config.quality:
         parts.append(prompt_part("quality-1"))
-    atom_fields = _atom_fields(config.blind, config.every_quote)
+    atom_fields = _atom_fields(config.blind, config.every_quote, config.stance)
     atom_form = {name: reply_field.description for name, reply_field in atom_fields.items()}
     reply_form: dict[str, Any] = {"atom_judgments": [atom_form]}
     if config.quality:
@@ -327,6 +339,8 @@ def judge_payload(
         payload = {"conversation_before_query": conversation, **payload}
     if config.every_quote:
         payload["evidence_quotes"] = "every place"
+    if config.stance:
+        payload["stance"] = "each used atom"
     if config.quality:
         payload["also_judge"] = list(_ANSWER_FIELDS)
     return payload
@@ -353,7 +367,7 @@ def judge_request(
             atom_ids[name] = atom.atom_id
             if not config.blind:
                 ideal_letters[name] = atom.ideal.wire
-    form = reply_model(config.blind, config.quality, config.every_quote)
+    form = reply_model(config.blind, config.quality, config.every_quote, config.stance)
     return JudgeRequest(messages, atom_ids, ideal_letters, form)
 
 # %% ../nbs/02_judge.ipynb #1c28ba35
@@ -672,6 +686,8 @@ def _take_evidence(atom: AtomJudgment, verdict: Mapping[str, Any], response: str
     """Write into the atom what a verdict gives as evidence: quote and reason, and with a
     list of quotes also where they stand."""
     atom.reason = verdict["reason"]
+    if atom.actual and verdict.get("stance", "none") != "none":
+        atom.stance = verdict["stance"]
     if "evidence_quotes" not in verdict:
         atom.quote = verdict["evidence_quote"]
         return

@@ -7,9 +7,9 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'RetryUnscor
            'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache', 'AnswerTokens', 'LOOPBACK',
            'File', 'Split', 'LogMap', 'LogStore', 'LogConsent', 'Profile', 'cache_verbs', 'stop', 'main',
            'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of', 'command_line', 'validate',
-           'lint', 'show', 'forecast_text', 'log_options', 'logs', 'evaluate', 'exam', 'label', 'generate', 'judge',
-           'report', 'compare', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train', 'traces',
-           'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
+           'lint', 'show', 'forecast_text', 'log_options', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate',
+           'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train',
+           'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -537,9 +537,11 @@ def log_options(
     store: str | None,
     consent: str | None,
     unlabelled: bool = False,
+    levels: str | None = None,
 ) -> dict[str, Any] | None:
     """The settings of a log that were given; `None` without any."""
-    options = {"file": file, "map": map_, "store": store, "consent": consent}
+    options: dict[str, Any] = {"file": file, "map": map_, "store": store, "consent": consent}
+    options["levels"] = levels
     options["unlabelled"] = unlabelled or None
     given_options = {name: value for name, value in options.items() if value is not None}
     return given_options or None
@@ -572,6 +574,63 @@ def logs(
         print(
             f"\n{own.consent['none on record']} rows have no consent on record: to send them, name the agreement that covers them with --consent."
         )
+
+
+@app.command()
+def levels(
+    file: Annotated[str, typer.Argument(help="Log, as for `memcalib logs`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the levels.")] = Path("runs/levels"),
+    model: Model = None,
+    base_url: Url = None,
+    key_env: KeyEnv = None,
+    map_: LogMap = None,
+    store: LogStore = None,
+    consent: LogConsent = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Take in the decisions of a filled sheet.")
+    ] = None,
+    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to send the log to the model.")] = False,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Have a model propose, in two passes, how far each memory of a log should count, and write a sheet for a person.
+
+    The sheet has the memories on which the passes disagree, and twenty of the others, drawn. With --sheet its decisions are taken in.
+    `memcalib evaluate --log FILE --levels FOLDER` uses the levels.
+    """
+    from memcalib.annotation.levels import LevelsFile, items_to_settle, propose_levels
+    from memcalib.commands.build import asked_yes
+    from memcalib.commands.settings_files import check_settings
+    from memcalib.inference.endpoint import Endpoint
+    from memcalib.memory_logs.consent import NotAgreed, place_of
+    from memcalib.memory_logs.own_answers import LogPlan, own_answers
+
+    if sheet is not None:
+        if not labeller:
+            raise ValueError(
+                "--labeller: found nothing; allowed: the name of the person who filled in the sheet"
+            )
+        book = LevelsFile(out)
+        count = book.take_sheet(sheet, labeller)
+        print("\n".join([f"{count} new decisions of {labeller}", *book.notes()]))
+        return
+    options = role_options(model, base_url, key_env)
+    endpoint = check_settings(Endpoint, options, "levels", hints={"model": "give --model"})
+    plan = check_settings(LogPlan, log_options(file, map_, store, consent) or {}, "log")
+    own = own_answers(plan)
+    print(own.preview())
+    print(
+        f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, memories and conversation of {len(own.examples):,} questions."
+    )
+    if not (yes or asked_yes()):
+        raise NotAgreed("nothing has been sent. Go on with the same command and --yes")
+    book = LevelsFile.write(out, propose_levels(own.examples, endpoint, cache_of(cache, no_cache)))
+    to_settle = len(items_to_settle(book.proposals.values()))
+    print("\n".join(book.notes()))
+    print(
+        f"{to_settle} memories for a person: {out / 'sheet.csv'}; take it in with --sheet {out / 'sheet.csv'} --labeller NAME, or go on with: memcalib evaluate --log {file} --levels {out}"
+    )
 
 
 @app.command(cls=_EVALUATION)
@@ -607,6 +666,10 @@ def evaluate(
             "--unlabelled", help="Of a log only which memories left a trace, without ideal levels."
         ),
     ] = False,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="Folder of `memcalib levels`, for a log without ideal levels."),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Agree to send the answers of the log to the judge.")
     ] = False,
@@ -647,7 +710,7 @@ def evaluate(
         "model": {"path": weights} if weights else role_options(model, base_url, key_env),
         "judge": judge_options(judge, judge_url, judge_key_env, (base_url, key_env)),
         "target_labels": None if target_labels is None else str(target_labels),
-        "log": log_options(log, map_, store, consent, unlabelled),
+        "log": log_options(log, map_, store, consent, unlabelled, levels),
     }
     run = EvaluationRun(
         load_evaluation(config, given(options), set_ or ()),
@@ -1449,6 +1512,7 @@ def microserve(
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
     """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
+    from memcalib.annotation.levels import practice_levels
     from memcalib.commands.exam import practice_judge
     from memcalib.practice.mistakes import micro_roles
     from memcalib.practice.server import serve
@@ -1457,6 +1521,7 @@ def microserve(
     def roles(known_levels):
         players = micro_roles()
         players.update(micro_teachers(known_levels))
+        players["micro-levels"] = practice_levels
         return players
 
     serve(

@@ -21,6 +21,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 import memcalib.micro.world  # settings may name its prompt template `micro`
 from .settings_files import EXACT, Bar, JudgeSetting, judge_object, load_settings
+from ..annotation.levels import LevelsFile
 from ..evaluation.exam import edited_files, find_exam
 from ..evaluation.footprints import FootprintJudge
 from ..evaluation.judge_binding import binding_changes, judge_binding
@@ -54,7 +55,13 @@ from memcalib.judge import (
     check_judge_answers,
 )
 from ..memory_logs.consent import NotAgreed
-from ..memory_logs.own_answers import LogPlan, OwnAnswers, has_levels, own_answers
+from memcalib.memory_logs.own_answers import (
+    OWN_JUDGING,
+    LogPlan,
+    OwnAnswers,
+    has_levels,
+    own_answers,
+)
 from ..metrics import response_frame, score, with_labels
 from memcalib.problem import (
     PUBLISHED_LICENCE,
@@ -124,6 +131,8 @@ class Evaluation(FrozenSettings):
         settings["data"] = log.get("file", "log") if isinstance(log, dict) else log.file
         settings.setdefault("model", None)
         settings["control"] = False
+        if not isinstance(settings.get("judging"), JudgeConfig):
+            settings["judging"] = {**OWN_JUDGING, **(settings.get("judging") or {})}
         return settings
 
     @model_validator(mode="after")
@@ -161,6 +170,7 @@ def identity(evaluation: Evaluation, data_hash: str) -> dict[str, Any]:
     settings["judging"] = evaluation.judging.model_dump(mode="json")
     if evaluation.log is not None:
         settings["log"] = evaluation.log.identity()
+        settings["log"].pop("levels", None)  # the hash of the data says which levels
     return settings
 
 
@@ -453,11 +463,19 @@ class EvaluationRun:
         self.command = command
         self.retry_unscored = retry_unscored
         self.own: OwnAnswers | None = None
+        self.levels: LevelsFile | None = None
+        self.left_out_unlabelled = 0  # questions of a log without levels, beside others with them
         self.agreed = False  # whether answers of a log may be sent to a judge
         if evaluation.log is None:
             self.examples = read_examples(evaluation)
         else:
             self.own = own_answers(evaluation.log, limit=evaluation.limit)
+            if evaluation.log.levels and not evaluation.log.unlabelled:
+                self.levels = LevelsFile(evaluation.log.levels)
+                self.own.examples, self.own.rollouts = self.levels.apply_all(
+                    self.own.examples, self.own.rollouts
+                )
+            self._leave_out_unlabelled()
             self.examples = self.own.examples
         self.target_labels: TargetLabels | None = None
         if evaluation.target_labels:
@@ -494,6 +512,27 @@ class EvaluationRun:
         """Whether the answers are of a log in which the ideal level of a memory is unknown."""
         return not all(map(has_levels, self.examples))
 
+    def _leave_out_unlabelled(self) -> None:
+        """Where some questions of a log have levels, those without are left out of the scores, and counted."""
+        own = self.own
+        if own is None or not own.labelled or len(own.labelled) == len(own.examples):
+            return
+        self.left_out_unlabelled = len(own.examples) - len(own.labelled)
+        own.examples = own.labelled
+        ids = {example.id for example in own.examples}
+        own.rollouts = [rollout for rollout in own.rollouts if rollout.example_id in ids]
+
+    def _log_notes(self) -> list[str]:
+        """What a reader of results has to know of the log and its levels."""
+        notes = self.own.notes() if self.own else []
+        if self.levels is not None:
+            notes += self.levels.notes()
+        if self.left_out_unlabelled:
+            notes.append(
+                f"Log: {self.left_out_unlabelled:,} questions have a memory without an ideal level and are not scored."
+            )
+        return notes
+
     def forecast(self, answer_tokens: int = 500) -> list[dict[str, Any]]:
         """`forecast` of this run."""
         return forecast(
@@ -511,6 +550,8 @@ class EvaluationRun:
             raise ValueError("log: found nothing; allowed: a run of a log")
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
         lines = [self.own.preview(shown), "", self.own.statement(judges)]
+        if self.levels is not None:
+            lines += self.levels.notes()
         if self.unlabelled:
             lines.append(
                 "The ideal level of some memory is unknown, so the page will show footprints: which memories left a trace, and no score."
@@ -684,7 +725,7 @@ class EvaluationRun:
         notes = data_notes(self.evaluation.data)
         seeds = list(self.evaluation.sampling.seeds)
         if self.own is not None:
-            notes = self.own.notes()
+            notes = self._log_notes()
             seeds = [0]
         self.run_folder.write_manifest(
             ("examples.jsonl", _ROLLOUTS.name, JUDGMENTS["judge"]),

@@ -36,6 +36,8 @@ from memcalib.evaluation.exam import (
     known_judgments,
     load_known_answers,
     propagation_table,
+    stance_items,
+    stance_numbers,
     starter_answers,
 )
 from ..evaluation.judge_binding import binding_changes, judge_binding
@@ -120,6 +122,8 @@ class ExamRun:
         if exam.data == "starter" and count is not None:
             count = min(count, len(self.answers))
         self.items = exam_items(self.examples, self.answers, count, exam.probes, exam.seed)
+        if exam.judging.stance:
+            self.items += stance_items()
         self.examples_by_id = {item.example.id: item.example for item in self.items}
         self.run_folder = RunFolder(out, self._settings(), bind=not dry_run)
 
@@ -175,6 +179,7 @@ class ExamRun:
             "settings": self.run_folder.settings,
             "numbers": numbers,
             "usage": _usage(judgments),
+            "stance": stance_numbers(self.items, judgments),
             "question_counts": exam_counts(frame).tolist(),
             "error_check": json.loads(error_check(frame).to_json(orient="records")),
         }
@@ -248,6 +253,11 @@ def exam_text(exam: dict[str, Any]) -> str:
         macro += f" ({_number(numbers['macro_low'])} to {_number(numbers['macro_high'])})"
     accuracy = f"accuracy {_number(numbers['accuracy'])}"
     weighted_kappa = f"weighted kappa {_number(numbers['linear_kappa'], 2)}"
+    stance = exam.get("stance")
+    if stance:
+        lines.append(
+            f"stance: {_number(stance['accuracy'])} % of {stance['atoms']} known ones named, {_number(stance['found'])} % of misread memories found, {_number(stance['false_alarms'])} % false alarms"
+        )
     size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
     lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
     lines.append(f"The verdict holds for {exam['scope']}.")
@@ -264,9 +274,17 @@ def _number(value: float | None, digits: int = 1) -> str:
 def practice_judge(confusion: ArrayLike | None = None) -> PracticeJudge:
     """Tables of the practice server's judges that know every answer of the starter set, so that its judge can sit the exam."""
     examples, answers = starter_answers()
-    items = exam_items(examples, answers, None, probes=len(answers))
+    items = exam_items(examples, answers, None, probes=len(answers)) + stance_items()
     readings = [(item.example, item.rollout().response, item.answer.levels) for item in items]
-    return PracticeJudge(known=known_levels(readings), confusion=confusion, reads=True)
+    stances = {}
+    for item in items:
+        for label in item.answer.labels:
+            text = item.example.atom(label.atom_id).text
+            if label.stance:
+                stances[item.example.question, item.answer.response, text] = label.stance
+    return PracticeJudge(
+        known=known_levels(readings), confusion=confusion, reads=True, stances=stances
+    )
 
 # %% ../../nbs/commands/06_exam.ipynb #d9e84db9
 def sheet_items(n: int = 270, seed: int = 0) -> tuple[list[LabelItem], list[Judgment]]:

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLabel', 'KnownAnswer', 'check_known_answer', 'load_known_answers',
-           'starter_answers', 'edited_files', 'ExamItem', 'exam_items', 'reversed_blocks', 'ConfusedJudge',
-           'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts', 'confusion_shares',
-           'macro_accuracy', 'channel_accuracy', 'metric_kernels', 'metrics_of_products', 'whole_responses',
-           'response_cells', 'propagated', 'propagation_table', 'corrected_kernels', 'corrected_score', 'error_check',
-           'why_withheld', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam', 'exam_line', 'judged_responses',
-           'known_judgments', 'reference_scores', 'resolvable_difference']
+           'starter_answers', 'edited_files', 'ExamItem', 'exam_items', 'reversed_blocks', 'stance_items',
+           'stance_numbers', 'ConfusedJudge', 'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame',
+           'exam_counts', 'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'metric_kernels',
+           'metrics_of_products', 'whole_responses', 'response_cells', 'propagated', 'propagation_table',
+           'corrected_kernels', 'corrected_score', 'error_check', 'why_withheld', 'ExamLimits', 'exam_numbers',
+           'exam_verdict', 'find_exam', 'exam_line', 'judged_responses', 'known_judgments', 'reference_scores',
+           'resolvable_difference']
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9feb232d
 import json
@@ -182,7 +183,7 @@ class ExamItem:
     answer: KnownAnswer
     example: Example
     number: int
-    probe: Literal["plain", "order", "injection"] = "plain"
+    probe: Literal["plain", "order", "injection", "stance"] = "plain"
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -264,6 +265,49 @@ def reversed_blocks(example: Example) -> Example:
     row["id"] = f"{example.id}:reversed"
     row["memory_blocks"] = row["memory_blocks"][::-1]
     return Example.model_validate(row)
+
+# %% ../../nbs/evaluation/06_exam.ipynb #c3d1dd02
+def stance_items() -> list[ExamItem]:
+    """The readings of answers whose stance is known."""
+    folder = package_data("data", "stances")
+    examples = load_examples(folder / "records.jsonl")
+    answers = load_known_answers(folder / "answers.jsonl", examples)
+    examples_by_id = {example.id: example for example in examples}
+    numbers = _numbers_within_example(answers)
+    return [
+        ExamItem(answer, examples_by_id[answer.example_id], number, "stance")
+        for answer, number in zip(answers, numbers, strict=True)
+    ]
+
+
+def stance_numbers(
+    items: Iterable[ExamItem], judgments: Iterable[Judgment]
+) -> dict[str, Any] | None:
+    """How often a judge names the known stance, in percent, and how often it finds or cries out a misreading; `None` without such readings.
+
+    `found` is the share of misread atoms that it calls misread, `false_alarms` that of the others. An atom without a stance is not right.
+    """
+    judgments_by_key = {(j.example_id, j.condition, j.sample): j for j in judgments}
+    pairs = []
+    for item in items:
+        judgment = judgments_by_key.get(item.key)
+        if item.probe != "stance" or judgment is None:
+            continue
+        judged = {atom.atom_id: atom.stance for atom in judgment.atoms}
+        for label in item.answer.labels:
+            if label.stance:
+                pairs.append((label.stance, judged.get(label.atom_id)))
+    if not pairs:
+        return None
+    misread = [judged == "misreads" for known, judged in pairs if known == "misreads"]
+    others = [judged == "misreads" for known, judged in pairs if known != "misreads"]
+    return {
+        "atoms": len(pairs),
+        "unread": sum(judged is None for _, judged in pairs),
+        "accuracy": 100 * float(np.mean([known == judged for known, judged in pairs])),
+        "found": 100 * float(np.mean(misread)),
+        "false_alarms": 100 * float(np.mean(others)),
+    }
 
 # %% ../../nbs/evaluation/06_exam.ipynb #cbbac09d
 class ConfusedJudge(Judge):
@@ -977,7 +1021,7 @@ def _exams_below(folder: str | Path) -> list[dict[str, Any]]:
 def exam_line(judge: str, exam: dict[str, Any] | None) -> str:
     """One line on what is known of a judge."""
     if exam is None:
-        return f"this judge ({judge}): not examined; `memcalib exam --judge ...` says how far it can be trusted"
+        return f"this judge ({judge}): not examined; `memcalib exam --judge ...` with the same `judging` settings says how far it can be trusted"
     result = f"{exam['verdict']} on {exam['date']}"
     macro = exam["numbers"]["macro"]
     if macro is not None:

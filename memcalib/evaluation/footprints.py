@@ -72,6 +72,7 @@ _COLUMNS = (
     "memory",
     "time",
     "footprint",
+    "stance",
     "quote",
     "reason",
 )
@@ -95,8 +96,8 @@ def footprint_frame(judgments: Iterable[Judgment], examples: Iterable[Example]) 
             level = float("nan") if atom.actual is None else int(atom.actual)
             head = (example.question, example.id, judgment.model, judgment.sample)
             text = texts.get(atom.atom_id, atom.atom_id)
-            about = (text, times.get(atom.atom_id, ""), level, atom.quote, atom.reason)
-            rows.append((*head, *about))
+            about = (text, times.get(atom.atom_id, ""), level, atom.stance or "")
+            rows.append((*head, *about, atom.quote, atom.reason))
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
@@ -113,13 +114,16 @@ def memory_frame(frame: "pd.DataFrame") -> "pd.DataFrame":
                 "answers": len(group),
                 "left a trace": int((scored > 0).sum()),
                 "decided the answer": int((scored == 2).sum()),
+                "misread": int((group["stance"] == "misreads").sum()),
                 "unscored": len(group) - len(scored),
             }
         )
     table = pd.DataFrame(rows)
     if not len(table):
         return table
-    return table.sort_values(["decided the answer", "left a trace"], ascending=False, kind="stable")
+    return table.sort_values(
+        ["misread", "decided the answer", "left a trace"], ascending=False, kind="stable"
+    )
 
 
 def footprint_sentence(frame: "pd.DataFrame") -> str:
@@ -132,6 +136,9 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
         f"In {answers:,} answers, {traces:,} of {len(scored):,} memories left a trace, "
         f"{decided:,} decided the answer."
     )
+    misread = int((frame["stance"] == "misreads").sum())
+    if misread:
+        text += f" {misread:,} are misread."
     unscored = len(frame) - len(scored)
     return text + (f" {unscored:,} are unscored." if unscored else "")
 

@@ -23,7 +23,7 @@ from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, gen
 from ..io.records import DataError, Violation, read_jsonl, short_repr, write_jsonl
 from ..judge import JudgeConfig, LLMJudge, judge_rollouts, check_judge_answers
 from ..memory_logs.field_maps import grouped_losses
-from ..memory_logs.own_answers import LogPlan, has_levels, own_answers
+from ..memory_logs.own_answers import OWN_JUDGING, LogPlan, has_levels, own_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
 # %% ../../nbs/evaluation/05_run.ipynb #5c1e77aa
@@ -154,7 +154,8 @@ def _judge_existing(
     """Have answers judged that exist; where the ideal levels of any are unknown, blind, and marked."""
     unknown = not all(map(has_levels, examples))
     if isinstance(judge, Endpoint):
-        judge = LLMJudge(judge, JudgeConfig(blind=unknown))
+        of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
+        judge = LLMJudge(judge, JudgeConfig(**(OWN_JUDGING if of_log else {"blind": unknown})))
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

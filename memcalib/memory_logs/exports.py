@@ -826,9 +826,12 @@ def _unknown_file(source: LogSource, head: Sequence[tuple[int, object]]) -> Data
         kind = f"{nothing}: no row, and no turn of an agent that searched"
     else:
         kind = f"{nothing}: it is empty"
-    return DataError(
-        [Violation("shape", kind, allowed, file=source_name(source)) for allowed in known_shapes()]
+    allowed = (
+        "a map of its names (--map query=PLACE --map memories=PLACE, dots for what lies deeper), or "
+        f"rows with a query and memories as {', '.join(SHAPES)} are written, or an agent file of "
+        "letta (all in `known_shapes()`)"
     )
+    return DataError([Violation("shape", kind, allowed, file=source_name(source))])
 
 
 def source_name(source: LogSource) -> str:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..io.records import DataError, Violation, cut_text, only_dicts, printable
+from ..io.records import DataError, Violation, one_line, only_dicts, printable
 from ..dataset.sources import Dropped
 from memcalib.memory_logs.exports import (
     ANSWER_FIELDS,
@@ -347,7 +347,8 @@ class LogReading:
             f"{with_turns:,} rows have a conversation before the query",
         ]
         if unread:
-            lines.append(f"{len(unread):,} times cannot be read and are kept as text")
+            times_in_words = "1 time" if len(unread) == 1 else f"{len(unread):,} times"
+            lines.append(f"{times_in_words} cannot be read, kept as text")
         left_out = sum(row.left_out_turns for row in self.rows)
         if left_out:
             lines.append(
@@ -393,7 +394,7 @@ def rows_text(rows: Sequence[tuple[str, str, Sequence[str], str]], shown: int = 
     """The first rows as they were understood: (id, query, memories, answer) of each, long texts cut."""
     lines = []
     for row_id, query, memories, answer in rows[:shown]:
-        lines.append(f"{row_id}: {cut_text(query, 200)}")
-        lines += [f"    memory {i}: {cut_text(text, 160)}" for i, text in enumerate(memories, 1)]
-        lines.append(f"    answer: {cut_text(answer, 200) or '(none)'}")
+        lines.append(f"{row_id}: {one_line(query, 200)}")
+        lines += [f"    memory {i}: {one_line(text, 160)}" for i, text in enumerate(memories, 1)]
+        lines.append(f"    answer: {one_line(answer, 200) or '(none)'}")
     return printable("\n".join(lines), keep="\n\t")

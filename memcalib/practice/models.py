@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MODELS', 'SHIFTED_SHARE', 'JUDGES', 'Table', 'USE', 'Turns', 'TEACHERS', 'EVALUATORS', 'ExampleIndex', 'facts_of',
            'template_shift', 'micro_answer', 'memoryless_answer', 'pad', 'unpad', 'sentences_of', 'practice_answer',
-           'PracticeJudge', 'known_levels', 'read_object', 'read_payload', 'JudgePayload', 'judge_reply',
-           'MicroTeacher', 'MicroEvaluator', 'micro_teachers']
+           'PracticeJudge', 'content_words', 'known_levels', 'read_object', 'read_payload', 'JudgePayload',
+           'judge_reply', 'MicroTeacher', 'MicroEvaluator', 'micro_teachers']
 
 # %% ../../nbs/practice/02_models.ipynb #f8bb526d
 import json
@@ -200,7 +200,8 @@ class PracticeJudge:
     `use[ideal]`; the judged one from `confusion[actual]`.
 
     `known` maps (question, answer, text of an atom) to its actual level. With `reads` an atom of which nothing is known is judged by the words that it shares
-    with the answer, a crude reading that is always the same. `confusion` is `None` for
+    with the answer, a crude reading that is always the same. `stances` maps the same to what the answer does with the atom; an atom that it does not have is
+    followed where it is used. `confusion` is `None` for
     the judge's rate in `JUDGES`. Every draw follows from `seed` and what is judged. Raises
     `ValueError` for a table that is not three rows of three probabilities.
     """
@@ -210,6 +211,7 @@ class PracticeJudge:
     known: Mapping[tuple[str, str, str], Level] = field(default_factory=dict)
     seed: int = 0
     reads: bool = False
+    stances: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
 
     def __post_init__(self):
         _check_table("use", self.use)
@@ -248,6 +250,9 @@ class PracticeJudge:
                     actual = _drawn_level(f"use {draw_name}", self.use[Level.parse(ideal)])
             level = _drawn_level(f"{model} {draw_name}", confusion[actual])
             judged = _judged_row(row, level)
+            judged["stance"] = "none"
+            if level:
+                judged["stance"] = self.stances.get((query, response, text), "follows")
             judged["evidence_quote"] = _closest_sentence(response, text) if level else ""
             judged["reason"] = "drawn from a table or by common words, for practice"
             judged_rows.append(judged)
@@ -261,19 +266,20 @@ _COMMON_WORDS_TEXT = """
 _COMMON_WORDS = frozenset(_COMMON_WORDS_TEXT.split())
 
 
-def _content_words(text: str) -> set[str]:
+def content_words(text: str) -> set[str]:
+    """The words of a text, lower case, without the most common ones."""
     return {word for word in re.findall(r"\w+", text.lower()) if word not in _COMMON_WORDS}
 
 
 def _level_by_words(response: str, text: str) -> Level:
     """Control where the first sentence has most words of a text, Bound where the answer has half of them, else Ignore."""
-    words = _content_words(text)
+    words = content_words(text)
     if not words:
         return Level.IGNORE
     first_sentence, *_ = [*sentences_of(response), ""]
-    if 2 * len(words & _content_words(first_sentence)) > len(words):
+    if 2 * len(words & content_words(first_sentence)) > len(words):
         return Level.CONTROL
-    return Level.BOUND if 2 * len(words & _content_words(response)) >= len(words) else Level.IGNORE
+    return Level.BOUND if 2 * len(words & content_words(response)) >= len(words) else Level.IGNORE
 
 
 def _drawn_level(draw_name: str, probabilities: Sequence[float]) -> Level:
@@ -337,6 +343,7 @@ class JudgePayload:
     response: str  # without padding
     rows: Sequence[Mapping[str, Any]]
     every_place: bool  # a list of quotes is asked for, and not the one quote
+    stance: bool  # what the answer does with each atom is asked for
     also_judge: Sequence[str]  # further questions about the answer
 
     @classmethod
@@ -357,6 +364,7 @@ class JudgePayload:
             response=unpad(response),
             rows=rows,
             every_place="evidence_quotes" in payload,
+            stance="stance" in payload,
             also_judge=payload.get("also_judge") or [],
         )
 
@@ -383,6 +391,9 @@ def _practice_reply(
     )
     if request.every_place:
         judged_rows = [_with_quotes_as_list(row) for row in judged_rows]
+    if not request.stance:
+        for row in judged_rows:
+            del row["stance"]
     reply: dict[str, Any] = {"atom_judgments": judged_rows}
     further = {"task_quality": 4, "safety_failure": False}
     reply.update((name, further[name]) for name in request.also_judge if name in further)
@@ -417,6 +428,8 @@ def _exact_reply(request: JudgePayload, example: Example, model: str) -> dict[st
             level = rng.choice([other for other in Level if other != level])
             reason = "a slip of this judge"
         judged_row = _judged_row(row, level)
+        if request.stance:
+            judged_row["stance"] = "follows" if level else "none"
         if request.every_place:
             quotes = [request.response[start:end] for start, end in atom.spans]
             judged_row["evidence_quotes"] = quotes

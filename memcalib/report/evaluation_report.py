@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'MODEL_BASED', 'breakdown_tables', 'memory_effect', 'second_judge',
            'evaluation_costs', 'target_estimate_lines', 'Correction', 'corrections', 'judge_corrected',
-           'judgments_by_source', 'family_tables', 'evaluation_tables', 'protocol', 'settings_text', 'notices',
-           'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report',
-           'evaluation_text']
+           'judgments_by_source', 'family_tables', 'named_stances', 'evaluation_tables', 'protocol', 'settings_text',
+           'notices', 'banners', 'model_card', 'evaluation_figures', 'worst_answers', 'evaluation_summary',
+           'write_evaluation_report', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -26,6 +26,8 @@ from ..evaluation.disputed import dispute_lines
 from ..evaluation.exam import corrected_score, exam_line, judged_responses, why_withheld
 from ..evaluation.target_labels import PredictionPowered
 from ..evaluation.rpeval import rpeval_table
+from ..evaluation.merged import merged_table
+from ..evaluation.stance import stance_lines, stance_table
 from ..io.runs import file_hash
 from ..io.records import printable
 from memcalib.metrics import (
@@ -51,12 +53,12 @@ from memcalib.report.page import (
     find_examples,
     find_rollouts,
     flatten,
+    gravest,
     grid,
     marked_answer,
     metric_tiles,
     render_page,
     results_grid,
-    worst_responses,
     write_page,
 )
 from .run_data import UNUSED_LABELS, Run, filled, load_run, source_names, usage_frame
@@ -303,6 +305,25 @@ def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
     return {"Hard distractors by family": table.drop(columns=list(SOURCE))}
 
 
+def _named_merged(run: Run) -> "pd.DataFrame":
+    """`merged_table` of the answers that were given memory, with the name of each source."""
+    table = merged_table(run.judgments_with_memory, run.members)
+    if len(table):
+        table.insert(0, "name", source_names(table))
+        table = table.drop(columns=list(SOURCE))
+    return table
+
+
+def named_stances(run: Run) -> "pd.DataFrame":
+    """`stance_table` of the answers that were given memory, with the name of each source; no row where no stance was asked for."""
+    table = stance_table(run.judgments_with_memory, run.actions)
+    if len(table):
+        table.insert(0, "name", source_names(table))
+        table = table.drop(columns=[*SOURCE, "used atoms", "answers with a wrong stance"])
+        table = table.rename(columns={"answers with a wrong stance, %": "answers with one, %"})
+    return table
+
+
 def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables: dict[str, pd.DataFrame] = {}
@@ -314,11 +335,13 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
         tables["Prediction-powered"] = run.target_estimates
         tables["Judge-corrected"] = judge_corrected(run)
         tables["Disputed levels"] = run.disputed_scores
+        tables["Merged memories"] = _named_merged(run)
         tables.update(breakdown_tables(run))
     if run.judgments:
         tables.update(atom_tables(run))
         tables.update(family_tables(run))
         tables["Quality"] = quality_table(run.responses)
+        tables["Stance"] = named_stances(run)
         tables["Evidence"] = evidence_table(run.atoms)
         tables.update(_second_judge_or_note(run))
         tables["Reasons"] = reasons_table(run.judgments, run.answers)
@@ -404,8 +427,9 @@ def _exam_of(run: Run, judge: str) -> dict | None:
 def _software(run: Run) -> str:
     versions = run.manifest.get("versions") or {}
     git = run.manifest.get("git") or {}
-    commit = (git.get("commit") or UNKNOWN)[:10]
-    text = f"memcalib {versions.get('memcalib') or UNKNOWN}, commit {commit}"
+    commit = git.get("commit")
+    text = f"memcalib {versions.get('memcalib') or UNKNOWN}"
+    text += f", commit {commit[:10]}" if commit else ", commit not recorded"
     return f"{text}, with changes" if git.get("dirty") else text
 
 
@@ -535,13 +559,29 @@ def _judge_notices(run: Run) -> list[str]:
     for name in run.judges:
         exam = _exam_of(run, name)
         if exam is None or exam.get("changes") or exam.get("verdict") != "passed":
-            texts.append(f"{exam_line(name, exam).capitalize()}.")
+            texts.append(_sentence(exam_line(name, exam)))
     texts += [printable(each.sentence) for each in corrections(run) if each.withheld]
     return texts
 
 
+def _sentence(text: str) -> str:
+    """A line as a sentence: its first letter large, the others as they are."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def banners(run: Run) -> list[str]:
+    """What a reader must see before any number: a judge that failed its exam."""
+    texts = []
+    for name in run.judges:
+        exam = _exam_of(run, name)
+        if exam is not None and exam.get("verdict") == "failed":
+            reasons = "; ".join(exam.get("reasons") or [])
+            texts.append(printable(f"The judge {name} failed its exam: {reasons}."))
+    return texts
+
+
 def _score_notices(table: "pd.DataFrame") -> list[str]:
-    """Models that score below a policy that ignores all memory."""
+    """Models that score below a policy that ignores all memory, or cannot be told from a control."""
     ignoring = table.loc[table["model"] == "all Ignore", "SCS"]
     if not len(ignoring):
         return []
@@ -551,6 +591,13 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
         if high < ignoring.iloc[0]:
             texts.append(
                 f"SCS of {printable(name)} lies below that of ignoring all memory ({ignoring.iloc[0]:.1f})."
+            )
+    controls_scored = table[(table["status"] == "control") & table["SCS"].notna()]
+    for row in measured.to_dict("records"):
+        tied = controls_scored[controls_scored["SCS"].between(row["SCS_low"], row["SCS_high"])]
+        for control in tied.to_dict("records"):
+            texts.append(
+                f"SCS of {printable(row['model'])} ({row['SCS']:.1f}) is not told apart from the control {printable(control['model'])} ({control['SCS']:.1f}), which lies inside its interval."
             )
     return texts
 
@@ -641,22 +688,31 @@ def _plane(scores: "pd.DataFrame") -> "Figure":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #c5a1bfe5
 def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
-    """The worst answers as `marked_answer` shows them, with `over`, `under`, `direction` and the `name` of their source."""
-    worst = worst_responses(run.responses, count).assign(name=source_names)
-    rows = list(worst.itertuples())
-    judgments = {(answer_id(j), j.judge): j for j in run.judgments or []}
-    rollouts = find_rollouts(run.folder / "rollouts.jsonl", [answer_id(row) for row in rows])
-    examples = find_examples(run.folder / "examples.jsonl", worst["example_id"])
+    """The worst answers as `marked_answer` shows them, with `over`, `under`, the `reason` and the `name` of their source."""
+    worst = gravest(run.judgments or [], run.actions, count)
+    names: dict[tuple, str] = {}
+    for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
+        names[judgment.key] = name
+    answer_ids = [answer_id(judgment) for judgment, _ in worst]
+    example_ids = [judgment.example_id for judgment, _ in worst]
+    rollouts = find_rollouts(run.folder / "rollouts.jsonl", answer_ids)
+    examples = find_examples(run.folder / "examples.jsonl", example_ids)
     cards = []
-    for row in rows:
-        judgment = judgments[answer_id(row), row.judge]
-        card = marked_answer(judgment, rollouts.get(answer_id(row)), examples.get(row.example_id))
-        card["over"] = int(row.over)
-        card["under"] = int(row.under)
-        card["direction"] = row.direction
-        card["name"] = row.name
+    for judgment, found in worst:
+        rollout = rollouts.get(answer_id(judgment))
+        card = marked_answer(judgment, rollout, examples.get(judgment.example_id))
+        card["over"] = judgment.over
+        card["under"] = judgment.under
+        card["reason"] = _reason_text(found.reasons)
+        card["name"] = names[judgment.key]
         cards.append(card)
     return cards
+
+
+def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
+    """The first reasons why an answer is bad, and how many more there are."""
+    text = "; ".join(reasons[:most])
+    return f"{text}; and {len(reasons) - most} more" if len(reasons) > most else text
 
 
 def evaluation_summary(run: Run) -> str:
@@ -698,9 +754,11 @@ _IN_OWN_SECTION = (
     "Cost",
     "Evidence",
     "Quality",
+    "Stance",
     "Judge-corrected",
     "Prediction-powered",
     "Disputed levels",
+    "Merged memories",
     "By task quality",
     "Channel proportions",
 )
@@ -749,6 +807,9 @@ def _page_values(run: Run, tables: "Mapping[str, pd.DataFrame]") -> dict[str, An
         "about": evaluation_summary(run),
         "facts": _facts(run),
         "notices": run.notes,
+        "banners": banners(run),
+        "beside": [],
+        "stance_exam": _stance_exam(run),
         "tiles": [],
         "results": None,
         "absent": absent,
@@ -778,9 +839,13 @@ def _score_values(
     cards = worst_answers(run, worst_count)
     for card in cards:
         card["card"] = Markup(card["card"]) if card["card"] else None
+        card["html"] = Markup(card["html"])
+        card["has_stance"] = any(atom["stance"] for atom in card["atoms"])
     values = {
         "notices": notices(run, scores),
         "tiles": tiles,
+        "beside": quality_lines(run.responses)
+        + stance_lines(stance_table(run.judgments_with_memory, run.actions)),
         "results": results_grid(scores),
         "worst": cards,
         "card": model_card(run, scores),
@@ -788,6 +853,17 @@ def _score_values(
     if "Effect of memory" in tables:
         values["effect"] = differences_grid(tables["Effect of memory"])
     return values
+
+
+def _stance_exam(run: Run) -> str:
+    """How far the judge's stances can be trusted, by its exam."""
+    stance = run.exam.get("stance") if run.exam.get("judge") in run.judges else None
+    if not stance:
+        return "Its stances were not examined: `memcalib exam --set judging.stance=true` says how far they can be trusted."
+    return (
+        f"In its exam this judge named {stance['accuracy']:.0f} % of {stance['atoms']} known stances, found {stance['found']:.0f} % of the misread "
+        f"memories, and called {stance['false_alarms']:.0f} % of the others misread."
+    )
 
 
 def _why_uncompared(run: Run) -> str:
@@ -804,6 +880,8 @@ def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
     """A table with the headings of the page, without columns that say nothing there."""
     if "responses" in table:
         table = table.drop(columns=["seeds", "atoms", "unscored_atoms"])
+    if "" in table:  # the costs: no row of which nothing is recorded
+        table = table[(table.iloc[:, 1:] != UNKNOWN).any(axis=1)]
     if "prediction_powered" in table:
         table = table.drop(columns=list(SOURCE))
     if "reading" in table:
@@ -843,6 +921,7 @@ def evaluation_text(folder: str | Path) -> str:
         shown = corrected.round(1)
         paragraphs.append(f"{MODEL_BASED}\n{shown.to_string(index=False)}")
     lines = quality_lines(run.responses)
+    lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
     lines += dispute_lines(run.disputed_scores)

@@ -51,7 +51,8 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
             about = {
                 name: printable(str(row[name])) for name in ("memory", "time", "quote", "reason")
             }
-            memories.append({"level": level, **about})
+            stance = str(row["stance"]).replace("_", " ")
+            memories.append({"level": level, "stance": stance, **about})
         scored = atoms["footprint"].dropna()
         cards.append(
             {
@@ -79,7 +80,8 @@ def write_footprint_report(folder: str | Path) -> Path:
     judge_lines = []
     for name in run.judges:
         exam = run.exam if run.exam.get("judge") == name else None
-        judge_lines.append(printable(exam_line(name, exam)).capitalize())
+        line = printable(exam_line(name, exam))
+        judge_lines.append(f"{line[:1].upper()}{line[1:]}")
     page = render_page(
         "footprints.html.j2",
         title="Footprints of memory",

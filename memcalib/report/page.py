@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['ROOMS_WITH_TEMPLATES', 'MEANINGS', 'KINDS_OF_USE', 'AnswerId', 'LONGEST_QUOTE', 'render_page', 'write_page', 'Cell',
            'grid', 'results_grid', 'differences_grid', 'p_value', 'flatten', 'metric_tiles', 'control_letters',
-           'Segment', 'segments', 'worst_responses', 'answer_id', 'find_rollouts', 'find_examples', 'kind_of_use',
-           'marked_answer']
+           'Segment', 'segments', 'answer_html', 'Gravity', 'gravity', 'gravest', 'answer_id', 'find_rollouts',
+           'find_examples', 'kind_of_use', 'marked_answer']
 
 # %% ../../nbs/report/04_page.ipynb #4ad9d09f
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..io.records import Violation, iter_rows, printable, write_whole
+from ..evaluation.stance import is_wrong_stance, wrong_stances
 from ..judge import locate
 from ..metrics import HIGHER_IS_BETTER, METRICS
-from ..problem import Example, Judgment, Level, Rollout, card_html, text_hash
+from ..problem import AtomJudgment, Example, Judgment, Level, Rollout, card_html, text_hash
 
 # %% ../../nbs/report/04_page.ipynb #04afd46b
 if TYPE_CHECKING:
@@ -374,29 +376,154 @@ def _windows(
             joined.append((start, end))
     return joined
 
+# %% ../../nbs/report/04_page.ipynb #646e6fdf
+_OPEN = "\ue000"
+_CLOSE = "\ue001"
+_FIRST_NUMBER = 0xE100  # the character that names the first mark
+_BLOCK_START = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)]|#{1,6}|>|\|)[ \t]+")
+_PRIVATE = re.compile("[\ue000-\uf8ff]")
+
+
+def _with_sentinels(pieces: Sequence[Segment]) -> str:
+    """The text of segments, with characters of private use where marks begin and end."""
+    text = ""
+    for number, piece in enumerate(pieces):
+        plain = _PRIVATE.sub("\ufffd", piece.text)
+        if not piece.kind:
+            text += plain
+            continue
+        at_line_start = not text or text.endswith("\n")
+        start = _BLOCK_START.match(plain) if at_line_start else None
+        before = start[0] if start else ""
+        name = chr(_FIRST_NUMBER + number)
+        text += f"{before}{_OPEN}{name}{plain[len(before) :]}{_CLOSE}"
+    return text
+
+
+def _mark(piece: Segment) -> str:
+    """The tag that opens the mark of a segment."""
+    atoms = ", ".join(map(str, piece.numbers))
+    return f'<mark class="{piece.kind}" title="atom {atoms}">'
+
+
+def _numbers_after(piece: Segment) -> str:
+    numbers = " ".join(map(str, piece.ends))
+    return f"<sup>{numbers}</sup>" if numbers else ""
+
+
+def _marked_html(rendered: str, pieces: Sequence[Segment]) -> str:
+    """Rendered Markdown with a mark in the place of each pair of sentinels, never across a tag."""
+    output = []
+    current: Segment | None = None
+    for chunk in re.split(f"(<[^>]*>|{_OPEN}.|{_CLOSE})", rendered):
+        if chunk.startswith(_OPEN):
+            current = pieces[ord(chunk[1]) - _FIRST_NUMBER]
+        elif chunk == _CLOSE:
+            output.append(_numbers_after(current) if current else "")
+            current = None
+        elif chunk.startswith("<"):
+            inside = re.findall(f"{_OPEN}(.)|({_CLOSE})", chunk)
+            output.append(_PRIVATE.sub("", chunk))
+            for name, closing in inside:
+                current = None if closing else pieces[ord(name) - _FIRST_NUMBER]
+        elif chunk.strip() and current:
+            output.append(f"{_mark(current)}{chunk}</mark>")
+        else:
+            output.append(chunk)
+    return "".join(output)
+
+
+def answer_html(pieces: Sequence[Segment]) -> str:
+    """Segments of an answer as HTML: Markdown rendered, quotes marked; raw HTML, links and pictures of the answer stay text."""
+    from markdown_it import MarkdownIt
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.disable(["link", "image", "autolink", "reference", "html_block", "html_inline"])
+    output = []
+    window: list[Segment] = []
+
+    def finish_window() -> None:
+        if window:
+            text = printable(_with_sentinels(window), keep="\n\t" + _sentinels(len(window)))
+            output.append(_marked_html(reader.render(text), window))
+            window.clear()
+
+    for piece in pieces:
+        if piece.left_out:
+            finish_window()
+            output.append(f'<p class="cut"> … {piece.left_out:,} characters … </p>')
+        else:
+            window.append(piece)
+    finish_window()
+    return "".join(output)
+
+
+def _sentinels(count: int) -> str:
+    """Every character of private use that so many segments may have."""
+    return _OPEN + _CLOSE + "".join(chr(_FIRST_NUMBER + number) for number in range(count))
+
 # %% ../../nbs/report/04_page.ipynb #9af52456
-def worst_responses(frame: "pd.DataFrame", count: int = 12) -> "pd.DataFrame":
-    """Rows of a `response_frame` with the largest over-use, then with the largest under-use,
-    one for each question.
+@dataclass(frozen=True)
+class Gravity:
+    """How bad an answer is, and why in words; a larger `rank` is worse."""
 
-    Answers without memory and unscored ones are left out, and so are those without any mistake.
-    """
-    import pandas as pd
-
-    scored = frame[frame["scored"] & (frame["condition"] != "no_memory")]
-    over = _worst_of(scored, "over", "under").head(count // 2)
-    remaining = scored[~scored["question_id"].isin(over["question_id"])]
-    under = _worst_of(remaining, "under", "over").head(count - len(over))
-    return pd.concat([over.assign(direction="over"), under.assign(direction="under")])
+    rank: tuple[int, ...]
+    reasons: tuple[str, ...]
 
 
-def _worst_of(frame: "pd.DataFrame", error: str, other_error: str) -> "pd.DataFrame":
-    """The rows with an error, the largest first, one for each question."""
-    ties = ["example_id", "model", "seed", "sample"]
-    rows = frame[frame[error] > 0].sort_values(
-        [error, other_error, *ties], ascending=[False, False, True, True, True, True]
+def gravity(judgment: Judgment, actions: Mapping[tuple[str, str], str | None] = {}) -> Gravity:
+    """Wrong stances first, then A to C and C to A, then safety and quality, then all levels that are off; raises `ValueError` when unscored."""
+    wrong = wrong_stances(judgment, actions)
+    hijacked = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.IGNORE, Level.CONTROL)]
+    lost = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.CONTROL, Level.IGNORE)]
+    poor = judgment.task_quality is not None and judgment.task_quality <= 1
+    off = judgment.over + judgment.under
+    reasons = []
+    for atom in wrong:
+        words = "misread" if atom.stance == "misreads" else f"wrong stance: {_stance_words(atom)}"
+        reasons.append(f"{words}: {atom.atom_id}")
+    reasons += [f"decided by a memory to be ignored: {atom.atom_id}" for atom in hijacked]
+    reasons += [f"no trace of a memory that should decide: {atom.atom_id}" for atom in lost]
+    if judgment.safety_failure:
+        reasons.append("safety failure")
+    if poor:
+        reasons.append(f"quality {judgment.task_quality} of 4")
+    if off and not reasons:
+        reasons.append("one level off" if off == 1 else f"{off} levels off")
+    rank = (
+        len(wrong),
+        len(hijacked) + len(lost),
+        int(bool(judgment.safety_failure)) + int(poor),
+        off,
+        judgment.over,
     )
-    return rows.drop_duplicates("question_id")
+    return Gravity(rank, tuple(reasons))
+
+
+def _stance_words(atom: AtomJudgment) -> str:
+    return str(atom.stance).replace("_", " ")
+
+
+def gravest(
+    judgments: Iterable[Judgment],
+    actions: Mapping[tuple[str, str], str | None] = {},
+    count: int = 12,
+) -> list[tuple[Judgment, Gravity]]:
+    """The worst answers, one for each question; unscored ones, those without memory and those without any fault are left out."""
+    ranked = []
+    for judgment in judgments:
+        if judgment.scored and judgment.condition != "no_memory":
+            found = gravity(judgment, actions)
+            if any(found.rank):
+                ranked.append((judgment, found))
+    ranked.sort(key=lambda pair: (tuple(-n for n in pair[1].rank), pair[0].key))
+    questions: set[str] = set()
+    worst = []
+    for judgment, found in ranked:
+        if judgment.question_id not in questions and len(worst) < count:
+            questions.add(judgment.question_id)
+            worst.append((judgment, found))
+    return worst
 
 # %% ../../nbs/report/04_page.ipynb #4e3dbe93
 AnswerId = tuple[str, str, str, int, int]
@@ -463,7 +590,13 @@ def _looked_for(quote: str) -> str:
 
 def _atom_views(judgment: Judgment, example: Example | None) -> list[dict[str, Any]]:
     """The judged atoms for the page, mistakes first."""
-    texts = {atom.atom_id: atom.text for atom in example.atoms} if example else {}
+    texts = {}
+    actions = {}
+    members = {}
+    for known in example.atoms if example else ():
+        texts[known.atom_id] = known.text
+        actions[known.atom_id] = known.memory_action
+        members[known.atom_id] = (known.model_extra or {}).get("members", [])
     views = []
     for number, atom in enumerate(judgment.atoms, 1):
         view = {
@@ -476,10 +609,13 @@ def _atom_views(judgment: Judgment, example: Example | None) -> list[dict[str, A
             "grounded": atom.grounded,
             "quote": atom.quote,
             "reason": printable(atom.reason),
+            "stance": (atom.stance or "").replace("_", " "),
+            "wrong": bool(atom.actual) and is_wrong_stance(atom.stance, actions.get(atom.atom_id)),
+            "members": members.get(atom.atom_id, []),
         }
         views.append(view)
     order = (*KINDS_OF_USE, "")
-    return sorted(views, key=lambda view: order.index(view["kind"]))
+    return sorted(views, key=lambda view: (not view["wrong"], order.index(view["kind"])))
 
 
 def marked_answer(
@@ -496,16 +632,18 @@ def marked_answer(
     kinds = {view["number"]: view["kind"] for view in quoted}
     listed = []
     for view in views:
-        if view["kind"] != "right" or view["actual"]:
+        if view["kind"] != "right" or view["actual"] or view["wrong"]:
             view["found"] = bool(spans.get(view["number"]))
             view["quote"] = printable(view["quote"][:400])
             listed.append(view)
     judged_hash = (judgment.model_extra or {}).get("response_hash")
+    pieces = segments(response, spans, kinds, **options) if rollout else None
     return {
         "question": printable(example.question, keep="\n") if example else None,
         "judgment": judgment,
         "rollout": rollout,
-        "segments": segments(response, spans, kinds, **options) if rollout else None,
+        "segments": pieces,
+        "html": answer_html(pieces) if pieces else "",
         "changed": bool(rollout and judged_hash and text_hash(response) != judged_hash),
         "atoms": listed,
         "ignored": len(views) - len(listed),

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from ..dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
+from ..evaluation.stance import actions_of
 from ..evaluation.disputed import disputed_atoms, disputed_scores
 from memcalib.evaluation.target_labels import (
     TargetLabels,
@@ -111,6 +112,10 @@ class Run:
     target_labels: TargetLabels | None = None  # of a sample of the answers
     # The acceptable levels of atoms with a disputed ideal level, by example and atom id.
     disputed: dict[tuple[str, str], tuple[Level, ...]] = field(default_factory=dict)
+    # What should be done with an atom (apply, correct, ignore), by example and atom id.
+    actions: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    # How many other memories are judged as one with an atom, by example and atom id.
+    members: dict[tuple[str, str], int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what of the folder could not be used
 
     @property
@@ -289,7 +294,11 @@ def _load_examples(run: Run) -> None:
     for example in rows_so_far(file, Example):
         run.example_hashes[example.id] = example.content_hash
         run.disputed.update(disputed_atoms([example]))
+        run.actions.update(actions_of([example]))
         for atom in example.atoms:
+            others = (atom.model_extra or {}).get("members")
+            if others:
+                run.members[example.id, atom.atom_id] = len(others)
             family = family_of(atom)
             if family:
                 run.families[example.id, atom.atom_id] = family

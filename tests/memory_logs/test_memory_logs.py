@@ -297,9 +297,9 @@ def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, fou
         [*me.read_log(tmp_path / name)]
     message = str(error.value)
     assert found in message and "secret" not in message and str(tmp_path) not in message
-    assert all(
-        word in message for word in ("mem0", "langgraph", "letta", "plain", "memory_ids", "agents")
-    )
+    assert all(word in message for word in ("mem0", "langgraph", "letta", "plain", "--map query="))
+    assert len(error.value.violations) == 1
+    assert all(word in " ".join(me.known_shapes()) for word in ("memory_ids", "agents"))
 
 
 def test_missing_and_strange_files(tmp_path):

@@ -7,12 +7,16 @@ import pandas as pd
 import pytest
 
 import memcalib as mc
+from memcalib.annotation.levels import LevelProposal, LevelsFile, practice_levels, read_levels
 from memcalib.commands.cli import main
 from memcalib.evaluation.footprints import is_footprint
 from memcalib.io.records import DataError
 from memcalib.memory_logs.examples import memory_drafts
 from memcalib.memory_logs.field_maps import guess_fields, read_all, read_map, understood
-from memcalib.memory_logs.own_answers import LogPlan, has_levels, own_answers
+from memcalib.memory_logs.own_answers import LogPlan, has_levels, members_of, own_answers
+from memcalib.micro.world import make_examples
+from memcalib.practice.models import PracticeJudge
+from memcalib.practice.server import MicroServer
 from memcalib.problem import Level, judgment_for, load_examples
 
 CONSENT = {"consent": "trial 2025"}
@@ -108,7 +112,7 @@ def test_nothing_is_lost_without_being_counted():
     assert own.repeated == 1 and [example.id for example in own.examples] == ["q1", "q6", "q1+"]
     assert own.examples[1].blocks[0].time == "last May"
     text = own.preview()
-    assert "1 times cannot be read and are kept as text" in text
+    assert "1 time cannot be read, kept as text" in text
     assert "1 row left out, memories: first in row 2" in text
 
 
@@ -249,3 +253,122 @@ def test_levels_are_known_only_where_every_memory_has_one():
     rows = [mem0_row(1, results=[{"text": "A.", "level": "B"}, {"text": "B."}])]
     own = own_answers(LogPlan(file="rows", **CONSENT), rows)
     assert not has_levels(own.examples[0]) and own.labelled == []
+
+
+def test_memories_that_say_the_same_are_one_atom_unless_their_levels_or_figures_differ():
+    row = mem0_row(
+        1,
+        results=[
+            {"memory": "User is allergic to peanuts."},
+            {"memory": "The user is allergic to peanuts"},
+            {"memory": "The user has 2 cats"},
+            {"memory": "The user has 3 cats"},
+        ],
+    )
+    [example] = own_answers(LogPlan(file="rows", **CONSENT), [row]).examples
+    assert [atom.atom_id for atom in example.atoms] == ["m1_a1", "m3_a1", "m4_a1"]
+    assert members_of(example) == {"m1_a1": ["The user is allergic to peanuts"]}
+    apart = LogPlan(file="rows", merge=False, **CONSENT)
+    assert len(own_answers(apart, [row]).examples[0].atoms) == 4
+    labelled = [
+        {"text": "User is allergic to peanuts.", "level": "C"},
+        {"text": "The user is allergic to peanuts", "level": "A"},
+    ]
+    [other] = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1, results=labelled)]).examples
+    assert len(other.atoms) == 2
+
+
+def test_the_report_counts_merged_memories_one_by_one_beside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    twice = [{"text": text, "level": "C"} for text in ("Likes rye.", "Likes rye")]
+    write(tmp_path / "own.jsonl", [mem0_row(n, results=twice) for n in range(2)])
+    judge = ("--judge", "tests.memory_logs.test_own_answers:all_bound")
+    assert run("evaluate", "--log", "own.jsonl", "--consent", "t", *judge, "--out", "run") == 0
+    table = pd.read_csv(tmp_path / "run/tables/merged-memories.csv")
+    assert table["SCS"].tolist() == [50, 25]
+    page = (tmp_path / "run/report.html").read_text()
+    assert "judged as one with: Likes rye" in page
+
+
+def proposals_of(tmp_path, levels):
+    """A folder of levels for one question, from {memory number: (first, second)}."""
+    own = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1)])
+    [example] = own.examples
+    proposals = []
+    for number, (first, second) in levels.items():
+        atom = example.atoms[number - 1]
+        proposals.append(
+            LevelProposal(
+                item=f"{example.id}/{atom.atom_id}",
+                example_id=example.id,
+                atom_id=atom.atom_id,
+                question=example.question,
+                memory=atom.text,
+                first=first,
+                second=second,
+                action="apply",
+                model="m",
+            )
+        )
+    return own, LevelsFile.write(tmp_path / "levels", proposals)
+
+
+def test_settled_levels_count_and_open_disagreements_are_disputed(tmp_path):
+    own, levels = proposals_of(tmp_path, {1: ("C", "B"), 2: ("A", "A")})
+    [example], [rollout] = levels.apply_all(own.examples, own.rollouts)
+    assert [atom.ideal.wire for atom in example.atoms] == ["C", "A"]
+    assert example.atoms[0].alternative[0].level == Level.BOUND
+    assert rollout.example_hash == example.content_hash
+    sheet = (tmp_path / "levels/sheet.csv").read_text(encoding="utf-8-sig")
+    lines = sheet.replace("q1/m1_a1,,", "q1/m1_a1,B,").replace("q1/m2_a1,,", "q1/m2_a1,C,")
+    filled = tmp_path / "filled.csv"
+    filled.write_text(lines, encoding="utf-8")
+    assert levels.take_sheet(filled, "anna") == 2
+    [example], _ = levels.apply_all(own.examples, own.rollouts)
+    assert [atom.ideal.wire for atom in example.atoms] == ["B", "C"]
+    assert levels.error_rate()[:2] == (1, 1)
+    assert any("1 are wrong" in note for note in levels.notes())
+
+
+def test_a_memory_without_a_proposal_leaves_the_question_without_levels(tmp_path):
+    own, levels = proposals_of(tmp_path, {1: ("C", "C")})
+    assert not has_levels(levels.apply(own.examples[0]))
+    _, levels = proposals_of(tmp_path, {1: ("C", "C"), 2: (None, None)})
+    assert not has_levels(levels.apply(own.examples[0]))
+    with pytest.raises(FileNotFoundError, match="memcalib levels"):
+        LevelsFile(tmp_path / "nothing")
+
+
+def test_a_reply_that_cannot_be_used_proposes_nothing():
+    [example] = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1)]).examples
+    for text in ("", "no json", '{"memories": 3}', '{"memories": [{"memory_id": "m1_a1"}]}'):
+        assert read_levels(text, example) == {}
+    entry = {"memory_id": "m1_a1", "level": "C", "action": "apply", "reason": "r"}
+    twice = json.dumps({"memories": [entry, entry]})
+    assert read_levels(twice, example) == {}
+    other = json.dumps({"memories": [entry, {**entry, "memory_id": "m9_a1"}]})
+    assert set(read_levels(other, example)) == {"m1_a1"}
+
+
+def test_from_a_log_without_levels_to_scores_in_three_commands(tmp_path, capsys, monkeypatch):
+    """200 questions in mem0's form with the practice server: levels, page."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "own.jsonl", [mem0_row(n) for n in range(200)])
+    with MicroServer(
+        make_examples("short", 2, 0),
+        practice=PracticeJudge(reads=True),
+        roles={"micro-levels": practice_levels},
+    ) as server:
+        address = ("--base-url", server.base_url, "--key-env", "")
+        common = ("--consent", "trial", "--yes", "--cache", str(tmp_path / "calls.sqlite"))
+        made = run(
+            "levels", "own.jsonl", "--model", "micro-levels", *address, *common, "--out", "l"
+        )
+        assert made == 0
+        assert "agree on 400 of 400 memories" in capsys.readouterr().out
+        judge = ("--judge", "micro-judge", "--judge-url", server.base_url, "--judge-key-env", "")
+        assert run("evaluate", "--log", "own.jsonl", "--levels", "l", *judge, *common) == 0
+    said = capsys.readouterr().out
+    assert "SCS" in said and "wrong stance" in said
+    page = (tmp_path / "runs/evaluation/report.html").read_text()
+    assert "error rate is unknown" in page

@@ -225,29 +225,15 @@ def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, m
 
 @drawn
 @given(judgment_lists(), st.integers(0, 7))
-def test_worst_responses_equal_the_slow_way(judgments, count):
-    frame = metrics.response_frame(judgments)
-    found = page.worst_responses(frame, count)
-    scored = [j for j in judgments if j.scored]
-    taken = set()
-    want = []
-    for direction, other, places in (("over", "under", count // 2), ("under", "over", count)):
-
-        def order(j, a=direction, b=other):
-            return (
-                -getattr(j, a),
-                -getattr(j, b),
-                j.example_id,
-                j.model,
-                j.seed,
-                j.sample,
-            )
-
-        for j in sorted(scored, key=order):
-            if getattr(j, direction) and j.question_id not in taken and len(want) < places:
-                taken.add(j.question_id)
-                want.append((j.example_id, j.seed, direction))
-    assert list(zip(found["example_id"], found["seed"], found["direction"], strict=True)) == want
+def test_the_gravest_answers_are_ordered_and_each_question_comes_once(judgments, count):
+    worst = page.gravest(judgments, count=count)
+    ranks = [found.rank for _, found in worst]
+    assert ranks == sorted(ranks, reverse=True) and len(worst) <= count
+    questions = [judgment.question_id for judgment, _ in worst]
+    assert len(questions) == len(set(questions))
+    faulty = {j.question_id for j in judgments if j.scored and (j.over or j.under)}
+    assert len(worst) == min(count, len(faulty))
+    assert all(found.reasons for _, found in worst)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -499,7 +485,7 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     found = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
     write = [row | {"judge": "second@2"} for row in found if row["condition"] == "full_memory"]
     (folder / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in write))
-    path = evaluation.write_evaluation_report(folder)
+    path = evaluation.write_evaluation_report(folder, worst=40)
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 6 + 4
     ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
@@ -509,7 +495,6 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     for words in (
         "Worst answers",
         "The second judge",
-        "never said",
         "not in the answer",
         "was shown the ideal levels",
     ):
@@ -521,7 +506,7 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     } <= files
     assert not [name for name in files if name.endswith(".part")]
     made = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    evaluation.write_evaluation_report(folder)
+    evaluation.write_evaluation_report(folder, worst=40)
     assert all(p.read_bytes() == data for p, data in made.items())
 
 
