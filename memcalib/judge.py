@@ -902,7 +902,7 @@ class LLMJudge(Judge):
         request = await call(judge_request, example, response, self.config, text, self.system)
         fields["usage"] = Counter()
         try:
-            readings = [reading async for reading in self._readings(request, fields["usage"])]
+            readings = [reading async for reading in self._readings(request, fields)]
         except CallError as error:
             if error.fatal:
                 raise
@@ -919,9 +919,12 @@ class LLMJudge(Judge):
         judgment.task_quality = 0 if self.config.quality else None
         return judgment
 
-    async def _readings(self, request: JudgeRequest, usage: Counter[str]) -> AsyncIterator[Reading]:
+    async def _readings(
+        self, request: JudgeRequest, fields: dict[str, Any]
+    ) -> AsyncIterator[Reading]:
         """The reading of the reply, and where it has faults that of the second try; what the
-        calls used is added to `usage`."""
+        calls used is added to the field usage, another model's name becomes answered_by."""
+        usage = fields["usage"]
         messages = request.messages
         attempt = self._first_attempt(request) if self._anew else 0
         async with self.client:
@@ -930,6 +933,8 @@ class LLMJudge(Judge):
                     return
                 reply = await self.client.ask(messages, attempt=attempt, **self._call)
                 reading = read_reply(reply.text, request, reply.finish_reason)
+                if reply.answered_by:
+                    fields["answered_by"] = reply.answered_by
                 usage.update(reply.usage)
                 usage["calls"] += 1
                 if "fence" in reading.removed:

@@ -318,7 +318,7 @@ COLOURS = {Level.IGNORE: "#8a8f98", Level.BOUND: "#c98a00", Level.CONTROL: "#c83
 _CARD_STYLE = (
     "font-family:system-ui,sans-serif;max-width:52rem;border:1px solid "
     "#d0d4da;border-radius:8px;padding:12px 16px;"
-    "line-height:1.45"
+    "line-height:1.45;overflow-wrap:anywhere"
 )
 
 

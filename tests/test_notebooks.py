@@ -25,6 +25,7 @@ EXTRA = [
     "paper_index",
     "architecture",
     "extend",
+    "trust",
 ]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
 LONG = re.compile(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalib.commands.settings_files import (
+    check_key_hosts,
     check_settings,
     merged,
     read_settings,
@@ -74,7 +75,10 @@ def load_build(
         options["sources"] = ()
     content.update(options)
     hints = {"memory.log": "needed with every other option of a log (--from-memory LOG)"}
-    return check_settings(Build, with_settings(content, settings), name, hints=hints)
+    build = check_settings(Build, with_settings(content, settings), name, hints=hints)
+    if str(name) not in builds:
+        check_key_hosts(build, name, with_settings(options, settings))
+    return build
 
 # %% ../../nbs/commands/05_build.ipynb #9437b324
 def plan_text(run: BuildRun) -> str:

@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from memcalib.commands.settings_files import (
     Bar,
     check_key,
+    check_key_hosts,
     check_settings,
     merged,
     read_settings,
@@ -114,7 +115,10 @@ def load_plan(
     if not content.get("data") and not content.get("teacher"):
         content = merged(_MICRO_MAKING, content)
     hints = {f"{role}.model": f"give --{role} with the name of the model" for role in ROLES}
-    return check_settings(DemonstrationPlan, content, file or "", hints=hints)
+    plan = check_settings(DemonstrationPlan, content, file or "", hints=hints)
+    if file is not None:
+        check_key_hosts(plan, file, with_settings(options, settings))
+    return plan
 
 # %% ../../nbs/commands/04_demonstrate.ipynb #5ec92ddf
 def plan_examples(plan: DemonstrationPlan) -> list[Example]:

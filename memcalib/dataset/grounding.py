@@ -53,6 +53,7 @@ def short_stems(text: str) -> list[str]:
     return [word[:5] if word.isalpha() else word for word in content_words(text)]
 
 
+@lru_cache(1 << 16)
 def cut_stem(word: str) -> str:
     """A word in lower case without its ending, cut to six letters;
     a word with figures or signs in it stays whole.
@@ -271,7 +272,8 @@ class _LocatedNumber(NamedTuple):
     figure: str  # in figures, without thousands separators
 
 
-def _located_numbers(text: str) -> list[_LocatedNumber]:
+@lru_cache(1 << 14)
+def _located_numbers(text: str) -> tuple[_LocatedNumber, ...]:
     """The numbers of a text in order, in figures or in words."""
     located = []
     for match in _FIGURE.finditer(text):
@@ -280,7 +282,7 @@ def _located_numbers(text: str) -> list[_LocatedNumber]:
     for match in _SPELLED_NUMBER.finditer(text):
         figure = str(_SPELLED[match[0].lower()])
         located.append(_LocatedNumber(match.start(), match.end(), figure))
-    return sorted(located)
+    return tuple(sorted(located))
 
 
 def numbers(text: str) -> list[str]:
@@ -335,14 +337,24 @@ class _Token(NamedTuple):
     opens_sentence: bool
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+_BETWEEN_BLANKS = re.compile(r"\S+")
+_SENTENCE_END = re.compile(r"[.!?:]['\"”’)]*$")
+
+
+@lru_cache(1 << 14)
+def _tokens(text: str) -> tuple[_Token, ...]:
     """What stands between blanks, without marks around it and without a possessive *s*."""
+    tokens = []
     opens_sentence = True
-    for characters in re.finditer(r"\S+", text):
-        token = re.sub(r"['’]s$", "", characters[0].strip(_EDGES))
+    for match in _BETWEEN_BLANKS.finditer(text):
+        characters = match[0]
+        token = characters.strip(_EDGES)
+        if token.endswith(("'s", "’s")):
+            token = token[:-2]
         if token:
-            yield _Token(characters.start(), token, opens_sentence)
-        opens_sentence = bool(re.search(r"[.!?:]['\"”’)]*$", characters[0]))
+            tokens.append(_Token(match.start(), token, opens_sentence))
+        opens_sentence = bool(_SENTENCE_END.search(characters))
+    return tuple(tokens)
 
 
 def _is_name(token: _Token) -> bool:

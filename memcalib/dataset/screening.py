@@ -11,7 +11,7 @@ __all__ = ['WORD', 'Finding', 'RULES', 'Limits', 'ScreenConfig', 'load_screen', 
 # %% ../../nbs/dataset/02_screening.ipynb #bd2b80cd
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 
@@ -127,9 +127,14 @@ _UNSPACED = (
 WORD = re.compile(rf"[^\W_{_UNSPACED}]+(?:['’][^\W_{_UNSPACED}]+)*|[{_UNSPACED}]")
 
 
+@lru_cache(1 << 13)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(WORD.findall(text.lower()))
+
+
 def words(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation."""
-    return WORD.findall(text.lower())
+    return list(_words(text))
 
 
 def word_runs(text_words: Sequence[str], length: int) -> list[tuple[str, ...]]:

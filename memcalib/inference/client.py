@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['log', 'Item', 'Result', 'FINISH_SECONDS', 'ALIVE', 'LARGEST_REPLY', 'Messages', 'LONGEST_HEADER', 'FormT',
-           'run_async', 'run_many', 'receive_within', 'FailureStreak', 'Reply', 'Totals', 'Pacer', 'Client',
-           'split_thoughts', 'Form', 'json_format', 'escaped', 'to_data', 'without_fence', 'strict_json', 'unwrapped',
-           'form_faults', 'read_form']
+           'run_async', 'run_many', 'receive_within', 'FailureStreak', 'Reply', 'Totals', 'Pacer', 'other_model',
+           'Client', 'split_thoughts', 'Form', 'json_format', 'escaped', 'to_data', 'without_fence', 'strict_json',
+           'unwrapped', 'form_faults', 'read_form']
 
 # %% ../../nbs/inference/03_client.ipynb #85862924
 import asyncio
@@ -303,6 +303,7 @@ class Reply:
     usage: dict[str, float]
     attempts: int = 1  # tries that this reply took; 0 from the cache
     cached: bool = False
+    answered_by: str = ""  # the model that the server names, where it is another than was asked
 
 # %% ../../nbs/inference/03_client.ipynb #d8b76ce6
 @dataclass
@@ -692,6 +693,25 @@ class _Server:
             return CallError("server", message)
         return None
 
+# %% ../../nbs/inference/03_client.ipynb #0ther34a
+_VERSION = re.compile(r"[-@:._]v?\d[\w.-]*|[-:]latest")  # behind the name of a model
+
+
+def other_model(asked: str, named: object) -> str:
+    """The model that a server names in a reply, where it is another than was asked; else "".
+
+    Folders, the case of letters, and a version or date behind the name make no other model.
+    """
+    if not isinstance(named, str) or not named.strip():
+        return ""
+    asked_name = asked.rstrip("/").rpartition("/")[2].casefold()
+    own_name = named.rstrip("/").rpartition("/")[2].casefold()
+    asked_name = asked_name.removesuffix("-latest").removesuffix(":latest")
+    ending = own_name.removeprefix(asked_name)
+    if not ending or (own_name.startswith(asked_name) and _VERSION.fullmatch(ending)):
+        return ""
+    return printable(named)
+
 # %% ../../nbs/inference/03_client.ipynb #94d7f4ce
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for
 _LONGEST_BACKOFF = 60.0  # seconds of a random wait
@@ -716,6 +736,7 @@ class Client:
         self._depth = 0  # of `async with` blocks
         self._cache_error = ""  # why the cache takes no more
         self._wait_said_until = 0.0  # by the monotonic clock; before it no other wait is said
+        self._other_models: set[str] = set()  # that answered, and of which this was said
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.endpoint.model!r} at {self.endpoint.url!r})"
@@ -827,6 +848,8 @@ class Client:
         """Keep a reply in the cache; where that fails, it is the next call that stops."""
         usage = {name: value for name, value in reply.usage.items() if name != "cost"}
         stored = {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage}
+        if reply.answered_by:
+            stored["answered_by"] = reply.answered_by
         try:
             self.cache.put(key, stored, self.endpoint.model)
         except CacheError as error:
@@ -931,11 +954,32 @@ class Client:
         key = self.endpoint.api_key()
         if len(key) >= 16:  # shorter ones, such as "none", may well be words of the answer
             text = hide_key(text, key)
-        return Reply(text, finish_reason, self._with_cost(usage))
+        answered_by = other_model(self.endpoint.model, getattr(completion, "model", None))
+        if answered_by:
+            self._say_other_model(answered_by)
+        return Reply(text, finish_reason, self._with_cost(usage), answered_by=answered_by)
+
+    def _say_other_model(self, name: str) -> None:
+        """Say once that another model answers than was asked."""
+        if name in self._other_models:
+            return
+        self._other_models.add(name)
+        message = "%s at %s: the server says that %s answered; rows keep this name as answered_by"
+        log.warning(message, self.endpoint.model, self.endpoint.url, name)
 
     def _cached_reply(self, stored: dict[str, Any]) -> Reply:
         usage = self._with_cost(stored["usage"])
-        return Reply(stored["text"], stored["finish_reason"], usage, attempts=0, cached=True)
+        answered_by = stored.get("answered_by", "")
+        if answered_by:
+            self._say_other_model(answered_by)
+        return Reply(
+            stored["text"],
+            stored["finish_reason"],
+            usage,
+            attempts=0,
+            cached=True,
+            answered_by=answered_by,
+        )
 
     def _with_cost(self, usage: dict[str, float]) -> dict[str, float]:
         """The usage, with its cost where price and counts of tokens are known."""

@@ -389,6 +389,8 @@ class EndpointBackend:
                 return request.failed(error.kind, message, usage=dict(usage))
             usage.update(reply.usage)
             answer = answer_of(reply.text, reply.finish_reason)
+            if reply.answered_by:
+                answer["answered_by"] = reply.answered_by
             if not _is_to_be_asked_again(answer, request.settings["ask_again"]):
                 break
         if answer["finish_reason"] == "error":

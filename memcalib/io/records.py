@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LINE_BREAKS', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks', 'Record', 'printable', 'cut_text', 'one_line',
            'display_text', 'Violation', 'DataError', 'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation',
-           'unique_keys', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts', 'replacing',
-           'write_whole', 'write_jsonl', 'read_jsonl']
+           'unique_keys', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts', 'naming_file',
+           'replacing', 'write_whole', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/01_records.ipynb #316a8b79
 import gzip
@@ -324,6 +324,17 @@ def only_dicts(value: object) -> list[dict]:
 
 # %% ../../nbs/io/01_records.ipynb #dfed77cd
 @contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """An `OSError` of the system that names no file, such as that of a full disk, names this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a path to write to; what is there at the end of the block takes the place of `path`, and
     nothing changes when the block raises.
@@ -334,7 +345,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     try:
-        yield unfinished
+        with naming_file(path):
+            yield unfinished
         unfinished.replace(path)
     except BaseException:
         with suppress(OSError):

@@ -4,12 +4,15 @@
 
 # %% auto #0
 __all__ = ['PATH', 'FrozenSettings', 'allowed', 'nearest', 'perhaps', 'SettingError', 'SettingErrors', 'setting_error', 'changed',
-           'parse_yaml', 'read_yaml', 'package_data', 'shipped_names', 'import_object', 'need_method']
+           'parse_yaml', 'read_yaml', 'package_data', 'shipped_names', 'dry_run_scope', 'is_dry_run', 'imports_own',
+           'may_import', 'import_object', 'need_method']
 
 # %% ../../nbs/io/03_settings.ipynb #df116a6c
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -272,14 +275,52 @@ def shipped_names(*folder: str, suffix: str = ".yaml") -> list[str]:
 
 # %% ../../nbs/io/03_settings.ipynb #0670a3d6
 PATH = "package.module:name of a module that can be imported"
+_DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
+
+
+@contextmanager
+def dry_run_scope() -> Iterator[None]:
+    """Within it nothing is sent, and no code of one's own imported."""
+    token = _DRY_RUN.set(True)
+    try:
+        yield
+    finally:
+        _DRY_RUN.reset(token)
+
+
+def is_dry_run() -> bool:
+    """Whether a person only looks at what would be done."""
+    return _DRY_RUN.get()
+
+
+def imports_own() -> bool:
+    """Whether code of one's own may be imported: in a dry run with MEMCALIB_ALLOW_IMPORT=1 only."""
+    return not is_dry_run() or os.environ.get("MEMCALIB_ALLOW_IMPORT") == "1"
+
+
+def may_import(path: str) -> bool:
+    """Whether what `package.module:name` names may be imported now: code of this package always."""
+    return imports_own() or path.startswith("memcalib.")
+
+
+def _refuse_import(path: str) -> None:
+    """Raises `SettingError` for code that may not be imported now."""
+    if may_import(path):
+        return
+    reason = (
+        "is code, and a dry run imports none; allowed: MEMCALIB_ALLOW_IMPORT=1 in the "
+        "environment, once you have read it"
+    )
+    raise SettingError("", reason, short_repr(path))
 
 
 def import_object(path: str, kind: type | UnionType = object) -> Any:
     """The object that `package.module:name` names; raises `SettingError` for a path that leads
-    nowhere, or to something that is not of this kind."""
+    nowhere, to something that is not of this kind, or to code that may not be imported now."""
     module, _, name = path.partition(":")
     if not (module and name):
         raise SettingError("", f"allowed: {PATH}", short_repr(path))
+    _refuse_import(path)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:

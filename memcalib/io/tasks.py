@@ -21,8 +21,6 @@ from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import Any
 
-from .records import ForeseenError, one_line
-
 # %% ../../nbs/io/07_tasks.ipynb #7a5c0005
 def _unknown_progress() -> float:
     return 0.0
@@ -207,6 +205,8 @@ class _TaskQueue:
             self.progress.end(task, self._outcome(task, future))
 
     def _outcome(self, task: Task, future: Future) -> str:
+        from memcalib.io.records import ForeseenError, one_line  # and with it pydantic
+
         try:
             future.result()
         except BrokenProcessPool:  # all futures break with the one worker

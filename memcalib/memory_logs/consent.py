@@ -19,6 +19,7 @@ from ..dataset.review import review_stage
 from ..dataset.stages import Draft, system_text
 from ..dataset.grounding import names
 from ..inference.endpoint import Endpoint, estimate_tokens
+from ..io.promises import KEPT, LOOKED_FOR, SENDING
 from ..io.records import printable
 from .examples import MEMORY_STAGES, MemoryDrafts
 
@@ -222,13 +223,13 @@ class CallPlan:
         consent = _counted(terms["consent"], "row")
         licence = _counted(terms["licence"], "row")
         lines = [
-            f"Private rows that would be shown to models: {private}. Nothing has been sent.",
+            f"Private rows that would be shown to models: {private}. {SENDING['nothing']}.",
             *(f"  {call}" for call in self.calls),
-            "A reply that cannot be used is asked for again with the same text, at the same place. Replies stay in the cache of calls on this machine.",
+            f"{SENDING['again']}. {KEPT['cache']}.",
             f"Taken out before: {_counted(terms['redacted'], 'value')}.",
             f"Looked for, in these forms, and not found: {_in_vain(terms)}.",
             f"Not looked for: {'; '.join(terms['not looked for'])}.",
-            "Rules find forms, not meanings, and not every disguise of a form: read the preview, and put names on the list.",
+            f"{LOOKED_FOR['limits']}.",
             f"Consent: {consent}. Licence: {licence}.",
             f"Left out: {_counted(terms['left out'], 'row')}.",
         ]
@@ -238,7 +239,7 @@ class CallPlan:
         """Itself for `True`; raises `NotAgreed` with the statement otherwise."""
         if yes is not True:
             raise NotAgreed(
-                f"{self}\n\nNothing has been sent. Go on with --yes (in Python: yes=True), or change rules and endpoints first."
+                f"{self}\n\n{SENDING['nothing']}. Go on with --yes (in Python: yes=True), or change rules and endpoints first."
             )
         return self
 
@@ -338,9 +339,9 @@ def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
         *_rows_table("consent", terms["consent"]),
         *_rows_table("licence", terms["licence"]),
         *_rows_table("left out of the log", terms["left out"]),
-        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. Placeholders count from 1 in each row and cannot be turned back.",
+        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. {KEPT['placeholders']}.",
         "",
         f"Looked for, in these forms, and not found: {_in_vain(terms)}. Not looked for: {'; '.join(terms['not looked for'])}. "
-        "What has no form, such as a story that only one person can have lived, no rule finds, and a value in disguise may be left.",
+        f"{LOOKED_FOR['left']}.",
     ]
     return printable("\n".join(lines), keep="\n") + "\n"

@@ -434,8 +434,9 @@ CARD = unless(
         is_card,
         seeks="card numbers with a right check digit",
     ),
-    lambda text, start, end: bool(
-        re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I)
+    lambda text, start, end: (
+        bool(re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I))
+        or _is_row_of_numbers(text[start:end])
     ),
 )
 IBAN = joined(
@@ -1180,7 +1181,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "2"  # of the rules; another one when what they find changes
+EDITION = "3"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",

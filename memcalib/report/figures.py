@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..evaluation.breakdown import CHANNEL_NAMES, channel_counts, channel_proportions
+from ..io.records import naming_file
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import Level
 
@@ -1201,8 +1202,10 @@ def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
         warnings.filterwarnings("ignore", _HARMLESS_WARNINGS)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        figure.savefig(svg, metadata={"Date": None, "Creator": None}, **look)
-        figure.savefig(png, metadata={"Software": None}, dpi=160, **look)
+        with naming_file(svg):
+            figure.savefig(svg, metadata={"Date": None, "Creator": None}, **look)
+        with naming_file(png):
+            figure.savefig(png, metadata={"Software": None}, dpi=160, **look)
     return [svg, png]
 
 

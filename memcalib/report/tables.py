@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..evaluation.breakdown import atom_table, channel_table, compare, with_holm
-from ..io.records import printable
+from ..io.records import printable, write_whole
 from ..io.decisions import sheet_cell
 from ..io.settings import package_data, shipped_names
 from memcalib.metrics import (
@@ -600,7 +600,7 @@ def write_tables(
         }
         for suffix, content in contents.items():
             file = folder / f"{stem}{suffix}"
-            file.write_text(content, encoding="utf-8")
+            write_whole(file, content)
             files.append(file)
     if written_captions:
         files.append(_add_captions(folder / "captions.csv", written_captions))
@@ -616,5 +616,5 @@ def _add_captions(file: Path, captions: Mapping[str, str]) -> Path:
         by_table = pd.read_csv(file, index_col="table")["caption"].to_dict()
     by_table.update(captions)
     rows = pd.DataFrame(sorted(by_table.items()), columns=["table", "caption"])
-    rows.map(csv_cell).to_csv(file, index=False)
+    write_whole(file, rows.map(csv_cell).to_csv(index=False))
     return file

@@ -779,6 +779,13 @@ def _vllm_note(shape: Shape, plan: Plan, config: TrainConfig) -> str:
 LONGEST = "at greatest lengths"
 
 
+def _judged_by(judge: Endpoint | str | None) -> str:
+    """Who judges, and where the texts go."""
+    if isinstance(judge, Endpoint):
+        return f"{judge.model} at {judge.url}"
+    return judge or "none"
+
+
 @dataclass(frozen=True)
 class Forecast:
     """What a training would be and cost;
@@ -791,6 +798,7 @@ class Forecast:
     settings: list[Setting]
     work: dict[str, float]
     judge: dict[str, Any]
+    judged_by: str  # the name of the judge, and the address to which the texts go
     shape: Shape | None
     gpus: int
     memory: dict[str, Memory]
@@ -814,7 +822,9 @@ class Forecast:
             settings[setting.name] = f"{shown:<12} {setting.source}"
         lines += _block(f"Settings of {self.method}", settings)
         lines += _block("One epoch", _numbers(self.work))
-        lines += _block("Judge, one epoch (cost in US dollars)", _numbers(self.judge))
+        judging = {"judge": self.judged_by}
+        judging.update(_numbers(self.judge))
+        lines += _block("Judge, one epoch (cost in US dollars)", judging)
         if self.memory:
             lines += self._memory_lines()
         notes = {
@@ -933,6 +943,7 @@ def forecast(
         settings=resolved(recipe, method, seed, settings),
         work=work,
         judge=judge_work(recipe, config, texts, work),
+        judged_by=_judged_by(recipe.judge),
         shape=shape,
         gpus=recipe.launch.processes if _on_gpus(recipe.launch) else 0,
         memory=memory,

@@ -32,6 +32,7 @@ from memcalib.commands.settings_files import (
     EXACT,
     JudgeSetting,
     check_key,
+    check_key_hosts,
     check_settings,
     judge_object,
     read_settings,
@@ -307,7 +308,10 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
     file, option, value found, values allowed.
     """
     content = read_settings(name, "recipe", shipped_recipes(), Recipe.model_fields)
-    return check_recipe(with_settings(content, settings), name)
+    recipe = check_recipe(with_settings(content, settings), name)
+    if str(name) not in shipped_recipes():
+        check_key_hosts(recipe, name, with_settings({}, settings))
+    return recipe
 
 # %% ../../nbs/trainer/10_recipe.ipynb #4a664c7f
 def recipe_errors(recipe: Recipe) -> Iterator[SettingError]:

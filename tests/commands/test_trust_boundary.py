@@ -1,0 +1,274 @@
+"""What a settings file may do: nothing in a dry run, and no key for a host it was not given for."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import run
+
+from memcalib.commands import settings_files
+from memcalib.commands.evaluate import load_evaluation
+from memcalib.commands.settings_files import allowing_hosts
+from memcalib.io.records import write_jsonl
+from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
+from memcalib.micro.world import WORLDS, make_examples
+from memcalib.practice.server import MicroServer
+
+EXAMPLES = make_examples(WORLDS["short"], 4, 7, "test")
+SPY = """
+from pathlib import Path
+Path(__file__).with_name("imported").write_text("yes")
+def judge(example, answer): return None
+def find(text): return []
+def rows(): return []
+method = rule = None
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A working folder with a module that leaves a mark when it is imported, and a log."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("MEMCALIB_ALLOW_IMPORT", "MEMCALIB_ALLOW_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "spy34.py").write_text(SPY)
+    (tmp_path / "rules.yaml").write_text("rules: [{name: own, find: 'spy34:find'}]\n")
+    write_jsonl(tmp_path / "data.jsonl", EXAMPLES)
+    yield tmp_path
+    sys.modules.pop("spy34", None)
+
+
+def evaluation_file(folder: Path, **judge) -> Path:
+    settings = {
+        "data": "data.jsonl",
+        "model": {"model": "m", "base_url": "http://localhost:9/v1", "key_env": ""},
+        "judge": judge or "spy34:judge",
+    }
+    file = folder / "theirs.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
+
+
+LOOKING = {
+    "judge of an evaluation": ["evaluate", "--config", "theirs.yaml", "--dry-run"],
+    "judge of an exam": ["exam", "--judge", "spy34:judge", "--dry-run"],
+    "judge of a training": ["train", "micro", "--set", "judge=spy34:judge", "--dry-run"],
+    "method": ["train", "micro", "--method", "spy34:method", "--dry-run"],
+    "rule of credit": ["train", "micro", "--set", "train.mode=spy34:rule", "--dry-run"],
+    "source": ["build", "micro", "--set", "sources=[{source: 'spy34:rows'}]", "--dry-run"],
+    "redaction, dry run": ["build", "--set", "memory.redaction=rules.yaml", "--dry-run"],
+    "redaction, preview": ["build", "--set", "memory.redaction=rules.yaml", "--preview"],
+}
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_whoever_only_looks_runs_nothing_of_the_folder(capsys, folder, name):
+    evaluation_file(folder)
+    words = LOOKING[name]
+    if words[0] == "build":
+        words = [*words, "--out", "b", *(["--from-memory", "micro"] if "redaction" in name else [])]
+    code, output, errors = run(capsys, *words)
+    assert not (folder / "imported").exists()
+    assert "spy34" in output + errors, "what would be imported is shown"
+    assert code == 0 or "MEMCALIB_ALLOW_IMPORT=1" in errors, errors
+
+
+def test_what_one_has_read_may_be_imported_in_a_preview(capsys, folder, monkeypatch):
+    monkeypatch.setenv("MEMCALIB_ALLOW_IMPORT", "1")
+    words = ["build", "--from-memory", "micro", "--out", "b", "--preview", "--set", "memory.rows=3"]
+    code, output, errors = run(capsys, *words, "--set", "memory.redaction=rules.yaml")
+    assert code == 0, errors
+    assert (folder / "imported").exists() and "Rows as they would be sent" in output
+
+
+def test_a_dry_run_holds_for_its_command_alone(capsys, folder):
+    evaluation_file(folder)
+    assert run(capsys, *LOOKING["judge of an evaluation"])[0] == 0
+    assert import_object("spy34:judge") is not None
+    with dry_run_scope(), pytest.raises(ValueError, match="is code"):
+        import_object("json:loads")
+
+
+STRANGE = {"model": "j", "base_url": "https://collect.example/v1", "key_env": "AWS_SECRET_KEY"}
+
+
+def refusal(file: Path, *settings: str, **options) -> str:
+    """What is said against the keys of a file; empty where they may go."""
+    try:
+        load_evaluation(file, options, settings)
+    except SettingErrors as error:
+        return str(error)
+    return ""
+
+
+def test_a_key_goes_only_to_the_host_it_was_given_for(folder, monkeypatch):
+    file = evaluation_file(folder, **STRANGE)
+    message = refusal(file)
+    assert "judge.base_url: found 'collect.example'" in message and "theirs.yaml" in message
+    assert "AWS_SECRET_KEY" in message and "--allow-host collect.example" in message
+    with allowing_hosts("collect.example"):
+        assert not refusal(file)
+    with allowing_hosts("example"):
+        assert refusal(file), "a part of a name is another host"
+    monkeypatch.setenv("MEMCALIB_ALLOW_HOST", "a.org, collect.example")
+    assert not refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("judge", "settings", "allowed"),
+    [
+        ({"base_url": "https://api.deepseek.com/v1", "key_env": "DEEPSEEK_API_KEY"}, [], True),
+        (
+            {"base_url": "https://api.deepseek.com.evil.net", "key_env": "DEEPSEEK_API_KEY"},
+            [],
+            False,
+        ),
+        ({"base_url": "https://api.deepseek.com/v1", "key_env": "AWS_SECRET_KEY"}, [], False),
+        ({"base_url": "https://gateway.example/v1"}, [], False),  # OpenAI's key, by default
+        ({"base_url": "http://127.0.0.1:8000/v1", "key_env": "ANY_KEY"}, [], True),
+        ({"base_url": "https://collect.example/v1", "key_env": ""}, [], True),
+        ({}, ["judge.base_url=https://mine.example/v1"], True),
+        ({"key_env": "AWS_SECRET_KEY"}, ["judge.base_url=https://mine.example/v1"], False),
+        (
+            {"key_env": "AWS_SECRET_KEY"},
+            ["judge.base_url=https://mine.example/v1", "judge.key_env=MY_KEY"],
+            True,
+        ),
+        ({"base_url": "https://mine.example/v1"}, ["judge.key_env=MY_KEY"], False),
+    ],
+)
+def test_which_pairs_of_key_and_host_need_no_question(folder, judge, settings, allowed):
+    assert (not refusal(evaluation_file(folder, model="j", **judge), *settings)) is allowed
+
+
+def test_every_kind_of_settings_file_is_checked(capsys, folder):
+    role = yaml.safe_dump(STRANGE, default_flow_style=True).strip()
+    other = role.replace("model: j", "model: k")
+    files = {
+        "exam": f"judge: {role}\n",
+        "train": "start: {model: cold-short}\nbase: {model: pretrained}\n"
+        "data: {world: {name: short, train: 8, validation: 0, test: 4, seed: 7}}\n"
+        f"judge: {role}\n",
+        "build": f"sources: [{{source: x, path: data.jsonl, question: question, answer: id}}]\n"
+        f"builder: {role}\nreviewer: {role}\nreviewer2: {other}\n",
+        "demonstrations": f"data: data.jsonl\nteacher: {role}\nevaluator: {other}\nevaluator2: {role}\n",
+    }
+    for verb, text in files.items():
+        (folder / f"{verb}.yaml").write_text(text)
+        config = ["--config"] if verb in ("exam", "demonstrations") else []
+        code, _, errors = run(capsys, verb, *config, f"{verb}.yaml", "--out", verb)
+        assert code == 1 and "was not given for this host" in errors, (verb, errors)
+
+
+def test_allow_host_holds_for_its_command_alone(capsys, folder):
+    file = evaluation_file(folder, **STRANGE)
+    words = ["evaluate", "--config", file, "--out", "e", "--limit", "1"]
+    _, _, errors = run(capsys, *words, "--allow-host", "collect.example")
+    assert "was not given" not in errors
+    assert "was not given" in run(capsys, *words)[2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "asked"), [("yes\n", 1), ("no\n", 2), ("", 2)])
+def test_a_person_is_asked_once(folder, monkeypatch, answer, asked):
+    file = evaluation_file(folder, **STRANGE)
+    said = Terminal()
+    monkeypatch.setattr(settings_files.sys, "stderr", said)
+    for _ in range(2):
+        monkeypatch.setattr(settings_files.sys, "stdin", Terminal(answer))
+        assert bool(refusal(file)) is (answer != "yes\n")
+    assert said.getvalue().count("Type yes") == asked
+    assert "AWS_SECRET_KEY" in said.getvalue() and "collect.example" in said.getvalue()
+    other = evaluation_file(folder, **{**STRANGE, "key_env": "OTHER_KEY"})
+    monkeypatch.setattr(settings_files.sys, "stdin", Terminal(""))
+    assert refusal(other), "a yes is for one key and one host"
+
+
+def test_a_dry_run_shows_a_strange_address_and_asks_nothing(capsys, folder):
+    evaluation_file(folder, **STRANGE)
+    code, output, _ = run(capsys, "evaluate", "--config", "theirs.yaml", "--dry-run")
+    assert code == 0 and "https://collect.example/v1" in output
+
+
+AUDIT = """
+import json, sys
+opened = []
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and sys.argv[1] in arguments[0]:
+        opened.append(arguments[0])
+sys.addaudithook(note)
+from memcalib.commands.cli import main
+try:
+    main(sys.argv[2:])
+except SystemExit as end:
+    print(json.dumps({"code": end.code, "opened": opened}))
+"""
+NAMES = ("memcalib.yaml", "evaluation.yaml", "recipe.yaml", "redaction.yaml", "settings.json")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "SET/data.jsonl"],
+        ["lint", "SET/data.jsonl"],
+        ["show", "SET/data.jsonl"],
+        ["evaluate", "SET/data.jsonl", "--model", "m", "--judge", "micro-exact", "--dry-run"],
+        ["build", "--from-memory", "SET/log.jsonl", "--preview", "--out", "OUT/b"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_settings_that_came_with_data_are_not_read(folder, tmp_path, words):
+    """Files of settings and modules beside the data, and fields of them in the rows, do nothing."""
+    came = tmp_path / "set"
+    came.mkdir()
+    hostile = {"judge": "spy34:judge", "rules": [{"name": "own", "find": "spy34:find"}]}
+    for name in NAMES:
+        (came / name).write_text(json.dumps(hostile))
+    for name in ("spy34.py", "data.py", "sitecustomize.py", "set.py"):
+        (came / name).write_text(SPY)
+    rows = [json.loads(example.to_json()) for example in EXAMPLES]
+    (came / "data.jsonl").write_text("".join(json.dumps({**row, **hostile}) + "\n" for row in rows))
+    log = {
+        "user_id": "u",
+        "query": "Where did I park?",
+        "answer": "On deck two.",
+        "memories": ["They parked on deck two."],
+        **hostile,
+    }
+    (came / "log.jsonl").write_text(json.dumps(log) + "\n")
+    words = [word.replace("SET", str(came)).replace("OUT", str(tmp_path)) for word in words]
+    ended = subprocess.run(
+        [sys.executable, "-c", AUDIT, str(came), *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    seen = json.loads(ended.stdout.splitlines()[-1])
+    assert {Path(name).name for name in seen["opened"]} <= {"data.jsonl", "log.jsonl"}
+    assert not list(tmp_path.rglob("imported"))
+
+
+def test_a_run_folder_of_a_stranger_is_read_and_not_run(capsys, folder):
+    """A report of a run whose manifest names code imports none of it."""
+    out = folder / "run"
+    with MicroServer(EXAMPLES) as server:
+        words = ["evaluate", "data.jsonl", "--model", "micro-model", "--base-url", server.base_url]
+        code, _, errors = run(capsys, *words, "--judge", "micro-exact", "--out", out)
+    assert code == 0, errors
+    for name in ("parameters.json", "manifest.json"):
+        file = out / name
+        file.write_text(file.read_text().replace("micro-exact", "spy34:judge"))
+        assert "spy34:judge" in file.read_text()
+    for verb in (["report", out], ["show", "data.jsonl"], ["label", out], ["compare", out, out]):
+        run(capsys, *verb)
+    assert not (folder / "imported").exists()

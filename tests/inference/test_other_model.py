@@ -1,0 +1,66 @@
+"""A reply under another model's name: recorded in the row, said once."""
+
+import asyncio
+import logging
+
+import pytest
+from faulty_server import FaultyServer, completion
+
+from memcalib.inference.client import Client, other_model
+from memcalib.inference.endpoint import Endpoint
+from memcalib.inference.rollout import EndpointBackend, Sampling, generate
+from memcalib.io.jsonl import rows_so_far
+from memcalib.micro.world import WORLDS, make_examples
+from memcalib.problem import Rollout
+
+
+def named(model: str) -> dict:
+    """A good reply of this model."""
+    body = completion("ok")
+    body["model"] = model
+    return body
+
+
+@pytest.mark.parametrize(
+    ("asked", "reply", "is_other"),
+    [
+        ("gpt-4o", "gpt-4o-2024-08-06", False),
+        ("gpt-4o", "gpt-4o-mini", True),
+        ("gpt-4", "gpt-4o", True),
+        ("claude-x-latest", "claude-x-20241022", False),
+        ("org/Model-7B", "model-7b", False),
+        ("model", "/srv/weights/model/", False),
+        ("m", None, False),
+        ("m", "", False),
+        ("m", 7, False),
+        ("large", "small", True),
+    ],
+)
+def test_what_is_another_model(asked, reply, is_other):
+    assert bool(other_model(asked, reply)) is is_other
+
+
+def test_another_models_name_is_kept_and_said_once(tmp_path, caplog):
+    examples = make_examples(WORLDS["short"], 3, 7, "test")
+    out = tmp_path / "rollouts.jsonl"
+    with FaultyServer() as server:
+        server.script.extend([named("small-one")] * 2 + [named("m")])
+        place = Endpoint(model="m", base_url=server.url, key_env="", concurrency=1)
+        with caplog.at_level(logging.WARNING):
+            generate(examples, EndpointBackend(place), Sampling(seeds=(1,)), out)
+    names = [getattr(row, "answered_by", None) for row in rows_so_far(out, Rollout)]
+    assert sorted(names, key=str) == [None, "small-one", "small-one"]
+    said = [record for record in caplog.records if "small-one" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_the_name_stays_with_a_reply_of_the_cache(tmp_path):
+    async def ask(place):
+        async with Client(place, tmp_path / "c.sqlite") as client:
+            return await client.ask([{"role": "user", "content": "hello"}])
+
+    with FaultyServer(named("small-one")) as server:
+        place = Endpoint(model="m", base_url=server.url, key_env="")
+        first = asyncio.run(ask(place))
+        again = asyncio.run(ask(place))
+    assert (first.answered_by, again.answered_by, again.cached) == ("small-one", "small-one", True)

@@ -1,0 +1,40 @@
+"""A full disk is said with the file that could not be written."""
+
+import errno
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from memcalib.io.records import naming_file, write_whole
+from memcalib.report.figures import save_figure
+from memcalib.report.tables import write_tables
+
+pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "report.html.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="report.html") as error:
+        write_whole(tmp_path / "report.html", "text")
+    assert error.value.errno == errno.ENOSPC and not (tmp_path / "report.html").exists()
+
+
+def test_a_table_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "scores.csv.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="scores.csv"):
+        write_tables(tmp_path, {"Scores": pd.DataFrame({"a": [1]})})
+
+
+def test_a_figure_that_cannot_be_written_is_named(tmp_path):
+    figure, _ = plt.subplots()
+    (tmp_path / "plane.svg").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="plane.svg"):
+        save_figure(figure, tmp_path / "plane")
+    plt.close(figure)
+
+
+def test_an_error_that_names_its_file_keeps_it(tmp_path):
+    with pytest.raises(OSError, match="nowhere"), naming_file("other.txt"):
+        (tmp_path / "nowhere").read_text()
