@@ -823,7 +823,8 @@ def _unknown_file(source: LogSource, head: Sequence[tuple[int, object]]) -> Data
         line, violation = head[0]
         kind = f"{nothing}; line {line} cannot be read ({violation.rule})"
     elif isinstance(source, str | Path) and Path(source).stat().st_size:
-        kind = f"{nothing}: no row, and no turn of an agent that searched"
+        searches = ", ".join(SEARCH_TOOLS)
+        kind = f"{nothing}: no row, and no turn of an agent that searched ({searches})"
     else:
         kind = f"{nothing}: it is empty"
     allowed = (

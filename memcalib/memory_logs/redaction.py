@@ -406,6 +406,13 @@ def scan_rule(
     return RedactionRule(name, label or name, find, recipe=start, seeks=seeks)
 
 
+def _is_row_of_numbers(text: str) -> bool:
+    """Whether a text counts upwards, as 0 1 1 2 3 5 8 13 21 does."""
+    numbers = [int(group) for group in re.findall(r"\d+", text)]
+    is_long = len(numbers) >= 6 and min(numbers) < 10
+    return is_long and all(before <= after for before, after in pairwise(numbers))
+
+
 def is_card(text: str) -> bool:
     """Whether a text is a card number after ISO/IEC 7812, with anything between its 13 to 19 digits."""
     digits = re.sub(r"\D", "", text)
@@ -502,13 +509,6 @@ _FREE_OF_CHARGE = r"(?:\+?1[ ./-]?)?\(?8(?:00|33|44|55|66|77|88)\)?[ ./-]|0800|0
 # Russian mobile numbers with the 8 of calls within the country
 _WITHIN_RUSSIA = r"8[ -]?\(?9\d\d\)?[ -]?\d{3}[ -]?\d\d[ -]?\d\d"
 _LIMITS = ("2147483647", "2147483648", "4294967295", "4294967296")  # of whole numbers in programs
-
-
-def _is_row_of_numbers(text: str) -> bool:
-    """Whether a text counts upwards, as 0 1 1 2 3 5 8 13 21 does."""
-    numbers = [int(group) for group in re.findall(r"\d+", text)]
-    is_long = len(numbers) >= 6 and min(numbers) < 10
-    return is_long and all(before <= after for before, after in pairwise(numbers))
 
 
 def is_phone(text: str) -> bool:
