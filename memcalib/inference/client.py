@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['log', 'Item', 'Result', 'FINISH_SECONDS', 'ALIVE', 'LARGEST_REPLY', 'Messages', 'LONGEST_HEADER', 'FormT',
-           'run_async', 'run_many', 'receive_within', 'FailureStreak', 'Reply', 'Totals', 'Pacer', 'other_model',
-           'Client', 'split_thoughts', 'Form', 'json_format', 'escaped', 'to_data', 'without_fence', 'strict_json',
-           'unwrapped', 'form_faults', 'read_form']
+           'run_async', 'run_many', 'receive_within', 'FailureStreak', 'Reply', 'Totals', 'Pacer', 'HttpRequest',
+           'http_library', 'other_model', 'Client', 'split_thoughts', 'Form', 'json_format', 'escaped', 'to_data',
+           'without_fence', 'strict_json', 'unwrapped', 'form_faults', 'read_form']
 
 # %% ../../nbs/inference/03_client.ipynb #85862924
 import asyncio
@@ -22,8 +22,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -42,7 +44,6 @@ from ..io.records import one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5
 if TYPE_CHECKING:
-    import httpx2
     import openai
     from openai.types.chat import ChatCompletion
 
@@ -382,6 +383,20 @@ class Pacer:
         """Add an amount to what was booked; a negative one takes back."""
         self.next_free += amount * self.interval
 
+# %% ../../nbs/inference/03_client.ipynb #c11e0a02
+class HttpRequest(Protocol):
+    """What is looked at of a request of httpx or httpx2."""
+
+    url: object
+
+
+def http_library() -> ModuleType:
+    """The HTTP library below the installed openai package: httpx2, or httpx where openai is below 3."""
+    import openai
+
+    major_version = int(openai.__version__.partition(".")[0])
+    return import_module("httpx2" if major_version >= 3 else "httpx")
+
 # %% ../../nbs/inference/03_client.ipynb #aa12a0e2
 _LARGEST_COUNT = 1e15  # of tokens; NaN and infinity, which no file of rows can hold, are not below
 
@@ -430,6 +445,30 @@ def _without_surrogates(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-8", "replace").decode("utf-8")
+
+# %% ../../nbs/inference/03_client.ipynb #c11e0a04
+def _take_long_headers(http_client: "openai.DefaultAioHttpClient") -> None:
+    """Let a pool accept headers as long as gateways send them.
+
+    The package offers no setting for it: its transport gets a session of ours, made when the first
+    request is sent.
+    """
+    import aiohttp
+
+    transport = http_client._transport
+
+    def make_session() -> aiohttp.ClientSession:
+        limits = transport.limits
+        connector = aiohttp.TCPConnector(
+            ssl=transport.ssl_context,
+            limit=limits.max_connections,
+            keepalive_timeout=limits.keepalive_expiry,
+        )
+        return aiohttp.ClientSession(
+            connector=connector, max_line_size=LONGEST_HEADER, max_field_size=LONGEST_HEADER
+        )
+
+    transport.client = make_session
 
 # %% ../../nbs/inference/03_client.ipynb #97412912
 _REFUSABLE_FIELDS = {  # fields that a server may not take, and the sign of it in its error
@@ -536,12 +575,7 @@ class _Server:
         except openai.APIConnectionError as error:
             return self._unreachable(error, attempt)
         except _RedirectRefused as refused:
-            message = (
-                f"{endpoint.url} sends requests on to {refused}; nothing was sent there, "
-                "because a prompt goes to the address that the settings name and nowhere else. "
-                "Name the other address in base_url if it is meant"
-            )
-            return CallError("not_found", message)
+            return self._redirect(refused)
         except aiohttp.ClientError as error:
             reason = self._clean(str(getattr(error, "message", "") or error))
             return CallError("server", f"{endpoint.url} sent a reply that is no HTTP: {reason}")
@@ -558,7 +592,6 @@ class _Server:
     ) -> "ChatCompletion | str | None":
         """The completion; the text of a page that is none, and `None` for JSON that is no object."""
         import aiohttp
-        import httpx2
         import openai
         from openai.types.chat import ChatCompletion
 
@@ -572,7 +605,7 @@ class _Server:
                         raise ValueError(
                             f"a reply of {len(buffer):,} bytes or more; allowed: {LARGEST_REPLY:,}"
                         )
-            except (httpx2.HTTPError, aiohttp.ClientError, OSError) as error:
+            except (http_library().HTTPError, aiohttp.ClientError, OSError) as error:
                 raise openai.APIConnectionError(request=response.http_request) from error
             is_page = "json" not in response.headers.get("content-type", "json")
         try:
@@ -597,31 +630,19 @@ class _Server:
             )
         return self._sdk
 
-    def _http_client(self) -> "openai.DefaultAioHttpClient":
+    def _http_client(self) -> "openai.DefaultAsyncHttpxClient":
         """A connection pool that follows no redirect to another place, and takes long headers."""
-        import aiohttp
         import openai
 
-        async def check(request: "httpx2.Request") -> None:
+        async def check(request: HttpRequest) -> None:
             _check_destination(self.endpoint.url, str(request.url))
 
-        http_client = openai.DefaultAioHttpClient(event_hooks={"request": [check]})
-        # the package offers no setting for the length of headers: its transport gets a session of
-        # ours, made when the first request is sent
-        transport = http_client._transport
-
-        def make_session() -> aiohttp.ClientSession:
-            limits = transport.limits
-            connector = aiohttp.TCPConnector(
-                ssl=transport.ssl_context,
-                limit=limits.max_connections,
-                keepalive_timeout=limits.keepalive_expiry,
-            )
-            return aiohttp.ClientSession(
-                connector=connector, max_line_size=LONGEST_HEADER, max_field_size=LONGEST_HEADER
-            )
-
-        transport.client = make_session
+        event_hooks = {"request": [check]}
+        if http_library().__name__ == "httpx":
+            # below openai 3 the transport on aiohttp follows redirects without asking the hook
+            return openai.DefaultAsyncHttpxClient(event_hooks=event_hooks)
+        http_client = openai.DefaultAioHttpClient(event_hooks=event_hooks)
+        _take_long_headers(http_client)
         return http_client
 
     async def close(self) -> None:
@@ -658,16 +679,29 @@ class _Server:
         fields = self.endpoint.body.keys() - self.endpoint.extra_body.keys()
         return any(field in message for field in fields)
 
+    def _redirect(self, refused: _RedirectRefused) -> CallError:
+        """The error for a server that sends a prompt on to another place."""
+        message = (
+            f"{self.endpoint.url} sends requests on to {refused}; nothing was sent there, "
+            "because a prompt goes to the address that the settings name and nowhere else. "
+            "Name the other address in base_url if it is meant"
+        )
+        return CallError("not_found", message)
+
     def _unreachable(self, error: "openai.APIConnectionError", attempt: int) -> CallError:
         """The error for a connection that failed; fatal when nobody ever answered there."""
         from aiohttp import ClientConnectorError
 
+        no_connection = (ClientConnectorError, http_library().ConnectError)
         causes: list[BaseException] = [error]
         while causes[-1].__cause__ is not None:
             causes.append(causes[-1].__cause__)
+        for cause in causes:
+            if isinstance(cause, _RedirectRefused):  # openai below 3 wraps what its hooks raise
+                return self._redirect(cause)
         reasons = [str(cause) for cause in causes if str(cause)]
         message = f"no connection to {self.endpoint.url}: {self._clean(reasons[-1])}"
-        is_refused = any(isinstance(cause, ClientConnectorError) for cause in causes)
+        is_refused = any(isinstance(cause, no_connection) for cause in causes)
         is_never_there = is_refused and not self.reached and attempt >= 3
         if is_never_there:
             message += "; is the address right, and is the server running?"
