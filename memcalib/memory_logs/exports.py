@@ -38,6 +38,9 @@ class LogMemory(Record):
     unread_time: str = ""  # a time that could not be read, as it stands there
     level: Annotated[WireLevel | None, Field()] = None  # how far it should shape the answer
     action: str = ""  # apply, correct or ignore, where the log says so
+    id: str = ""  # under which the store knows it
+    source: str = ""  # where the store had it from
+    type: str = ""  # what the store calls this kind of memory
 
 
 class LogRow(Record):
@@ -533,6 +536,26 @@ def _read_time(time: object) -> tuple[str, str]:
         return "", clean_text(time) if isinstance(time, str) else str(time)[:40]
 
 
+def _memory_id(item: object) -> object:
+    """The id under which a store knows a memory; None when it has none."""
+    document = _bare_document(item)
+    for name in ("id", "key", "uuid"):
+        if document.get(name) is not None:
+            return document[name]
+    return None
+
+
+_SOURCE_FIELDS = ("source", "origin")
+_TYPE_FIELDS = ("type", "memory_type", "category")
+
+
+def _named_in(item: object, names: Sequence[str]) -> str:
+    """The first text or whole number under one of these names in a memory or in its metadata; "" for none."""
+    document = _bare_document(item)
+    sources = [document, _metadata(document)]
+    return "" if _is_relation(item) else clean_text(_first_name(sources, names))
+
+
 def to_log_row(record: dict, line: int = 0) -> LogRow:
     """The row of a raw record in which `check_log_row` found nothing; one without an id is named by its line."""
     items = find_memories(record) or []
@@ -547,6 +570,9 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
             unread_time=unread_time,
             level=None if raw.level is None else Level.parse(raw.level),
             action=raw.action or "",
+            id=clean_text(_first_name([{"id": _memory_id(item)}], ("id",))),
+            source=_named_in(item, _SOURCE_FIELDS),
+            type=_named_in(item, _TYPE_FIELDS),
         )
         memories.append(memory)
     system, *_ = shape_of(items[0]).split()
@@ -754,15 +780,6 @@ def log_records(source: LogSource) -> Iterator[tuple[int, object]]:
             yield from enumerate(turns, 1)
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #9cdee12d
-def _memory_id(item: object) -> object:
-    """The id under which a store knows a memory; None when it has none."""
-    document = _bare_document(item)
-    for name in ("id", "key", "uuid"):
-        if document.get(name) is not None:
-            return document[name]
-    return None
-
-
 def read_store(path: str | Path) -> dict[str, dict]:
     """The memories of an export by id, for logs that hold ids only; raises `DataError` when it has none in a known form."""
     memory_by_id: dict[str, dict] = {}

@@ -60,6 +60,9 @@ MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
     "score": ("similarity", "relevance", "distance", "rank_score"),
     "level": ("u_star", "ideal"),
     "action": ("memory_action",),
+    "memory_id": ("id", "key", "uuid", "mid", "_id"),
+    "source": ("origin",),
+    "type": ("memory_type", "kind", "category"),
 }  # what a memory has
 
 
@@ -194,7 +197,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         if other:
             guessed["text"] = other
     if "text" in given or "text" in guessed:
-        for name in ("time", "score"):
+        for name in ("time", "score", "memory_id", "source", "type"):
             other = "" if name in given else _guess(name, MEMORY_FIELDS[name], items)
             if other:
                 guessed[name] = other
@@ -257,11 +260,18 @@ class FieldNames:
         for name, place in named.items():
             value = value_at(item, place)
             if value is not MISSING:
-                memory["created_at" if name == "time" else name] = value
+                memory[_PLAIN_NAMES.get(name, name)] = value
         memory.setdefault("text", None)
+        for name in ("id", "source", "type"):
+            if name in item and item[name] is not None:
+                memory.setdefault(name, item[name])
         if isinstance(memory.get("score"), str):
             memory["score"] = _number_or_text(memory["score"])
         return memory
+
+
+# in the map -> in a memory of the plain format, where the names differ
+_PLAIN_NAMES = {"time": "created_at", "memory_id": "id"}
 
 
 def _number_or_text(text: str) -> float | str | None:
@@ -344,6 +354,7 @@ class LogReading:
             f"{answers:,} rows have an answer",
             f"{levels:,} of {len(memories):,} memories have an ideal level",
             f"{times:,} of {len(memories):,} memories have a time; it is shown with the memory",
+            f"{sum(bool(memory.id) for memory in memories):,} of {len(memories):,} memories have an id of their store",
             f"{with_turns:,} rows have a conversation before the query",
         ]
         if unread:

@@ -6,6 +6,7 @@
 __all__ = ['UNKNOWN_LEVEL', 'OWN_JUDGING', 'LogPlan', 'members_of', 'has_levels', 'same_groups', 'OwnAnswers', 'own_answers']
 
 # %% ../../nbs/memory_logs/06_own_answers.ipynb #8e9463bd
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,8 +123,33 @@ def same_groups(memories: Sequence[LogMemory], texts: Sequence[str]) -> list[lis
     return groups
 
 
-def _example_row(row: LogRow, texts: _RedactedTexts, plan: LogPlan) -> dict[str, Any]:
-    """The record of a row of a log: one block of one atom for each memory."""
+_SAFE_ID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[A-Za-z_]*-?\d{1,6}")
+
+
+def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict[str, str]]:
+    """What the store says about each memory of a row, without private values: id, source and type.
+
+    An id in which something private is found is named by its hash, the same in all rows; a source or type is redacted.
+    """
+    memories = row.memories[: plan.memories]
+    texts = [text for memory in memories for text in (memory.id, memory.source, memory.type)]
+    to_check = list(dict.fromkeys(text for text in texts if text and not _SAFE_ID.fullmatch(text)))
+    redacted = dict(zip(to_check, redactor.row(to_check, row.user).texts, strict=True))
+    about = []
+    for memory in memories:
+        store_id = memory.id
+        if redacted.get(store_id, store_id) != store_id:
+            store_id = f"id {text_hash(store_id)}"
+        source = redacted.get(memory.source, memory.source)
+        memory_type = redacted.get(memory.type, memory.type)
+        about.append({"id": store_id, "source": source, "type": memory_type})
+    return about
+
+
+def _example_row(
+    row: LogRow, texts: _RedactedTexts, about: Sequence[Mapping[str, str]], plan: LogPlan
+) -> dict[str, Any]:
+    """The record of a row of a log: one block of one atom for each memory; `about` is what the store says about each."""
     blocks = []
     atoms = []
     memories = row.memories[: plan.memories]
@@ -158,6 +184,12 @@ def _example_row(row: LogRow, texts: _RedactedTexts, plan: LogPlan) -> dict[str,
             block["time"] = time
         if memory.score is not None:
             block["score"] = memory.score
+        for name in ("source", "type"):
+            if about[first][name]:
+                block[name] = about[first][name]
+        store_ids = [about[position]["id"] for position in (first, *others)]
+        if any(store_ids):
+            block["store_ids"] = [store_id for store_id in store_ids if store_id]
         blocks.append(block)
         atoms.append(atom)
     consent, domain, _ = texts.terms
@@ -286,7 +318,8 @@ class _AnswerMaker:
         texts, replaced = _redacted(row, self.redactor, self.plan)
         self.result.replaced.update(replaced)
         self.result.consent[texts.terms[0]] += 1
-        record = _example_row(row, texts, self.plan)
+        about = _about_memories(row, self.redactor, self.plan)
+        record = _example_row(row, texts, about, self.plan)
         if self.redactor.row([row.id], row.user).texts != [row.id]:
             record["id"] = f"line-{row.line}"
         example = self._with_own_id(Example.model_validate(record))

@@ -33,9 +33,11 @@ from ..io.runs import file_hash
 from ..io.records import iter_rows, printable
 from memcalib.metrics import (
     HIGHER_IS_BETTER,
+    LEAST_GROUPS,
     METRICS,
     SOURCE,
     controls,
+    few_questions,
     readable,
     response_frame,
     score,
@@ -531,7 +533,9 @@ def _coverage_notices(run: Run) -> list[str]:
                 f"{_of_all(unanswered, len(run.example_hashes))} examples have no judged answer."
             )
     questions = frame["question_id"].nunique()
-    if questions < 50:
+    if questions < LEAST_GROUPS:
+        texts.append(few_questions(questions))
+    elif questions < 50:
         texts.append(
             f"Only {questions} questions: intervals this wide say little, and intervals from so few are rough."
         )
@@ -667,6 +671,8 @@ def _card_cell(row: Mapping[str, Any], metric: str) -> str:
     if np.isnan(mean):
         return "not scored"
     spread = "" if np.isnan(std) else f" ± {std:.1f}"
+    if np.isnan(row[f"{metric}_low"]):
+        return f"{mean:.1f}{spread} (no interval)"
     return f"{mean:.1f}{spread} ({row[f'{metric}_low']:.1f} to {row[f'{metric}_high']:.1f})"
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #81e940a5
@@ -941,7 +947,11 @@ def evaluation_text(folder: str | Path) -> str:
     if len(corrected):
         shown = corrected.round(1)
         paragraphs.append(f"{MODEL_BASED}\n{shown.to_string(index=False)}")
-    lines = quality_lines(run.responses)
+    lines = []
+    questions = run.responses["question_id"].nunique()
+    if questions < LEAST_GROUPS:
+        lines.append(few_questions(questions))
+    lines += quality_lines(run.responses)
     lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]

@@ -157,6 +157,33 @@ def test_the_same_words_of_two_people_are_two_questions_and_a_group_joins_them()
     assert len({example.question_id for example in joined.examples}) == 1
 
 
+def test_what_the_store_knows_about_a_memory_stays_with_its_block():
+    row = {
+        "q": "What now?",
+        "ctx": [
+            {"mid": 4, "body": "Is tired after work.", "origin": "chat", "kind": "state"},
+            {"mid": 9, "body": "Is tired after the work.", "origin": "chat", "kind": "state"},
+            {"mid": "bo@example.org", "body": "Owns a kayak."},
+        ],
+        "a": "Rest.",
+    }
+    fields = ["query=q", "memories=ctx", "text=body", "answer=a"]
+    own = own_answers(LogPlan(file="rows", map=read_map(fields), **CONSENT), [row, row])
+    first, third = own.examples[0].blocks
+    assert first.model_extra == {"store_ids": ["4", "9"], "source": "chat", "type": "state"}
+    assert third.model_extra["store_ids"][0].startswith("id ")
+    assert "bo@example.org" not in own.examples[0].to_json()
+    named = own_answers(
+        LogPlan(file="rows", map=read_map([*fields, "memory_id=origin"]), **CONSENT), [row]
+    )
+    assert named.examples[0].blocks[0].model_extra["store_ids"] == ["chat", "chat"]
+    plain = mem0_row(1)
+    assert [
+        b.model_extra["store_ids"]
+        for b in own_answers(LogPlan(file="rows", **CONSENT), [plain]).examples[0].blocks
+    ] == [["1"], ["2"]]
+
+
 def test_a_log_of_another_language_is_read():
     row = {"query": "今晚吃什么？", "memories": ["用户对花生过敏。"], "answer": "不含花生的面。"}
     own = own_answers(LogPlan(file="rows", **CONSENT), [row])
