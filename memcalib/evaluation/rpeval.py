@@ -355,8 +355,8 @@ def _summary(
     low = np.full(means.shape, np.nan)
     high = np.full(means.shape, np.nan)
     defined = ~np.isnan(means) & ~np.isnan(draws).all(axis=0)
-    defined &= sums_by_question.shape[1] >= LEAST_GROUPS
-    low[defined], high[defined] = interval(draws[:, defined])
+    if sums_by_question.shape[1] >= LEAST_GROUPS:
+        low[defined], high[defined] = interval(draws[:, defined])
     row: dict[str, float] = {}
     for suffix, values in (("", means), ("_std", spread), ("_low", low), ("_high", high)):
         for name, value in zip(_SUMMARY_METRICS, values.tolist(), strict=True):

@@ -426,7 +426,10 @@ def _item_faults(item: object, number: int) -> list[RowFault]:
     kind = f"{kind_of(item)} as memory {number}"
     name = shape_of(item)
     if not name:
-        allowed = " or ".join(shape.fields for shape in SHAPES.values())
+        allowed = (
+            "the place of its text in a map (--map text=PLACE), or a memory as "
+            f"{', '.join(SHAPES)} write it (`known_shapes()`)"
+        )
         return [RowFault("memory shape", kind, allowed)]
     try:
         return list(_memory_faults(SHAPES[name].read(item), number))

@@ -47,7 +47,7 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
     "answer": ("response", "output", "reply", "completion", "assistant_message", "prediction"),
     "turns": ("history", "chat_history", "conversation", "messages", "dialogue"),
     "group": ("question_group",),
-    "id": ("query_id", "request_id", "trace_id", "message_id"),
+    "id": ("query_id", "request_id", "trace_id", "message_id", "turn_id"),
     "user": ("user_id", "userId", "account"),
     "model": ("model_name", "llm"),
     "consent": (),
@@ -56,11 +56,21 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
 }  # what a row has -> other names for it, the first that fits is taken
 MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
     "text": ("memory", "content", "fact", "page_content", "value", "body", "snippet", "summary"),
-    "time": ("created_at", "createdAt", "timestamp", "date", "updated_at", "when"),
-    "score": ("similarity", "relevance", "distance", "rank_score"),
+    "time": (
+        "created_at",
+        "createdAt",
+        "timestamp",
+        "date",
+        "updated_at",
+        "when",
+        "added_at",
+        "added",
+        "stored_at",
+    ),
+    "score": ("similarity", "relevance", "distance", "rank_score", "sim"),
     "level": ("u_star", "ideal"),
     "action": ("memory_action",),
-    "memory_id": ("id", "key", "uuid", "mid", "_id"),
+    "memory_id": ("id", "key", "uuid", "mem_id", "mid", "_id"),
     "source": ("origin",),
     "type": ("memory_type", "kind", "category"),
 }  # what a memory has
@@ -173,6 +183,19 @@ def _guess(
     return ""
 
 
+def _wordiest_field(items: Sequence[Mapping]) -> str:
+    """The field of memories with the most words, where half of them have a text of two words or more there; "" for none."""
+    words: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
+    for item in items:
+        for name, value in item.items():
+            if isinstance(value, str) and len(value.split()) > 1:
+                words[str(name)] += len(value.split())
+                texts[str(name)] += 1
+    often = [name for name in words if 2 * texts[name] >= len(items)]
+    return max(often, key=words.__getitem__, default="")
+
+
 def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> dict[str, str]:
     """The names that a log seems to use for what neither it nor `given` names in the plain way."""
     rows = [record for record in records if isinstance(record, Mapping)]
@@ -193,7 +216,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         items += only_dicts((None if value is MISSING else _memory_items(value)) or [])
     unknown = [item for item in items if not shape_of(item)]
     if "text" not in given and items and 2 * len(unknown) >= len(items):
-        other = _guess("text", MEMORY_FIELDS["text"], unknown)
+        other = _guess("text", MEMORY_FIELDS["text"], unknown) or _wordiest_field(unknown)
         if other:
             guessed["text"] = other
     if "text" in given or "text" in guessed:
@@ -303,7 +326,30 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
             violations.append(Violation("map", found, allowed, file=source_name(source)))
     if violations:
         raise DataError(violations)
-    return FieldNames(dict(given), guess_fields(rows, given))
+    names = FieldNames(dict(given), guess_fields(rows, given))
+    if _has_no_query(rows, names):
+        raise DataError([_unmapped(rows, source_name(source))])
+    return names
+
+
+def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
+    """Whether no row has a query under a name that is known, nor is itself a memory or an answer of a memory system."""
+    plain_rows = [names.translate(row) for row in rows]
+    if any("query" in row for row in plain_rows if isinstance(row, Mapping)):
+        return False
+    return not any(shape_of(row) or find_memories(row) for row in rows)
+
+
+def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
+    """The fault of a log in which nothing is recognized as a query, with the fields that a map can name."""
+    there = list(dict.fromkeys(place for row in rows[:20] for place in places_of(row)))
+    plain_places = [place for place in there if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", place)]
+    allowed = (
+        "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE (dots for what "
+        "lies deeper), or rows in a form that is known (`known_shapes()`)"
+    )
+    found = f"no query in rows with the fields {', '.join(plain_places[:40]) or 'that have no plain names'}"
+    return Violation("shape", found, allowed, file=file)
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #6b8e9939
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:

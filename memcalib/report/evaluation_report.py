@@ -23,7 +23,13 @@ import numpy as np
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
 from ..evaluation.disputed import dispute_lines
-from ..evaluation.exam import corrected_score, exam_line, judged_responses, why_withheld
+from memcalib.evaluation.exam import (
+    corrected_score,
+    exam_line,
+    judged_responses,
+    stance_line,
+    why_withheld,
+)
 from ..evaluation.exam_parts import verdict_for
 from ..evaluation.target_labels import PredictionPowered
 from ..evaluation.rpeval import rpeval_table
@@ -570,6 +576,9 @@ def _judge_notices(run: Run) -> list[str]:
             if verdict != "passed":
                 texts.append(f"{sentence[0].upper()}{sentence[1:]}.")
     texts += [printable(each.sentence) for each in corrections(run) if each.withheld]
+    stance = run.exam.get("stance") or {}
+    if stance.get("verdict", "passed") != "passed" and run.exam.get("judge") in run.judges:
+        texts.append(stance_line(stance))
     return texts
 
 
@@ -885,12 +894,7 @@ def _score_values(
 def _stance_exam(run: Run) -> str:
     """How far the judge's stances can be trusted, by its exam."""
     stance = run.exam.get("stance") if run.exam.get("judge") in run.judges else None
-    if not stance:
-        return "Its stances were not examined: `memcalib exam --set judging.stance=true` says how far they can be trusted."
-    return (
-        f"In its exam this judge named {stance['accuracy']:.0f} % of {stance['atoms']} known stances, found {stance['found']:.0f} % of the misread "
-        f"memories, and called {stance['false_alarms']:.0f} % of the others misread."
-    )
+    return stance_line(stance)
 
 
 def _why_uncompared(run: Run) -> str:

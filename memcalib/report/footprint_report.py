@@ -9,7 +9,7 @@ __all__ = ['write_footprint_report', 'run_footprints_text']
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.exam import exam_line
+from ..evaluation.exam import exam_line, stance_line
 from memcalib.evaluation.footprints import (
     footprint_frame,
     footprint_sentence,
@@ -82,6 +82,8 @@ def write_footprint_report(folder: str | Path) -> Path:
         exam = run.exam if run.exam.get("judge") == name else None
         line = printable(exam_line(name, exam))
         judge_lines.append(f"{line[:1].upper()}{line[1:]}")
+        if exam and exam.get("stance"):
+            judge_lines.append(stance_line(exam["stance"]))
     page = render_page(
         "footprints.html.j2",
         title="Footprints of memory",

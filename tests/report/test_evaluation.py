@@ -577,7 +577,8 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     change(tmp_path, lambda k, row: row if k == 0 else None, "rollouts")
     change(tmp_path, lambda k, row: row if k == 0 else None)
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "One seed" in source and "Only 1 questions" in source
+    assert "One seed" in source and "Only 1 question:" in source
+    assert "no interval" in source and "nan" not in source.lower().split('id="protocol"')[0]
 
 
 def test_a_demonstration_is_told_by_its_data_and_not_by_the_name_of_its_judge(tmp_path):
