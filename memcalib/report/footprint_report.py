@@ -39,11 +39,11 @@ def _frame_of(run: Run) -> "pd.DataFrame":
 
 
 def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """The first answers with their memories, those that decided first."""
+    """The first answers with their memories, those that decided first; answers with a misread memory stand before the others."""
     cards = []
-    for key, atoms in frame.groupby(["example_id", "model", "sample"], sort=False):
-        if len(cards) == _SHOWN_QUESTIONS:
-            break
+    answers = list(frame.groupby(["example_id", "model", "sample"], sort=False))
+    answers.sort(key=lambda answer: -int((answer[1]["stance"] == "misreads").sum()))
+    for key, atoms in answers[:_SHOWN_QUESTIONS]:
         ordered = atoms.sort_values("footprint", ascending=False, kind="stable")
         memories = []
         for row in ordered.to_dict("records"):

@@ -522,8 +522,9 @@ def gravest(
     judgments: Iterable[Judgment],
     actions: Mapping[tuple[str, str], str | None] = {},
     count: int = 12,
+    once: bool = True,
 ) -> list[tuple[Judgment, Gravity]]:
-    """The worst answers, one for each question; unscored ones, those without memory and those without any fault are left out."""
+    """The worst answers, one for each question unless `once` is false; unscored ones, those without memory and those without any fault are left out."""
     ranked = []
     for judgment in judgments:
         if judgment.scored and judgment.condition != "no_memory":
@@ -534,7 +535,8 @@ def gravest(
     questions: set[str] = set()
     worst = []
     for judgment, found in ranked:
-        if judgment.question_id not in questions and len(worst) < count:
+        is_new = not once or judgment.question_id not in questions
+        if is_new and len(worst) < count:
             questions.add(judgment.question_id)
             worst.append((judgment, found))
     return worst

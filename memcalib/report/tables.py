@@ -45,7 +45,7 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     """The score table of a run with a `status` for each row:
     measured, control, or not run (all cells empty).
 
-    Rows that are not run: planned methods without judgments, and the no-memory control.
+    Rows that are not run: planned methods without judgments, and, but for a log, the no-memory control.
     Raises `ValueError` without judgments.
     """
     import pandas as pd
@@ -59,7 +59,7 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     scores["model"] = source_names(scores)
     scored_models = set(scores["model"])
     not_run = [name for name in run.config.get("methods", []) if name not in scored_models]
-    if not without_memory.any():
+    if not without_memory.any() and not run.parameters.get("log"):  # a log has no such answers
         not_run.append(NO_MEMORY)
     tables = [
         scores[~without_memory].assign(status="measured"),
