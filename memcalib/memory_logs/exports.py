@@ -58,6 +58,7 @@ class LogRow(Record):
     line: int = 0
     turns: list[Turn] = Field(default_factory=list)  # of the conversation before the query
     left_out_turns: int = 0  # by a system, or in no form that is known
+    left_out_memories: int = 0  # without a text
     group: str = ""  # what counts as one question
     model: str = ""  # who answered
 
@@ -437,6 +438,18 @@ def _item_faults(item: object, number: int) -> list[RowFault]:
         return [RowFault("memory shape", kind, f"{name}: {SHAPES[name].fields}")]
 
 
+def _has_no_text(item: object) -> bool:
+    """Whether a memory in a known form has nothing, or only blanks, in the place of its text."""
+    name = shape_of(item)
+    if not name:
+        return False
+    try:
+        text = SHAPES[name].read(item).text
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return text is None or (isinstance(text, str) and not text.strip())
+
+
 def _consent_faults(consent: object) -> Iterator[RowFault]:
     if not isinstance(consent, bool | str | None):
         yield RowFault("consent", kind_of(consent), "true, false, or the name of an agreement")
@@ -470,8 +483,10 @@ def check_log_row(record: object) -> list[RowFault]:
     if not items:
         allowed = "one and more: without them there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
-    for number, item in enumerate(items, 1):
-        faults += _item_faults(item, number)
+    texts_missing = [_has_no_text(item) for item in items]
+    for number, (item, text_missing) in enumerate(zip(items, texts_missing, strict=True), 1):
+        if all(texts_missing) or not text_missing:
+            faults += _item_faults(item, number)
     return faults
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #6bde1f45
@@ -561,7 +576,8 @@ def _named_in(item: object, names: Sequence[str]) -> str:
 
 def to_log_row(record: dict, line: int = 0) -> LogRow:
     """The row of a raw record in which `check_log_row` found nothing; one without an id is named by its line."""
-    items = find_memories(record) or []
+    all_items = find_memories(record) or []
+    items = [item for item in all_items if not _has_no_text(item)]
     memories = []
     for item in items:
         raw = SHAPES[shape_of(item)].read(item)
@@ -588,6 +604,7 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
         memories=memories,
         turns=turns_before(turns, query),
         left_out_turns=left_out_turns,
+        left_out_memories=len(all_items) - len(items),
         group=_first_name([record], ("group",)),
         model=clean_text(record.get("model")),
         consent=record.get("consent"),

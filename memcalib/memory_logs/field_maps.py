@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'MISSING', 'read_map', 'value_at', 'places_of', 'guess_fields', 'FieldNames',
-           'understood', 'grouped_losses', 'LogReading', 'read_all', 'rows_text']
+           'understood', 'counted', 'grouped_losses', 'LogReading', 'read_all', 'rows_text']
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #b0b2a86e
 import json
@@ -244,7 +244,7 @@ class FieldNames:
     def translate(self, record: object) -> object:
         """A record under the names of the plain format; what is no object stays as it is."""
         places = self.places
-        if not isinstance(record, Mapping) or not places:
+        if not isinstance(record, Mapping):
             return record
         plain = dict(record)
         if "memories" in places:
@@ -262,6 +262,8 @@ class FieldNames:
             plain["query"] = _answer_text(plain.get("query"))
         if isinstance(plain.get("turns"), str) and not plain["turns"].strip():
             plain.pop("turns")
+        if isinstance(plain.get("memories"), str) and not plain["memories"].strip():
+            plain["memories"] = []  # as an empty cell of a CSV file
         items = _memory_items(plain["memories"]) if "memories" in plain else None
         if items is None and not places.keys().isdisjoint(MEMORY_FIELDS):
             items = find_memories(plain)
@@ -327,7 +329,7 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     if violations:
         raise DataError(violations)
     names = FieldNames(dict(given), guess_fields(rows, given))
-    if _has_no_query(rows, names):
+    if rows and _has_no_query(rows, names):
         raise DataError([_unmapped(rows, source_name(source))])
     return names
 
@@ -352,6 +354,11 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
     return Violation("shape", found, allowed, file=file)
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #6b8e9939
+def counted(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: `1 row`, `1,200 rows`, `2 memories`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is allowed."""
     counts: Counter[str] = Counter()
@@ -362,9 +369,8 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     lines = []
     for rule, count in counts.most_common():
         drop = first[rule]
-        rows = "1 row" if count == 1 else f"{count:,} rows"
         lines.append(
-            f"{rows} left out, {rule}: first in row {drop.line}, found {drop.found}; allowed: {drop.allowed}"
+            f"{counted(count, 'row')} left out, {rule}: first in row {drop.line}, found {drop.found}; allowed: {drop.allowed}"
         )
     return lines
 
@@ -395,33 +401,39 @@ class LogReading:
         levels = sum(memory.level is not None for memory in memories)
         with_turns = sum(bool(row.turns) for row in self.rows)
         forms = Counter(row.system for row in self.rows)
+        of_all = f"of {counted(len(memories), 'memory', 'memories')}"
         lines = [
-            f"{len(self.rows):,} rows with {len(memories):,} memories, in the form of {', '.join(forms)}",
-            f"{answers:,} rows have an answer",
-            f"{levels:,} of {len(memories):,} memories have an ideal level",
-            f"{times:,} of {len(memories):,} memories have a time; it is shown with the memory",
-            f"{sum(bool(memory.id) for memory in memories):,} of {len(memories):,} memories have an id of their store",
-            f"{with_turns:,} rows have a conversation before the query",
+            f"{counted(len(self.rows), 'row')} with {counted(len(memories), 'memory', 'memories')}, in the form of {', '.join(forms)}",
+            f"with an answer: {counted(answers, 'row')}",
+            f"with an ideal level: {levels:,} {of_all}",
+            f"with a time, which is shown with the memory: {times:,} {of_all}",
+            f"with an id of their store: {sum(bool(memory.id) for memory in memories):,} {of_all}",
+            f"with a conversation before the query: {counted(with_turns, 'row')}",
         ]
         if unread:
-            times_in_words = "1 time" if len(unread) == 1 else f"{len(unread):,} times"
-            lines.append(f"{times_in_words} cannot be read, kept as text")
+            lines.append(f"{counted(len(unread), 'time')} cannot be read, kept as text")
+        without_text = sum(row.left_out_memories for row in self.rows)
+        if without_text:
+            lines.append(
+                f"{counted(without_text, 'memory', 'memories')} without text left out; the other memories of the row stay"
+            )
         left_out = sum(row.left_out_turns for row in self.rows)
         if left_out:
             lines.append(
-                f"{left_out:,} turns left out: by a system, or in no form that is known (a role and content)"
+                f"left out of conversations: {counted(left_out, 'turn')}, by a system or in no form that is known (a role and content)"
             )
         return lines
 
     def notes(self) -> list[str]:
         """What a reader of results from this log has to know: losses and times that cannot be read."""
         notes = [f"Log: {line}." for line in self.count_lines() if "cannot be read" in line]
-        notes += [f"Log: {line}." for line in self.count_lines() if "turns left out" in line]
+        for kind in ("left out of conversations", "without text left out"):
+            notes += [f"Log: {line}." for line in self.count_lines() if kind in line]
         return notes + [f"Log: {line}." for line in grouped_losses(self.dropped)]
 
     def text(self) -> str:
         """Everything that was understood, but no text of any row."""
-        lines = [f"{self.name}: {len(self.rows) + len(self.dropped):,} rows read"]
+        lines = [f"{self.name}: {counted(len(self.rows) + len(self.dropped), 'row')} read"]
         sections = [self.field_lines(), self.count_lines(), grouped_losses(self.dropped)]
         for section in sections:
             lines += [f"  {line}" for line in section]

@@ -23,7 +23,13 @@ from ..io.runs import file_hash
 from .consent import place_of
 from .examples import LogConfig, consent_in_words, refusal, says_again
 from .exports import LogMemory, LogRow, LogSource, RowFault
-from .field_maps import LogReading, grouped_losses, read_all, rows_text
+from memcalib.memory_logs.field_maps import (
+    LogReading,
+    counted,
+    grouped_losses,
+    read_all,
+    rows_text,
+)
 from .redaction import Redactor, load_redactor
 from ..problem import Example, Level, Rollout, text_hash
 
@@ -244,9 +250,20 @@ class OwnAnswers:
             notes.append(
                 f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row says and are judged as one with it, in {len(merged):,} groups."
             )
+        return notes + self._id_notes()
+
+    def _id_notes(self) -> list[str]:
+        """What became of rows whose id stands before: other questions, and further answers to one."""
+        notes = []
         if self.repeated:
             notes.append(
-                f"Log: {self.repeated:,} rows have an id that stands for another question before; each is a question of its own."
+                f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a question of its own."
+            )
+        answers = Counter((rollout.example_id, rollout.model) for rollout in self.rollouts)
+        several = sum(count > 1 for count in answers.values())
+        if several:
+            notes.append(
+                f"Log: several answers of one model: {counted(several, 'question')}; each answer is judged, and they count as one question."
             )
         return notes
 
@@ -258,13 +275,16 @@ class OwnAnswers:
             memories = [block.prompt_text("memory_text") for block in example.blocks]
             rows.append((example.id, example.question, memories, answers.get(example.id, "")))
         replaced = ", ".join(f"{name}: {count}" for name, count in self.replaced.items())
-        consent = ", ".join(f"{name}: {count} rows" for name, count in self.consent.items())
+        consent = ", ".join(
+            f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
+        )
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
             f"  taken out before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
-            f"  {len(self.rollouts):,} answers to {len(self.examples):,} questions can be judged, {len(self.labelled):,} with ideal levels",
+            *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
+            f"  {counted(len(self.rollouts), 'answer')} to {counted(len(self.examples), 'question')} can be judged, {len(self.labelled):,} with ideal levels",
             "",
             f"The first {min(shown, len(rows))} as understood, private values taken out:",
             rows_text(rows, shown),

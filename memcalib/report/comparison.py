@@ -51,7 +51,7 @@ from memcalib.report.page import (
     write_page,
 )
 from .run_data import Run, load_run, source_names
-from .tables import quality_table, results_frame, write_tables
+from .tables import UNKNOWN, quality_table, results_frame, write_tables
 
 # %% ../../nbs/report/08_comparison.ipynb #588f6129
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _protocol_notes(sides: Sequence[Side]) -> list[str]:
     protocols = {side.label: dict(protocol(side.run)) for side in sides}
     notes = []
     for name in ("Seeds", "Sampling", "Judge settings", "Software"):
-        values = {label: pairs[name] for label, pairs in protocols.items()}
+        values = {label: pairs.get(name, UNKNOWN) for label, pairs in protocols.items()}
         if len(set(values.values())) > 1:
             listed = "; ".join(f"{label}: {value}" for label, value in values.items())
             notes.append(f"{name} differ: {listed}.")

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'EVALUATION_FILES', 'SHOWN_FAULTY', 'MODEL_BASED', 'breakdown_tables', 'memory_effect', 'second_judge',
-           'evaluation_costs', 'target_estimate_lines', 'Correction', 'corrections', 'judge_corrected',
-           'judgments_by_source', 'family_tables', 'named_stances', 'evaluation_tables', 'protocol', 'settings_text',
-           'notices', 'banners', 'model_card', 'evaluation_figures', 'worst_answers', 'faulty_answers',
+           'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction', 'corrections',
+           'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances', 'evaluation_tables', 'protocol',
+           'settings_text', 'notices', 'banners', 'model_card', 'evaluation_figures', 'worst_answers',
            'evaluation_summary', 'write_evaluation_report', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
@@ -188,6 +188,52 @@ def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
     if scores:
         tables["Second judge, metrics"] = _named_scores(pd.concat(scores, ignore_index=True))
     return tables
+
+# %% ../../nbs/report/07_evaluation_report.ipynb #b7f30a02
+def _with_texts(reasons: Sequence[str], example: Example | None, most: int = 70) -> list[str]:
+    """The reasons with the first words of each memory in the place of its atom's id, where the example is there."""
+    texts = {atom.atom_id: atom.text for atom in example.atoms} if example else {}
+    named = []
+    for reason in reasons:
+        words, sign, atom_id = reason.rpartition(": ")
+        if sign and atom_id in texts:
+            text = one_line(texts[atom_id], most)
+            reason = f"{words}: {text}"
+        named.append(printable(reason))
+    return named
+
+
+def faulty_answers(run: Run) -> "pd.DataFrame":
+    """Every scored answer with a fault, the worst first: question, reason, source, example. No row where there is none."""
+    import pandas as pd
+
+    names = {}
+    for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
+        names[judgment.key] = name
+    ranked = gravest(run.judgments or [], run.actions, len(names), once=False)
+    ids = {judgment.example_id for judgment, _ in ranked}
+    examples = find_examples(run.folder / "examples.jsonl", ids)
+    rows = []
+    for place, (judgment, gravity) in enumerate(ranked, 1):
+        example = examples.get(judgment.example_id)
+        rows.append(
+            {
+                "rank": place,
+                "question": one_line(example.question, 160) if example else "",
+                "why": _reason_text(_with_texts(gravity.reasons, example)),
+                "over-use": judgment.over,
+                "under-use": judgment.under,
+                "example": judgment.example_id,
+                "answer of": names[judgment.key],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
+    """The first reasons why an answer is bad, and how many more there are."""
+    text = "; ".join(reasons[:most])
+    return f"{text}; and {len(reasons) - most} more" if len(reasons) > most else text
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
 def evaluation_costs(run: Run) -> "pd.DataFrame":
@@ -440,7 +486,9 @@ def _software(run: Run) -> str:
     versions = run.manifest.get("versions") or {}
     git = run.manifest.get("git") or {}
     commit = git.get("commit")
-    text = f"memcalib {versions.get('memcalib') or UNKNOWN}"
+    if not versions.get("memcalib") and not commit:
+        return UNKNOWN
+    text = f"memcalib {versions.get('memcalib') or 'of a version not recorded'}"
     text += f", commit {commit[:10]}" if commit else ""
     return f"{text}, with changes" if git.get("dirty") else text
 
@@ -765,52 +813,6 @@ def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
         card["name"] = names[judgment.key]
         cards.append(card)
     return cards
-
-
-def _with_texts(reasons: Sequence[str], example: Example | None, most: int = 70) -> list[str]:
-    """The reasons with the first words of each memory in the place of its atom's id, where the example is there."""
-    texts = {atom.atom_id: atom.text for atom in example.atoms} if example else {}
-    named = []
-    for reason in reasons:
-        words, sign, atom_id = reason.rpartition(": ")
-        if sign and atom_id in texts:
-            text = one_line(texts[atom_id], most)
-            reason = f"{words}: {text}"
-        named.append(printable(reason))
-    return named
-
-
-def faulty_answers(run: Run) -> "pd.DataFrame":
-    """Every scored answer with a fault, the worst first: question, reason, source, example. No row where there is none."""
-    import pandas as pd
-
-    names = {}
-    for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
-        names[judgment.key] = name
-    ranked = gravest(run.judgments or [], run.actions, len(names), once=False)
-    ids = {judgment.example_id for judgment, _ in ranked}
-    examples = find_examples(run.folder / "examples.jsonl", ids)
-    rows = []
-    for place, (judgment, gravity) in enumerate(ranked, 1):
-        example = examples.get(judgment.example_id)
-        rows.append(
-            {
-                "rank": place,
-                "question": one_line(example.question, 160) if example else "",
-                "why": _reason_text(_with_texts(gravity.reasons, example)),
-                "over-use": judgment.over,
-                "under-use": judgment.under,
-                "example": judgment.example_id,
-                "answer of": names[judgment.key],
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
-    """The first reasons why an answer is bad, and how many more there are."""
-    text = "; ".join(reasons[:most])
-    return f"{text}; and {len(reasons) - most} more" if len(reasons) > most else text
 
 
 def evaluation_summary(run: Run) -> str:

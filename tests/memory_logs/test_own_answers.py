@@ -399,3 +399,38 @@ def test_from_a_log_without_levels_to_scores_in_three_commands(tmp_path, capsys,
     assert "SCS" in said and "wrong stance" in said
     page = (tmp_path / "runs/evaluation/report.html").read_text()
     assert "error rate is unknown" in page
+
+
+def test_a_memory_without_text_is_left_out_and_counted_and_its_row_stays():
+    row = mem0_row(1)
+    row["results"].append({"id": "3", "memory": None})
+    row["results"].append({"id": "4", "memory": "  "})
+    reading = read_all([row, mem0_row(2, results=[{"id": "5", "memory": ""}])])
+    assert [len(kept.memories) for kept in reading.rows] == [2]
+    assert "2 memories without text left out" in reading.text()
+    assert any("without text" in note for note in reading.notes())
+    assert [drop.rule for drop in reading.dropped] == ["memory text"]
+
+
+def test_texts_in_cells_and_answers_in_parts_are_read_without_a_map():
+    cells = {"query": "What?", "memories": "- Likes soup.\n- Owns a boat.", "answer": "Soup."}
+    parts = {**cells, "answer": {"content": [{"type": "text", "text": "Soup."}]}}
+    reading = read_all([cells, parts, {**cells, "memories": " "}])
+    assert [len(row.memories) for row in reading.rows] == [2, 2]
+    assert {row.answer for row in reading.rows} == {"Soup."}
+    assert [drop.found for drop in reading.dropped] == ["none"]
+
+
+def test_a_log_in_which_nothing_is_known_says_which_fields_it_has():
+    row = {"req": {"said": "What?"}, "recalled": [{"note": "Likes soup.", "rank": "first"}]}
+    with pytest.raises(DataError, match=r"no query in rows with the fields req, req\.said"):
+        read_all([row])
+    reading = read_all([row], given={"query": "req.said", "memories": "recalled"})
+    assert [memory.text for memory in reading.rows[0].memories] == ["Likes soup."]
+
+
+def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():
+    rows = [mem0_row(1), mem0_row(1, answer="A tart."), mem0_row(2, id="q1")]
+    preview = own_answers(LogPlan(file="rows", **CONSENT), rows).preview()
+    assert "id of another question before: 1 row" in preview
+    assert "several answers of one model: 1 question" in preview

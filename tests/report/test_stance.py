@@ -134,7 +134,7 @@ def test_stance_and_its_reason_are_on_the_page_and_in_the_terminal(tmp_path):
     write_jsonl(tmp_path / "rollouts.jsonl", [rollout])
     write_jsonl(tmp_path / "judgments.jsonl", [judgment])
     page = write_evaluation_report(tmp_path).read_text(encoding="utf-8")
-    assert "wrong stance: follows: m1_a1" in page and "<strong>Yes</strong>" in page
+    assert f"wrong stance: follows: {example.atoms[0].text}" in page and "<strong>Yes</strong>" in page
     assert "never said" in page and "not in the answer" in page
     assert 'id="stance"' in page and "not recorded" not in page.split('id="protocol"')[0]
     assert "1 answers (100.0 %) do with a memory what they must not" in evaluation_text(tmp_path)
