@@ -293,11 +293,11 @@ class LevelsFile:
         proposal = self.proposals.get(item)
         if proposal is None:
             return None
-        given = [level for level in (proposal.first, proposal.second) if level is not None]
-        if not given:
+        proposed = [level for level in (proposal.first, proposal.second) if level is not None]
+        if not proposed:
             return None
-        other = given[1] if len(given) == 2 and given[0] != given[1] else None
-        return given[0], other
+        other = proposed[1] if len(proposed) == 2 and proposed[0] != proposed[1] else None
+        return proposed[0], other
 
     def apply(self, example: Example) -> Example:
         """The example with its levels; as it is, where one of its memories has none."""

@@ -308,12 +308,12 @@ class SettingsCommand(TyperCommand):
 
         options = [option for parameter in self.params for option in parameter.opts]
         places_by_option = {}
-        for name, places in setting_places(import_object(self.settings_path, type)).items():
-            places_by_option[f"--{name.replace('_', '-')}"] = places
+        for name, dotted_names in setting_places(import_object(self.settings_path, type)).items():
+            places_by_option[f"--{name.replace('_', '-')}"] = dotted_names
         nearest_names = get_close_matches(option_name, [*options, *places_by_option], 1)
         if not nearest_names or nearest_names[0] in options:
             return nearest_names
-        return [f"--set {place}=…" for place in places_by_option[nearest_names[0]]]
+        return [f"--set {dotted_name}=…" for dotted_name in places_by_option[nearest_names[0]]]
 
 
 def _command_with(settings: str) -> type[TyperCommand]:
@@ -568,11 +568,11 @@ def logs(
     plan = check_settings(LogPlan, options or {}, "log")
     if consent is None:
         plan = plan.model_copy(update={"without_consent": True})
-    own = own_answers(plan, answers_needed=False)
-    print(own.preview(rows))
-    if consent is None and own.consent["none on record"]:
+    log_answers = own_answers(plan, answers_needed=False)
+    print(log_answers.preview(rows))
+    if consent is None and log_answers.consent["none on record"]:
         print(
-            f"\n{own.consent['none on record']} rows have no consent on record: to send them, name the agreement that covers them with --consent."
+            f"\n{log_answers.consent['none on record']} rows have no consent on record: to send them, name the agreement that covers them with --consent."
         )
 
 
@@ -618,14 +618,16 @@ def levels(
     options = role_options(model, base_url, key_env)
     endpoint = check_settings(Endpoint, options, "levels", hints={"model": "give --model"})
     plan = check_settings(LogPlan, log_options(file, map_, store, consent) or {}, "log")
-    own = own_answers(plan)
-    print(own.preview())
+    log_answers = own_answers(plan)
+    print(log_answers.preview())
     print(
-        f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, memories and conversation of {len(own.examples):,} questions."
+        f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, memories and conversation of {len(log_answers.examples):,} questions."
     )
     if not (yes or asked_yes()):
         raise NotAgreed("nothing has been sent. Go on with the same command and --yes")
-    book = LevelsFile.write(out, propose_levels(own.examples, endpoint, cache_of(cache, no_cache)))
+    book = LevelsFile.write(
+        out, propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
+    )
     to_settle = len(items_to_settle(book.proposals.values()))
     print("\n".join(book.notes()))
     print(

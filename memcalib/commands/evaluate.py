@@ -139,8 +139,8 @@ class Evaluation(FrozenSettings):
     @model_validator(mode="after")
     def _model_or_log(self) -> "Evaluation":
         if (self.model is None) == (self.log is None):
-            found = "neither" if self.log is None else "both"
-            raise ValueError(f"model and log: found {found}; allowed: one of them")
+            state = "neither" if self.log is None else "both"
+            raise ValueError(f"model and log: found {state}; allowed: one of them")
         return self
 
     @model_validator(mode="before")
@@ -529,13 +529,19 @@ class EvaluationRun:
 
     def _leave_out_unlabelled(self) -> None:
         """Where some questions of a log have levels, those without are left out of the scores, and counted."""
-        own = self.own
-        if own is None or not own.labelled or len(own.labelled) == len(own.examples):
+        log_answers = self.own
+        if (
+            log_answers is None
+            or not log_answers.labelled
+            or len(log_answers.labelled) == len(log_answers.examples)
+        ):
             return
-        self.left_out_unlabelled = len(own.examples) - len(own.labelled)
-        own.examples = own.labelled
-        ids = {example.id for example in own.examples}
-        own.rollouts = [rollout for rollout in own.rollouts if rollout.example_id in ids]
+        self.left_out_unlabelled = len(log_answers.examples) - len(log_answers.labelled)
+        log_answers.examples = log_answers.labelled
+        ids = {example.id for example in log_answers.examples}
+        log_answers.rollouts = [
+            rollout for rollout in log_answers.rollouts if rollout.example_id in ids
+        ]
 
     def _log_notes(self) -> list[str]:
         """What a reader of results has to know of the log and its levels."""
@@ -636,12 +642,12 @@ class EvaluationRun:
             judging = self.evaluation.judging
             if self.unlabelled:
                 judging = judging.model_copy(update={"blind": True})
-            made = make_judge(judge, judging, self.cache)
+            judge_client = make_judge(judge, judging, self.cache)
             if self.unlabelled:
-                if self.retry_unscored and isinstance(made, LLMJudge):
-                    made = made.anew()
-                made = FootprintJudge(made)
-            self._judges[role] = made
+                if self.retry_unscored and isinstance(judge_client, LLMJudge):
+                    judge_client = judge_client.anew()
+                judge_client = FootprintJudge(judge_client)
+            self._judges[role] = judge_client
         return self._judges[role]
 
     def _judge_roles(self) -> list[str]:

@@ -325,12 +325,12 @@ def exam_text(exam: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def part_text(part: Mapping[str, Any]) -> str:
+def part_text(row: Mapping[str, Any]) -> str:
     """One part of an exam in a line."""
-    text = f"{part['part']}: {part['verdict']}, levels read right {_number(part['accuracy'])}"
-    if part["low"] is not None:
-        text += f" ({_number(part['low'])} to {_number(part['high'])})"
-    return f"{text}, {part['answers']} answers, {part['atoms']:,} atoms"
+    text = f"{row['part']}: {row['verdict']}, levels read right {_number(row['accuracy'])}"
+    if row["low"] is not None:
+        text += f" ({_number(row['low'])} to {_number(row['high'])})"
+    return f"{text}, {row['answers']} answers, {row['atoms']:,} atoms"
 
 
 def pairs_text(row: Mapping[str, Any]) -> str:

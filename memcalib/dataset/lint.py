@@ -276,8 +276,8 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
     """
 
     def enter(find: Callable) -> Callable:
-        what = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
-        LINTS[find.__name__] = Lint(find.__name__, what, severity, find, scope)
+        description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
+        LINTS[find.__name__] = Lint(find.__name__, description, severity, find, scope)
         return find
 
     return enter
@@ -1008,7 +1008,7 @@ def _lint_streams(
             for check in row_checks:
                 violations = check.check(view)
                 if violations is not None:
-                    placed = [replace(found, file=file, line=line) for found in violations]
+                    placed = [replace(violation, file=file, line=line) for violation in violations]
                     result.add_row(check.name, placed)
     for check in result.lints:
         if check.scope == "files":

@@ -299,12 +299,12 @@ def stance_numbers(
                 pairs.append((label.stance, judged.get(label.atom_id)))
     if not pairs:
         return None
-    misread = [judged == "misreads" for known, judged in pairs if known == "misreads"]
-    others = [judged == "misreads" for known, judged in pairs if known != "misreads"]
+    misread = [judged == "misreads" for stance, judged in pairs if stance == "misreads"]
+    others = [judged == "misreads" for stance, judged in pairs if stance != "misreads"]
     return {
         "atoms": len(pairs),
         "unread": sum(judged is None for _, judged in pairs),
-        "accuracy": 100 * float(np.mean([known == judged for known, judged in pairs])),
+        "accuracy": 100 * float(np.mean([stance == judged for stance, judged in pairs])),
         "found": 100 * float(np.mean(misread)),
         "false_alarms": 100 * float(np.mean(others)),
     }
@@ -979,15 +979,15 @@ def find_exam(
     model sat no exam as it is now but one under another prompt or other settings, it is that one, with `judge_now`, the name of today.
     """
     exams = _exams_below(folder)
-    own = [exam for exam in exams if exam.get("judge") == judge]
-    for exam in own:
+    of_judge = [exam for exam in exams if exam.get("judge") == judge]
+    for exam in of_judge:
         changes: dict[str, None] = {}
         for binding in bindings:
             changes.update(dict.fromkeys(binding_changes(exam.get("binding"), binding)))
         exam["changes"] = list(changes)
-    if own:
-        unchanged = [exam for exam in own if not exam["changes"]]
-        return max(unchanged or own, key=_exam_date)
+    if of_judge:
+        unchanged = [exam for exam in of_judge if not exam["changes"]]
+        return max(unchanged or of_judge, key=_exam_date)
     for binding in bindings:
         model = binding.get("model")
         same_model = [e for e in exams if model and (e.get("binding") or {}).get("model") == model]

@@ -67,19 +67,19 @@ def exam_parts(
     import pandas as pd
 
     plain = frame[frame["probe"] == "plain"]
-    answers_of: dict[str, list[str]] = {part: [] for part in PARTS}
+    answers_of: dict[str, list[str]] = {name: [] for name in PARTS}
     for row in plain.drop_duplicates("answer_id").to_dict("records"):
-        parts = ["pairs" if row["kind"] == "pair" else "easy"]
+        names = ["pairs" if row["kind"] == "pair" else "easy"]
         if row["trick"] == "chance_overlap":
-            parts.append("chance overlap")
-        parts += looks_of(responses[row["answer_id"]], row["language"])
-        for part in parts:
-            answers_of[part].append(row["answer_id"])
+            names.append("chance overlap")
+        names += looks_of(responses[row["answer_id"]], row["language"])
+        for name in names:
+            answers_of[name].append(row["answer_id"])
     rows = []
-    for part, answer_ids in answers_of.items():
+    for name, answer_ids in answers_of.items():
         if answer_ids:
             atoms = plain[plain["answer_id"].isin(answer_ids)]
-            rows.append({"part": part, **_part_row(atoms, resamples, seed, limit)})
+            rows.append({"part": name, **_part_row(atoms, resamples, seed, limit)})
     return pd.DataFrame(rows, columns=["part", *_PART_COLUMNS])
 
 
@@ -98,7 +98,8 @@ def _part_row(atoms: "pd.DataFrame", resamples: int, seed: int, limit: float) ->
     total = counts.sum(axis=0)
     accuracy = float(_level_accuracy(total[None])[0])
     draws = _level_accuracy(resampled_counts(counts, resamples, seed))
-    low, high = np.nan, np.nan
+    low = np.nan
+    high = np.nan
     if not np.isnan(draws).all():
         low, high = interval(draws[:, None])[:, 0]
     verdict = "undecided"
@@ -140,11 +141,11 @@ def verdict_for(
         total += 1
         counts.update(looks_of(response, language))
     shares = {"easy": 1.0}
-    for part in PARTS:
-        if total and counts[part] / total >= RESEMBLING:
-            shares[part] = counts[part] / total
+    for name in PARTS:
+        if total and counts[name] / total >= RESEMBLING:
+            shares[name] = counts[name] / total
     row_of_part = {row["part"]: row for row in parts}
-    weakest = min(shares, key=lambda part: _strength(row_of_part.get(part)))
+    weakest = min(shares, key=lambda name: _strength(row_of_part.get(name)))
     row = row_of_part.get(weakest)
     verdict = row["verdict"] if row else "undecided"
     share = "" if weakest == "easy" else f" ({100 * shares[weakest]:.0f} % of these answers)"

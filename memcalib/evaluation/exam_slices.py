@@ -48,9 +48,9 @@ def exam_slices(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "
     rows = []
     for by, column in _SLICES:
         name = "actual_level" if column == "actual" else column
-        for part in _parts_in_order(plain, name):
+        for value in _parts_in_order(plain, name):
             rows.append(
-                {"by": by, "part": part, **_shares(plain[plain[name] == part], resamples, seed)}
+                {"by": by, "part": value, **_shares(plain[plain[name] == value], resamples, seed)}
             )
     return pd.DataFrame(rows)
 
@@ -65,7 +65,7 @@ def _length_label(characters: int) -> str:
 
 def _parts_in_order(plain: "pd.DataFrame", name: str) -> list[str]:
     """The values of a column that say something: levels and lengths by size, others as they appear."""
-    present = [part for part in dict.fromkeys(plain[name]) if part]
+    present = [value for value in dict.fromkeys(plain[name]) if value]
     if name in ("ideal", "actual_level"):
         return [level.label for level in Level if level.label in present]
     if name == "length":

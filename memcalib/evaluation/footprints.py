@@ -96,8 +96,8 @@ def footprint_frame(judgments: Iterable[Judgment], examples: Iterable[Example]) 
             level = float("nan") if atom.actual is None else int(atom.actual)
             head = (example.question, example.id, judgment.model, judgment.sample)
             text = texts.get(atom.atom_id, atom.atom_id)
-            about = (text, times.get(atom.atom_id, ""), level, atom.stance or "")
-            rows.append((*head, *about, atom.quote, atom.reason))
+            details = (text, times.get(atom.atom_id, ""), level, atom.stance or "")
+            rows.append((*head, *details, atom.quote, atom.reason))
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 

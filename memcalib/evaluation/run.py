@@ -95,10 +95,10 @@ def _answers_of_rows(
         example = row["example"]
         if not isinstance(example, Example):
             [example] = load_examples([example])
-        known = examples.setdefault(example.id, example)
-        if known.content_hash != example.content_hash:
-            found = f"another record under the id {example.id!r}"
-            violations.append(Violation("id", found, "one record", line=number, file="rows"))
+        first_record = examples.setdefault(example.id, example)
+        if first_record.content_hash != example.content_hash:
+            other_record = f"another record under the id {example.id!r}"
+            violations.append(Violation("id", other_record, "one record", line=number, file="rows"))
             continue
         model = str(row.get("model") or "")
         condition = str(row.get("condition") or "full_memory")
@@ -162,8 +162,8 @@ def _judge_existing(
         write_jsonl(folder / "examples.jsonl", examples)
         write_jsonl(folder / "rollouts.jsonl", rollouts)
         judgments = folder / "judgments.jsonl"
-        asked = FootprintJudge(judge) if unknown else judge
-        judge_rollouts(examples, folder / "rollouts.jsonl", asked, judgments)
+        examiner = FootprintJudge(judge) if unknown else judge
+        judge_rollouts(examples, folder / "rollouts.jsonl", examiner, judgments)
         return list(read_jsonl(judgments, Judgment))
 
 

@@ -73,18 +73,18 @@ def stance_table(
     for source, judged in by_source.items():
         used = [atom for judgment in judged for atom in judgment.atoms if atom.actual]
         counts = Counter(atom.stance for atom in used if atom.stance)
-        known = counts.total()
-        if not known:
+        with_stance = counts.total()
+        if not with_stance:
             continue
         wrong = [wrong_stances(judgment, actions) for judgment in judged]
         row = {
             **dict(zip(SOURCE, source, strict=True)),
             "used atoms": len(used),
-            "with a stance": known,
+            "with a stance": with_stance,
         }
         for stance in STANCES:
-            row[f"{stance.replace('_', ' ')}, %"] = 100 * counts[stance] / known
-        row["wrong stance, %"] = 100 * sum(map(len, wrong)) / known
+            row[f"{stance.replace('_', ' ')}, %"] = 100 * counts[stance] / with_stance
+        row["wrong stance, %"] = 100 * sum(map(len, wrong)) / with_stance
         row["answers with a wrong stance"] = sum(map(bool, wrong))
         row["answers with a wrong stance, %"] = 100 * float(
             np.mean([bool(atoms) for atoms in wrong])

@@ -135,7 +135,7 @@ def _answer_text(value: object) -> object:
             if name in value:
                 return _answer_text(value[name])
     if isinstance(value, list) and value and len(only_dicts(value)) == len(value):
-        texts = [_answer_text(part) for part in value]
+        texts = [_answer_text(item) for item in value]
         return "\n".join(text for text in texts if isinstance(text, str))
     return value
 

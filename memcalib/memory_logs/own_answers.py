@@ -307,12 +307,12 @@ class _AnswerMaker:
 
     def _with_own_id(self, example: Example) -> Example:
         """The example that is there already under this id, or this one under an id that no other has."""
-        wanted = example.id
+        first_id = example.id
         while example.id in self.by_id:
             if self.by_id[example.id].content_hash == example.content_hash:
                 return self.by_id[example.id]
             example = example.model_copy(update={"id": f"{example.id}+"})
-        self.result.repeated += int(example.id != wanted)
+        self.result.repeated += int(example.id != first_id)
         self.by_id[example.id] = example
         self.result.examples.append(example)
         return example

@@ -825,16 +825,14 @@ def _assigned_spans(text: str) -> Iterator[Span]:
             )
             if named and not _NO_VALUE.fullmatch(match["quoted"]):
                 yield match.span("quoted")
-        elif kind and (run := _RUN.match(text, match.end())):
+        elif kind:
+            run = _RUN.match(text, match.end())
+            if run is None:
+                continue
             value = run[0].rstrip(_TAIL)
             end = run.start() + len(value)
-            if is_secret_value(
-                value,
-                kind,
-                match["sign"],
-                bool(match["gap"]),
-                bool(re.match(r"\s*(?:[.,;!?)]|$|\n)", text[end : end + 10])),
-            ):
+            is_last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n)", text[end : end + 10]))
+            if is_secret_value(value, kind, match["sign"], bool(match["gap"]), is_last):
                 yield run.start(), end
     for match in _ELSEWHERE.finditer(text):
         named = match["name"] or match["tag"] or match["variable"] or "password"
@@ -892,10 +890,12 @@ def _stated_spans(text: str) -> Iterator[Span]:
         signed = bool(re.search(r"\d|[_!@#$%^&*+=~]|[a-z][A-Z]|-.*-", value))
         last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n| (?:and|but|und|et|y)\b)", text[end : end + 10]))
         if match["sign"]:  # other names with a sign are in the rule before
-            found = match["password"] and (signed or last)
+            is_secret = match["password"] and (signed or last)
+        elif match["password"]:
+            is_secret = signed or match["said"] or (last and "-" not in value)
         else:
-            found = signed or (match["password"] and (match["said"] or (last and "-" not in value)))
-        if found:
+            is_secret = signed
+        if is_secret:
             yield start, end
     for match in _BESIDE.finditer(text):
         start, end = value_span(match)
@@ -936,11 +936,11 @@ def _code_spans(text: str) -> Iterator[Span]:
             start, end = value_span(match)
             if not _MEASURED.match(text, end):
                 yield start, end
-                while (following := _NEXT.match(text, end)) and len(following[1]) == len(
-                    match[match.lastgroup or 0]
-                ):
+                length = len(match[match.lastgroup or 0])
+                following = _NEXT.match(text, end)
+                while following is not None and len(following[1]) == length:
                     yield following.span(1)
-                    end = following.end()
+                    following = _NEXT.match(text, following.end())
 
 
 CODE = RedactionRule(

@@ -719,12 +719,12 @@ def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
     rollouts = find_rollouts(run.folder / "rollouts.jsonl", answer_ids)
     examples = find_examples(run.folder / "examples.jsonl", example_ids)
     cards = []
-    for judgment, found in worst:
+    for judgment, severity in worst:
         rollout = rollouts.get(answer_id(judgment))
         card = marked_answer(judgment, rollout, examples.get(judgment.example_id))
         card["over"] = judgment.over
         card["under"] = judgment.under
-        card["reason"] = _reason_text(found.reasons)
+        card["reason"] = _reason_text(severity.reasons)
         card["name"] = names[judgment.key]
         cards.append(card)
     return cards

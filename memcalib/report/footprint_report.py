@@ -48,11 +48,11 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
         memories = []
         for row in ordered.to_dict("records"):
             level = None if row["footprint"] != row["footprint"] else Level(int(row["footprint"]))
-            about = {
+            shown = {
                 name: printable(str(row[name])) for name in ("memory", "time", "quote", "reason")
             }
             stance = str(row["stance"]).replace("_", " ")
-            memories.append({"level": level, "stance": stance, **about})
+            memories.append({"level": level, "stance": stance, **shown})
         scored = atoms["footprint"].dropna()
         cards.append(
             {
