@@ -34,7 +34,8 @@ def count_words(text: str) -> int:
 
 
 def looks_of(response: str, language: str = "") -> list[str]:
-    """The parts of an exam that an answer resembles by its length, language and form; none for a short plain one in English.
+    """The parts of an exam that an answer resembles by its length, language and form; none for a
+    short plain one in English.
 
     Without a language, that part is left out.
     """
@@ -60,9 +61,11 @@ def exam_parts(
     seed: int = 0,
     limit: float = ExamLimits.macro_low,
 ) -> "pd.DataFrame":
-    """Answers, atoms, accuracy over the actual levels with 95 % bounds (questions resampled) and verdict of each part that has answers.
+    """Answers, atoms, accuracy over the actual levels with 95 % bounds (questions resampled) and
+    verdict of each part that has answers.
 
-    `frame` is an `exam_frame`, `responses` the text of each answer by its id, `limit` the percent that the lower bound must reach. Unscored atoms are in no share.
+    `frame` is an `exam_frame`, `responses` the text of each answer by its id, `limit` the percent
+    that the lower bound must reach. Unscored atoms are in no share.
     """
     import pandas as pd
 
@@ -131,9 +134,11 @@ RESEMBLING = 0.1  # the share of answers from which a part counts
 def verdict_for(
     parts: Sequence[Mapping[str, Any]], answers: Iterable[tuple[str, str]]
 ) -> tuple[str, str]:
-    """The verdict of the weakest part that the answers resemble, and a sentence that says which and why.
+    """The verdict of the weakest part that the answers resemble, and a sentence that says which and
+    why.
 
-    `parts` are rows of `exam_parts`, `answers` pairs of text and language ("" where it is not known). Without an answer it is that of `easy`.
+    `parts` are rows of `exam_parts`, `answers` pairs of text and language ("" where it is not
+    known). Without an answer it is that of `easy`.
     """
     counts: Counter[str] = Counter()
     total = 0
@@ -160,7 +165,10 @@ def verdict_for(
         reason += f" in {row['answers']} answers"
     return (
         verdict,
-        f"for answers like these the judge's exam is {verdict}, by its weakest part, {weakest}{share}: {reason}",
+        (
+            f"for answers like these the judge's exam is {verdict}, by its weakest part, "
+            f"{weakest}{share}: {reason}"
+        ),
     )
 
 

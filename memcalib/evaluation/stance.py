@@ -30,7 +30,9 @@ WRONG_STANCES: dict[str | None, tuple[Stance, ...]] = {
 
 
 def is_wrong_stance(stance: Stance | None, action: str | None) -> bool:
-    """Whether an answer does with a memory what it must not; false where no stance was asked for."""
+    """Whether an answer does with a memory what it must not; false where no stance was asked
+    for.
+    """
     return stance in WRONG_STANCES.get(action, WRONG_STANCES[None])
 
 
@@ -58,7 +60,8 @@ def wrong_stances(
 def stance_table(
     judgments: Sequence[Judgment], actions: Mapping[tuple[str, str], str | None]
 ) -> "pd.DataFrame":
-    """For each source: used atoms, those with a stance, percent of each stance and of wrong ones, and percent of answers with a wrong one.
+    """For each source: used atoms, those with a stance, percent of each stance and of wrong ones,
+    and percent of answers with a wrong one.
 
     No row for a source of which no stance was asked.
     """
@@ -100,6 +103,7 @@ def stance_lines(table: "pd.DataFrame") -> list[str]:
         lines.append(
             f"{row['model'] or '(no name)'}: {row['answers with a wrong stance']} answers "
             f"({row['answers with a wrong stance, %']:.1f} %) do with a memory what they must not "
-            f"(wrong stance), {row['misreads, %']:.1f} % of used memories are misread; the six metrics do not hold this"
+            f"(wrong stance), {row['misreads, %']:.1f} % of used memories are misread; the six "
+            "metrics do not hold this"
         )
     return lines

@@ -68,7 +68,8 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def write_footprint_report(folder: str | Path) -> Path:
-    """Write tables/ and report.html into the folder of a run without ideal levels; returns the path of the page.
+    """Write tables/ and report.html into the folder of a run without ideal levels; returns the path
+    of the page.
 
     Raises `FileNotFoundError` for a folder without judgments, and `DataError` for damaged rows.
     """

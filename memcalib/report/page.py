@@ -434,7 +434,9 @@ def _marked_html(rendered: str, pieces: Sequence[Segment]) -> str:
 
 
 def answer_html(pieces: Sequence[Segment]) -> str:
-    """Segments of an answer as HTML: Markdown rendered, quotes marked; raw HTML, links and pictures of the answer stay text."""
+    """Segments of an answer as HTML: Markdown rendered, quotes marked; raw HTML, links and pictures
+    of the answer stay text.
+    """
     from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -472,7 +474,9 @@ class Gravity:
 
 
 def gravity(judgment: Judgment, actions: Mapping[tuple[str, str], str | None] = {}) -> Gravity:
-    """Wrong stances first, then A to C and C to A, then safety and quality, then all levels that are off; raises `ValueError` when unscored."""
+    """Wrong stances first, then A to C and C to A, then safety and quality, then all levels that
+    are off; raises `ValueError` when unscored.
+    """
     wrong = wrong_stances(judgment, actions)
     hijacked = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.IGNORE, Level.CONTROL)]
     lost = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.CONTROL, Level.IGNORE)]
@@ -509,7 +513,9 @@ def gravest(
     actions: Mapping[tuple[str, str], str | None] = {},
     count: int = 12,
 ) -> list[tuple[Judgment, Gravity]]:
-    """The worst answers, one for each question; unscored ones, those without memory and those without any fault are left out."""
+    """The worst answers, one for each question; unscored ones, those without memory and those
+    without any fault are left out.
+    """
     ranked = []
     for judgment in judgments:
         if judgment.scored and judgment.condition != "no_memory":
