@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ANSWER', 'confusion', 'row_percent', 'wilson', 'kappa', 'confusion_figure', 'item_id', 'judged_atoms', 'allocate',
-           'sample_atoms', 'cell_counts', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments',
-           'level_agreement', 'method_agreement', 'ranking_agreement', 'simulated_audits', 'coverage_table']
+           'sample_atoms', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments', 'level_agreement',
+           'method_agreement', 'ranking_agreement', 'simulated_audits', 'coverage_table']
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #b8d30940
 import json
@@ -249,19 +249,6 @@ def sample_atoms(
         position_in_cell = shuffled.groupby("cell").cumcount()
         sample = shuffled[position_in_cell < draws[shuffled["cell"]]]
     return sample.sort_values("item", ignore_index=True)
-
-# %% ../../nbs/evaluation/02_agreement.ipynb #9ca4ca15
-def cell_counts(sample: "pd.DataFrame", atoms: "pd.DataFrame") -> "pd.DataFrame":
-    """For each of the nine cells (ideal, judged): atoms in the file, and atoms in the sample."""
-    import pandas as pd
-
-    labels = [level.label for level in Level]
-    index = pd.MultiIndex.from_product([labels, labels], names=["ideal", "judged"])
-    columns = {
-        "atoms": confusion(atoms["ideal"], atoms["judged"]).ravel(),
-        "drawn": confusion(sample["ideal"], sample["judged"]).ravel(),
-    }
-    return pd.DataFrame(columns, index)
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #3951d81b
 _DRAWS_AT_ONCE = 4_000_000

@@ -9,8 +9,7 @@ __all__ = ['INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLabel', 'KnownAnswe
            'exam_counts', 'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'metric_kernels',
            'metrics_of_products', 'whole_responses', 'response_cells', 'propagated', 'propagation_table',
            'corrected_kernels', 'corrected_score', 'error_check', 'why_withheld', 'ExamLimits', 'exam_numbers',
-           'exam_verdict', 'find_exam', 'exam_line', 'judged_responses', 'known_judgments', 'reference_scores',
-           'resolvable_difference']
+           'exam_verdict', 'find_exam', 'exam_line', 'judged_responses', 'known_judgments', 'resolvable_difference']
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9feb232d
 import json
@@ -40,7 +39,7 @@ from memcalib.io.records import (
 from ..io.runs import file_hash
 from ..io.settings import package_data
 from ..judge import Judge
-from ..metrics import METRICS, controls, exact_bounds, interval, score
+from ..metrics import METRICS, exact_bounds, interval
 from memcalib.problem import (
     AtomJudgment,
     Example,
@@ -1142,19 +1141,6 @@ def known_judgments(examples: Iterable[Example], answers: Sequence[KnownAnswer])
         )
         for answer, number in zip(answers, _numbers_within_example(answers), strict=True)
     ]
-
-
-def reference_scores(
-    examples: Iterable[Example], answers: Sequence[KnownAnswer], resamples: int = 2000
-) -> "pd.DataFrame":
-    """A score table of the known answers by kind, from their labels, and of the three constant
-    policies.
-    """
-    import pandas as pd
-
-    judgments = known_judgments(examples, answers)
-    tables = [score(judgments, resamples=resamples), controls(judgments, resamples=resamples)]
-    return pd.concat(tables, ignore_index=True)
 
 
 def resolvable_difference(
