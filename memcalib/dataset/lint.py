@@ -754,9 +754,11 @@ def turns_before_query(view: ExampleView) -> list[Hit] | None:
 
 
 def _half_in_a_row(atom_words: list[str], turn_words: list[str]) -> str:
-    """Half of an atom's words, and five at least, that stand in a turn in the same order; "" where there are none.
+    """Half of an atom's words, and five at least, that stand in a turn in the same order; "" where
+    there are none.
 
-    A conversation is longer than a query and about the same things, so single words in common say nothing.
+    A conversation is longer than a query and about the same things, so single words in common say
+    nothing.
     """
     length = min(len(atom_words), max(5, (len(atom_words) + 1) // 2))
     turn_runs = set(word_runs(turn_words, length))
@@ -787,7 +789,9 @@ def turn_leak(view: ExampleView) -> list[Hit] | None:
 # %% ../../nbs/dataset/07_lint.ipynb #d20e65a5
 @lint("warning")
 def memory_times(view: ExampleView) -> list[Hit] | None:
-    """Times are all dates in ISO 8601 or all words, and no memory is dated after the conversation."""
+    """Times are all dates in ISO 8601 or all words, and no memory is dated after the
+    conversation.
+    """
     text_by_item = {}
     for block in view.example.blocks:
         if block.time:
@@ -818,7 +822,9 @@ def memory_times(view: ExampleView) -> list[Hit] | None:
 
 @lint("warning")
 def memory_scores(view: ExampleView) -> list[Hit] | None:
-    """All memories of a record have a score, or none; three and more scores are not all the same."""
+    """All memories of a record have a score, or none; three and more scores are not all the
+    same.
+    """
     scores = {block.parent_memory_id: block.score for block in view.example.blocks}
     given = [score for score in scores.values() if score is not None]
     if not given:
@@ -837,7 +843,9 @@ _FEWEST_WORDS = 4  # of a reason that says something
 
 @lint("warning")
 def alternative_levels(view: ExampleView) -> list[Hit] | None:
-    """Another defensible level has a reason in words of its own, and one level is left that cannot be defended."""
+    """Another defensible level has a reason in words of its own, and one level is left that cannot
+    be defended.
+    """
     disputed = [atom for atom in view.example.atoms if atom.alternative]
     if not disputed:
         return None
