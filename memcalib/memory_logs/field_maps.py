@@ -77,7 +77,8 @@ MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def read_map(entries: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """A map from what is meant to the place where it stands, from texts such as `query=request.text` or a mapping.
+    """A map from what is meant to the place where it stands, from texts such as
+    `query=request.text` or a mapping.
 
     Raises `ValueError` for an entry of another form, an unknown name, and one given twice.
     """
@@ -131,7 +132,9 @@ def places_of(record: object, depth: int = 2) -> list[str]:
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #b7776750
 def _memory_items(value: object) -> list | None:
-    """The memories in a value; lines of a text are taken one by one. `None` where it can hold none."""
+    """The memories in a value; lines of a text are taken one by one. `None` where it can hold
+    none.
+    """
     items = find_memories(value)
     if items is not None:
         return items
@@ -142,13 +145,15 @@ def _memory_items(value: object) -> list | None:
 
 
 def _answer_text(value: object) -> object:
-    """The text of an answer: as it is, or in a message, or in a list of parts or messages; anything else as it is."""
+    """The text of an answer: as it is, or in a message, or in a list of parts or messages; anything
+    else as it is.
+    """
     if isinstance(value, Mapping):
         for name in ("content", "text", "message", "output"):
             if name in value:
                 return _answer_text(value[name])
     if isinstance(value, list) and value and len(only_dicts(value)) == len(value):
-        texts = [_answer_text(part) for part in value]
+        texts = [_answer_text(item) for item in value]
         return "\n".join(text for text in texts if isinstance(text, str))
     return value
 
@@ -172,7 +177,9 @@ def _fits_any(value: object) -> bool:
 def _guess(
     name: str, other_names: Iterable[str], records: Sequence[Mapping], used: Iterable[str] = ()
 ) -> str:
-    """The first other name that fits in at least half of the records; "" for none, or where the plain name is there."""
+    """The first other name that fits in at least half of the records; "" for none, or where the
+    plain name is there.
+    """
     if any(record.get(name) is not None for record in records):
         return ""
     fits = _FITS.get(name, _fits_any)
@@ -184,7 +191,9 @@ def _guess(
 
 
 def _wordiest_field(items: Sequence[Mapping]) -> str:
-    """The field of memories with the most words, where half of them have a text of two words or more there; "" for none."""
+    """The field of memories with the most words, where half of them have a text of two words or
+    more there; "" for none.
+    """
     words: Counter[str] = Counter()
     texts: Counter[str] = Counter()
     for item in items:
@@ -310,7 +319,8 @@ def _number_or_text(text: str) -> float | str | None:
 def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     """The names of a log's fields, from its first hundred records.
 
-    Raises `DataError` for a place of the map that none of them has, naming those that are there, and `FileNotFoundError`.
+    Raises `DataError` for a place of the map that none of them has, naming those that are there,
+    and `FileNotFoundError`.
     """
     records = [record for _, record in islice(log_records(source), 100)]
     rows = [record for record in records if isinstance(record, Mapping)]
@@ -335,7 +345,9 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
 
 
 def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
-    """Whether no row has a query under a name that is known, nor is itself a memory or an answer of a memory system."""
+    """Whether no row has a query under a name that is known, nor is itself a memory or an answer of
+    a memory system.
+    """
     plain_rows = [names.translate(row) for row in rows]
     if any("query" in row for row in plain_rows if isinstance(row, Mapping)):
         return False
@@ -343,14 +355,17 @@ def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
 
 
 def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
-    """The fault of a log in which nothing is recognized as a query, with the fields that a map can name."""
+    """The fault of a log in which nothing is recognized as a query, with the fields that a map can
+    name.
+    """
     there = list(dict.fromkeys(place for row in rows[:20] for place in places_of(row)))
     plain_places = [place for place in there if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", place)]
     allowed = (
-        "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE (dots for what "
-        "lies deeper), or rows in a form that is known (`known_shapes()`)"
+        "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE "
+        "(dots for what lies deeper), or rows in a form that is known (`known_shapes()`)"
     )
-    found = f"no query in rows with the fields {', '.join(plain_places[:40]) or 'that have no plain names'}"
+    fields = ", ".join(plain_places[:40]) or "that have no plain names"
+    found = f"no query in rows with the fields {fields}"
     return Violation("shape", found, allowed, file=file)
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #6b8e9939
@@ -360,7 +375,9 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
-    """One line for each kind of loss: how many, what was found first and where, and what is allowed."""
+    """One line for each kind of loss: how many, what was found first and where, and what is
+    allowed.
+    """
     counts: Counter[str] = Counter()
     first: dict[str, Dropped] = {}
     for drop in dropped:
@@ -370,7 +387,8 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     for rule, count in counts.most_common():
         drop = first[rule]
         lines.append(
-            f"{counted(count, 'row')} left out, {rule}: first in row {drop.line}, found {drop.found}; allowed: {drop.allowed}"
+            f"{counted(count, 'row')} left out, {rule}: first in row {drop.line}, found "
+            f"{drop.found}; allowed: {drop.allowed}"
         )
     return lines
 
@@ -401,9 +419,11 @@ class LogReading:
         levels = sum(memory.level is not None for memory in memories)
         with_turns = sum(bool(row.turns) for row in self.rows)
         forms = Counter(row.system for row in self.rows)
-        of_all = f"of {counted(len(memories), 'memory', 'memories')}"
+        all_memories = counted(len(memories), "memory", "memories")
+        all_rows = counted(len(self.rows), "row")
+        of_all = f"of {all_memories}"
         lines = [
-            f"{counted(len(self.rows), 'row')} with {counted(len(memories), 'memory', 'memories')}, in the form of {', '.join(forms)}",
+            f"{all_rows} with {all_memories}, in the form of {', '.join(forms)}",
             f"with an answer: {counted(answers, 'row')}",
             f"with an ideal level: {levels:,} {of_all}",
             f"with a time, which is shown with the memory: {times:,} {of_all}",
@@ -415,17 +435,21 @@ class LogReading:
         without_text = sum(row.left_out_memories for row in self.rows)
         if without_text:
             lines.append(
-                f"{counted(without_text, 'memory', 'memories')} without text left out; the other memories of the row stay"
+                f"{counted(without_text, 'memory', 'memories')} without text left out; the other "
+                "memories of the row stay"
             )
         left_out = sum(row.left_out_turns for row in self.rows)
         if left_out:
             lines.append(
-                f"left out of conversations: {counted(left_out, 'turn')}, by a system or in no form that is known (a role and content)"
+                f"left out of conversations: {counted(left_out, 'turn')}, by a system or in no "
+                "form that is known (a role and content)"
             )
         return lines
 
     def notes(self) -> list[str]:
-        """What a reader of results from this log has to know: losses and times that cannot be read."""
+        """What a reader of results from this log has to know: losses and times that cannot be
+        read.
+        """
         notes = [f"Log: {line}." for line in self.count_lines() if "cannot be read" in line]
         for kind in ("left out of conversations", "without text left out"):
             notes += [f"Log: {line}." for line in self.count_lines() if kind in line]
@@ -460,7 +484,9 @@ def read_all(
 
 
 def rows_text(rows: Sequence[tuple[str, str, Sequence[str], str]], shown: int = 10) -> str:
-    """The first rows as they were understood: (id, query, memories, answer) of each, long texts cut."""
+    """The first rows as they were understood: (id, query, memories, answer) of each, long texts
+    cut.
+    """
     lines = []
     for row_id, query, memories, answer in rows[:shown]:
         lines.append(f"{row_id}: {one_line(query, 200)}")

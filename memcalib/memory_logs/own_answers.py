@@ -50,7 +50,9 @@ class LogPlan(LogConfig):
     answer_chars: int = Field(100_000, ge=1)  # most
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain values: contents of the files by their hashes, no names."""
+        """What decides the rows, as plain values: contents of the files by their hashes, no
+        names.
+        """
         identity = self.model_dump(mode="json")
         identity["file"] = f"sha256 {file_hash(self.file)[:16]}"
         if self.store:
@@ -113,7 +115,8 @@ def _redacted(row: LogRow, redactor: Redactor, plan: LogPlan) -> tuple[_Redacted
 def same_groups(memories: Sequence[LogMemory], texts: Sequence[str]) -> list[list[int]]:
     """The positions of memories that say the same, the first of each group the best-ranked one.
 
-    They have nearly the same words and the same figures (`says_again`), and no two different ideal levels. Across languages nothing is found.
+    They have nearly the same words and the same figures (`says_again`), and no two different ideal
+    levels. Across languages nothing is found.
     """
     groups: list[list[int]] = []
     for position, memory in enumerate(memories):
@@ -135,7 +138,8 @@ _SAFE_ID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[A-
 def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict[str, str]]:
     """What the store says about each memory of a row, without private values: id, source and type.
 
-    An id in which something private is found is named by its hash, the same in all rows; a source or type is redacted.
+    An id in which something private is found is named by its hash, the same in all rows; a source
+    or type is redacted.
     """
     memories = row.memories[: plan.memories]
     texts = [text for memory in memories for text in (memory.id, memory.source, memory.type)]
@@ -155,7 +159,9 @@ def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict
 def _example_row(
     row: LogRow, texts: _RedactedTexts, about: Sequence[Mapping[str, str]], plan: LogPlan
 ) -> dict[str, Any]:
-    """The record of a row of a log: one block of one atom for each memory; `about` is what the store says about each."""
+    """The record of a row of a log: one block of one atom for each memory; `about` is what the
+    store says about each.
+    """
     blocks = []
     atoms = []
     memories = row.memories[: plan.memories]
@@ -248,22 +254,25 @@ class OwnAnswers:
         merged = [members for example in self.examples for members in members_of(example).values()]
         if merged:
             notes.append(
-                f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row says and are judged as one with it, in {len(merged):,} groups."
+                f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row "
+                f"says and are judged as one with it, in {len(merged):,} groups."
             )
         return notes + self._id_notes()
 
     def _id_notes(self) -> list[str]:
-        """What became of rows whose id stands before: other questions, and further answers to one."""
+        """What became of rows whose id stands before: other questions, further answers to one."""
         notes = []
         if self.repeated:
             notes.append(
-                f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a question of its own."
+                f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a "
+                "question of its own."
             )
         answers = Counter((rollout.example_id, rollout.model) for rollout in self.rollouts)
         several = sum(count > 1 for count in answers.values())
         if several:
             notes.append(
-                f"Log: several answers of one model: {counted(several, 'question')}; each answer is judged, and they count as one question."
+                f"Log: several answers of one model: {counted(several, 'question')}; each answer "
+                "is judged, and they count as one question."
             )
         return notes
 
@@ -278,13 +287,15 @@ class OwnAnswers:
         consent = ", ".join(
             f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
         )
+        questions = counted(len(self.examples), "question")
+        labelled = f"{len(self.labelled):,} with ideal levels"
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
             f"  taken out before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
             *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
-            f"  {counted(len(self.rollouts), 'answer')} to {counted(len(self.examples), 'question')} can be judged, {len(self.labelled):,} with ideal levels",
+            f"  {counted(len(self.rollouts), 'answer')} to {questions} can be judged, {labelled}",
             "",
             f"The first {min(shown, len(rows))} as understood, private values taken out:",
             rows_text(rows, shown),
@@ -297,7 +308,8 @@ class OwnAnswers:
         for judge in judges:
             if isinstance(judge, Endpoint):
                 lines.append(
-                    f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, conversation and answer of {len(self.rollouts):,} answers."
+                    f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
+                    f"conversation and answer of {len(self.rollouts):,} answers."
                 )
         return "\n".join(lines)
 
@@ -359,13 +371,15 @@ class _AnswerMaker:
         self.samples[example.id, model] += 1
 
     def _with_own_id(self, example: Example) -> Example:
-        """The example that is there already under this id, or this one under an id that no other has."""
-        wanted = example.id
+        """The example that is there already under this id, or this one under an id that no other
+        has.
+        """
+        first_id = example.id
         while example.id in self.by_id:
             if self.by_id[example.id].content_hash == example.content_hash:
                 return self.by_id[example.id]
             example = example.model_copy(update={"id": f"{example.id}+"})
-        self.result.repeated += int(example.id != wanted)
+        self.result.repeated += int(example.id != first_id)
         self.by_id[example.id] = example
         self.result.examples.append(example)
         return example
@@ -377,10 +391,12 @@ def own_answers(
     limit: int | None = None,
     answers_needed: bool = True,
 ) -> OwnAnswers:
-    """The examples and answers of a log (or of rows, `source`), redacted; what does not enter is counted.
+    """The examples and answers of a log (or of rows, `source`), redacted; what does not enter is
+    counted.
 
-    `limit` takes the first so many questions; rows without an answer are kept where no `answers_needed`. Raises `DataError` for a file of an unknown shape, a map that does not fit, and a log of which no row may
-    enter, and `FileNotFoundError`.
+    `limit` takes the first so many questions; rows without an answer are kept where no
+    `answers_needed`. Raises `DataError` for a file of an unknown shape, a map that does not fit,
+    and a log of which no row may enter, and `FileNotFoundError`.
     """
     reading = read_all(plan.file if source is None else source, plan.store, plan.map)
     result = OwnAnswers(reading)

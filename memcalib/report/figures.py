@@ -328,7 +328,9 @@ def _draw_enlarged(ax: "Axes", large: "Axes", square: tuple[float, float, float]
 
 
 def _severity_bounds(row: Mapping[str, Any]) -> np.ndarray:
-    """Lower and upper end of both severities, [metric, end]; the value itself lies between, alone where there is no interval."""
+    """Lower and upper end of both severities, [metric, end]; the value itself lies between, alone
+    where there is no interval.
+    """
     bounds = []
     for metric in SEVERITIES:
         low = np.fmin(row[f"{metric}_low"], row[metric])

@@ -39,7 +39,9 @@ def _frame_of(run: Run) -> "pd.DataFrame":
 
 
 def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """The first answers with their memories, those that decided first; answers with a misread memory stand before the others."""
+    """The first answers with their memories, those that decided first; answers with a misread
+    memory stand before the others.
+    """
     cards = []
     answers = list(frame.groupby(["example_id", "model", "sample"], sort=False))
     answers.sort(key=lambda answer: -int((answer[1]["stance"] == "misreads").sum()))
@@ -48,11 +50,11 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
         memories = []
         for row in ordered.to_dict("records"):
             level = None if row["footprint"] != row["footprint"] else Level(int(row["footprint"]))
-            about = {
+            shown = {
                 name: printable(str(row[name])) for name in ("memory", "time", "quote", "reason")
             }
             stance = str(row["stance"]).replace("_", " ")
-            memories.append({"level": level, "stance": stance, **about})
+            memories.append({"level": level, "stance": stance, **shown})
         scored = atoms["footprint"].dropna()
         cards.append(
             {
@@ -68,7 +70,8 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def write_footprint_report(folder: str | Path) -> Path:
-    """Write tables/ and report.html into the folder of a run without ideal levels; returns the path of the page.
+    """Write tables/ and report.html into the folder of a run without ideal levels; returns the path
+    of the page.
 
     Raises `FileNotFoundError` for a folder without judgments, and `DataError` for damaged rows.
     """

@@ -45,7 +45,8 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     """The score table of a run with a `status` for each row:
     measured, control, or not run (all cells empty).
 
-    Rows that are not run: planned methods without judgments, and, but for a log, the no-memory control.
+    Rows that are not run: planned methods without judgments, and, but for a log, the no-memory
+    control.
     Raises `ValueError` without judgments.
     """
     import pandas as pd

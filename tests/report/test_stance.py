@@ -1,4 +1,6 @@
-"""Wrong stances are asked for, counted beside the six metrics, and come first among the worst answers."""
+"""Wrong stances are asked for, counted beside the six metrics, and come first among the worst
+answers.
+"""
 
 import json
 import random
@@ -101,7 +103,9 @@ def test_the_table_counts_answers_with_a_wrong_stance():
 
 
 def test_planted_errors_are_all_in_the_first_third():
-    """Ten misread memories and false beliefs that are followed, among answers with many harmless levels too high."""
+    """Ten misread memories and false beliefs that are followed, among answers with many harmless
+    levels too high.
+    """
     rng = random.Random(0)
     judgments = []
     examples = []
@@ -134,7 +138,9 @@ def test_stance_and_its_reason_are_on_the_page_and_in_the_terminal(tmp_path):
     write_jsonl(tmp_path / "rollouts.jsonl", [rollout])
     write_jsonl(tmp_path / "judgments.jsonl", [judgment])
     page = write_evaluation_report(tmp_path).read_text(encoding="utf-8")
-    assert f"wrong stance: follows: {example.atoms[0].text}" in page and "<strong>Yes</strong>" in page
+    assert (
+        f"wrong stance: follows: {example.atoms[0].text}" in page and "<strong>Yes</strong>" in page
+    )
     assert "never said" in page and "not in the answer" in page
     assert 'id="stance"' in page and "not recorded" not in page.split('id="protocol"')[0]
     assert "1 answers (100.0 %) do with a memory what they must not" in evaluation_text(tmp_path)
