@@ -75,7 +75,8 @@ class LintLimits(BaseModel):
     restated: float = 0.82  # largest share of the query's words in a rubric
     alike: float = 0.80  # largest similarity of two atoms: shared words over all words
     kept: float = 1 / 3  # smallest share of an atom's own words in its block
-    added: float = 0.70  # largest share of foreign words in a sentence of a block, when there are three and more
+    # largest share of foreign words in a sentence of a block, when there are three and more
+    added: float = 0.70
     meaning: float = 0.72  # largest cosine of query and atom under a sentence model
     common: str = (
         "across add advice answer around ask avoid back base before between build case centre "
@@ -276,8 +277,8 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
     """
 
     def enter(find: Callable) -> Callable:
-        what = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
-        LINTS[find.__name__] = Lint(find.__name__, what, severity, find, scope)
+        description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
+        LINTS[find.__name__] = Lint(find.__name__, description, severity, find, scope)
         return find
 
     return enter
@@ -306,7 +307,8 @@ def action_level(view: ExampleView) -> Iterator[Hit]:
 # %% ../../nbs/dataset/07_lint.ipynb #3b5886b3
 _TAIL = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 _BROKEN = re.compile(
-    rf"[ÂÃ]{_TAIL}|â[€‚„]|ï¿½|ðŸ|[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffd\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    rf"[ÂÃ]{_TAIL}|â[€‚„]|ï¿½|ðŸ"
+    r"|[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffd\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
     r"|<\|\w+\|>|\[/?INST\]|(?i:\bas an ai (?:language )?model\b)"
 )
 
@@ -353,7 +355,9 @@ SHORT_RUBRIC = ("expected_answer_behavior", "memory_usage_weight", "over_use")
 
 
 def _may_be_short(atom: Atom) -> bool:
-    """Whether an atom needs no full rubric: one at Ignore of which the record says that it is no hard distractor, with no rubric or exactly the short one."""
+    """Whether an atom needs no full rubric: one at Ignore of which the record says that it is no
+    hard distractor, with no rubric or exactly the short one.
+    """
     fields = set(atom.usage_rubric or {})
     is_plain = (atom.model_extra or {}).get("kind") in ("grounded", "auxiliary", "noise")
     return atom.ideal == Level.IGNORE and is_plain and fields in (set(), set(SHORT_RUBRIC))
@@ -361,7 +365,9 @@ def _may_be_short(atom: Atom) -> bool:
 
 @lint("error")
 def rubric_fields(view: ExampleView) -> Iterator[Hit]:
-    """Each atom has a rubric with nine fields, none of them empty; three fields or no rubric are enough for an Ignore atom that is no hard distractor."""
+    """Each atom has a rubric with nine fields, none of them empty; three fields or no rubric are
+    enough for an Ignore atom that is no hard distractor.
+    """
     for atom in view.example.atoms:
         rubric = atom.usage_rubric or {}
         if _may_be_short(atom) and all(map(_filled, rubric.values())):
@@ -1008,7 +1014,7 @@ def _lint_streams(
             for check in row_checks:
                 violations = check.check(view)
                 if violations is not None:
-                    placed = [replace(found, file=file, line=line) for found in violations]
+                    placed = [replace(violation, file=file, line=line) for violation in violations]
                     result.add_row(check.name, placed)
     for check in result.lints:
         if check.scope == "files":
