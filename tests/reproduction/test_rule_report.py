@@ -1,4 +1,4 @@
-"""A rule of one's own beside the others: differences, costs, places, and the verb that makes the page."""
+"""A rule beside the others: differences, costs, places, and the verb that makes the page."""
 
 import math
 import sys
