@@ -624,7 +624,7 @@ def levels(
         f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, memories and conversation of {len(own.examples):,} questions."
     )
     if not (yes or asked_yes()):
-        raise NotAgreed("nothing has been sent. Go on with the same command and --yes")
+        raise NotAgreed.with_way_on(" the same command and --yes")
     book = LevelsFile.write(out, propose_levels(own.examples, endpoint, cache_of(cache, no_cache)))
     to_settle = len(items_to_settle(book.proposals.values()))
     print("\n".join(book.notes()))
@@ -1189,7 +1189,7 @@ def build(
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
-    from memcalib.commands.settings_files import Bar
+    from memcalib.commands.settings_files import Bar, prompt_files_text
     from memcalib.dataset.build_run import MemoryRun, build_run
 
     steps = {
@@ -1225,6 +1225,7 @@ def build(
         print(run.preview_text())
     elif dry_run:
         print(plan_text(run))
+        print(prompt_files_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
             ask_first(run, yes)
@@ -1297,6 +1298,7 @@ def train(
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
+    from memcalib.commands.settings_files import prompt_files_text
     from memcalib.trainer.recipe import load_recipe, method_config
     from memcalib.commands.train import TrainRun
 
@@ -1305,6 +1307,7 @@ def train(
         from memcalib.trainer.forecast import forecast
 
         print(forecast(loaded, method, seed, set_ or ()).text())
+        print(prompt_files_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)
     run = TrainRun(
