@@ -498,7 +498,7 @@ def load_settings(
 
 
 def prompt_files_in(settings: BaseModel, names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """(setting, file) for each file whose text the settings would have sent to a model as a prompt."""
+    """(setting, file) for each file whose text the settings would send to a model as a prompt."""
     shipped = {
         *shipped_names("data", "judge_prompts", suffix=".md"),
         *shipped_names("dataset", "prompts", suffix=".md"),

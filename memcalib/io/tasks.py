@@ -270,10 +270,12 @@ def interrupt(number: int, frame: object) -> None:
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handlers are those of before.
+    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handlers are
+    those of before.
 
-    A job in the background of a script is started with Ctrl-C ignored. It stays deaf to Ctrl-C, which is
-    blocked, until SIGTERM comes. Outside the main thread, which alone may set handlers, nothing changes.
+    A job in the background of a script is started with Ctrl-C ignored. It stays deaf to Ctrl-C,
+    which is blocked, until SIGTERM comes. Outside the main thread, which alone may set handlers,
+    nothing changes.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
