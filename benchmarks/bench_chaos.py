@@ -124,8 +124,8 @@ def trained(plan: dict) -> dict:
 
     config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=16)
     model = load_policy("cold-short")[0]
-    examples = make_examples("short", 8, 0, "train")
-    train(model, config, examples, judge, tokenizer=build_tokenizer(), out=plan["folder"])
+    examples = make_examples("short", 8, seed=5)
+    trainer = train(model, config, examples, judge, tokenizer=build_tokenizer(), out=plan["folder"])
     digest = hashlib.blake2b(digest_size=16)
     for weights in model.state_dict().values():
         digest.update(weights.numpy().tobytes())
@@ -133,7 +133,7 @@ def trained(plan: dict) -> dict:
     return {
         "weights": digest.hexdigest(),
         "broken": len(broken),
-        "asked again": sum(row.get("judge_asked_again", 0) for row in rows),
+        "asked again": trainer.judge.counts["asked_again"],
         "unscored": sum(row["unscored"] for row in rows),
     }
 
