@@ -32,7 +32,7 @@ def judged_answers(
     praised, and those whose reward and advantage point different ways.
     """
     rng = random.Random(seed)
-    asked = []
+    examples = []
     judged = []
     answers = []
     for example in EXAMPLES[:2]:
@@ -54,11 +54,11 @@ def judged_answers(
                     atom.spans = [(start, rng.randint(start + 1, len(text)))]
                 elif kind < 0.25:
                     atom.spans = [(0, len(text))] if text else []
-            asked.append(example)
+            examples.append(example)
             judged.append(judgment)
             answers.append(ids)
-    judged[5] = judgment_for(asked[5], {}, error="timeout")
-    return asked, judged, answers
+    judged[5] = judgment_for(examples[5], {}, error="timeout")
+    return examples, judged, answers
 
 
 def log_probabilities(prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
@@ -106,7 +106,7 @@ class View:
     """A judged batch in lists: what a slow rule may look at."""
 
     config: CreditConfig
-    asked: list[Example]
+    examples: list[Example]
     judged: list[Judgment]
     answers: list[list[int]]
     valid: list[bool]
@@ -118,7 +118,7 @@ class View:
 
     def prompt(self, row: int, gone: Sequence[str] = ()) -> list[int]:
         """The prompt of an answer, without some atoms."""
-        return reference.prompt_ids(TOKENIZER, self.asked[row], "micro", gone)
+        return reference.prompt_ids(TOKENIZER, self.examples[row], "micro", gone)
 
     def pairs(self) -> Iterator[tuple[int, int, tuple[str, ...], bool]]:
         """Row, channel, atoms, and whether reward and advantage point the same way,
@@ -201,7 +201,7 @@ def _contrast(view: View) -> Iterator[Placement]:
         if not view.valid[row] or not ids:
             continue
         whole = log_probabilities(view.prompt(row), ids)
-        bare = log_probabilities(view.prompt(row, tuple(view.asked[row].levels)), ids)
+        bare = log_probabilities(view.prompt(row, tuple(view.examples[row].levels)), ids)
         q = [2 / (1 + math.exp(b - a)) for a, b in zip(whole, bare, strict=True)]
         yield Placement(row, 0, True, 1.0, [Part(1.0, q)])
 
@@ -231,7 +231,7 @@ class SlowCredit:
     placements: list[Placement]
 
 
-def slow_credit(rule: str, config: CreditConfig, asked, judged, answers) -> SlowCredit:
+def slow_credit(rule: str, config: CreditConfig, examples, judged, answers) -> SlowCredit:
     """Credit by a rule, of answers four to a prompt, with the thresholds at their first values."""
     rows = range(len(answers))
     valid = [judgment.scored for judgment in judged]
@@ -249,7 +249,7 @@ def slow_credit(rule: str, config: CreditConfig, asked, judged, answers) -> Slow
     by_sentence = config.granularity == "sentence"
     view = View(
         config,
-        asked,
+        examples,
         judged,
         answers,
         valid,
@@ -292,7 +292,7 @@ def _with_exact(view: View, uniform: list[list[float]]) -> list[list[float]]:
     """Three quarters by what each atom gained over its group, on the sentences that name it;
     scaled so that means have mean square 1.
     """
-    own = [[0.0] * len(ids) for ids in view.answers]
+    exact = [[0.0] * len(ids) for ids in view.answers]
     for start in range(0, len(view.answers), 4):
         rows = [row for row in range(start, start + 4) if view.valid[row]]
         for k in range(len(view.judged[rows[0]].atoms)):
@@ -307,16 +307,16 @@ def _with_exact(view: View, uniform: list[list[float]]) -> list[list[float]]:
                 ids = view.answers[row]
                 text = TOKENIZER.decode(ids, skip_special_tokens=True)
                 name = view.judged[row].atoms[k].atom_id
-                for sentence in sentence_roles(view.asked[row], text):
+                for sentence in sentence_roles(view.examples[row], text):
                     if sentence.roles.get(name) != "key":
                         continue
                     for t, (_, end) in enumerate(token_spans(TOKENIZER, ids)):
                         if sentence.start < end <= sentence.end:
-                            own[row][t] += gains[row] - mean
-    means = [math.fsum(row) / len(row) for row in own]
+                            exact[row][t] += gains[row] - mean
+    means = [math.fsum(row) / len(row) for row in exact]
     scale = reference.rms(means, view.valid)
     eta = view.config.eta
     return [
         [(1 - eta) * a + eta * b / scale for a, b in zip(*pair, strict=True)]
-        for pair in zip(uniform, own, strict=True)
+        for pair in zip(uniform, exact, strict=True)
     ]
