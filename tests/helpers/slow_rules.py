@@ -121,8 +121,8 @@ class View:
         return reference.prompt_ids(TOKENIZER, self.examples[row], "micro", gone)
 
     def pairs(self) -> Iterator[tuple[int, int, tuple[str, ...], bool]]:
-        """Row, channel, atoms, and whether reward and advantage point the same way,
-        of all channels but A+.
+        """Row, channel, atoms, and whether the pair is open, of all channels but A+: reward and
+        advantage point the same way, or, without this condition, there is an advantage.
         """
         for row, judgment in enumerate(self.judged):
             if not self.valid[row] or not self.answers[row]:
@@ -130,8 +130,11 @@ class View:
             sets = reference.atoms_by_channel(judgment, self.config.merge_over_use)
             for h, atoms in sets.items():
                 if h != 0:
-                    aligned = self.rewards[row][h] * self.advantages[row][h] > 0
-                    yield row, h, atoms, aligned
+                    advantage = self.advantages[row][h]
+                    opened = self.rewards[row][h] * advantage > 0
+                    if not self.config.direction_check:
+                        opened = advantage != 0
+                    yield row, h, atoms, opened
 
     def q(self, row: int, h: int, z: list[float], threshold: bool = True) -> list[float]:
         """Weights of a signal, by tokens or by sentences."""
@@ -145,10 +148,10 @@ class View:
 def _counterfactual(view: View, mode: str, by_divergence: bool) -> Iterator[Placement]:
     """Each channel by what its atoms changed."""
     config = view.config
-    for row, h, atoms, aligned in view.pairs():
+    for row, h, atoms, opened in view.pairs():
         if reference.signal(h, [], mode, config.under_use) is None:
             continue
-        if config.threshold_pool == "open" and not aligned:
+        if config.threshold_pool == "open" and not opened:
             continue
         ids = view.answers[row]
         if by_divergence:
@@ -159,7 +162,7 @@ def _counterfactual(view: View, mode: str, by_divergence: bool) -> Iterator[Plac
             d = [a - b for a, b in zip(whole, less, strict=True)]
         z = reference.signal(h, d, mode, config.under_use)
         part = Part(1.0, view.q(row, h, z), z)
-        yield Placement(row, h, aligned, reference._eta(config, h), [part])
+        yield Placement(row, h, opened, reference._eta(config, h), [part])
 
 
 def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
@@ -167,7 +170,7 @@ def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
     and what left no trace uniform or by divergence.
     """
     config = view.config
-    for row, h, atoms, aligned in view.pairs():
+    for row, h, atoms, opened in view.pairs():
         if h in UNDER_USE and config.under_use == "uniform":
             continue
         ids = view.answers[row]
@@ -189,10 +192,10 @@ def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
         z = [float(view.units[row][t] in reached) for t in range(len(ids))]
         share = 0.0 if all(z) else len(shown) / len(atoms)
         parts = [Part(share, view.q(row, h, z, threshold=False))]
-        if with_divergence and h in UNDER_USE and omitted and aligned:
+        if with_divergence and h in UNDER_USE and omitted and opened:
             z = divergences(view.prompt(row), view.prompt(row, omitted), ids)
             parts.append(Part(len(omitted) / len(atoms), view.q(row, h, z), z))
-        yield Placement(row, h, aligned, reference._eta(config, h), parts)
+        yield Placement(row, h, opened, reference._eta(config, h), parts)
 
 
 def _contrast(view: View) -> Iterator[Placement]:
