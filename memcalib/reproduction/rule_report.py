@@ -93,7 +93,7 @@ def step_costs(rows: Sequence[GridRow], against: str = "gdpo") -> "pd.DataFrame"
     judge.
 
     NaN where no run of `against` matches. Trainings beside other work take longer: compare rows of
-    one sitting.
+    one run of the grid.
     """
     import pandas as pd
 
@@ -213,8 +213,8 @@ def write_rule_report(
     gain = gains(tests)
     if gain.empty:
         raise ValueError(
-            f"{folder}: found no test runs of two rules under one "
-            "judge; needed are GDPO and another"
+            f"{folder}: found no test runs of two rules under one judge; "
+            "needed are GDPO and another"
         )
     costs = step_costs(tests)
     rules = list(dict.fromkeys(row.run.rule for row in tests))
