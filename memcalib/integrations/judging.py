@@ -16,13 +16,12 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from ..channels import channel_rewards, judgment_tensors
-from ..commands.evaluate import make_judge
-from ..commands.settings_files import JudgeSetting
+from ..commands.settings_files import JudgeSetting, judge_object
 from ..credit.contract import BatchCredit, JudgedAnswer, Scorer
 from ..inference.cache import CallCache
-from ..inference.endpoint import CallError
+from ..inference.endpoint import CallError, Endpoint
 from ..io.settings import FrozenSettings
-from ..judge import JudgeConfig
+from ..judge import JudgeConfig, LLMJudge
 from ..metrics import CHANNELS, summary
 from ..problem import Example, Judgment, JudgeLike, check_judgment, judgment_for
 from ..rules.base import CreditConfig
@@ -108,13 +107,19 @@ def _quoting(judge: JudgeLike) -> JudgeLike:
     return judge.quoting() if hasattr(judge, "quoting") else judge
 
 
+def _judge_of(settings: EngineSettings) -> JudgeLike:
+    if not isinstance(settings.judge, Endpoint):
+        return judge_object(settings.judge)
+    cache = None if settings.cache is None else CallCache(settings.cache)
+    return LLMJudge(settings.judge, settings.judging, cache)
+
+
 class AnswerJudge:
     """Judges single answers, `at_once` of them at a time and each within `seconds`; nothing is
     raised, failures are unscored judgments."""
 
     def __init__(self, settings: EngineSettings, judge: JudgeLike | None = None):
-        cache = None if settings.cache is None else CallCache(settings.cache)
-        self.judge = judge or make_judge(settings.judge, settings.judging, cache)
+        self.judge = judge or _judge_of(settings)
         if hasattr(self.judge, "as_read"):
             self.judge = self.judge.as_read(settings.text)
         if settings.credit.rule.needs_quotes:
