@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.agreement import confusion
+from ..evaluation.exam import stance_line
 from ..io.records import printable
 from ..problem import Example, Level
 from .figures import channel_figure, inline_figures, write_figures
@@ -29,7 +30,9 @@ def misread_answers(
     responses: Mapping[str, str],
     count: int = 12,
 ) -> list[dict[str, Any]]:
-    """The plain readings with the most levels misread, each with its answer and the atoms in question; at most one of an example."""
+    """The plain readings with the most levels misread, each with its answer and the atoms in
+    question; at most one of an example.
+    """
     plain = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     misread = plain.assign(levels=(plain["judged"] - plain["actual"]).abs())
     misread = misread[misread["levels"] > 0]
@@ -72,7 +75,9 @@ def write_exam_report(
     tables: "Mapping[str, pd.DataFrame]",
     misread: list[dict[str, Any]],
 ) -> Path:
-    """Write tables/, figures/ and exam.html into the folder of an exam; returns the path of the page."""
+    """Write tables/, figures/ and exam.html into the folder of an exam; returns the path of the
+    page.
+    """
     folder = Path(folder)
     write_tables(folder / "tables", dict(tables))
     files = write_figures(folder / "figures", _figures(frame))
@@ -88,6 +93,8 @@ def write_exam_report(
         scope=printable(exam.get("scope", "")),
         reasons=[printable(reason) for reason in exam["reasons"]],
         numbers=exam["numbers"],
+        stance=stance_line(exam["stance"]) if exam.get("stance") else "",
+        stance_verdict=(exam.get("stance") or {}).get("verdict", ""),
         grids={name: grid(table) for name, table in tables.items()},
         misread=misread,
         notices=[printable(text) for text in exam["data"].get("edited", ())],

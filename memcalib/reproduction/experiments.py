@@ -514,30 +514,69 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 ITEM_DIFFERENCES: dict[str, str] = {
-    "fig:overview": "(a) is drawn anew; (b) has measured evaluations of policies of the micro-world, where the paper draws arrows",
-    "tab:model-survey": "policies of the micro-world under five framings, not general models; the published rows are a table beside it",
-    "fig:method": "drawn anew from one answer of the micro-world, one channel of it; its multipliers are computed",
-    "tab:main-results": "one small policy, not three models; trainings differ in their seed, and each is evaluated under one seed of its own; "
-    "the published columns are those of one model, named in their heading",
-    "tab:localization-ablation": "two worlds of the micro-world, three trainings an arm, one learning rate",
-    "fig:mechanism-analysis": "its eight panels are made by three notebooks, as figures of their own; roles of sentences are known, not labelled by a person",
+    "fig:overview": (
+        "(a) is drawn anew; (b) has measured evaluations of policies of the micro-world, where "
+        "the paper draws arrows"
+    ),
+    "tab:model-survey": (
+        "policies of the micro-world under five framings, not general models; the published rows "
+        "are a table beside it"
+    ),
+    "fig:method": (
+        "drawn anew from one answer of the micro-world, one channel "
+        "of it; its multipliers are computed"
+    ),
+    "tab:main-results": (
+        "one small policy, not three models; trainings differ in their seed, and each is "
+        "evaluated under one seed of its own; the published columns are those of one model, named "
+        "in their heading"
+    ),
+    "tab:localization-ablation": (
+        "two worlds of the micro-world, three trainings an arm, one learning rate"
+    ),
+    "fig:mechanism-analysis": (
+        "its eight panels are made by three notebooks, as figures of their own; roles of "
+        "sentences are known, not labelled by a person"
+    ),
     "tab:benchmark-comparison": "published only: it is the authors' reading of other papers",
-    "tab:source-datasets": "sources of the records that were built here; the eight published ones are a table beside it",
+    "tab:source-datasets": (
+        "sources of the records that were built here; the eight "
+        "published ones are a table beside it"
+    ),
     "fig:data": "drawn anew",
-    "tab:benchmark-composition": "some hundred invented records by a scripted builder, not 15,000; published columns beside",
-    "tab:benchmark-structure": "some hundred invented records, a log's and the starter set; sizes are drawn from the published ranges",
-    "fig:judge-human-audit": "the exact judge takes the place of the person, and a judge of known error that of the model; published counts "
-    "stand in the table, the published matrices do not",
+    "tab:benchmark-composition": (
+        "some hundred invented records by a scripted builder, not 15,000; published columns beside"
+    ),
+    "tab:benchmark-structure": (
+        "some hundred invented records, a log's and the starter set; sizes are drawn from the "
+        "published ranges"
+    ),
+    "fig:judge-human-audit": (
+        "the exact judge takes the place of the person, and a judge of known error that of the "
+        "model; published counts stand in the table, the published matrices do not"
+    ),
     "tab:channels": "none: the nine channels as the paper defines them",
     "tab:full-main-results": "as tab:main-results",
-    "tab:test-channel-results": "channels of the micro-world's answers before and after training; published beside",
-    "tab:rpeval-results": "invented rows in RPEval's form, since its data may not be shipped; a copy of the real file, where one is named, gives "
-    "its constants; constant answers and balanced accuracy are added",
+    "tab:test-channel-results": (
+        "channels of the micro-world's answers before and after training; published beside"
+    ),
+    "tab:rpeval-results": (
+        "invented rows in RPEval's form, since its data may not be shipped; a copy of the real "
+        "file, where one is named, gives its constants; constant "
+        "answers and balanced accuracy are added"
+    ),
     "tab:eta-sweep": "small policies, three trainings a value; published beside",
-    "tab:alternative-judge-results": "the second judge errs by a stated table, since nothing else is known exactly; published values are not beside it",
+    "tab:alternative-judge-results": (
+        "the second judge errs by a stated table, since nothing else is known exactly; published "
+        "values are not beside it"
+    ),
     "tab:judge-stability": "as tab:alternative-judge-results; published correlations beside",
-    "fig:localization-case-support": "an answer of the micro-world, chosen by rule, with the known role of each sentence",
-    "fig:localization-case-underuse": "an answer of the micro-world, chosen by rule, with the known role of each sentence",
+    "fig:localization-case-support": (
+        "an answer of the micro-world, chosen by rule, with the known role of each sentence"
+    ),
+    "fig:localization-case-underuse": (
+        "an answer of the micro-world, chosen by rule, with the known role of each sentence"
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Judging inside an engine: bounded, cached, never raising; settings and versions that are refused."""
+"""Judging inside an engine: bounded, cached, never raising; settings and versions that are
+refused.
+"""
 
 import asyncio
 import importlib.metadata
