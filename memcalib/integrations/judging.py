@@ -26,8 +26,8 @@ from ..metrics import CHANNELS, summary
 from ..problem import Example, Judgment, JudgeLike, check_judgment, judgment_for
 from ..rules.base import CreditConfig
 
-# %% ../../nbs/integrations/01_judging.ipynb #4fc64a04
-ENGINES = {"verl": "0.9", "verifiers": "0.4", "skyrl": "0.3", "prime-rl": "0.8"}  # series
+# %% ../../nbs/integrations/01_judging.ipynb #188069b7
+ENGINES = {"verl": "0.9", "verifiers": "0.4", "skyrl": "0.3"}  # series
 
 
 def check_engine(name: str) -> str:
@@ -44,7 +44,7 @@ def check_engine(name: str) -> str:
         raise RuntimeError(f"{name}: found version {version}; allowed: {series}.*")
     return version
 
-# %% ../../nbs/integrations/01_judging.ipynb #052a875f
+# %% ../../nbs/integrations/01_judging.ipynb #b5efcd1f
 class EngineSettings(FrozenSettings):
     """How answers are judged and credited inside an engine; unknown names raise, naming the
     nearest."""
@@ -91,7 +91,7 @@ def engine_settings(given: Mapping[str, Any] | EngineSettings | None) -> EngineS
         return given
     return EngineSettings.model_validate(given)
 
-# %% ../../nbs/integrations/01_judging.ipynb #dda70750
+# %% ../../nbs/integrations/01_judging.ipynb #8210fa70
 log = logging.getLogger(__name__)
 
 
@@ -156,7 +156,7 @@ class AnswerJudge:
             return await self.judge(example, text)
         return await asyncio.to_thread(self.judge, example, text)
 
-# %% ../../nbs/integrations/01_judging.ipynb #df34ce41
+# %% ../../nbs/integrations/01_judging.ipynb #f23d4061
 def reward_numbers(judgment: Judgment, merge_over_use: bool = False) -> dict[str, float]:
     """`reward`, the sum of the channel rewards, each of them by its name, `unscored` (0 or 1) and
     the six metrics of one answer, for an engine's tables."""
