@@ -1,9 +1,10 @@
-"""Environments with the engines that the adapters are for, outside .venv, and the tests that run in them.
+"""Environments with the engines that the adapters are for, outside .venv, and their tests.
 
-`python -m tools.engine_environments [verl skyrl verifiers oldest newest]` makes each environment where it
-is missing, below build/integrations or the folder that MEMCALIB_ENGINES names, installs the released
-engine and the core of this package, and runs `tests/integrations/engines` there. `oldest` and `newest`
-are the core alone at both ends of the ranges of openai and rich.
+`python -m tools.engine_environments [verl skyrl verifiers oldest newest]` makes each environment
+where it is missing, below build/integrations or the folder that MEMCALIB_ENGINES names, installs
+the released engine and the core of this package, and runs `tests/integrations/engines` there.
+`oldest` and `newest` are the core alone at both ends of the ranges of openai and rich. With
+MEMCALIB_ENGINES_AS_THEY_ARE=1 nothing is installed.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""A front for the practice server, which does not stream: it asks the server and sends the reply as a
-stream of one piece, as the chat program of verifiers wants it."""
+"""A front for the practice server, which does not stream: it asks the server and sends the reply
+as a stream of one piece, as the chat program of verifiers wants it."""
 
 import asyncio
 import json

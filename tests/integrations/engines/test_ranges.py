@@ -1,4 +1,6 @@
-"""The core at one end of the ranges of openai and rich: what an installation without extras must do."""
+"""The core at one end of the ranges of openai and rich: what an installation without extras must
+do.
+"""
 
 import importlib.metadata
 import sys

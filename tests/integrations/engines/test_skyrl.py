@@ -1,5 +1,5 @@
-"""SkyRL, in an environment with skyrl and our core: a generator around a stand-in for SkyRL's (which
-needs an inference engine on a GPU), then SkyRL's own way from its output to advantages, on a CPU.
+"""SkyRL, in an environment with skyrl and our core: a generator around a stand-in for SkyRL's
+(which needs an inference engine on a GPU), then SkyRL's own way from its output to advantages.
 """
 
 import asyncio
