@@ -58,7 +58,7 @@ export: setup ## notebooks to modules and README; format and clean the notebooks
 # Modules are cells of the pages, word for word, so their form is that of the pages.
 lint: setup ## ruff on the package, and the form of pages, tests, tools and benchmarks
 	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
-	$(BIN)/ruff check --select E731 nbs
+	$(BIN)/ruff check --select E731,E501 nbs
 	$(BIN)/ruff format --check nbs tests tools benchmarks setup.py
 
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)

@@ -35,7 +35,9 @@ extras["dev"] = [
 
 
 class BuildWithNotebooks(build_py):
-    """The experiment notebooks travel as data of the package, so that `memcalib reproduce` finds them from a wheel."""
+    """The experiment notebooks travel as data of the package, so that `memcalib reproduce` finds
+    them from a wheel.
+    """
 
     def run(self):
         super().run()

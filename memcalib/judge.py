@@ -219,8 +219,10 @@ def _definitions(fields: Mapping[str, _ReplyField]) -> dict[str, Any]:
 def reply_model(
     blind: bool = False, quality: bool = False, every_quote: bool = False, stance: bool = False
 ) -> type[BaseModel]:
-    """The form of a judge's reply; `blind` leaves out `u_star`, `quality` adds
-    `task_quality` and `safety_failure`, `every_quote` has a list of quotes, `stance` adds what the answer does with each atom."""
+    """The form of a judge's reply; `blind` leaves out `u_star`, `quality` adds `task_quality` and
+    `safety_failure`, `every_quote` has a list of quotes, `stance` adds what the answer does with
+    each atom.
+    """
     atom_fields = _definitions(_atom_fields(blind, every_quote, stance))
     atom_reply: Any = create_model("AtomReply", __config__=_STRICT, **atom_fields)
     reply_fields: dict[str, Any] = {"atom_judgments": (list[atom_reply], ...)}
@@ -512,15 +514,18 @@ def fold(text: str) -> str:
 
 # %% ../nbs/02_judge.ipynb #7e5b1e6d
 _CUT = re.compile(
-    r"""[\[(]?(?:…|\.\.\.+)[\])]?|["”“»」』]\s{0,3}[,;/&+、，]?\s{0,3}(?:and|und|et|y|e|och|og|en|и|と|和)?\s{0,3}["“„«「『]""",
+    r"""[\[(]?(?:…|\.\.\.+)[\])]?|["”“»」』]\s{0,3}[,;/&+、，]?\s{0,3}"""
+    r"""(?:and|und|et|y|e|och|og|en|и|と|和)?\s{0,3}["“„«「『]""",
     re.I,
 )
 _QUOTATION_MARKS = " \n\"'“”„«»‘’「」『』"
 _FUNCTION_WORDS_TEXT = """
-    a an the and or but if so of to in on at by for with from as is are was were be been am it its this that these those i you he she we they me him her us
-    them my your his our their not no yes do does did have has had will would can could should may might must there here then than very just also too
-    der die das den dem ein eine und oder aber ist sind war ich du er sie es wir ihr zu im mit von auf für nicht le la les un une des et ou de en est sont je
-    tu il elle nous vous ils el los las y o son yo que
+    a an the and or but if so of to in on at by for with from as is are was were be been am it
+    its this that these those i you he she we they me him her us them my your his our their not
+    no yes do does did have has had will would can could should may might must there here then
+    than very just also too der die das den dem ein eine und oder aber ist sind war ich du er
+    sie es wir ihr zu im mit von auf für nicht le la les un une des et ou de en est sont je tu
+    il elle nous vous ils el los las y o son yo que
 """
 _FUNCTION_WORDS = frozenset(_FUNCTION_WORDS_TEXT.split())
 _FIRST_EAST_ASIAN = "\u2e80"  # from here on one character can be a word

@@ -173,7 +173,8 @@ def _responses_of_judgments(judgments: "Iterable[Judgment]") -> "pd.DataFrame":
         if judgment.settings.get("ideal_levels") == "unknown":
             raise ValueError(
                 f"example {judgment.example_id!r}: found a judgment for which no ideal levels are "
-                "known; allowed: levels for each memory, or footprints (memcalib.evaluation.footprints)"
+                "known; allowed: levels for each memory, or footprints "
+                "(memcalib.evaluation.footprints)"
             )
         if judgment.key in keys:
             raise ValueError(
@@ -343,10 +344,12 @@ def exact_bounds(
     questions: int,
     level: float = 0.95,
 ) -> Float[np.ndarray, "bound metric"]:
-    """The bounds, and exact ones (Clopper-Pearson) for each metric of which all values are 0, or all are 100.
+    """The bounds, and exact ones (Clopper-Pearson) for each metric of which all values are 0, or
+    all are 100.
 
-    There every resample is alike, and a resampled interval would have no width. Values are percent of a share, or of anything
-    else between none and all: of `questions` none was above 0, and a mean cannot be larger than the share that is.
+    There every resample is alike, and a resampled interval would have no width. Values are percent
+    of a share, or of anything else between none and all: of `questions` none was above 0, and a
+    mean cannot be larger than the share that is.
     """
     bounds = np.array(bounds, dtype=float)
     tail = (1 - level) / 2
@@ -425,7 +428,9 @@ def _metric_cells(
 def _answers_with_atoms(
     judgments: "Sequence[Judgment] | pd.DataFrame", keys: set[AnswerKey]
 ) -> dict[AnswerKey, AnswerAtoms]:
-    """Ideal levels, version and judge of the answers with these keys; raises `ValueError` for a frame that does not say which atom a row is about."""
+    """Ideal levels, version and judge of the answers with these keys; raises `ValueError` for a
+    frame that does not say which atom a row is about.
+    """
     import pandas as pd
 
     answers = {}
@@ -459,10 +464,11 @@ def with_labels(
     labels: TargetLabels,
     answer_hashes: Mapping[AnswerKey, str] | None = None,
 ) -> "pd.DataFrame":
-    """A `response_frame` with `label_over`, `label_under` and `label_probability`, NaN where an answer has no labels.
+    """A `response_frame` with `label_over`, `label_under` and `label_probability`, NaN where an
+    answer has no labels.
 
-    `judgments` are those that the frame was made from. Raises `DataError` for labels that do not fit them (`totals_by_label`), and
-    `ValueError` where no answer is labelled.
+    `judgments` are those that the frame was made from. Raises `DataError` for labels that do not
+    fit them (`totals_by_label`), and `ValueError` where no answer is labelled.
     """
     if not labels.labelled_answers:
         raise ValueError(
@@ -483,7 +489,8 @@ def with_labels(
 def _powered_cells(
     responses: "pd.DataFrame", rho: float, few_are_missing: bool
 ) -> dict[str, float]:
-    """`_ppi`, `_ppi_low` and `_ppi_high` of each metric, and how many responses were labelled; NaN without any.
+    """`_ppi`, `_ppi_low` and `_ppi_high` of each metric, and how many responses were labelled; NaN
+    without any.
 
     With `few_are_missing` they are NaN, too, where `prediction_powered` raises for too few labels.
     """
@@ -580,7 +587,9 @@ def score(
 
 # %% ../nbs/03_metrics.ipynb #c336c8fc
 def prediction_powered_table(scores: "pd.DataFrame") -> "pd.DataFrame":
-    """Raw and prediction-powered metrics of a score table made with `labels`: a row for each source with labels and each metric."""
+    """Raw and prediction-powered metrics of a score table made with `labels`: a row for each source
+    with labels and each metric.
+    """
     import pandas as pd
 
     rows = []

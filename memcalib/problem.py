@@ -8,8 +8,8 @@ __all__ = ['WireLevel', 'Name', 'Domain', 'TurnRole', 'TURN_ROLES', 'COLOURS', '
            'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example', 'text_hash', 'blocks_by_atom', 'card_html',
            'starter_subset', 'named_source', 'source_rows', 'sample_records', 'plain_prompt', 'PromptTemplate',
            'render', 'remove_atoms', 'Rollout', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment', 'judge_all',
-           'judgment_for', 'check_example', 'Validation', 'validate_examples', 'iter_examples', 'load_examples',
-           'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
+           'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples', 'iter_examples',
+           'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -876,9 +876,9 @@ def _membership_rules(blocks: list[dict], atoms: dict[str, dict]) -> Iterator[Vi
             yield Violation("atom in blocks", membership, "exactly one block", f"atom {atom_id!r}")
 
 # %% ../nbs/00_problem.ipynb #2673994c
-def _parsed_time(text: object) -> datetime | None:
-    """A time in ISO 8601, without a time zone in UTC; `None` for anything else,
-    which is kept as text.
+def parsed_time(text: object) -> datetime | None:
+    """A time written in ISO 8601, in UTC where it names no time zone; `None` for any other text,
+    which a record keeps as it is.
     """
     if not isinstance(text, str):
         return None
@@ -905,7 +905,7 @@ def _turn_rules(row: dict) -> Iterator[Violation]:
         if turn.get("role") not in TURN_ROLES:
             role = _value_or_nothing(turn, "role")
             yield Violation("role", role, ", ".join(TURN_ROLES), item)
-        time = _parsed_time(turn.get("time"))
+        time = parsed_time(turn.get("time"))
         if time and last_time and time < last_time:
             allowed = f"not before the turn above it, {last_time.isoformat()}"
             yield Violation("time", short_repr(turn["time"]), allowed, item)

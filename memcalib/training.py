@@ -513,7 +513,9 @@ class CreditTrainer(GRPOTrainer):
         return super().compute_loss(model, inputs, *args, **options)
 
     def _count_tokens(self) -> None:
-        """Give each minibatch of an update the tokens of the whole, over all processes, for the mean."""
+        """Give each minibatch of an update the tokens of the whole, over all processes, for the
+        mean.
+        """
         parts = self._buffered_inputs or []
         parts_of_update = self.args.gradient_accumulation_steps
         index = self._step % self.args.steps_per_generation

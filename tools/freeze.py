@@ -1,5 +1,6 @@
-"""Renew the frozen settings that ship for builds of the micro-world: `python -m tools.freeze`, after a prompt,
-a lint check or a rule of redaction has changed on purpose. The files stay as they are where nothing has changed.
+"""Renew the frozen settings that ship for builds of the micro-world: `python -m tools.freeze`,
+after a prompt, a lint check or a rule of redaction has changed on purpose. The files stay as they
+are where nothing has changed.
 """
 
 import tempfile
@@ -19,7 +20,9 @@ SHIPPED = Path(__file__).parents[1] / "memcalib" / "dataset" / "frozen"
 
 
 def renew(pipeline: Pipeline) -> None:
-    """Write the frozen file of a pipeline anew where its settings differ, and print each difference."""
+    """Write the frozen file of a pipeline anew where its settings differ, and print each
+    difference.
+    """
     settings = pipeline.settings()
     frozen = read_frozen(pipeline.frozen_name)
     changes = check_frozen(settings, frozen.settings)

@@ -20,7 +20,9 @@ SAME = {"source": "memcalib starter set", "source_license": "Apache-2.0", "canar
 
 
 def faults_of(examples: list[Example], subset: str) -> list[str]:
-    """What keeps records out of the set, beyond the format: subset, language, licence, canary, times that run backwards, the last turn."""
+    """What keeps records out of the set, beyond the format: subset, language, licence, canary,
+    times that run backwards, the last turn.
+    """
     faults = []
     for example in examples:
         extra = example.model_extra or {}

@@ -40,7 +40,9 @@ class Task:
 
 
 def drawn_blocks(task: Task, seed: int) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """(text, time, [(name of the atom, atom id), ...]) of each block, blocks and atoms in drawn order."""
+    """(text, time, [(name of the atom, atom id), ...]) of each block, blocks and atoms in drawn
+    order.
+    """
     generator = random.Random(f"{seed} {task.name}")
     blocks = list(task.example.blocks)
     generator.shuffle(blocks)
@@ -107,7 +109,9 @@ def pair_tasks(pairs: list[MinimalPair], examples: list[Example]) -> dict[str, T
 
 
 def in_two_rounds(tasks: dict[str, Task], seed: int) -> list[Task]:
-    """Every pair has one answer in the first half and one in the second, drawn, so that the two are not read side by side."""
+    """Every pair has one answer in the first half and one in the second, drawn, so that the two are
+    not read side by side.
+    """
     generator = random.Random(seed)
     rounds: tuple[list[Task], list[Task]] = ([], [])
     pair_ids = list(dict.fromkeys(answer_id.rpartition(":")[0] for answer_id in tasks))
@@ -144,7 +148,8 @@ Said = dict[tuple[str, str], tuple[Level | None, str]]  # (task, atom id) -> lev
 
 
 def read_answers(path: Path, tasks: list[Task]) -> Said:
-    """The levels and stances of one reader's file, or folder of files; sheets.json beside them says with which seed.
+    """The levels and stances of one reader's file, or folder of files; sheets.json beside them says
+    with which seed.
 
     Raises `SystemExit` naming the record and atom for anything that does not fit the sheets.
     """
@@ -243,7 +248,9 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def read_records(
     file: Path, subset: str, answers: list[Path], reading: str, out: Path | None
 ) -> list[dict[str, Any]]:
-    """Agreement of two or more readers about ideal levels; atoms that not all read as written go to a file."""
+    """Agreement of two or more readers about ideal levels; atoms that not all read as written go to
+    a file.
+    """
     tasks = record_tasks(file, subset)
     readers = [read_answers(path, tasks) for path in answers]
     examples = [task.example for task in tasks]
@@ -283,7 +290,9 @@ def read_records(
 def read_pairs(
     file: Path, records: list[Path], answers: list[Path], reading: str, out: Path | None
 ) -> list[dict[str, Any]]:
-    """Agreement of readers about the levels of the pairs' answers, and how many pairs each got right."""
+    """Agreement of readers about the levels of the pairs' answers, and how many pairs each got
+    right.
+    """
     examples = records_for(records)
     pairs = load_pairs(file, examples)
     tasks = pair_tasks(pairs, examples)
@@ -346,7 +355,9 @@ def read_pairs(
 
 
 def pair_outcome(pair: MinimalPair, both: tuple, tasks: dict[str, Task], reader: Said) -> str:
-    """`right`, or what of a pair a reader did not get: `not read`, `edited atom`, `stance`, `other atoms`."""
+    """`right`, or what of a pair a reader did not get: `not read`, `edited atom`, `stance`, `other
+    atoms`.
+    """
     names = [tasks[answer.answer_id].name for answer in both]
     for answer, name in zip(both, names, strict=True):
         if any((name, atom_id) not in reader for atom_id in answer.levels):
@@ -389,7 +400,9 @@ def write_disputes(disputes: list[dict[str, Any]], out: Path | None) -> None:
 
 
 def add_to_reading(rows: list[dict[str, Any]], subset: str) -> None:
-    """Put the rows into reading.json in the place of earlier ones of the same reading; a subset counts as read from now on."""
+    """Put the rows into reading.json in the place of earlier ones of the same reading; a subset
+    counts as read from now on.
+    """
     file = FOLDER / "reading.json"
     reading = json.loads(file.read_text(encoding="utf-8"))
     titles = {row["reading"] for row in rows}

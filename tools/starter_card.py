@@ -161,7 +161,9 @@ def fit_levels(cues: csr_matrix, levels: np.ndarray, kinds: int, ridge: float = 
 
 
 def cue_matrix(cues_by_atom: list[set[str]]) -> csr_matrix:
-    """Which cue stands in which atom, (atoms, cues); cues of fewer than three atoms are left out."""
+    """Which cue stands in which atom, (atoms, cues); cues of fewer than three atoms are left
+    out.
+    """
     counts = Counter()
     for cues in cues_by_atom:
         counts.update(cues)
@@ -178,7 +180,9 @@ def cue_matrix(cues_by_atom: list[set[str]]) -> csr_matrix:
 
 
 def guessed_levels(cues: csr_matrix, record: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The level of each atom as guessed from the atoms of nine tenths of the records, its own not among them."""
+    """The level of each atom as guessed from the atoms of nine tenths of the records, its own not
+    among them.
+    """
     kinds = int(levels.max()) + 1
     guessed = np.zeros_like(levels)
     for fold in range(10):
@@ -303,9 +307,11 @@ def tables(examples: list[Example], answers: list[KnownAnswer]) -> list[tuple[st
 
 
 def disputed_text(examples: list[Example]) -> str:
-    """What the card says of disputed levels, with the score of a model that takes the other reading of each.
+    """What the card says of disputed levels, with the score of a model that takes the other reading
+    of each.
 
-    An atom that does not name another level is read one level higher, or lower where it is at Control.
+    An atom that does not name another level is read one level higher, or lower where it is at
+    Control.
     """
     disputed = disputed_atoms(examples)
     judgments = []

@@ -50,7 +50,9 @@ class LevelReply(BaseModel):
 
 
 class LevelProposal(Record):
-    """The levels that two passes proposed for one memory of one question; `None` where a reply could not be used."""
+    """The levels that two passes proposed for one memory of one question; `None` where a reply
+    could not be used.
+    """
 
     item: Name  # example id and atom id
     example_id: Name
@@ -77,7 +79,9 @@ class LevelProposal(Record):
 
 
 def level_messages(example: Example, reverse: bool = False) -> list[dict[str, str]]:
-    """The messages that ask for the levels of one question; `reverse` shows the memories in the opposite order."""
+    """The messages that ask for the levels of one question; `reverse` shows the memories in the
+    opposite order.
+    """
     prompt = package_data("data", "level_prompts", "levels-1.md").read_text(encoding="utf-8")
     memories = []
     for block in example.blocks:
@@ -99,7 +103,9 @@ def level_messages(example: Example, reverse: bool = False) -> list[dict[str, st
 
 
 def read_levels(text: str, example: Example) -> dict[str, _ProposedLevel]:
-    """The proposals of a reply by atom id; of a reply in another form none, and of a memory that comes twice or is not the example's neither."""
+    """The proposals of a reply by atom id; of a reply in another form none, and of a memory that
+    comes twice or is not the example's neither.
+    """
     try:
         reply = LevelReply.model_validate(strict_json(text))
     except (ValueError, ValidationError):
@@ -145,7 +151,9 @@ def _proposals_of(
 def propose_levels(
     examples: Sequence[Example], endpoint: Endpoint, cache: CallCache | Path | None = None
 ) -> list[LevelProposal]:
-    """Ask a model twice for the level of each memory of each question; the cache keeps what was paid for. Raises `CallError`."""
+    """Ask a model twice for the level of each memory of each question; the cache keeps what was
+    paid for. Raises `CallError`.
+    """
 
     async def ask_all() -> list[LevelProposal]:
         client = Client(endpoint, cache)
@@ -180,7 +188,9 @@ DRAWN = 20
 def items_to_settle(
     proposals: Iterable[LevelProposal], drawn: int = DRAWN, seed: int = 0
 ) -> list[LevelProposal]:
-    """The proposals on which the passes disagree or which one lacks, then so many of the agreed ones, drawn."""
+    """The proposals on which the passes disagree or which one lacks, then so many of the agreed
+    ones, drawn.
+    """
     proposals = list(proposals)
     open_items = [proposal for proposal in proposals if not proposal.agreed]
     agreed = [proposal for proposal in proposals if proposal.agreed]
@@ -205,7 +215,9 @@ def _proposed_text(item: LevelProposal) -> str:
 
 
 class LevelBook(Questionnaire[LevelProposal, SettledLevel]):
-    """One person's decisions on proposed levels: a page by keys (`KeyPage`) or a sheet; raises as `Questionnaire` does."""
+    """One person's decisions on proposed levels: a page by keys (`KeyPage`) or a sheet; raises as
+    `Questionnaire` does.
+    """
 
     kind = SettledLevel
     says = "level"
@@ -247,7 +259,9 @@ class LevelBook(Questionnaire[LevelProposal, SettledLevel]):
 
 # %% ../../nbs/annotation/05_levels.ipynb #748a7e14
 class LevelsFile:
-    """The levels of a log in a folder: proposals, and what a person settled; raises `FileNotFoundError` without proposals."""
+    """The levels of a log in a folder: proposals, and what a person settled; raises
+    `FileNotFoundError` without proposals.
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -274,12 +288,16 @@ class LevelsFile:
         return levels
 
     def book(self, labeller: str) -> LevelBook:
-        """The decisions of one person, to go on with; `KeyPage(levels.book("anna"))` asks by keys."""
+        """The decisions of one person, to go on with; `KeyPage(levels.book("anna"))` asks by
+        keys.
+        """
         items = items_to_settle(self.proposals.values())
         return LevelBook(self.folder / "settled.jsonl", items, labeller)
 
     def take_sheet(self, sheet: str | Path, labeller: str) -> int:
-        """Add the decisions of a filled sheet; returns how many were new. Raises `DataError` listing every line at fault."""
+        """Add the decisions of a filled sheet; returns how many were new. Raises `DataError`
+        listing every line at fault.
+        """
         items = items_to_settle(self.proposals.values())
         count = LevelBook.import_sheet(sheet, items, self.folder / "settled.jsonl", labeller)
         self.settled = LevelsFile(self.folder).settled
@@ -293,11 +311,11 @@ class LevelsFile:
         proposal = self.proposals.get(item)
         if proposal is None:
             return None
-        given = [level for level in (proposal.first, proposal.second) if level is not None]
-        if not given:
+        proposed = [level for level in (proposal.first, proposal.second) if level is not None]
+        if not proposed:
             return None
-        other = given[1] if len(given) == 2 and given[0] != given[1] else None
-        return given[0], other
+        other = proposed[1] if len(proposed) == 2 and proposed[0] != proposed[1] else None
+        return proposed[0], other
 
     def apply(self, example: Example) -> Example:
         """The example with its levels; as it is, where one of its memories has none."""
@@ -331,7 +349,9 @@ class LevelsFile:
         return labelled, renamed
 
     def error_rate(self) -> tuple[int, int, float, float] | None:
-        """(wrong, checked, low, high) of agreed levels that a person checked, the bounds of the 95 % interval in percent; `None` without any."""
+        """(wrong, checked, low, high) of agreed levels that a person checked, the bounds of the 95
+        % interval in percent; `None` without any.
+        """
         checked = [
             (self.proposals[item].first, row.level)
             for item, row in self.settled.items()
@@ -353,11 +373,15 @@ class LevelsFile:
             if not row.agreed and item not in self.settled
         ]
         lines = [
-            f"Ideal levels were proposed by {models} in two passes, which agree on {agreed:,} of {len(self.proposals):,} memories; a person settled {len(self.settled):,}."
+            (
+                f"Ideal levels were proposed by {models} in two passes, which agree on {agreed:,} "
+                f"of {len(self.proposals):,} memories; a person settled {len(self.settled):,}."
+            )
         ]
         if open_items:
             lines.append(
-                f"{len(open_items):,} memories on which the passes disagree were not settled: the first level counts, and the other one as an alternative."
+                f"{len(open_items):,} memories on which the passes disagree were not settled: the "
+                "first level counts, and the other one as an alternative."
             )
         rate = self.error_rate()
         if rate is None:
@@ -367,7 +391,8 @@ class LevelsFile:
         else:
             wrong, checked, low, high = rate
             lines.append(
-                f"Of {checked} agreed levels that were drawn and checked by a person {wrong} are wrong (95 % interval {low:.0f} to {high:.0f} %)."
+                f"Of {checked} agreed levels that were drawn and checked by a person {wrong} are "
+                f"wrong (95 % interval {low:.0f} to {high:.0f} %)."
             )
         return lines
 
@@ -378,7 +403,9 @@ def _long_words(text: str) -> set[str]:
 
 
 def practice_levels(turns: Sequence[tuple[str, str]]) -> str:
-    """The reply of the practice server's model that proposes levels: by words that question and memory share; raises `ValueError` for another payload."""
+    """The reply of the practice server's model that proposes levels: by words that question and
+    memory share; raises `ValueError` for another payload.
+    """
     user_texts = [text for role, text in turns if role == "user"]
     payload = json.loads(user_texts[0])
     question = _long_words(str(payload.get("question")))

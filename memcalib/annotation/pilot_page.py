@@ -222,8 +222,8 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
         if result == "fail":
             for line in lines:
                 text = printable(line["issue"], "\n\t")
-                about = printable(line.get("about", ""))
-                issues.append(PilotIssue(stage=line["stage"].strip(), text=text, item=about))
+                subject = printable(line.get("about", ""))
+                issues.append(PilotIssue(stage=line["stage"].strip(), text=text, item=subject))
         return PilotReview(
             item=item.id,
             passed=result == "pass",

@@ -58,7 +58,9 @@ def _program(
 
 # %% ../../nbs/commands/07_cli.ipynb #cc141831
 def _message(error: Exception) -> str:
-    """What a person reads of an error: its own words where it was foreseen, with its kind where it was not."""
+    """What a person reads of an error: its own words where it was foreseen, with its kind where it
+    was not.
+    """
     if hasattr(error, "format_message"):
         return error.format_message()
     text = str(error)
@@ -102,7 +104,9 @@ _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*|")
 
 
 def _masked_words(words: Sequence[str]) -> list[str]:
-    """The words of a command; what was given as the name of a key's variable, and is none, may be the key itself."""
+    """The words of a command; what was given as the name of a key's variable, and is none, may be
+    the key itself.
+    """
     masked = []
     previous = ""
     for word in words:
@@ -154,7 +158,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
-    """Print an error and exit; the command that goes on is printed where the same command could succeed."""
+    """Print an error and exit; the command that goes on is printed where the same command could
+    succeed.
+    """
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
@@ -168,7 +174,10 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="PLACE=VALUE",
-        help="Any other setting by its place, e.g. sampling.temperature=0.5; may be given several times.",
+        help=(
+            "Any other setting by its place, e.g. "
+            "sampling.temperature=0.5; may be given several times."
+        ),
     ),
 ]
 
@@ -197,7 +206,10 @@ DryRun = Annotated[
         "--dry-run",
         callback=_look_only,
         is_eager=True,
-        help="Print the resolved settings and what would be asked and paid; run nothing, import nothing.",
+        help=(
+            "Print the resolved settings and what would be asked and "
+            "paid; run nothing, import nothing."
+        ),
     ),
 ]
 AllowHost = Annotated[
@@ -221,7 +233,10 @@ Config = Annotated[
 Data = Annotated[
     str | None,
     typer.Argument(
-        help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; or starter:core (the default), starter, samples, published."
+        help=(
+            "Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; "
+            "or starter:core (the default), starter, samples, published."
+        )
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many examples.")]
@@ -274,7 +289,9 @@ def _settings_inside(annotation: Any) -> "Iterator[type[BaseModel]]":
 
 
 def setting_places(settings: "type[BaseModel]") -> dict[str, list[str]]:
-    """The last name of each setting -> its places, as `--set` takes them: `rpm` -> `model.rpm`, `judge.rpm`, ..."""
+    """The last name of each setting -> its places, as `--set` takes them: `rpm` -> `model.rpm`,
+    `judge.rpm`, ...
+    """
     places_by_name: dict[str, list[str]] = {}
     for name, field in settings.model_fields.items():
         places_by_name.setdefault(name, []).append(name)
@@ -289,7 +306,9 @@ def setting_places(settings: "type[BaseModel]") -> dict[str, list[str]]:
 
 
 class SettingsCommand(TyperCommand):
-    """A command that answers an unknown option with the nearest option or `--set` place of its settings."""
+    """A command that answers an unknown option with the nearest option or `--set` place of its
+    settings.
+    """
 
     settings_path = ""  # module:class of its settings, imported where an option is unknown
 
@@ -308,12 +327,12 @@ class SettingsCommand(TyperCommand):
 
         options = [option for parameter in self.params for option in parameter.opts]
         places_by_option = {}
-        for name, places in setting_places(import_object(self.settings_path, type)).items():
-            places_by_option[f"--{name.replace('_', '-')}"] = places
+        for name, dotted_names in setting_places(import_object(self.settings_path, type)).items():
+            places_by_option[f"--{name.replace('_', '-')}"] = dotted_names
         nearest_names = get_close_matches(option_name, [*options, *places_by_option], 1)
         if not nearest_names or nearest_names[0] in options:
             return nearest_names
-        return [f"--set {place}=…" for place in places_by_option[nearest_names[0]]]
+        return [f"--set {dotted_name}=…" for dotted_name in places_by_option[nearest_names[0]]]
 
 
 def _command_with(settings: str) -> type[TyperCommand]:
@@ -336,7 +355,9 @@ def _is_on_this_machine(url: str | None) -> bool:
 
 
 def role_options(model: str | None, url: str | None, key_env: str | None) -> dict[str, Any]:
-    """The settings of one endpoint that were given; a server on this machine is taken to need no key."""
+    """The settings of one endpoint that were given; a server on this machine is taken to need no
+    key.
+    """
     if key_env is None and _is_on_this_machine(url):
         key_env = ""
     options = {"model": model, "base_url": url, "key_env": key_env}
@@ -344,7 +365,9 @@ def role_options(model: str | None, url: str | None, key_env: str | None) -> dic
 
 
 def _names_object(name: str, address: str | None) -> bool:
-    """Whether a judge is an object, `package.module:name`, and not a model of the server at `address`, such as `qwen:latest`."""
+    """Whether a judge is an object, `package.module:name`, and not a model of the server at
+    `address`, such as `qwen:latest`.
+    """
     from importlib.util import find_spec
 
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
@@ -360,7 +383,9 @@ def _names_object(name: str, address: str | None) -> bool:
 def judge_options(
     name: str | None, url: str | None, key_env: str | None, model: tuple[str | None, str | None]
 ) -> Any:
-    """The settings of a judge that were given; `model` is the model's address and the name of its key's variable."""
+    """The settings of a judge that were given; `model` is the model's address and the name of its
+    key's variable.
+    """
     model_url, model_key_env = model
     if name in ("exact", "micro-exact"):
         return name
@@ -409,7 +434,8 @@ def validate(
     ] = False,
     limit: Annotated[int | None, typer.Option(help="Stop after this many violations.")] = None,
 ) -> None:
-    """Check every record of a file; list all violations with file, line, id, value found and values allowed.
+    """Check every record of a file; list all violations with file, line, id, value found and values
+    allowed.
 
     Exits 1 when a record is unusable. Warnings are listed and do not count.
     """
@@ -428,7 +454,8 @@ def validate(
             print(f"{violation.severity}: {violation}")
         warnings = len(result.violations) - len(result.errors)
         print(
-            f"{result.examples} usable examples, {len(result.errors)} errors, {warnings} warnings in {file}"
+            f"{result.examples} usable examples, {len(result.errors)} "
+            f"errors, {warnings} warnings in {file}"
         )
     raise typer.Exit(1 if result.errors else 0)
 
@@ -448,7 +475,8 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check what a valid record can still have wrong: rubrics, leaks, paragraphs, evidence, copies across files.
+    """Check what a valid record can still have wrong: rubrics, leaks, paragraphs, evidence, copies
+    across files.
 
     Exits 1 when a check of severity error found something. Warnings are listed and do not count.
     """
@@ -492,7 +520,8 @@ def show(
         raise KeyError(f"{file}: no example {example_id!r}; `memcalib show {file}` lists the ids")
     if as_html:
         print(
-            f'<!doctype html><meta charset="utf-8"><title>memcalib</title><body>{card_html(example)}</body>'
+            "<!doctype html><meta "
+            f'charset="utf-8"><title>memcalib</title><body>{card_html(example)}</body>'
         )
     else:
         from rich.console import Console
@@ -501,7 +530,9 @@ def show(
 
 # %% ../../nbs/commands/07_cli.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
-    """A forecast as text for a terminal; `answer_tokens` is the assumed length of answers that are not there yet."""
+    """A forecast as text for a terminal; `answer_tokens` is the assumed length of answers that are
+    not there yet.
+    """
     import pandas as pd
 
     table = pd.DataFrame(rows)
@@ -520,7 +551,10 @@ LogMap = Annotated[
     typer.Option(
         "--map",
         metavar="NAME=PLACE",
-        help="Where the log has query, memories, answer, group, turns, id, user, model; and in a memory text, time, score, level, action. The rest is guessed.",
+        help=(
+            "Where the log has query, memories, answer, group, turns, id, user, model; and in a "
+            "memory text, time, score, level, action. The rest is guessed."
+        ),
     ),
 ]
 LogStore = Annotated[
@@ -557,7 +591,8 @@ def logs(
     consent: LogConsent = None,
     rows: Annotated[int, typer.Option(help="How many rows are shown.")] = 10,
 ) -> None:
-    """Show what is understood of a log: fields, counts, what is left out and why, the first rows. Sends nothing.
+    """Show what is understood of a log: fields, counts, what is left out and why, the first rows.
+    Sends nothing.
 
     `memcalib evaluate --log` and `memcalib build --from-memory` read a log in the same way.
     """
@@ -568,11 +603,12 @@ def logs(
     plan = check_settings(LogPlan, options or {}, "log")
     if consent is None:
         plan = plan.model_copy(update={"without_consent": True})
-    own = own_answers(plan, answers_needed=False)
-    print(own.preview(rows))
-    if consent is None and own.consent["none on record"]:
+    log_answers = own_answers(plan, answers_needed=False)
+    print(log_answers.preview(rows))
+    if consent is None and log_answers.consent["none on record"]:
         print(
-            f"\n{own.consent['none on record']} rows have no consent on record: to send them, name the agreement that covers them with --consent."
+            f"\n{log_answers.consent['none on record']} rows have no consent on record: to send "
+            "them, name the agreement that covers them with --consent."
         )
 
 
@@ -594,10 +630,12 @@ def levels(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have a model propose, in two passes, how far each memory of a log should count, and write a sheet for a person.
+    """Have a model propose, in two passes, how far each memory of a log should count, and write a
+    sheet for a person.
 
-    The sheet has the memories on which the passes disagree, and twenty of the others, drawn. With --sheet its decisions are taken in.
-    `memcalib evaluate --log FILE --levels FOLDER` uses the levels.
+    The sheet has the memories on which the passes disagree, and twenty of the others, drawn. With
+    --sheet its decisions are taken in. `memcalib evaluate --log FILE --levels FOLDER` uses the
+    levels.
     """
     from memcalib.annotation.levels import LevelsFile, items_to_settle, propose_levels
     from memcalib.commands.build import asked_yes
@@ -618,18 +656,23 @@ def levels(
     options = role_options(model, base_url, key_env)
     endpoint = check_settings(Endpoint, options, "levels", hints={"model": "give --model"})
     plan = check_settings(LogPlan, log_options(file, map_, store, consent) or {}, "log")
-    own = own_answers(plan)
-    print(own.preview())
+    log_answers = own_answers(plan)
+    print(log_answers.preview())
     print(
-        f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, memories and conversation of {len(own.examples):,} questions."
+        f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, "
+        f"memories and conversation of {len(log_answers.examples):,} questions."
     )
     if not (yes or asked_yes()):
         raise NotAgreed("nothing has been sent. Go on with the same command and --yes")
-    book = LevelsFile.write(out, propose_levels(own.examples, endpoint, cache_of(cache, no_cache)))
+    book = LevelsFile.write(
+        out, propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
+    )
     to_settle = len(items_to_settle(book.proposals.values()))
     print("\n".join(book.notes()))
     print(
-        f"{to_settle} memories for a person: {out / 'sheet.csv'}; take it in with --sheet {out / 'sheet.csv'} --labeller NAME, or go on with: memcalib evaluate --log {file} --levels {out}"
+        f"{to_settle} memories for a person: {out / 'sheet.csv'}; take it in with --sheet "
+        f"{out / 'sheet.csv'} --labeller NAME, or go on with: memcalib evaluate --log {file} "
+        f"--levels {out}"
     )
 
 
@@ -650,7 +693,10 @@ def evaluate(
     target_labels: Annotated[
         Path | None,
         typer.Option(
-            help="Labels of a random sample of the answers, from `memcalib label`: adds the prediction-powered estimate."
+            help=(
+                "Labels of a random sample of the answers, from `memcalib label`: adds the "
+                "prediction-powered estimate."
+            )
         ),
     ] = None,
     log: Annotated[
@@ -681,18 +727,23 @@ def evaluate(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Ask a model, have its answers judged, score, and write report.html: numbers that can be defended.
+    """Ask a model, have its answers judged, score, and write report.html: numbers that can be
+    defended.
 
-    Everything paid for is written at once. After a stop the same command resumes; a finished run only writes its report again.
-    Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks those again is printed); 1 stopped by
-    an error (run it again to go on); 2 wrong call; 130 interrupted.
-    Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, model.rpm, judge.price; judging.blind=true (the judge sees neither ideal
-    levels nor rubrics, and blocks and atoms in an order without meaning), judging.quality=true (task quality and safety too), judge2.model (a second judge).
+    Everything paid for is written at once. After a stop the same command resumes; a finished run
+    only writes its report again. Exit code: 0 all answers scored; 3 finished, but some are not
+    scored (the command that asks those again is printed); 1 stopped by an error (run it again to go
+    on); 2 wrong call; 130 interrupted. Frequent settings: sampling.seeds, sampling.prompt_template,
+    sampling.max_tokens, model.rpm, judge.price; judging.blind=true (the judge sees neither ideal
+    levels nor rubrics, and blocks and atoms in an order without meaning), judging.quality=true
+    (task quality and safety too), judge2.model (a second judge).
 
-    With --log the answers exist: what is understood of the log is shown first, and nothing is sent without --yes.
+    With --log the answers exist: what is understood of the log is shown first, and nothing is sent
+    without --yes.
 
-    Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat
-    --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY --out runs/qwen3-8b
+    Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1
+    --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    --out runs/qwen3-8b
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,
@@ -761,12 +812,15 @@ def exam(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have a judge read answers whose levels are known: its accuracy, what its errors do to a score, and a verdict in exam.html.
+    """Have a judge read answers whose levels are known: its accuracy, what its errors do to a
+    score, and a verdict in exam.html.
 
-    At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided. `memcalib evaluate` finds the result under runs/exam.
-    Frequent settings: answers, probes, judging.blind, judge.rpm, judge.price.
+    At most 500 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided.
+    `memcalib evaluate` finds the result under runs/exam. Frequent settings: answers, probes,
+    judging.blind, judge.rpm, judge.price.
 
-    Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1
+    --judge-key-env DEEPSEEK_API_KEY
     """
     from memcalib.commands.exam import (
         Exam,
@@ -829,10 +883,12 @@ def label(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Label a random sample of a run's answers, so that its scores can be estimated without the judge's errors.
+    """Label a random sample of a run's answers, so that its scores can be estimated without the
+    judge's errors.
 
-    Without further options it says what so many labels would buy. With --answers it draws them and writes a sheet to fill in beside the file; with --sheet
-    the filled sheet is read; with --judge a second judge labels the drawn answers. `memcalib evaluate --target-labels` uses the file.
+    Without further options it says what so many labels would buy. With --answers it draws them and
+    writes a sheet to fill in beside the file; with --sheet the filled sheet is read; with --judge a
+    second judge labels the drawn answers. `memcalib evaluate --target-labels` uses the file.
 
     Example: memcalib label runs/qwen3-8b --answers 80 --out labels.jsonl
     """
@@ -851,7 +907,8 @@ def label(
     if answers is not None:
         sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
         print(
-            f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: {sheet_to_fill}"
+            f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: "
+            f"{sheet_to_fill}"
         )
     elif sheet is not None:
         print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
@@ -884,10 +941,11 @@ def generate(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Ask a model for its answers; the file grows row by row, and the same command resumes after a stop.
+    """Ask a model for its answers; the file grows row by row, and the same command resumes after a
+    stop.
 
-    Exit code: 0 all answers are there; 3 finished, but some calls failed (the same command makes those again); 1 stopped by an error;
-    2 wrong call; 130 interrupted.
+    Exit code: 0 all answers are there; 3 finished, but some calls failed (the same command makes
+    those again); 1 stopped by an error; 2 wrong call; 130 interrupted.
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,
@@ -932,10 +990,12 @@ def judge(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have answers judged, atom by atom; the file grows row by row, and the same command resumes after a stop.
+    """Have answers judged, atom by atom; the file grows row by row, and the same command resumes
+    after a stop.
 
-    Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks those again is printed); 1 stopped by
-    an error (run it again to go on); 2 wrong call; 130 interrupted.
+    Exit code: 0 all answers scored; 3 finished, but some are not scored (the command that asks
+    those again is printed); 1 stopped by an error (run it again to go on); 2 wrong call; 130
+    interrupted.
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,
@@ -962,7 +1022,9 @@ def judge(
 # %% ../../nbs/commands/07_cli.ipynb #4848c507
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
-    """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its rows."""
+    """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its
+    rows.
+    """
     from memcalib.report.evaluation_report import write_evaluation_report
     from memcalib.report.results import write_results
 
@@ -976,7 +1038,10 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, or files of shared results (results.jsonl); the first is the one the others are compared with."
+            help=(
+                "Run folders, or files of shared results (results.jsonl); the first is the one "
+                "the others are compared with."
+            )
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for comparison.html and tables.")] = Path(
@@ -989,9 +1054,11 @@ def compare(
         bool, typer.Option("--different-judges", help="Allow runs that were judged differently.")
     ] = False,
 ) -> None:
-    """Paired differences between runs on the same questions, with intervals and tests of the mean difference, overall and by domain.
+    """Paired differences between runs on the same questions, with intervals and tests of the mean
+    difference, overall and by domain.
 
-    Files of shared results hold no answers: their rows are compared as independent samples, if judge, prompt and data are the same.
+    Files of shared results hold no answers: their rows are compared as independent samples, if
+    judge, prompt and data are the same.
 
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
@@ -1025,7 +1092,9 @@ def score(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print the six metrics with intervals, seeds, controls, channel proportions and unscored counts; quality and safety where they were rated."""
+    """Print the six metrics with intervals, seeds, controls, channel proportions and unscored
+    counts; quality and safety where they were rated.
+    """
     from memcalib.evaluation.breakdown import score_text
     from memcalib.io.records import printable
     from memcalib.metrics import response_frame
@@ -1047,12 +1116,15 @@ def named_role(
     key_env: str | None,
     teacher: tuple[str | None, str | None] | None = None,
 ) -> Any:
-    """The settings of the teacher, or of an evaluator beside `teacher` (its address and key's variable); `None` without a name."""
+    """The settings of the teacher, or of an evaluator beside `teacher` (its address and key's
+    variable); `None` without a name.
+    """
     if name is None:
         for suffix, value in (("url", url), ("key-env", key_env)):
             if value is not None:
                 raise ValueError(
-                    f"{option}-{suffix}: given without {option}; allowed: {option} with the name of the model, or neither"
+                    f"{option}-{suffix}: given without {option}; allowed: {option} with the name "
+                    "of the model, or neither"
                 )
     if not name:
         return None
@@ -1066,7 +1138,10 @@ def demonstrations(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small world's when left out."
+            help=(
+                "Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; the small "
+                "world's when left out."
+            )
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the demonstrations.")] = Path(
@@ -1096,13 +1171,16 @@ def demonstrations(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept them.
+    """Make answers for supervised fine-tuning: a teacher writes them, two evaluators must accept
+    them.
 
-    Everything paid for is written at once. After a stop the same command resumes; with a larger making.rounds it gives refused rows further tries.
-    Frequent settings: making.rounds, making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
+    Everything paid for is written at once. After a stop the same command resumes; with a larger
+    making.rounds it gives refused rows further tries. Frequent settings: making.rounds,
+    making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
 
-    Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url https://api.example.com/v1 --evaluator qwen-plus
-    --evaluator2 deepseek-chat --evaluator2-url https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
+    Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url
+    https://api.example.com/v1 --evaluator qwen-plus --evaluator2 deepseek-chat --evaluator2-url
+    https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
     """
     from memcalib.commands.demonstrate import DemonstrationRun, forecast, load_plan
     from memcalib.commands.settings_files import given, settings_text
@@ -1180,13 +1258,16 @@ def build(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Build a benchmark in six stages: screening, derivation, annotation, distractors and rubrics, blocks, reviews.
+    """Build a benchmark in six stages: screening, derivation, annotation, distractors and rubrics,
+    blocks, reviews.
 
-    Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same command without any of them; --hub FOLDER at the end.
-    A build that was stopped resumes where it was; no call is paid twice. Frequent settings: rows, seed, splits, prompts.derivation, builder.model,
-    memory.redaction, memory.consent, memory.without_consent.
+    Order: --pilot 50, read the page and fill in the sheet, --reviews SHEET, --freeze, then the same
+    command without any of them; --hub FOLDER at the end. A build that was stopped resumes where it
+    was; no call is paid twice. Frequent settings: rows, seed, splits, prompts.derivation,
+    builder.model, memory.redaction, memory.consent, memory.without_consent.
 
-    With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing is sent without --yes.
+    With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing
+    is sent without --yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
     from memcalib.commands.settings_files import Bar
@@ -1203,7 +1284,8 @@ def build(
     steps_asked = [option for option, value in steps.items() if value]
     if len(steps_asked) > 1:
         raise ValueError(
-            f"{' and '.join(steps_asked)}: found together; allowed is one step at a time, or none for the whole build"
+            f"{' and '.join(steps_asked)}: found together; allowed is one step at a time, or none "
+            "for the whole build"
         )
     changes: dict[str, Any] = {}
     if rows:
@@ -1291,9 +1373,11 @@ def train(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Train a policy: supervised, by self-distillation, or with rewards from a judge (GRPO, GDPO, MemCalib-RL).
+    """Train a policy: supervised, by self-distillation, or with rewards from a judge (GRPO, GDPO,
+    MemCalib-RL).
 
-    The folder then holds policy/, best/, steps.jsonl and manifest.json; `memcalib evaluate --weights OUT/policy` measures the policy.
+    The folder then holds policy/, best/, steps.jsonl and manifest.json; `memcalib evaluate
+    --weights OUT/policy` measures the policy.
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
@@ -1341,7 +1425,8 @@ def traces(
         str | None, typer.Option(help="Only answers in which this channel was localized, e.g. C+.")
     ] = None,
 ) -> None:
-    """Draw which tokens a training encouraged and discouraged, channel by channel, as one HTML page.
+    """Draw which tokens a training encouraged and discouraged, channel by channel, as one HTML
+    page.
 
     Example: memcalib traces runs/train/mine --steps 1,125 --channel CA- --out traces.html
     """
@@ -1351,7 +1436,8 @@ def traces(
         numbers = None if steps is None else [int(text) for text in steps.split(",")]
     except ValueError:
         raise ValueError(
-            f"--steps: found {steps!r}; allowed are whole numbers with commas between, such as 1,5,10"
+            f"--steps: found {steps!r}; allowed are whole numbers "
+            "with commas between, such as 1,5,10"
         ) from None
     print(write_trace_page(folder, out, numbers, limit, channel))
 
@@ -1371,7 +1457,8 @@ def quickstart(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Build a small world, train GRPO, GDPO and MemCalib-RL in it, evaluate, and write a report: all in minutes.
+    """Build a small world, train GRPO, GDPO and MemCalib-RL in it, evaluate, and write a report:
+    all in minutes.
 
     A run that was stopped resumes where it was; a finished one only writes its report again.
     """
@@ -1395,7 +1482,8 @@ def reproduce(
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/, and write an index of all labels.
+    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/,
+    and write an index of all labels.
 
     What is done and still valid is not done again; a run that was stopped resumes where it was.
     """
@@ -1411,7 +1499,9 @@ def coldstart(
     ] = None,
     world: Annotated[list[str] | None, typer.Option(help="Only these worlds.")] = None,
 ) -> None:
-    """Rebuild the pretrained and cold-started micro policies that ship with the package, with their logs."""
+    """Rebuild the pretrained and cold-started micro policies that ship with the package, with their
+    logs.
+    """
     from memcalib.reproduction.main_results import rebuild_policies
 
     rebuild_policies(out, world)
@@ -1435,7 +1525,9 @@ def grid(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there are not made again."""
+    """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there
+    are not made again.
+    """
     from memcalib.reproduction.rule_grid import grid_counts, load_plan, run_plan
     from memcalib.commands.settings_files import settings_text
     from memcalib.reproduction.rule_runs import stored_rows
@@ -1511,7 +1603,9 @@ def microserve(
     ] = None,
     latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
 ) -> None:
-    """Serve a small world's models over the protocol of the real ones, to practise without a key: those that answer, judge, build, review and teach."""
+    """Serve a small world's models over the protocol of the real ones, to practise without a key:
+    those that answer, judge, build, review and teach.
+    """
     from memcalib.annotation.levels import practice_levels
     from memcalib.commands.exam import practice_judge
     from memcalib.practice.mistakes import micro_roles

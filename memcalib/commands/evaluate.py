@@ -100,7 +100,9 @@ _Model = Annotated[
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9729634a
 class Evaluation(FrozenSettings):
-    """What is evaluated, by whom, and how (section 2.3); unknown options raise, naming the known ones."""
+    """What is evaluated, by whom, and how (section 2.3); unknown options raise, naming the known
+    ones.
+    """
 
     data: Name = "starter:core"
     format: Literal["memcalib", "rpeval"] = "memcalib"
@@ -139,8 +141,8 @@ class Evaluation(FrozenSettings):
     @model_validator(mode="after")
     def _model_or_log(self) -> "Evaluation":
         if (self.model is None) == (self.log is None):
-            found = "neither" if self.log is None else "both"
-            raise ValueError(f"model and log: found {found}; allowed: one of them")
+            state = "neither" if self.log is None else "both"
+            raise ValueError(f"model and log: found {state}; allowed: one of them")
         return self
 
     @model_validator(mode="before")
@@ -198,8 +200,14 @@ def _model_name(model: Endpoint | Weights) -> str:
 # %% ../../nbs/commands/02_evaluate.ipynb #44ede28c
 _HINTS = {
     "data": "give a file of examples",
-    "model": "give --model with --base-url, or --weights, or a --config file that has it; or --log with answers that exist",
-    "judge": "give --judge, or a --config file that has it; micro-exact judges examples of the micro-world for nothing",
+    "model": (
+        "give --model with --base-url, or --weights, or a --config file that has it; or --log "
+        "with answers that exist"
+    ),
+    "judge": (
+        "give --judge, or a --config file that has it; micro-exact judges examples of the "
+        "micro-world for nothing"
+    ),
 }
 
 
@@ -209,7 +217,8 @@ def load_evaluation(
     settings: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
 ) -> Evaluation:
-    """The evaluation of a YAML file with `options` and `settings` laid over it; raises `ValueError` with a line for each fault.
+    """The evaluation of a YAML file with `options` and `settings` laid over it; raises `ValueError`
+    with a line for each fault.
 
     `defaults` stand in for what neither names.
     """
@@ -231,7 +240,8 @@ def forecast(
     retry_unscored: bool = False,
     rollouts: Sequence[Rollout] = (),
 ) -> list[dict[str, Any]]:
-    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; makes no call.
+    """Calls, tokens and cost (US dollars, `None` without a price) that each role still needs; makes
+    no call.
 
     `rollouts` are the answers of a log, of which none is asked for.
     """
@@ -313,7 +323,9 @@ def _judge_row(
     to_judge: Sequence[Example],
     answer_tokens: int,
 ) -> dict[str, Any]:
-    """The forecast's row of a judge, for the examples `to_judge` of so many `answers`. A judge that is no endpoint reads no tokens."""
+    """The forecast's row of a judge, for the examples `to_judge` of so many `answers`. A judge that
+    is no endpoint reads no tokens.
+    """
     if not isinstance(judge, Endpoint):
         return role_forecast(role, judge, answers, len(to_judge), 0, 0)
     frame, line = JUDGED_TOKENS
@@ -337,7 +349,9 @@ def role_forecast(
     prompt_tokens: int,
     completion_tokens: int,
 ) -> dict[str, Any]:
-    """The forecast's row of whoever answers or judges; the cost of a judge of one's own is not known (`None`)."""
+    """The forecast's row of whoever answers or judges; the cost of a judge of one's own is not
+    known (`None`).
+    """
     named = isinstance(model_or_judge, str)
     row = forecast_row(
         role,
@@ -366,15 +380,23 @@ def make_backend(model: Endpoint | Weights, cache: CallCache | None = None) -> B
 def make_judge(
     judge: Endpoint | str, config: JudgeConfig, cache: CallCache | None = None
 ) -> JudgeLike:
-    """What judges: an LLM at an endpoint, the micro-world's exact judge, or an object that is named by its path."""
+    """What judges: an LLM at an endpoint, the micro-world's exact judge, or an object that is named
+    by its path.
+    """
     if isinstance(judge, Endpoint):
         return LLMJudge(judge, config, cache)
     return judge_object(judge)
 
 # %% ../../nbs/commands/02_evaluate.ipynb #247e6442
-UNREAD_STARTER = "The starter set was written and checked by a language model; no person has read its records and levels."
+UNREAD_STARTER = (
+    "The starter set was written and checked by a language model; no "
+    "person has read its records and levels."
+)
 
-NOT_READ_BLIND = "Records of the starter set that nobody but their writer has read yet: {subsets}. Their levels are one reader's opinion."
+NOT_READ_BLIND = (
+    "Records of the starter set that nobody but their writer has read yet: {subsets}. Their "
+    "levels are one reader's opinion."
+)
 
 
 def subsets_not_read() -> list[str]:
@@ -384,7 +406,9 @@ def subsets_not_read() -> list[str]:
 
 
 def data_notes(data: str) -> list[str]:
-    """What a user of these data should know: who wrote the starter set and which of its files were edited, the licence of the published benchmark."""
+    """What a user of these data should know: who wrote the starter set and which of its files were
+    edited, the licence of the published benchmark.
+    """
     if data == "published":
         return [PUBLISHED_LICENCE]
     subset = starter_subset(data)
@@ -401,7 +425,8 @@ QUICK_EXAMPLES = 60
 
 
 def drawn_evenly(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example]:
-    """`count` examples in the order given, as equal in number from each subset (domain, where none is named) as there are.
+    """`count` examples in the order given, as equal in number from each subset (domain, where none
+    is named) as there are.
 
     The same examples for the same seed; all of them where there are no more than `count`.
     """
@@ -419,7 +444,8 @@ def drawn_evenly(examples: Sequence[Example], count: int, seed: int = 0) -> list
 
 
 def read_examples(evaluation: Evaluation) -> list[Example]:
-    """The examples of an evaluation: all, the first `limit` of them, or 60 drawn evenly with `quick`.
+    """The examples of an evaluation: all, the first `limit` of them, or 60 drawn evenly with
+    `quick`.
 
     Raises `DataError` or `FileNotFoundError`.
     """
@@ -457,10 +483,12 @@ RowHandler = Callable[[Rollout | Judgment], None]
 
 
 class EvaluationRun:
-    """An evaluation bound to its folder: each step alone, or all of them with `run`; every step continues where it stopped.
+    """An evaluation bound to its folder: each step alone, or all of them with `run`; every step
+    continues where it stopped.
 
-    With `dry_run` nothing is written; with `retry_unscored` the judge is asked again wherever its reply could not be read. Raises `ValueError` for a folder that holds a run of other settings and `DataError`
-    for unusable data. `command` is what the report says to type.
+    With `dry_run` nothing is written; with `retry_unscored` the judge is asked again wherever its
+    reply could not be read. Raises `ValueError` for a folder that holds a run of other settings and
+    `DataError` for unusable data. `command` is what the report says to type.
     """
 
     def __init__(
@@ -528,14 +556,22 @@ class EvaluationRun:
         return not all(map(has_levels, self.examples))
 
     def _leave_out_unlabelled(self) -> None:
-        """Where some questions of a log have levels, those without are left out of the scores, and counted."""
-        own = self.own
-        if own is None or not own.labelled or len(own.labelled) == len(own.examples):
+        """Where some questions of a log have levels, those without are left out of the scores, and
+        counted.
+        """
+        log_answers = self.own
+        if (
+            log_answers is None
+            or not log_answers.labelled
+            or len(log_answers.labelled) == len(log_answers.examples)
+        ):
             return
-        self.left_out_unlabelled = len(own.examples) - len(own.labelled)
-        own.examples = own.labelled
-        ids = {example.id for example in own.examples}
-        own.rollouts = [rollout for rollout in own.rollouts if rollout.example_id in ids]
+        self.left_out_unlabelled = len(log_answers.examples) - len(log_answers.labelled)
+        log_answers.examples = log_answers.labelled
+        ids = {example.id for example in log_answers.examples}
+        log_answers.rollouts = [
+            rollout for rollout in log_answers.rollouts if rollout.example_id in ids
+        ]
 
     def _log_notes(self) -> list[str]:
         """What a reader of results has to know of the log and its levels."""
@@ -544,7 +580,8 @@ class EvaluationRun:
             notes += self.levels.notes()
         if self.left_out_unlabelled:
             notes.append(
-                f"Log: {self.left_out_unlabelled:,} questions have a memory without an ideal level and are not scored."
+                f"Log: {self.left_out_unlabelled:,} questions have a memory without an ideal "
+                "level and are not scored."
             )
         return notes
 
@@ -560,7 +597,9 @@ class EvaluationRun:
         )
 
     def preview(self, shown: int = 10) -> str:
-        """What a person reads before answers of a log are sent; raises `ValueError` for a run without a log."""
+        """What a person reads before answers of a log are sent; raises `ValueError` for a run
+        without a log.
+        """
         if self.own is None:
             raise ValueError("log: found nothing; allowed: a run of a log")
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
@@ -569,22 +608,28 @@ class EvaluationRun:
             lines += self.levels.notes()
         if self.unlabelled:
             lines.append(
-                "The ideal level of some memory is unknown, so the page will show footprints: which memories left a trace, and no score."
+                "The ideal level of some memory is unknown, so the page will show footprints: "
+                "which memories left a trace, and no score."
             )
         return "\n".join(lines)
 
     def agree(self, yes: bool = False) -> "EvaluationRun":
-        """Itself, allowed to send the answers of a log; raises `NotAgreed` without a yes where a judge is behind an endpoint."""
+        """Itself, allowed to send the answers of a log; raises `NotAgreed` without a yes where a
+        judge is behind an endpoint.
+        """
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
         if yes is not True and any(isinstance(judge, Endpoint) for judge in judges):
             raise NotAgreed(
-                "nothing has been sent. Go on with the same command and --yes (in Python: agree(yes=True))"
+                "nothing has been sent. Go on with the same command and --yes (in Python: "
+                "agree(yes=True))"
             )
         self.agreed = True
         return self
 
     def _nothing_made(self, stored: dict[str, Any]) -> bool:
-        """Whether nothing was made under the settings that differ from those `stored`. Drops rows of failed calls."""
+        """Whether nothing was made under the settings that differ from those `stored`. Drops rows
+        of failed calls.
+        """
         settings = self.run_folder.settings
         names = {*stored, *settings}
         differing = {name for name in names if stored.get(name) != settings.get(name)}
@@ -607,14 +652,18 @@ class EvaluationRun:
             return not journal.keys
 
     def _check_target_labels(self) -> None:
-        """Raises `DataError` or `ValueError` for labels that the answers and judgments of the folder do not allow to use."""
+        """Raises `DataError` or `ValueError` for labels that the answers and judgments of the
+        folder do not allow to use.
+        """
         judgments = list(rows_so_far(self.file(JUDGMENTS["judge"]), Judgment))
         answer_hashes = hashes_of_answers(rows_so_far(self.file(_ROLLOUTS.name), Rollout))
         frame = with_labels(response_frame(judgments), judgments, self.target_labels, answer_hashes)
         score(frame, resamples=1)  # which says where too few are labelled
 
     def generate(self, on_row: RowHandler | None = None) -> None:
-        """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows row by row."""
+        """Ask the model for every answer that is missing, and for the control; rollouts.jsonl grows
+        row by row.
+        """
         sampling = self.evaluation.sampling
         out = self.file(_ROLLOUTS.name)
         if self.own is not None:
@@ -636,12 +685,12 @@ class EvaluationRun:
             judging = self.evaluation.judging
             if self.unlabelled:
                 judging = judging.model_copy(update={"blind": True})
-            made = make_judge(judge, judging, self.cache)
+            judge_client = make_judge(judge, judging, self.cache)
             if self.unlabelled:
-                if self.retry_unscored and isinstance(made, LLMJudge):
-                    made = made.anew()
-                made = FootprintJudge(made)
-            self._judges[role] = made
+                if self.retry_unscored and isinstance(judge_client, LLMJudge):
+                    judge_client = judge_client.anew()
+                judge_client = FootprintJudge(judge_client)
+            self._judges[role] = judge_client
         return self._judges[role]
 
     def _judge_roles(self) -> list[str]:
@@ -660,13 +709,17 @@ class EvaluationRun:
         return not all(backend.remembers(request) for request in to_ask)
 
     def try_judges(self) -> None:
-        """Ask each judge one question, if an answer is still to be paid for; raises what `check_judge_answers` raises."""
+        """Ask each judge one question, if an answer is still to be paid for; raises what
+        `check_judge_answers` raises.
+        """
         if self._pays_for_answers():
             for role in self._judge_roles():
                 check_judge_answers(self.judge_of(role), self.examples[0])
 
     def judge(self, on_row: RowHandler | None = None) -> None:
-        """Have every answer judged that is not yet; judgments.jsonl, and judgments2.jsonl for a second judge, grow row by row."""
+        """Have every answer judged that is not yet; judgments.jsonl, and judgments2.jsonl for a
+        second judge, grow row by row.
+        """
         for role in self._judge_roles():
             judge = self.judge_of(role)
             try:
@@ -682,7 +735,9 @@ class EvaluationRun:
                 self._usage[role] = _spent(judge)
 
     def _binding_first(self, role: str, on_row: RowHandler | None) -> RowHandler:
-        """`on_row`, which at the first row of this call writes down what the judge is that gave it."""
+        """`on_row`, which at the first row of this call writes down what the judge is that gave
+        it.
+        """
         is_written = False
 
         def handle(row: Rollout | Judgment) -> None:
@@ -715,12 +770,15 @@ class EvaluationRun:
             if len(versions) > 1:
                 changes = binding_changes(versions[0], versions[-1])
                 notes.append(
-                    f"{JUDGMENTS[role]} holds readings by {len(versions)} versions of one judge: between them were changed {', '.join(changes)}."
+                    f"{JUDGMENTS[role]} holds readings by {len(versions)} versions of one judge: "
+                    f"between them were changed {', '.join(changes)}."
                 )
         return notes
 
     def left(self) -> str:
-        """A line for each judge that left answers unscored, with the command that asks those again; empty when none did."""
+        """A line for each judge that left answers unscored, with the command that asks those again;
+        empty when none did.
+        """
         lines = []
         for name in JUDGMENTS.values():
             if self.file(name).is_file():
@@ -728,9 +786,11 @@ class EvaluationRun:
         return "\n".join(filter(None, lines))
 
     def report(self) -> Path:
-        """Write manifest.json, tables, figures, model card and report.html; returns the path of the page.
+        """Write manifest.json, tables, figures, model card and report.html; returns the path of the
+        page.
 
-        Raises `DataError` or `ValueError` for labels that do not fit, after a report without them was written.
+        Raises `DataError` or `ValueError` for labels that do not fit, after a report without them
+        was written.
         """
         from memcalib.report.evaluation_report import write_evaluation_report
         from memcalib.report.footprint_report import write_footprint_report
@@ -813,7 +873,9 @@ class EvaluationRun:
             return self.report()
 
     def finish(self) -> str:
-        """Everything that `run` does, then the scores as text for a terminal with the path of the page below."""
+        """Everything that `run` does, then the scores as text for a terminal with the path of the
+        page below.
+        """
         from memcalib.report.evaluation_report import evaluation_text
         from memcalib.report.footprint_report import run_footprints_text
 
@@ -830,7 +892,9 @@ def _spent(backend_or_judge: object) -> dict[str, Any]:
 
 # %% ../../nbs/commands/02_evaluate.ipynb #2cab7e36
 def _cost_of(rows: Iterable[Rollout | Judgment]) -> dict[str, float | None]:
-    """Tokens, seconds and cost summed over rows, whenever they were paid; the cost is `None` when one row has no known cost."""
+    """Tokens, seconds and cost summed over rows, whenever they were paid; the cost is `None` when
+    one row has no known cost.
+    """
     total: Counter[str] = Counter()
     for row in rows:
         total["rows"] += 1
@@ -849,7 +913,9 @@ UNFINISHED = 3
 def unfinished(
     file: str | Path, kind: type[Rollout] | type[Judgment], command: str | None = None
 ) -> str:
-    """One line about the failed answers or unscored judgments of a file, and the command that asks for them again; empty when there are none."""
+    """One line about the failed answers or unscored judgments of a file, and the command that asks
+    for them again; empty when there are none.
+    """
     rows = list(rows_so_far(Path(file), kind))
     if kind is Rollout:
         lost = sum(row.finish_reason == "error" for row in rows)
@@ -866,7 +932,9 @@ def unfinished(
 
 # %% ../../nbs/commands/02_evaluate.ipynb #9dcbd93b
 def evaluate(evaluation: Evaluation, out: str | Path, cache: CallCache | None = None) -> Path:
-    """Evaluate a model into a folder and return its report.html; the same call resumes after a stop."""
+    """Evaluate a model into a folder and return its report.html; the same call resumes after a
+    stop.
+    """
     return EvaluationRun(evaluation, out, cache).run()
 
 # %% ../../nbs/commands/02_evaluate.ipynb #0f2c319b
@@ -886,7 +954,9 @@ def answer_file(
     no_memory: bool = False,
     cache: CallCache | None = None,
 ) -> str:
-    """Ask for every missing answer into a rollouts file; returns one line about what it now holds."""
+    """Ask for every missing answer into a rollouts file; returns one line about what it now
+    holds.
+    """
     examples = read_examples(evaluation)
     sampling = evaluation.sampling
     backend = make_backend(evaluation.model, cache)
@@ -919,7 +989,9 @@ def answer_forecast(
 def judgment_forecast(
     evaluation: Evaluation, rollouts: str | Path, out: str | Path, retry_unscored: bool = False
 ) -> dict[str, Any]:
-    """What `judgment_file` would still ask and pay, for answers of the length that they have; makes no call."""
+    """What `judgment_file` would still ask and pay, for answers of the length that they have; makes
+    no call.
+    """
     examples = {example.id: example for example in read_examples(evaluation)}
     rows = list(rows_so_far(Path(rollouts), Rollout))
     answered = {
@@ -940,7 +1012,9 @@ def judgment_file(
     cache: CallCache | None = None,
     retry_unscored: bool = False,
 ) -> str:
-    """Have every answer of a rollouts file judged that is not yet; returns one line about what it did."""
+    """Have every answer of a rollouts file judged that is not yet; returns one line about what it
+    did.
+    """
     examples = read_examples(evaluation)
     judge = make_judge(evaluation.judge, evaluation.judging, cache)
     answers = sum(1 for _ in rows_so_far(Path(rollouts), Rollout))
@@ -957,5 +1031,8 @@ def judgment_file(
     judged = f"{result.judged} judged now, {result.found_before} there before"
     line = f"{result.path}: {judged}, {result.unscored} unscored, {result.failed} failed"
     if torn_line(rollouts):
-        line += f"; the last line of {rollouts} is only half written: `memcalib generate` asks for it again"
+        line += (
+            f"; the last line of {rollouts} is only half written: "
+            "`memcalib generate` asks for it again"
+        )
     return line

@@ -66,7 +66,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/06_exam.ipynb #f0eb84cd
 class Exam(BaseModel):
-    """Which judge sits the exam, and on how many answers; unknown options raise, naming the known ones."""
+    """Which judge sits the exam, and on how many answers; unknown options raise, naming the known
+    ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,9 +85,11 @@ class Exam(BaseModel):
 def exam_data(
     exam: Exam,
 ) -> tuple[list[Example], list[KnownAnswer], list[MinimalPair], dict[str, Any]]:
-    """Examples, known answers, minimal pairs, and what is known of their files: name, hash, counts, and files edited since they were checked.
+    """Examples, known answers, minimal pairs, and what is known of their files: name, hash, counts,
+    and files edited since they were checked.
 
-    A folder without pairs.jsonl has no pairs. The hash is that of the answers, the pairs and the examples that they belong to.
+    A folder without pairs.jsonl has no pairs. The hash is that of the answers, the pairs and the
+    examples that they belong to.
     """
     edited: list[str] = []
     if exam.data == "starter":
@@ -119,7 +123,8 @@ def exam_data(
 def drawn_pairs(
     pairs: Sequence[MinimalPair], count: int | None, seed: int = 0
 ) -> list[MinimalPair]:
-    """So many pairs, the same ones for a seed, those of a smaller number among those of a larger; all for `None`.
+    """So many pairs, the same ones for a seed, those of a smaller number among those of a larger;
+    all for `None`.
 
     Raises `ValueError` when there are fewer than asked for.
     """
@@ -130,7 +135,9 @@ def drawn_pairs(
 
 
 def exam_folder(judge: str) -> Path:
-    """Where the exam of a judge is kept: its name below runs/exam, without characters that mean something in a path."""
+    """Where the exam of a judge is kept: its name below runs/exam, without characters that mean
+    something in a path.
+    """
     name = re.sub(r"[^\w.-]+", "-", judge).lstrip(".")
     return Path("runs/exam") / (name or "judge")
 
@@ -138,7 +145,8 @@ def exam_folder(judge: str) -> Path:
 class ExamRun:
     """An exam bound to its folder; `run` goes on where an earlier call stopped.
 
-    Raises `ValueError` for a folder that holds an exam of other settings and `DataError` for labels that do not fit their answers.
+    Raises `ValueError` for a folder that holds an exam of other settings and `DataError` for labels
+    that do not fit their answers.
     """
 
     def __init__(
@@ -178,7 +186,9 @@ class ExamRun:
         return settings
 
     def forecast(self) -> dict[str, Any]:
-        """Readings that are still to be asked for, their tokens and cost (US dollars, `None` without a price); makes no call."""
+        """Readings that are still to be asked for, their tokens and cost (US dollars, `None`
+        without a price); makes no call.
+        """
         judged = {
             (judgment.example_id, judgment.condition, judgment.sample)
             for judgment in rows_so_far(self.folder / "judgments.jsonl", Judgment)
@@ -198,7 +208,9 @@ class ExamRun:
         )
 
     def run(self) -> dict[str, Any]:
-        """Have every answer read that is not yet, then write exam.json, tables, figures and exam.html; returns what exam.json holds."""
+        """Have every answer read that is not yet, then write exam.json, tables, figures and
+        exam.html; returns what exam.json holds.
+        """
         import pandas as pd
 
         from memcalib.report.exam_report import misread_answers, write_exam_report
@@ -256,7 +268,9 @@ class ExamRun:
         return make_judge(self.exam.judge, self.exam.judging, self.cache)
 
     def _bind_judge(self) -> dict[str, Any]:
-        """What the judge is now, kept beside its readings; readings by a judge that was changed since are set aside."""
+        """What the judge is now, kept beside its readings; readings by a judge that was changed
+        since are set aside.
+        """
         binding = json.loads(json.dumps(judge_binding(self.judge)))
         file = self.folder / "judge-binding.json"
         judgments = self.folder / "judgments.jsonl"
@@ -265,8 +279,9 @@ class ExamRun:
             if changes:
                 judgments.replace(self.folder / "judgments-before-change.jsonl")
                 self.notes.append(
-                    f"the judge was changed since it read answers here ({', '.join(changes)}): it reads all of them again; its earlier "
-                    "readings are in judgments-before-change.jsonl"
+                    f"the judge was changed since it read answers here ({', '.join(changes)}): it "
+                    "reads all of them again; its earlier readings are in "
+                    "judgments-before-change.jsonl"
                 )
         write_whole(file, json.dumps(binding, indent=1, ensure_ascii=False) + "\n")
         return binding
@@ -288,7 +303,9 @@ class ExamRun:
 
 
 def _usage(judgments: Sequence[Judgment]) -> dict[str, float | None]:
-    """Calls and tokens in all; seconds and cost of all replies, whenever they were given, `None` where one of them does not say."""
+    """Calls and tokens in all; seconds and cost of all replies, whenever they were given, `None`
+    where one of them does not say.
+    """
     usage: dict[str, float | None] = {}
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         usage[name] = sum(judgment.usage.get(name, 0) for judgment in judgments)
@@ -312,7 +329,9 @@ def exam_text(exam: dict[str, Any]) -> str:
     stance = exam.get("stance")
     if stance:
         lines.append(
-            f"stance: {_number(stance['accuracy'])} % of {stance['atoms']} known ones named, {_number(stance['found'])} % of misread memories found, {_number(stance['false_alarms'])} % false alarms"
+            f"stance: {_number(stance['accuracy'])} % of {stance['atoms']} known ones named, "
+            f"{_number(stance['found'])} % of misread memories found, "
+            f"{_number(stance['false_alarms'])} % false alarms"
         )
     size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
     lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
@@ -320,17 +339,18 @@ def exam_text(exam: dict[str, Any]) -> str:
     lines += [f"- {part_text(part)}" for part in exam["parts"]]
     lines += [f"- {pairs_text(row)}" for row in exam["pairs"]]
     lines.append(
-        f"{usage['calls']:.0f} calls, {_number(usage['seconds'])} seconds of replies, cost in US dollars: {_number(usage['cost'], 2)}"
+        f"{usage['calls']:.0f} calls, {_number(usage['seconds'])} seconds of replies, cost in US "
+        f"dollars: {_number(usage['cost'], 2)}"
     )
     return "\n".join(lines)
 
 
-def part_text(part: Mapping[str, Any]) -> str:
+def part_text(row: Mapping[str, Any]) -> str:
     """One part of an exam in a line."""
-    text = f"{part['part']}: {part['verdict']}, levels read right {_number(part['accuracy'])}"
-    if part["low"] is not None:
-        text += f" ({_number(part['low'])} to {_number(part['high'])})"
-    return f"{text}, {part['answers']} answers, {part['atoms']:,} atoms"
+    text = f"{row['part']}: {row['verdict']}, levels read right {_number(row['accuracy'])}"
+    if row["low"] is not None:
+        text += f" ({_number(row['low'])} to {_number(row['high'])})"
+    return f"{text}, {row['answers']} answers, {row['atoms']:,} atoms"
 
 
 def pairs_text(row: Mapping[str, Any]) -> str:
@@ -346,7 +366,9 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 # %% ../../nbs/commands/06_exam.ipynb #ccd4ea41
 def practice_judge(confusion: ArrayLike | None = None) -> PracticeJudge:
-    """Tables of the practice server's judges that know every answer of the starter set, so that its judge can sit the exam."""
+    """Tables of the practice server's judges that know every answer of the starter set, so that its
+    judge can sit the exam.
+    """
     examples, answers = starter_answers()
     items = exam_items(examples, answers, None, probes=len(answers)) + stance_items()
     items += pair_items(starter_pairs(examples), examples)
@@ -363,7 +385,9 @@ def practice_judge(confusion: ArrayLike | None = None) -> PracticeJudge:
 
 # %% ../../nbs/commands/06_exam.ipynb #d9e84db9
 def sheet_items(n: int = 270, seed: int = 0) -> tuple[list[LabelItem], list[Judgment]]:
-    """`n` atoms of the starter set's known answers as a person reads them, drawn evenly over the nine channels, and the labels as judgments."""
+    """`n` atoms of the starter set's known answers as a person reads them, drawn evenly over the
+    nine channels, and the labels as judgments.
+    """
     examples, answers = starter_answers()
     judgments = known_judgments(examples, answers)
     rollouts = [
@@ -382,15 +406,19 @@ def sheet_items(n: int = 270, seed: int = 0) -> tuple[list[LabelItem], list[Judg
 
 
 def write_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> Path:
-    """Write a CSV sheet on which a person labels `n` atoms of known answers; the column `level` takes A, B, C, or a question mark."""
+    """Write a CSV sheet on which a person labels `n` atoms of known answers; the column `level`
+    takes A, B, C, or a question mark.
+    """
     items, _ = sheet_items(n, seed)
     return LabelBook.write_sheet(path, items)
 
 
 def read_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> "pd.DataFrame":
-    """How far a person's sheet agrees with the labels, in all and by known level: percent and kappa with 95 % bounds.
+    """How far a person's sheet agrees with the labels, in all and by known level: percent and kappa
+    with 95 % bounds.
 
-    Raises `DataError` for lines that cannot be read, naming line and allowed values, and `ValueError` for a sheet without any label.
+    Raises `DataError` for lines that cannot be read, naming line and allowed values, and
+    `ValueError` for a sheet without any label.
     """
     import pandas as pd
 

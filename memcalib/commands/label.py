@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 def answers_of_run(
     folder: str | Path, model: str | None = None, condition: str | None = None
 ) -> list[Judgment]:
-    """The judgments of one model and one treatment of memory in a run folder; the control without memory has to be asked for.
+    """The judgments of one model and one treatment of memory in a run folder; the control without
+    memory has to be asked for.
 
-    Raises `ValueError` naming the sources of the run where there is not exactly one, and `FileNotFoundError`.
+    Raises `ValueError` naming the sources of the run where there is not exactly one, and
+    `FileNotFoundError`.
     """
     judgments = load_judgments(Path(folder) / JUDGMENTS["judge"])
     sources: dict[tuple[str, str], list[Judgment]] = {}
@@ -60,7 +62,9 @@ def answers_of_run(
 
 
 def run_budget(folder: str | Path, answers: Sequence[Judgment]) -> "pd.DataFrame":
-    """The `label_budget` of answers of a run, with the exam of their judge where the run carries it."""
+    """The `label_budget` of answers of a run, with the exam of their judge where the run carries
+    it.
+    """
     exam = load_run(folder).exam
     counts = None
     is_own = exam.get("judge") == answers[0].judge and not exam.get("changes")
@@ -70,7 +74,9 @@ def run_budget(folder: str | Path, answers: Sequence[Judgment]) -> "pd.DataFrame
 
 # %% ../../nbs/commands/08_label.ipynb #77353c70
 def target_items(folder: str | Path, rows: Iterable[TargetLabel]) -> list[LabelItem]:
-    """What a person reads for each row of a draw, in the order of drawing; raises `DataError` for rows that the run does not have."""
+    """What a person reads for each row of a draw, in the order of drawing; raises `DataError` for
+    rows that the run does not have.
+    """
     folder = Path(folder)
     position = {(*row.answer_key, row.atom_id): number for number, row in enumerate(rows)}
     drawn_answers = {key[:-1] for key in position}
@@ -98,9 +104,11 @@ def draw_labels(
     model: str | None = None,
     condition: str | None = None,
 ) -> Path:
-    """Draw answers of a run into a file of labels without levels, and write the sheet to fill in beside it; returns the sheet's path.
+    """Draw answers of a run into a file of labels without levels, and write the sheet to fill in
+    beside it; returns the sheet's path.
 
-    Raises `FileExistsError` where the file is there already, since it may hold labels, and `ValueError` as `draw_answers` does.
+    Raises `FileExistsError` where the file is there already, since it may hold labels, and
+    `ValueError` as `draw_answers` does.
     """
     out = Path(out)
     if out.exists():
@@ -118,7 +126,9 @@ def with_decisions(
     decisions: Iterable[Label],
     labeller: str,
 ) -> list[TargetLabel]:
-    """The rows with the levels that a person decided on; `items` are those of `target_items`. Raises `DataError` for stale decisions."""
+    """The rows with the levels that a person decided on; `items` are those of `target_items`.
+    Raises `DataError` for stale decisions.
+    """
     labellers_decisions = [decision for decision in decisions if decision.labeller == labeller]
     counted = LabelBook.counting(labellers_decisions, items, labeller)
     levels = {decision.item: decision.level for decision in counted}
@@ -136,7 +146,8 @@ def fill_from_sheet(
 ) -> list[TargetLabel]:
     """Take the levels of a filled sheet into a file of labels, and return its rows.
 
-    Raises `ValueError` without a name, and `DataError` listing every line that cannot be read; the file is then as it was.
+    Raises `ValueError` without a name, and `DataError` listing every line that cannot be read; the
+    file is then as it was.
     """
     if not labeller:
         raise ValueError(
@@ -163,9 +174,11 @@ def fill_from_judge(
     reading: SecondReading,
     cache: CallCache | Path | None = None,
 ) -> list[TargetLabel]:
-    """Have a judge read the drawn answers and take its levels into the file of labels; returns the rows.
+    """Have a judge read the drawn answers and take its levels into the file of labels; returns the
+    rows.
 
-    Its judgments are kept beside the file, and the same call goes on from them. An atom that it leaves unscored has no level.
+    Its judgments are kept beside the file, and the same call goes on from them. An atom that it
+    leaves unscored has no level.
     """
     folder = Path(folder)
     labels = Path(labels)

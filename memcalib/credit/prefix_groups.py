@@ -210,7 +210,9 @@ def in_one_call(module: torch.nn.Module, work: Callable, *inputs: Tensor):
 
 
 def with_whole_weights(model: torch.nn.Module, work: Callable[[], None]) -> None:
-    "work(), as one call of the model where FSDP has sharded it: inside a call its weights are whole."
+    """work(), as one call of the model where FSDP has sharded it: inside a call its weights are
+    whole.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(model, FSDPModule):

@@ -90,7 +90,8 @@ class SourcePlan(BaseModel):
         elif self.source not in shipped_sources:
             raise ValueError(
                 f"found {self.source!r}; {perhaps(self.source, shipped_sources)}allowed are "
-                f"{', '.join(shipped_sources)}, package.module:name, or a path with question and answer"
+                f"{', '.join(shipped_sources)}, package.module:name, or "
+                "a path with question and answer"
             )
         return self
 

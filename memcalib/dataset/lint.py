@@ -7,10 +7,11 @@ __all__ = ['SOURCE', 'Hit', 'Severity', 'LINTS', 'RUBRIC_FIELDS', 'SHORT_RUBRIC'
            'ExampleView', 'Lint', 'lint', 'structure', 'action_level', 'text_integrity', 'rubric_fields',
            'level_vs_rubric', 'strange_marks', 'shares', 'rubric_alignment', 'rubric_unrelated', 'rubric_identifiers',
            'rubric_question', 'question_leak', 'evidence_substring', 'independence', 'first_person', 'atom_order',
-           'atom_source', 'contract_level', 'hard_family', 'auxiliary_block', 'distractor_apart', 'block_keeps_atoms',
+           'atom_source', 'contract_level', 'hard_family', 'auxiliary_block', 'distractor_apart', 'turns_before_query',
+           'turn_leak', 'memory_times', 'memory_scores', 'alternative_levels', 'block_keeps_atoms',
            'block_adds_nothing', 'block_numbers', 'block_negation', 'all_ignore', 'SeenRow', 'unique_ids',
-           'split_duplicates', 'choose_lints', 'lint_example', 'LintResult', 'lint_files', 'lint_splits',
-           'sentence_vectors', 'meaning_lint']
+           'split_duplicates', 'question_groups', 'choose_lints', 'lint_example', 'LintResult', 'lint_files',
+           'lint_splits', 'sentence_vectors', 'meaning_lint']
 
 # %% ../../nbs/dataset/07_lint.ipynb #1e138964
 import json
@@ -19,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import cross_split
 from memcalib.dataset.grounding import (
+    content_words,
     find_exact,
     find_leak,
     negation_faults,
@@ -34,6 +36,7 @@ from memcalib.dataset.grounding import (
     sentences,
     source_faults,
     stems,
+    word_runs,
 )
 from .grounding import first_person as find_first_person
 from .screening import text_language, words
@@ -53,7 +56,9 @@ from memcalib.problem import (
     Block,
     Example,
     Level,
+    Turn,
     check_example,
+    parsed_time,
     source_rows,
     text_hash,
 )
@@ -75,7 +80,8 @@ class LintLimits(BaseModel):
     restated: float = 0.82  # largest share of the query's words in a rubric
     alike: float = 0.80  # largest similarity of two atoms: shared words over all words
     kept: float = 1 / 3  # smallest share of an atom's own words in its block
-    added: float = 0.70  # largest share of foreign words in a sentence of a block, when there are three and more
+    # largest share of foreign words in a sentence of a block, when there are three and more
+    added: float = 0.70
     meaning: float = 0.72  # largest cosine of query and atom under a sentence model
     common: str = (
         "across add advice answer around ask avoid back base before between build case centre "
@@ -276,8 +282,8 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
     """
 
     def enter(find: Callable) -> Callable:
-        what = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
-        LINTS[find.__name__] = Lint(find.__name__, what, severity, find, scope)
+        description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
+        LINTS[find.__name__] = Lint(find.__name__, description, severity, find, scope)
         return find
 
     return enter
@@ -306,7 +312,8 @@ def action_level(view: ExampleView) -> Iterator[Hit]:
 # %% ../../nbs/dataset/07_lint.ipynb #3b5886b3
 _TAIL = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 _BROKEN = re.compile(
-    rf"[ÂÃ]{_TAIL}|â[€‚„]|ï¿½|ðŸ|[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffd\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    rf"[ÂÃ]{_TAIL}|â[€‚„]|ï¿½|ðŸ"
+    r"|[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffd\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
     r"|<\|\w+\|>|\[/?INST\]|(?i:\bas an ai (?:language )?model\b)"
 )
 
@@ -319,11 +326,18 @@ def _memory_texts(view: ExampleView) -> list[tuple[str, str]]:
     return texts
 
 
+def _numbered_turns(view: ExampleView) -> list[tuple[str, Turn]]:
+    """(item, turn) of the conversation before the query."""
+    turns = view.example.turns or []
+    return [(f"turn {number}", turn) for number, turn in enumerate(turns, 1)]
+
+
 @lint("error")
 def text_integrity(view: ExampleView) -> list[Hit]:
     """No text shows a broken encoding, a control character, a chat token or a model's apology."""
     texts = [("question", view.example.question), *_memory_texts(view)]
     texts += [(f"rubric of {name!r}", text) for name, text in view.rubric_texts.items()]
+    texts += [(item, turn.content) for item, turn in _numbered_turns(view)]
     # a plain ASCII record, as most are, is looked at once and not text by text
     whole = " ".join(text for _, text in texts).replace("\n", " ")
     plain = whole.isascii() and whole.isprintable() and "<|" not in whole and "INST]" not in whole
@@ -353,7 +367,9 @@ SHORT_RUBRIC = ("expected_answer_behavior", "memory_usage_weight", "over_use")
 
 
 def _may_be_short(atom: Atom) -> bool:
-    """Whether an atom needs no full rubric: one at Ignore of which the record says that it is no hard distractor, with no rubric or exactly the short one."""
+    """Whether an atom needs no full rubric: one at Ignore of which the record says that it is no
+    hard distractor, with no rubric or exactly the short one.
+    """
     fields = set(atom.usage_rubric or {})
     is_plain = (atom.model_extra or {}).get("kind") in ("grounded", "auxiliary", "noise")
     return atom.ideal == Level.IGNORE and is_plain and fields in (set(), set(SHORT_RUBRIC))
@@ -361,7 +377,9 @@ def _may_be_short(atom: Atom) -> bool:
 
 @lint("error")
 def rubric_fields(view: ExampleView) -> Iterator[Hit]:
-    """Each atom has a rubric with nine fields, none of them empty; three fields or no rubric are enough for an Ignore atom that is no hard distractor."""
+    """Each atom has a rubric with nine fields, none of them empty; three fields or no rubric are
+    enough for an Ignore atom that is no hard distractor.
+    """
     for atom in view.example.atoms:
         rubric = atom.usage_rubric or {}
         if _may_be_short(atom) and all(map(_filled, rubric.values())):
@@ -711,6 +729,145 @@ def distractor_apart(view: ExampleView) -> list[Hit] | None:
             hits.append((f"atom {atom.atom_id!r}", overlap, "nothing that the answer could use"))
     return hits
 
+# %% ../../nbs/dataset/07_lint.ipynb #f4c7d747
+def _plain_text(text: str) -> str:
+    """The text in lower case, with single blanks."""
+    return " ".join(text.lower().split())
+
+
+@lint("warning")
+def turns_before_query(view: ExampleView) -> list[Hit] | None:
+    """No turn of the conversation is the query, and none repeats the turn above it."""
+    turns = _numbered_turns(view)
+    if not turns:
+        return None
+    hits = []
+    query = _plain_text(view.example.question)
+    for item, turn in turns:
+        if _plain_text(turn.content) == query:
+            hits.append((item, "the query itself", "the conversation before the query"))
+    for (_, above), (item, turn) in pairwise(turns):
+        same_role = turn.role == above.role
+        if same_role and _plain_text(turn.content) == _plain_text(above.content):
+            hits.append((item, "the words of the turn above it", "each turn once"))
+    return hits
+
+
+def _half_in_a_row(atom_words: list[str], turn_words: list[str]) -> str:
+    """Half of an atom's words, and five at least, that stand in a turn in the same order; "" where
+    there are none.
+
+    A conversation is longer than a query and about the same things, so single words in common say
+    nothing.
+    """
+    length = min(len(atom_words), max(5, (len(atom_words) + 1) // 2))
+    turn_runs = set(word_runs(turn_words, length))
+    for run in word_runs(atom_words, length):
+        if run in turn_runs:
+            return " ".join(run)
+    return ""
+
+
+@lint("warning")
+def turn_leak(view: ExampleView) -> list[Hit] | None:
+    """No turn of the conversation says half of an atom or more."""
+    turns = _numbered_turns(view)
+    if not turns:
+        return None
+    words_by_item = {item: content_words(turn.content) for item, turn in turns}
+    hits = []
+    for atom in view.example.atoms:
+        atom_words = content_words(atom.text)
+        for item, turn_words in words_by_item.items():
+            leak = _half_in_a_row(atom_words, turn_words) if atom_words else ""
+            if leak:
+                value = f"{item} says {short_repr(leak)}"
+                hits.append((f"atom {atom.atom_id!r}", value, "a conversation without it"))
+                break
+    return hits
+
+# %% ../../nbs/dataset/07_lint.ipynb #d20e65a5
+@lint("warning")
+def memory_times(view: ExampleView) -> list[Hit] | None:
+    """Times are all dates in ISO 8601 or all words, and no memory is dated after the
+    conversation.
+    """
+    text_by_item = {}
+    for block in view.example.blocks:
+        if block.time:
+            text_by_item[f"block {block.parent_memory_id!r}"] = block.time
+    blocks_with_time = list(text_by_item)
+    for item, turn in _numbered_turns(view):
+        if turn.time:
+            text_by_item[item] = turn.time
+    if not text_by_item:
+        return None
+    times = {item: parsed_time(text) for item, text in text_by_item.items()}
+    dates = {item: time.date() for item, time in times.items() if time is not None}
+    hits = []
+    if dates:
+        for item, text in text_by_item.items():
+            if item not in dates:
+                allowed = "a date in ISO 8601, as others of this record have"
+                hits.append((item, short_repr(text), allowed))
+    turn_dates = [date for item, date in dates.items() if item not in blocks_with_time]
+    if turn_dates:
+        last = max(turn_dates)
+        for item in blocks_with_time:
+            if item in dates and dates[item] > last:
+                allowed = f"{last} or earlier, the date of the last turn"
+                hits.append((item, str(dates[item]), allowed))
+    return hits
+
+
+@lint("warning")
+def memory_scores(view: ExampleView) -> list[Hit] | None:
+    """All memories of a record have a score, or none; three and more scores are not all the
+    same.
+    """
+    scores = {block.parent_memory_id: block.score for block in view.example.blocks}
+    given = [score for score in scores.values() if score is not None]
+    if not given:
+        return None
+    hits = []
+    for block_id, score in scores.items():
+        if score is None:
+            hits.append((f"block {block_id!r}", "no score", "a score, as the others have"))
+    if len(given) > 2 and len(set(given)) == 1:
+        hits.append(("scores", f"{given[0]:g} for each memory", "scores that tell memories apart"))
+    return hits
+
+# %% ../../nbs/dataset/07_lint.ipynb #db879d32
+_FEWEST_WORDS = 4  # of a reason that says something
+
+
+@lint("warning")
+def alternative_levels(view: ExampleView) -> list[Hit] | None:
+    """Another defensible level has a reason in words of its own, and one level is left that cannot
+    be defended.
+    """
+    disputed = [atom for atom in view.example.atoms if atom.alternative]
+    if not disputed:
+        return None
+    hits = []
+    first_item_of: dict[str, str] = {}
+    for atom in disputed:
+        item = f"atom {atom.atom_id!r}"
+        if len(set(atom.acceptable_levels)) == len(Level):
+            hits.append((item, "every level can be defended", "one that cannot"))
+        for other in atom.alternative or ():
+            reason = _plain_text(other.reason)
+            first_item = first_item_of.setdefault(reason, item)
+            if view.language == "en" and len(words(reason)) < _FEWEST_WORDS:
+                allowed = f"{_FEWEST_WORDS} words and more, why {other.level.label} can be defended"
+                hits.append((item, f"reason {short_repr(other.reason)}", allowed))
+            elif reason == _plain_text(atom.text):
+                hits.append((item, "its own text as the reason", "why another level is defensible"))
+            elif first_item != item:
+                value = f"the reason of {first_item}"
+                hits.append((item, value, "a reason of its own"))
+    return hits
+
 # %% ../../nbs/dataset/07_lint.ipynb #71642181
 @lint("error")
 def block_keeps_atoms(view: ExampleView) -> Iterator[Hit]:
@@ -835,6 +992,7 @@ class SeenRow:
     question: str
     file: str
     line: int
+    group: str | None = None
 
 
 @lint("error", scope="files")
@@ -869,6 +1027,31 @@ def split_duplicates(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]] | Non
             value = f"{short_repr(row.question)} {count} times, {first_count} times in {first_file}"
             hits.append((row, ("question", value, "each question in one file")))
     return hits
+
+
+@lint("warning", scope="files")
+def question_groups(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]] | None:
+    """Rows with one question text are of one group, and there is more than one group."""
+    if all(row.group is None for row in rows):
+        return None
+    first_rows: dict[str, SeenRow] = {}
+    hits = []
+    for row in rows:
+        first = first_rows.setdefault(_plain_text(row.question), row)
+        if row.group != first.group:
+            value = f"{_group_name(row)}, and {_group_name(first)} in {first.file}:{first.line}"
+            allowed = "one group for one question text, which would else count as several"
+            hits.append((row, ("group", value, allowed)))
+    groups = {row.group for row in rows}
+    if len(rows) > 1 and len(groups) == 1:
+        value = f"{short_repr(rows[0].group)} for all {len(rows)} rows"
+        allowed = "several groups, since an interval needs more than one question"
+        hits.append((rows[0], ("group", value, allowed)))
+    return hits
+
+
+def _group_name(row: SeenRow) -> str:
+    return "no group" if row.group is None else f"group {short_repr(row.group)}"
 
 # %% ../../nbs/dataset/07_lint.ipynb #aee48f10
 def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
@@ -1004,11 +1187,12 @@ def _lint_streams(
                     result.lints = [LINTS["structure"], *lints]
                 result.add_row("structure", _as_structure(view, file, line))
                 continue
-            seen_rows.append(SeenRow(view.example.id, view.example.question, file, line))
+            example = view.example
+            seen_rows.append(SeenRow(example.id, example.question, file, line, example.group))
             for check in row_checks:
                 violations = check.check(view)
                 if violations is not None:
-                    placed = [replace(found, file=file, line=line) for found in violations]
+                    placed = [replace(violation, file=file, line=line) for violation in violations]
                     result.add_row(check.name, placed)
     for check in result.lints:
         if check.scope == "files":

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Sizes', 'PUBLISHED_SIZES', 'Kind', 'split_parts', 'undivided', 'split_sizes', 'stratum', 'split_examples',
-           'split_table', 'dataset_hash', 'SplitFile', 'write_splits', 'read_splits', 'write_split_files']
+           'split_table', 'SplitFile', 'write_splits', 'read_splits', 'write_split_files']
 
 # %% ../../nbs/dataset/09_splits.ipynb #09ec0318
 import hashlib
@@ -394,11 +394,6 @@ def _facts(examples: Iterable[Example]) -> list[_Fact]:
 
 def _hash(facts: Iterable[_Fact]) -> str:
     return text_hash("\n".join(sorted(fact.line for fact in facts)), 64)
-
-
-def dataset_hash(examples: Iterable[Example]) -> str:
-    """Hash of all examples with all they hold, in any order, as `splits.json` has it."""
-    return _hash(_facts(examples))
 
 # %% ../../nbs/dataset/09_splits.ipynb #33668419
 def _list_file(folder: Path, name: str) -> Path:

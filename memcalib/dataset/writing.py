@@ -805,11 +805,14 @@ def _blocks_to_fill(draft: Draft, plan: Plan) -> list[dict[str, list[dict[str, s
 
 # %% ../../nbs/dataset/06_writing.ipynb #d2c2ed19
 _PEOPLE = (
-    "acquaintance|aunt|boss|boyfriend|brother|child|children|classmate|client|coach|colleague|cousin|"
+    "acquaintance|aunt|boss|boyfriend|brother|child|children"
+    "|classmate|client|coach|colleague|cousin|"
     "coworker|customer|dad|daughter|employee|ex|father|fiancé|fiancée|flatmate|friend|girlfriend|"
     "grandfather|grandmother|grandparent|grandson|granddaughter|guest|host|housemate|husband|kid|"
-    "landlady|landlord|manager|mentor|mother|mum|mom|neighbor|neighbour|nephew|niece|parent|partner|"
-    "patient|fellow|roommate|sibling|sister|someone|son|spouse|student|supervisor|teacher|teammate|"
+    "landlady|landlord|manager|mentor|mother|mum|mom|neighbor"
+    "|neighbour|nephew|niece|parent|partner|"
+    "patient|fellow|roommate|sibling|sister|someone|son|spouse|student"
+    "|supervisor|teacher|teammate|"
     "tenant|tutor|twin|uncle|visitor|wife"
 )
 _ENDED = (
@@ -837,7 +840,8 @@ _BELIEF = (
     r"says?|said|opinion|according to|supposedly|rumou?rs?|expects?|doubts?)\b"
 )
 _SCOPE = (
-    r"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)|nowhere else|"
+    r"\b(?:only|solely|exclusively|alone|limited to|appl(?:y|ies|ied)|holds? (?:for|only)"
+    r"|nowhere else|"
     rf"nothing else|no other|just for|within|valid|counts? for)\b|{_OPENING}"
 )
 _SUPERSEDED = (
@@ -856,7 +860,8 @@ _TEXT_FORM = (
     r"dialogue)\b"
 )
 _CONDITION = (
-    r"\b(?:if|when|whenever|once|as soon as|every time|in case|unless|after|before|while|during|on days|"
+    r"\b(?:if|when|whenever|once|as soon as|every time|in case"
+    r"|unless|after|before|while|during|on days|"
     rf"on evenings|on weekends|should)\b|{_OPENING}"
 )
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ANSWER', 'confusion', 'row_percent', 'wilson', 'kappa', 'confusion_figure', 'item_id', 'judged_atoms', 'allocate',
-           'sample_atoms', 'cell_counts', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments',
-           'level_agreement', 'method_agreement', 'ranking_agreement', 'simulated_audits', 'coverage_table']
+           'sample_atoms', 'resampled_counts', 'agreement', 'natural_estimate', 'pair_judgments', 'level_agreement',
+           'method_agreement', 'ranking_agreement', 'simulated_audits', 'coverage_table']
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #b8d30940
 import json
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #57520341
 def confusion(first: Sequence[float], second: Sequence[float]) -> Int[np.ndarray, "first second"]:
-    """Counts of level pairs, row for the first reader, column for the second; pairs with a missing level are left out.
+    """Counts of level pairs, row for the first reader, column for the second; pairs with a missing
+    level are left out.
 
     Raises `ValueError` when the readers differ in number, or a value is not a rank (0, 1, 2).
     """
@@ -37,7 +38,8 @@ def confusion(first: Sequence[float], second: Sequence[float]) -> Int[np.ndarray
     no_ranks = set(pairs.ravel()) - {0.0, 1.0, 2.0}
     if no_ranks:
         raise ValueError(
-            f"found level {min(no_ranks):g}; allowed: 0, 1, 2 (Ignore, Bound, Control), NaN for none"
+            f"found level {min(no_ranks):g}; allowed: 0, 1, 2 (Ignore, "
+            "Bound, Control), NaN for none"
         )
     cells = (3 * pairs[0] + pairs[1]).astype(int)
     return np.bincount(cells, minlength=9).reshape(3, 3)
@@ -50,7 +52,8 @@ def row_percent(counts: Real[np.ndarray, "first second"]) -> Float[np.ndarray, "
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #be5fc89e
 def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
-    """Lower and upper Wilson bound in percent for a share of independent pairs (human evaluation of the judge).
+    """Lower and upper Wilson bound in percent for a share of independent pairs (human evaluation of
+    the judge).
 
     Raises `ValueError` when there is no pair, or more agreed than there are.
     """
@@ -58,7 +61,8 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
 
     if pairs < 1 or not 0 <= agreed <= pairs:
         raise ValueError(
-            f"found {agreed} of {pairs} pairs; allowed: at least one pair, and 0 to {max(pairs, 1)} agreed"
+            f"found {agreed} of {pairs} pairs; allowed: at least one pair, and 0 to "
+            f"{max(pairs, 1)} agreed"
         )
     bounds = binomtest(int(agreed), int(pairs)).proportion_ci(level, method="wilson")
     return 100 * float(bounds.low), 100 * float(bounds.high)
@@ -67,14 +71,17 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
 def kappa(
     counts: Real[np.ndarray, "... first second"], linear: bool = False
 ) -> Float[np.ndarray, "..."]:
-    """Cohen's kappa of tables of counts, plain or linear-weighted; NaN where no disagreement is to be expected.
+    """Cohen's kappa of tables of counts, plain or linear-weighted; NaN where no disagreement is to
+    be expected.
 
-    Takes one table or a stack of them. Raises `ValueError` for a table that is not square or has negative counts.
+    Takes one table or a stack of them. Raises `ValueError` for a table that is not square or has
+    negative counts.
     """
     counts = np.asarray(counts, float)
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2] or (counts < 0).any():
         raise ValueError(
-            f"found counts of shape {counts.shape}, smallest {counts.min(initial=0)}; allowed: square, 0 or more"
+            f"found counts of shape {counts.shape}, smallest {counts.min(initial=0)}; allowed: "
+            "square, 0 or more"
         )
     ranks = np.arange(counts.shape[-1])
     distance = np.abs(ranks[:, None] - ranks[None, :])
@@ -104,7 +111,9 @@ def confusion_figure(
     first: str = "person",
     second: str = "judge",
 ) -> "Figure":
-    """Confusion matrices side by side: counts, row percent below, darker for a larger share (human evaluation of the judge)."""
+    """Confusion matrices side by side: counts, row percent below, darker for a larger share (human
+    evaluation of the judge).
+    """
     import seaborn as sns
     from matplotlib.figure import Figure
 
@@ -155,7 +164,8 @@ _COLUMNS = (
 
 
 def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
-    """One row for each atom of one judge's judgments or file; `judged` is the actual rank, NaN when unscored.
+    """One row for each atom of one judge's judgments or file; `judged` is the actual rank, NaN when
+    unscored.
 
     Raises `ValueError` when there is none, an answer was judged twice, or several judges are mixed.
     """
@@ -170,7 +180,8 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
         answer = judgment.key[:-1]
         if answer in answers:
             raise ValueError(
-                f"answer judged twice: found a second judgment for {answer}; allowed: one, of one judge"
+                "answer judged twice: found a second judgment for "
+                f"{answer}; allowed: one, of one judge"
             )
         answers.add(answer)
         judges.add(judgment.judge)
@@ -190,7 +201,8 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #052d8097
 def allocate(sizes: Sequence[int], n: int) -> list[int]:
-    """How many of `n` draws each cell gives: equal shares, a small cell gives all it has, a remainder goes to rare cells.
+    """How many of `n` draws each cell gives: equal shares, a small cell gives all it has, a
+    remainder goes to rare cells.
 
     Raises `ValueError` when `n` is not between 1 and the number of atoms.
     """
@@ -214,10 +226,12 @@ def sample_atoms(
     scheme: Literal["natural", "stratified"] = "natural",
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """`n` scored rows of `judged_atoms` without repeats: `natural` is uniform, `stratified` deals over ideal x judged.
+    """`n` scored rows of `judged_atoms` without repeats: `natural` is uniform, `stratified` deals
+    over ideal x judged.
 
-    Adds `scheme`, `cell` (3 x ideal + judged) and `population`, the cell's number of atoms. A larger `n` keeps the rows of
-    a smaller one. Raises `ValueError` for an unknown scheme or too large a sample (human evaluation of the judge).
+    Adds `scheme`, `cell` (3 x ideal + judged) and `population`, the cell's number of atoms. A
+    larger `n` keeps the rows of a smaller one. Raises `ValueError` for an unknown scheme or too
+    large a sample (human evaluation of the judge).
     """
     if scheme not in ("natural", "stratified"):
         raise ValueError(f"scheme: found {scheme!r}; allowed: natural, stratified")
@@ -236,19 +250,6 @@ def sample_atoms(
         sample = shuffled[position_in_cell < draws[shuffled["cell"]]]
     return sample.sort_values("item", ignore_index=True)
 
-# %% ../../nbs/evaluation/02_agreement.ipynb #9ca4ca15
-def cell_counts(sample: "pd.DataFrame", atoms: "pd.DataFrame") -> "pd.DataFrame":
-    """For each of the nine cells (ideal, judged): atoms in the file, and atoms in the sample."""
-    import pandas as pd
-
-    labels = [level.label for level in Level]
-    index = pd.MultiIndex.from_product([labels, labels], names=["ideal", "judged"])
-    columns = {
-        "atoms": confusion(atoms["ideal"], atoms["judged"]).ravel(),
-        "drawn": confusion(sample["ideal"], sample["judged"]).ravel(),
-    }
-    return pd.DataFrame(columns, index)
-
 # %% ../../nbs/evaluation/02_agreement.ipynb #3951d81b
 _DRAWS_AT_ONCE = 4_000_000
 
@@ -256,7 +257,9 @@ _DRAWS_AT_ONCE = 4_000_000
 def resampled_counts(
     counts: Int[np.ndarray, "question cell"], resamples: int = 2000, seed: int = 0
 ) -> Int[np.ndarray, "resample cell"]:
-    """Summed counts of questions drawn with replacement, as often as there are questions; zeros without a question."""
+    """Summed counts of questions drawn with replacement, as often as there are questions; zeros
+    without a question.
+    """
     if not len(counts):
         return np.zeros((resamples, counts.shape[1]), counts.dtype)
     rng = np.random.default_rng(seed)
@@ -338,10 +341,12 @@ def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str
 def agreement(
     pairs: "pd.DataFrame", by: str | None = None, resamples: int = 2000, seed: int = 0
 ) -> "pd.DataFrame":
-    """Exact agreement (percent), kappa and linear kappa of columns `first` and `second`, over all or `by` another column.
+    """Exact agreement (percent), kappa and linear kappa of columns `first` and `second`, over all
+    or `by` another column.
 
-    95 % bounds `_low`, `_high` resample questions; `wilson_` bounds take pairs as independent. `missing` counts pairs with a
-    level missing; they are in no other number. Raises `ValueError` when `by` is not a column or there is no row.
+    95 % bounds `_low`, `_high` resample questions; `wilson_` bounds take pairs as independent.
+    `missing` counts pairs with a level missing; they are in no other number. Raises `ValueError`
+    when `by` is not a column or there is no row.
     """
     import pandas as pd
 
@@ -367,15 +372,18 @@ def _named_row(
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #c0b76c45
 def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
-    """Agreement in the whole file, estimated from a labelled sample with `cell` and `population` columns.
+    """Agreement in the whole file, estimated from a labelled sample with `cell` and `population`
+    columns.
 
-    `exact` in percent with 95 % bounds from Wilson bounds of the cells; `kappa` and `linear` of the reweighted table;
-    `covered` is the percent of the file's atoms whose cell has a label. Raises `ValueError` when nothing is labelled.
+    `exact` in percent with 95 % bounds from Wilson bounds of the cells; `kappa` and `linear` of the
+    reweighted table; `covered` is the percent of the file's atoms whose cell has a label. Raises
+    `ValueError` when nothing is labelled.
     """
     both = pairs.dropna(subset=["first", "second", "cell"])
     if both.empty:
         raise ValueError(
-            "no labelled pair with a cell: nothing to estimate from; allowed: rows drawn by sample_atoms"
+            "no labelled pair with a cell: nothing to estimate from; allowed: rows drawn by "
+            "sample_atoms"
         )
     labelled_sizes = both.groupby("cell")["population"].first()
     shares = labelled_sizes / labelled_sizes.sum()
@@ -405,9 +413,11 @@ def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
 def pair_judgments(
     first: Iterable[Judgment] | str | Path, second: Iterable[Judgment] | str | Path
 ) -> "pd.DataFrame":
-    """Atoms judged by two judges: `first` and `second` ranks, NaN where a judge has none, and the columns of `judged_atoms`.
+    """Atoms judged by two judges: `first` and `second` ranks, NaN where a judge has none, and the
+    columns of `judged_atoms`.
 
-    Raises `ValueError` when the files share no answer, or give one atom different ideal levels or data versions.
+    Raises `ValueError` when the files share no answer, or give one atom different ideal levels or
+    data versions.
     """
     import pandas as pd
 
@@ -416,7 +426,8 @@ def pair_judgments(
     shared = first_atoms.index.intersection(second_atoms.index)
     if shared.empty:
         raise ValueError(
-            f"found {len(first_atoms)} and {len(second_atoms)} atoms, none shared; allowed: judgments of the same answers"
+            f"found {len(first_atoms)} and {len(second_atoms)} atoms, none shared; allowed: "
+            "judgments of the same answers"
         )
     _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "ideal")
     _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "example_hash")
@@ -427,7 +438,9 @@ def pair_judgments(
 
 
 def _check_alike(first: "pd.DataFrame", second: "pd.DataFrame", column: str) -> None:
-    """Raises `ValueError` naming the first atom for which both frames have a value and these differ."""
+    """Raises `ValueError` naming the first atom for which both frames have a value and these
+    differ.
+    """
     stated = (first[column] != "") & (second[column] != "")
     differing = first.index[(first[column] != second[column]) & stated]
     if not len(differing):
@@ -435,12 +448,14 @@ def _check_alike(first: "pd.DataFrame", second: "pd.DataFrame", column: str) -> 
     item = differing[0]
     values = f"{column} {first.loc[item, column]} and {second.loc[item, column]}"
     raise ValueError(
-        f"example {first.loc[item, 'example_id']!r} atom {first.loc[item, 'atom_id']!r}: found {values}, one of {len(differing)} atoms that differ; allowed: one dataset version"
+        f"example {first.loc[item, 'example_id']!r} atom {first.loc[item, 'atom_id']!r}: found "
+        f"{values}, one of {len(differing)} atoms that differ; allowed: one dataset version"
     )
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #90a0d239
 def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0) -> "pd.DataFrame":
-    """For each level: atoms of the first, the second and both readers, percent confirmed each way, one-against-rest kappa.
+    """For each level: atoms of the first, the second and both readers, percent confirmed each way,
+    one-against-rest kappa.
 
     Bounds resample questions. Raises `ValueError` when no pair has two levels.
     """
@@ -491,10 +506,12 @@ def _against_rest(counts: Int[np.ndarray, "3 3"], level: int) -> Int[np.ndarray,
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #36441ffe
 def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataFrame":
-    """Spearman and Pearson correlation of each shared column over shared rows (methods) of two tables (judge stability).
+    """Spearman and Pearson correlation of each shared column over shared rows (methods) of two
+    tables (judge stability).
 
-    `methods` counts the rows with both values; with fewer than three, or a constant column, the correlations are NaN.
-    Raises `ValueError` when a method stands twice in a table or the tables share no method or no column.
+    `methods` counts the rows with both values; with fewer than three, or a constant column, the
+    correlations are NaN. Raises `ValueError` when a method stands twice in a table or the tables
+    share no method or no column.
     """
     import pandas as pd
     from scipy.stats import pearsonr, spearmanr
@@ -502,13 +519,15 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
     for table in (first, second):
         if not table.index.is_unique:
             raise ValueError(
-                f"found method {table.index[table.index.duplicated()][0]!r} twice; allowed: one row each"
+                "found method "
+                f"{table.index[table.index.duplicated()][0]!r} twice; allowed: one row each"
             )
     methods = list(first.index[first.index.isin(second.index)])
     columns = list(first.columns[first.columns.isin(second.columns)])
     if not methods or not columns:
         raise ValueError(
-            f"found {len(methods)} shared methods and {len(columns)} shared columns; allowed: at least one of each"
+            f"found {len(methods)} shared methods and {len(columns)} shared columns; allowed: at "
+            "least one of each"
         )
     rows = []
     for column in columns:
@@ -527,16 +546,20 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
 def ranking_agreement(
     first: "pd.DataFrame", second: "pd.DataFrame", resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Spearman correlation of two rankings of methods with a 95 % interval; the frames hold a metric for each question (row) and method (column).
+    """Spearman correlation of two rankings of methods with a 95 % interval; the frames hold a
+    metric for each question (row) and method (column).
 
-    Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which both judges put the same method first, `swapped` the mean
-    number of pairs of methods that they order differently. Raises `ValueError` for frames of other rows or columns, or fewer than three methods.
+    Questions are drawn anew, the same for both frames. `same_best` is the percent of draws in which
+    both judges put the same method first, `swapped` the mean number of pairs of methods that they
+    order differently. Raises `ValueError` for frames of other rows or columns, or fewer than three
+    methods.
     """
     same_rows = first.index.equals(second.index)
     same_columns = first.columns.equals(second.columns)
     if not same_rows or not same_columns or first.shape[1] < 3:
         raise ValueError(
-            f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions and methods, three methods or more"
+            f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions "
+            "and methods, three methods or more"
         )
     rng = np.random.default_rng(seed)
     questions = len(first)
@@ -588,9 +611,11 @@ def _swapped_pairs(
 def simulated_audits(
     atoms: "pd.DataFrame", audits: int = 200, n: int = 150, seed: int = 0
 ) -> "pd.DataFrame":
-    """Repeated audits of `n` rows of `judged_atoms` that has a column `first`, the level a careful person reads.
+    """Repeated audits of `n` rows of `judged_atoms` that has a column `first`, the level a careful
+    person reads.
 
-    A row for each audit and measure: `estimate` of the percent of atoms read alike, `low`, `high` (95 %), and `truth`, that of the whole file.
+    A row for each audit and measure: `estimate` of the percent of atoms read alike, `low`, `high`
+    (95 %), and `truth`, that of the whole file.
     """
     import pandas as pd
 
@@ -621,7 +646,8 @@ def _share_alike(sample: "pd.DataFrame") -> tuple[float, float, float]:
 
 
 def coverage_table(audits: "pd.DataFrame") -> "pd.DataFrame":
-    """For each measure of repeated audits: the truth, mean of the estimates, where 95 % of them lie, mean width of the intervals.
+    """For each measure of repeated audits: the truth, mean of the estimates, where 95 % of them
+    lie, mean width of the intervals.
 
     `covered` is the percent of intervals that hold the truth, with its own Wilson bounds.
     """

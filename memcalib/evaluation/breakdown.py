@@ -56,7 +56,9 @@ def _cell_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actual
 
 
 def channel_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actual"]:
-    """How many scored atoms of each ideal level were used at each actual level; raises when none is scored."""
+    """How many scored atoms of each ideal level were used at each actual level; raises when none is
+    scored.
+    """
     counts = _cell_counts(judgments)
     if not counts.any():
         raise ValueError("no scored atom: channel proportions of nothing are undefined")
@@ -66,20 +68,24 @@ def channel_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actu
 def channel_proportions(
     counts: Int[np.ndarray, "ideal actual"],
 ) -> Float[np.ndarray, "ideal actual"]:
-    """Percent of each ideal level's atoms used at each level; a level without atoms is a row of NaN."""
+    """Percent of each ideal level's atoms used at each level; a level without atoms is a row of
+    NaN.
+    """
     total = counts.sum(axis=1, keepdims=True)
     return np.divide(100.0 * counts, total, out=np.full((3, 3), np.nan), where=total > 0)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #15d83fc6
 def macro_accuracy(proportions: Float[np.ndarray, "ideal actual"]) -> float:
-    """Mean in percent of the three within-level correct-use proportions \\(A^+, B^+, C^+\\) (appendix, channel table).
+    """Mean in percent of the three within-level correct-use proportions \\(A^+, B^+, C^+\\)
+    (appendix, channel table).
 
     Raises `ValueError` naming the level that has no atoms.
     """
     missing = [level.label for level in Level if np.isnan(proportions[level]).any()]
     if missing:
         raise ValueError(
-            f"macro accuracy: found no scored atom of ideal level {', '.join(missing)}; allowed: all three"
+            "macro accuracy: found no scored atom of ideal level "
+            f"{', '.join(missing)}; allowed: all three"
         )
     return float(np.diag(proportions).mean())
 
@@ -93,7 +99,9 @@ CHANNEL_NAMES = tuple(_channel_name(ideal, actual) for ideal, actual in product(
 
 
 def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
-    """Counts and percent of the nine channels and the macro accuracy, one column pair for each model, seeds pooled."""
+    """Counts and percent of the nine channels and the macro accuracy, one column pair for each
+    model, seeds pooled.
+    """
     import pandas as pd
 
     columns = {}
@@ -111,7 +119,9 @@ def channel_table(judgments: Sequence[Judgment]) -> "pd.DataFrame":
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #435b7970
 def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
-    """Judgments grouped by model, in order of appearance; condition and judge are named where there are several."""
+    """Judgments grouped by model, in order of appearance; condition and judge are named where there
+    are several.
+    """
     groups: dict[tuple[str, ...], list[Judgment]] = {}
     for judgment in judgments:
         source = tuple(getattr(judgment, column) for column in SOURCE)
@@ -140,7 +150,9 @@ KINDS: dict[str, str] = {
 
 
 def distractor_kind(atom_id: str, kinds: Mapping[str, str] = KINDS) -> str:
-    """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none fits."""
+    """The kind of an atom from the prefix of its id (patterns tried in order); `other` when none
+    fits.
+    """
     for kind, pattern in kinds.items():
         if re.match(pattern, atom_id):
             return kind
@@ -167,9 +179,11 @@ def atom_frame(
     kinds: Mapping[str, str] = KINDS,
     families: Mapping[tuple[str, str], str] | None = None,
 ) -> "pd.DataFrame":
-    """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual rank (NaN: unscored), quote found or not.
+    """One row for each judged atom: source, question, kind, atoms in its block, ideal and actual
+    rank (NaN: unscored), quote found or not.
 
-    `families` has the families of hard distractors by (example id, atom id), which judgments do not say. A frame of this kind is returned as it is.
+    `families` has the families of hard distractors by (example id, atom id), which judgments do not
+    say. A frame of this kind is returned as it is.
     """
     import pandas as pd
 
@@ -205,7 +219,9 @@ def atom_frame(
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #dd347806
 def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, float]:
-    """Accuracy with its bounds, over-use and under-use of these atoms in percent, and how many there are."""
+    """Accuracy with its bounds, over-use and under-use of these atoms in percent, and how many
+    there are.
+    """
     scored = frame.dropna(subset="actual")
     row: dict[str, float] = dict.fromkeys(
         ["accuracy", "accuracy_low", "accuracy_high", "over_use", "under_use"], np.nan
@@ -236,9 +252,11 @@ def atom_table(
     resamples: int = 2000,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """Atom accuracy, over-use and under-use in percent by one of `SLICES`; `ideal` keeps atoms of one ideal level.
+    """Atom accuracy, over-use and under-use in percent by one of `SLICES`; `ideal` keeps atoms of
+    one ideal level.
 
-    `judgments` may be their `atom_frame`. Intervals resample questions. Raises `ValueError` for an unknown slice or when no atom is left.
+    `judgments` may be their `atom_frame`. Intervals resample questions. Raises `ValueError` for an
+    unknown slice or when no atom is left.
     """
     import pandas as pd
 
@@ -296,13 +314,15 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """Second minus first on their common questions, over all and by domain: mean difference, its 95 % bounds, its p.
+    """Second minus first on their common questions, over all and by domain: mean difference, its 95
+    % bounds, its p.
 
-    All three are about one number, the mean over questions of the paired difference: the bounds resample questions, and `p`
-    flips the signs of the differences (`sign_flip_p`). `p_holm` is `p` corrected for the tests of the table (`with_holm`).
-    `better`, `tied`, `worse` count questions from the second run's side and enter no test.
-    A run is a model name or a pair (model, condition), and `judgments` may be their `response_frame`. Raises
-    `ValueError` when a run is unknown, not unique, or shares no scored question with the other.
+    All three are about one number, the mean over questions of the paired difference: the bounds
+    resample questions, and `p` flips the signs of the differences (`sign_flip_p`). `p_holm` is `p`
+    corrected for the tests of the table (`with_holm`). `better`, `tied`, `worse` count questions
+    from the second run's side and enter no test. A run is a model name or a pair (model,
+    condition), and `judgments` may be their `response_frame`. Raises `ValueError` when a run is
+    unknown, not unique, or shares no scored question with the other.
     """
     import pandas as pd
 
@@ -329,8 +349,8 @@ def _differences(
     differences = (after - before).to_numpy()
     differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # equal but for rounding
     questions = len(differences)
-    once = np.ones((1, questions), np.int64)
-    low, high = interval(bootstrap_means(differences[None], once, resamples, seed))
+    weights = np.ones((1, questions), np.int64)
+    low, high = interval(bootstrap_means(differences[None], weights, resamples, seed))
     p = sign_flip_p(differences, seed=seed)
     rows = []
     for k, metric in enumerate(METRICS):
@@ -361,10 +381,11 @@ _SIGNS_AT_ONCE = 2_000_000
 def sign_flip_p(
     differences: Float[np.ndarray, "question metric"], draws: int = 9999, seed: int = 0
 ) -> Float[np.ndarray, " metric"]:
-    """Two-sided p for the mean of paired differences: how often it would be as far from zero if each sign were a coin's.
+    """Two-sided p for the mean of paired differences: how often it would be as far from zero if
+    each sign were a coin's.
 
-    With up to 13 questions every pattern of signs is tried; with more, `draws` random ones, and the observed pattern counts
-    as one of them, so that p is never zero.
+    With up to 13 questions every pattern of signs is tried; with more, `draws` random ones, and the
+    observed pattern counts as one of them, so that p is never zero.
     """
     questions = len(differences)
     observed = np.abs(differences.sum(axis=0)) - 1e-6  # sums that are equal but for rounding count
@@ -384,7 +405,9 @@ def sign_flip_p(
 
 
 def holm(p_values: Sequence[float]) -> Float[np.ndarray, " test"]:
-    """p values corrected for their number by Holm's method: to call those below 5 % real is wrong even once in at most one of twenty tables."""
+    """p values corrected for their number by Holm's method: to call those below 5 % real is wrong
+    even once in at most one of twenty tables.
+    """
     p = np.asarray(p_values, float)
     order = np.argsort(p, kind="stable")
     tests_left = len(p) - np.arange(len(p))
@@ -412,10 +435,11 @@ TORN = "the last line is torn, as a stopped run leaves it, and was left out"
 
 
 def score_text(path: str | Path, by: Sequence[str] = (), as_json: bool = False, **options) -> str:
-    """What `memcalib score` prints: scores, controls, channels, and one table for each of `by` (names of `SLICES`).
+    """What `memcalib score` prints: scores, controls, channels, and one table for each of `by`
+    (names of `SLICES`).
 
-    Options as in `score`. Says so when a torn last line was left out. Raises `DataError` for a bad file and `ValueError` for an
-    unknown slice.
+    Options as in `score`. Says so when a torn last line was left out. Raises `DataError` for a bad
+    file and `ValueError` for an unknown slice.
     """
     judgments = load_judgments(path)
     notes = [f"{path}: {TORN}"] if torn_line(path) else []

@@ -25,7 +25,9 @@ DisputedAtoms = Mapping[tuple[str, str], tuple[Level, ...]]
 
 
 def disputed_atoms(examples: Iterable[Example]) -> dict[tuple[str, str], tuple[Level, ...]]:
-    """(example id, atom id) -> the acceptable levels, of atoms with an alternative level or marked `disputed`."""
+    """(example id, atom id) -> the acceptable levels, of atoms with an alternative level or marked
+    `disputed`.
+    """
     disputed = {}
     for example in examples:
         for atom in example.atoms:
@@ -38,7 +40,9 @@ def disputed_atoms(examples: Iterable[Example]) -> dict[tuple[str, str], tuple[L
 def _acceptable(
     judgment: Judgment, atom: AtomJudgment, disputed: DisputedAtoms
 ) -> tuple[Level, ...] | None:
-    """The acceptable levels of a judged atom, from the judgment itself or from its record; `None` where nothing is disputed."""
+    """The acceptable levels of a judged atom, from the judgment itself or from its record; `None`
+    where nothing is disputed.
+    """
     if atom.alternative:
         return (atom.ideal, *atom.alternative)
     return disputed.get((judgment.example_id, atom.atom_id))
@@ -47,9 +51,11 @@ def _acceptable(
 def with_reading(
     judgments: Iterable[Judgment], reading: Reading, disputed: DisputedAtoms | None = None
 ) -> list[Judgment]:
-    """The judgments under one reading of disputed ideal levels; those without a disputed atom are the same objects.
+    """The judgments under one reading of disputed ideal levels; those without a disputed atom are
+    the same objects.
 
-    `disputed` is what the records say (`disputed_atoms`), for judgments that do not carry it themselves. Raises `ValueError` for an unknown reading.
+    `disputed` is what the records say (`disputed_atoms`), for judgments that do not carry it
+    themselves. Raises `ValueError` for an unknown reading.
     """
     if reading not in READINGS:
         raise ValueError(f"reading: found {reading!r}; allowed: {', '.join(READINGS)}")
@@ -71,7 +77,9 @@ def with_reading(
 
 
 def _nearest(acceptable: Sequence[Level], actual: Level | None) -> Level:
-    """The first acceptable level that is nearest to the actual one; the first of all for an unscored atom."""
+    """The first acceptable level that is nearest to the actual one; the first of all for an
+    unscored atom.
+    """
     if actual is None:
         return acceptable[0]
     return min(acceptable, key=lambda level: abs(level - actual))
@@ -83,7 +91,8 @@ def disputed_scores(
     resamples: int = 2000,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """The metrics of each source under the three readings with 95 % bounds, and the number of disputed atoms; no row without any.
+    """The metrics of each source under the three readings with 95 % bounds, and the number of
+    disputed atoms; no row without any.
 
     `examples` counts those with a disputed atom. Raises `ValueError` where nothing is scored.
     """
@@ -116,7 +125,9 @@ def disputed_scores(
 
 
 def dispute_lines(scores: "pd.DataFrame", least: float = 1.0) -> list[str]:
-    """A sentence for each source whose metrics differ between the readings by `least` points or more; `scores` is from `disputed_scores`."""
+    """A sentence for each source whose metrics differ between the readings by `least` points or
+    more; `scores` is from `disputed_scores`.
+    """
     lines = []
     if not len(scores):
         return lines

@@ -34,7 +34,8 @@ def count_words(text: str) -> int:
 
 
 def looks_of(response: str, language: str = "") -> list[str]:
-    """The parts of an exam that an answer resembles by its length, language and form; none for a short plain one in English.
+    """The parts of an exam that an answer resembles by its length, language and form; none for a
+    short plain one in English.
 
     Without a language, that part is left out.
     """
@@ -60,26 +61,28 @@ def exam_parts(
     seed: int = 0,
     limit: float = ExamLimits.macro_low,
 ) -> "pd.DataFrame":
-    """Answers, atoms, accuracy over the actual levels with 95 % bounds (questions resampled) and verdict of each part that has answers.
+    """Answers, atoms, accuracy over the actual levels with 95 % bounds (questions resampled) and
+    verdict of each part that has answers.
 
-    `frame` is an `exam_frame`, `responses` the text of each answer by its id, `limit` the percent that the lower bound must reach. Unscored atoms are in no share.
+    `frame` is an `exam_frame`, `responses` the text of each answer by its id, `limit` the percent
+    that the lower bound must reach. Unscored atoms are in no share.
     """
     import pandas as pd
 
     plain = frame[frame["probe"] == "plain"]
-    answers_of: dict[str, list[str]] = {part: [] for part in PARTS}
+    answers_of: dict[str, list[str]] = {name: [] for name in PARTS}
     for row in plain.drop_duplicates("answer_id").to_dict("records"):
-        parts = ["pairs" if row["kind"] == "pair" else "easy"]
+        names = ["pairs" if row["kind"] == "pair" else "easy"]
         if row["trick"] == "chance_overlap":
-            parts.append("chance overlap")
-        parts += looks_of(responses[row["answer_id"]], row["language"])
-        for part in parts:
-            answers_of[part].append(row["answer_id"])
+            names.append("chance overlap")
+        names += looks_of(responses[row["answer_id"]], row["language"])
+        for name in names:
+            answers_of[name].append(row["answer_id"])
     rows = []
-    for part, answer_ids in answers_of.items():
+    for name, answer_ids in answers_of.items():
         if answer_ids:
             atoms = plain[plain["answer_id"].isin(answer_ids)]
-            rows.append({"part": part, **_part_row(atoms, resamples, seed, limit)})
+            rows.append({"part": name, **_part_row(atoms, resamples, seed, limit)})
     return pd.DataFrame(rows, columns=["part", *_PART_COLUMNS])
 
 
@@ -98,7 +101,8 @@ def _part_row(atoms: "pd.DataFrame", resamples: int, seed: int, limit: float) ->
     total = counts.sum(axis=0)
     accuracy = float(_level_accuracy(total[None])[0])
     draws = _level_accuracy(resampled_counts(counts, resamples, seed))
-    low, high = np.nan, np.nan
+    low = np.nan
+    high = np.nan
     if not np.isnan(draws).all():
         low, high = interval(draws[:, None])[:, 0]
     verdict = "undecided"
@@ -130,9 +134,11 @@ RESEMBLING = 0.1  # the share of answers from which a part counts
 def verdict_for(
     parts: Sequence[Mapping[str, Any]], answers: Iterable[tuple[str, str]]
 ) -> tuple[str, str]:
-    """The verdict of the weakest part that the answers resemble, and a sentence that says which and why.
+    """The verdict of the weakest part that the answers resemble, and a sentence that says which and
+    why.
 
-    `parts` are rows of `exam_parts`, `answers` pairs of text and language ("" where it is not known). Without an answer it is that of `easy`.
+    `parts` are rows of `exam_parts`, `answers` pairs of text and language ("" where it is not
+    known). Without an answer it is that of `easy`.
     """
     counts: Counter[str] = Counter()
     total = 0
@@ -140,11 +146,11 @@ def verdict_for(
         total += 1
         counts.update(looks_of(response, language))
     shares = {"easy": 1.0}
-    for part in PARTS:
-        if total and counts[part] / total >= RESEMBLING:
-            shares[part] = counts[part] / total
+    for name in PARTS:
+        if total and counts[name] / total >= RESEMBLING:
+            shares[name] = counts[name] / total
     row_of_part = {row["part"]: row for row in parts}
-    weakest = min(shares, key=lambda part: _strength(row_of_part.get(part)))
+    weakest = min(shares, key=lambda name: _strength(row_of_part.get(name)))
     row = row_of_part.get(weakest)
     verdict = row["verdict"] if row else "undecided"
     share = "" if weakest == "easy" else f" ({100 * shares[weakest]:.0f} % of these answers)"
@@ -159,7 +165,10 @@ def verdict_for(
         reason += f" in {row['answers']} answers"
     return (
         verdict,
-        f"for answers like these the judge's exam is {verdict}, by its weakest part, {weakest}{share}: {reason}",
+        (
+            f"for answers like these the judge's exam is {verdict}, by its weakest part, "
+            f"{weakest}{share}: {reason}"
+        ),
     )
 
 

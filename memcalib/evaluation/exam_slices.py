@@ -33,7 +33,8 @@ _SLICES = (
 
 
 def exam_slices(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "pd.DataFrame":
-    """A row for each part of an exam's plain readings: percent of atoms read as they are with 95 % bounds, too high, and too low.
+    """A row for each part of an exam's plain readings: percent of atoms read as they are with 95 %
+    bounds, too high, and too low.
 
     `frame` is an `exam_frame`. Atoms without a level are counted in `unscored` and are in no share.
     """
@@ -48,9 +49,9 @@ def exam_slices(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "
     rows = []
     for by, column in _SLICES:
         name = "actual_level" if column == "actual" else column
-        for part in _parts_in_order(plain, name):
+        for value in _parts_in_order(plain, name):
             rows.append(
-                {"by": by, "part": part, **_shares(plain[plain[name] == part], resamples, seed)}
+                {"by": by, "part": value, **_shares(plain[plain[name] == value], resamples, seed)}
             )
     return pd.DataFrame(rows)
 
@@ -64,8 +65,10 @@ def _length_label(characters: int) -> str:
 
 
 def _parts_in_order(plain: "pd.DataFrame", name: str) -> list[str]:
-    """The values of a column that say something: levels and lengths by size, others as they appear."""
-    present = [part for part in dict.fromkeys(plain[name]) if part]
+    """The values of a column that say something: levels and lengths by size, others as they
+    appear.
+    """
+    present = [value for value in dict.fromkeys(plain[name]) if value]
     if name in ("ideal", "actual_level"):
         return [level.label for level in Level if level.label in present]
     if name == "length":
@@ -100,18 +103,25 @@ def _shares(rows: "pd.DataFrame", resamples: int, seed: int) -> dict[str, Any]:
 
 # %% ../../nbs/evaluation/12_exam_slices.ipynb #1a1a320d
 def exam_scope(frame: "pd.DataFrame") -> str:
-    """What the answers of an exam were, in half a sentence: languages with their shares, lengths, domains; empty without an answer."""
+    """What the answers of an exam were, in half a sentence: languages with their shares, lengths,
+    domains; empty without an answer.
+    """
     plain = frame[frame["probe"] == "plain"]
     answers = plain.drop_duplicates("answer_id")
     if not len(answers):
         return ""
     shortest, longest = np.percentile(answers["characters"], [5, 95]).round()
     lengths = f"of {shortest:,.0f} to {longest:,.0f} characters (nine in ten)"
-    return f"answers {_listed(answers['language'], 'in ')}{lengths}{_listed(answers['domain'], ' on ')}".rstrip()
+    return (
+        "answers "
+        f"{_listed(answers['language'], 'in ')}{lengths}{_listed(answers['domain'], ' on ')}"
+    ).rstrip()
 
 
 def _listed(values: "pd.Series", before: str) -> str:
-    """The different values of a column, the frequent first, with shares where there are several; empty where none says anything."""
+    """The different values of a column, the frequent first, with shares where there are several;
+    empty where none says anything.
+    """
     shares = values[values != ""].value_counts(normalize=True)
     names: Sequence[str] = [str(name) for name in shares.index]
     if not names:

@@ -29,9 +29,11 @@ def is_footprint(judgment: Judgment) -> bool:
 
 
 class FootprintJudge(Judge):
-    """A judge of answers for which no ideal levels are known: it asks another one, blind, and marks what it says.
+    """A judge of answers for which no ideal levels are known: it asks another one, blind, and marks
+    what it says.
 
-    Raises `ValueError` for an `LLMJudge` that is not blind, since it would be shown levels that nobody wrote down.
+    Raises `ValueError` for an `LLMJudge` that is not blind, since it would be shown levels that
+    nobody wrote down.
     """
 
     def __init__(self, judge: JudgeLike):
@@ -79,7 +81,9 @@ _COLUMNS = (
 
 
 def footprint_frame(judgments: Iterable[Judgment], examples: Iterable[Example]) -> "pd.DataFrame":
-    """One row for each memory of each answer: `footprint` is 0, 1 or 2, and NaN where the judge left it unscored."""
+    """One row for each memory of each answer: `footprint` is 0, 1 or 2, and NaN where the judge
+    left it unscored.
+    """
     import pandas as pd
 
     example_by_id = {example.id: example for example in examples}
@@ -96,13 +100,15 @@ def footprint_frame(judgments: Iterable[Judgment], examples: Iterable[Example]) 
             level = float("nan") if atom.actual is None else int(atom.actual)
             head = (example.question, example.id, judgment.model, judgment.sample)
             text = texts.get(atom.atom_id, atom.atom_id)
-            about = (text, times.get(atom.atom_id, ""), level, atom.stance or "")
-            rows.append((*head, *about, atom.quote, atom.reason))
+            details = (text, times.get(atom.atom_id, ""), level, atom.stance or "")
+            rows.append((*head, *details, atom.quote, atom.reason))
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
 def memory_frame(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """One row for each memory text of a `footprint_frame`: in how many answers it stood, left a trace, decided, and was unscored."""
+    """One row for each memory text of a `footprint_frame`: in how many answers it stood, left a
+    trace, decided, and was unscored.
+    """
     import pandas as pd
 
     rows = []

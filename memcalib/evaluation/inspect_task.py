@@ -51,7 +51,9 @@ def _chat_messages(messages: Iterable[Mapping[str, str]]) -> list[ChatMessage]:
 
 
 def sample_of(example: Example, sampling: Sampling | None = None) -> Sample:
-    """One example as an Inspect sample: messages as input, the record and its question's id as metadata."""
+    """One example as an Inspect sample: messages as input, the record and its question's id as
+    metadata.
+    """
     request = next(requests([example], sampling or Sampling(), ""))
     metadata = {
         "example": json.loads(example.to_json()),
@@ -76,7 +78,9 @@ _FINISH_REASONS = {"max_tokens": "length", "model_length": "length"}
 
 
 class InspectClient(Client):
-    """A client whose calls go through an Inspect model; raises `CallError` when that model gives no text."""
+    """A client whose calls go through an Inspect model; raises `CallError` when that model gives no
+    text.
+    """
 
     def __init__(self, model: Model):
         super().__init__(Endpoint(model=str(model), key_env="", thinking="default"))
@@ -151,7 +155,9 @@ _SCORE_METRICS["unscored"] = [count()]
 def footprint(
     judging: JudgeConfig | None = None, judge: str | None = None, text: str = "fluent"
 ) -> Scorer:
-    """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named `judge`; NaN and `unscored` 1 without a judgment."""
+    """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named
+    `judge`; NaN and `unscored` 1 without a judgment.
+    """
 
     @cache
     def grader() -> LLMJudge:  # made at the first answer: only then does Inspect know its models
@@ -185,7 +191,9 @@ def footprint(
 
 
 async def _judge_state(judge: LLMJudge, state: TaskState, text: str) -> tuple[Judgment, str]:
-    """The judgment of the answer that a state holds, and the answer; unscored where it was withheld."""
+    """The judgment of the answer that a state holds, and the answer; unscored where it was
+    withheld.
+    """
     example = Example.model_validate(state.metadata["example"])
     fields = {
         "model": state.model.name,
@@ -202,7 +210,9 @@ async def _judge_state(judge: LLMJudge, state: TaskState, text: str) -> tuple[Ju
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #61584eed
 def seeds_of(value: str | int | Sequence[int | str]) -> list[int]:
-    """Seeds as they come from the command line: 42, "42,43" or [42, 43]; raises `ValueError` for anything but whole numbers."""
+    """Seeds as they come from the command line: 42, "42,43" or [42, 43]; raises `ValueError` for
+    anything but whole numbers.
+    """
     if isinstance(value, str):
         numbers: Sequence[int | str] = value.split(",")
     elif isinstance(value, int):
@@ -213,7 +223,8 @@ def seeds_of(value: str | int | Sequence[int | str]) -> list[int]:
         return [int(number) for number in numbers]
     except (TypeError, ValueError):
         raise ValueError(
-            f"seeds: found {value!r}; allowed are whole numbers with commas between, such as 42,43,44"
+            f"seeds: found {value!r}; allowed are whole numbers with "
+            "commas between, such as 42,43,44"
         ) from None
 
 
@@ -233,7 +244,9 @@ def memory_use(
     quality: bool = False,
     prompt: str = "footprint-1",
 ) -> Task:
-    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable data."""
+    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable
+    data.
+    """
     seed_numbers = seeds_of(seeds)
     sampling = Sampling(
         seeds=seed_numbers,
@@ -256,7 +269,9 @@ def memory_use(
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #3a587e3e
 def judgments_in_log(path: str | Path) -> Iterator[Judgment]:
-    """The judgments of an Inspect log, with the seeds that the task was given; unscored ones too."""
+    """The judgments of an Inspect log, with the seeds that the task was given; unscored ones
+    too.
+    """
     log = read_eval_log(str(path))
     seeds = seeds_of(log.eval.task_args.get("seeds", "42,43,44"))
     for sample in log.samples or []:

@@ -19,7 +19,9 @@ from ..problem import JudgeLike, text_hash
 
 # %% ../../nbs/evaluation/10_judge_binding.ipynb #9db68ed4
 def judge_binding(judge: JudgeLike) -> dict[str, Any]:
-    """What a judge is at this moment, as JSON values: `prompt`, `prompt_hash`, `settings` and `request` of a model, or `code` (file -> SHA-256) and `attributes` of a plug-in."""
+    """What a judge is at this moment, as JSON values: `prompt`, `prompt_hash`, `settings` and
+    `request` of a model, or `code` (file -> SHA-256) and `attributes` of a plug-in.
+    """
     if isinstance(judge, LLMJudge):
         endpoint = judge.client.endpoint
         settings = judge.config.model_dump(mode="json")

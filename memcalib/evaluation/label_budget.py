@@ -32,10 +32,12 @@ def label_budget(
     draws: int = 20,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """Half widths of the 95 % intervals (points of each metric) that labels of so many answers would give: a row for each number and assumption.
+    """Half widths of the 95 % intervals (points of each metric) that labels of so many answers
+    would give: a row for each number and assumption.
 
-    `judgments` are those of one model, one condition and one judge; `exam_counts` those of the judge's exam, without which only the
-    assumption `no help` is worked out. Numbers above that of the scored answers, and below ten, are left out. Raises `ValueError` when nothing is scored.
+    `judgments` are those of one model, one condition and one judge; `exam_counts` those of the
+    judge's exam, without which only the assumption `no help` is worked out. Numbers above that of
+    the scored answers, and below ten, are left out. Raises `ValueError` when nothing is scored.
     """
     import pandas as pd
 
@@ -79,7 +81,9 @@ def _half_width(
     true: Float[np.ndarray, "answer metric"],
     drawn: Int[np.ndarray, " drawn"],
 ) -> Float[np.ndarray, " metric"]:
-    """Half the interval that labels of these answers would give; NaN where they are of too few questions."""
+    """Half the interval that labels of these answers would give; NaN where they are of too few
+    questions.
+    """
     if frame["question_id"].iloc[drawn].nunique() < LEAST_QUESTIONS:
         return np.full(len(METRICS), np.nan)
     probabilities = np.full(len(frame), np.nan)
@@ -116,7 +120,8 @@ def budget_text(budget: "pd.DataFrame") -> str:
     for metric in METRICS:
         shown[metric] = [f"± {half_width:.1f}" for half_width in shown[metric]]
     return (
-        "Half widths of 95 % intervals that labels of so many answers, drawn at random, would give.\n"
+        "Half widths of 95 % intervals that labels of so many "
+        "answers, drawn at random, would give.\n"
         f"{shown.to_string(index=False)}\n"
         "A label is the level of one atom; every atom of a drawn answer is labelled."
     )

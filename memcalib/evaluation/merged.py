@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def counted_singly(
     judgments: Sequence[Judgment], members: Mapping[tuple[str, str], int]
 ) -> list[Judgment]:
-    """The judgments with each merged atom as often as it has wordings; `members` is how many others, by example and atom id."""
+    """The judgments with each merged atom as often as it has wordings; `members` is how many
+    others, by example and atom id.
+    """
     expanded = []
     for judgment in judgments:
         atoms = []
@@ -36,7 +38,9 @@ def counted_singly(
 def merged_table(
     judgments: Sequence[Judgment], members: Mapping[tuple[str, str], int]
 ) -> "pd.DataFrame":
-    """The six metrics of each source with merged memories counted once, and one by one; no row where nothing was merged or scored."""
+    """The six metrics of each source with merged memories counted once, and one by one; no row
+    where nothing was merged or scored.
+    """
     import pandas as pd
 
     if not members or not any(judgment.scored for judgment in judgments):

@@ -53,7 +53,9 @@ PAIR_FORMS = get_args(PairForm)
 
 
 class PairEdit(Record):
-    """The one passage that is exchanged, and what that does to one atom. A stance belongs to a level above Ignore."""
+    """The one passage that is exchanged, and what that does to one atom. A stance belongs to a
+    level above Ignore.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -78,7 +80,8 @@ class PairEdit(Record):
 class MinimalPair(Record):
     """Two answers that differ in one passage; a line of a file of pairs.
 
-    `labels` are those of the atoms that both answers use alike. With `unlisted` A every atom that is neither labelled nor edited is at Ignore in both.
+    `labels` are those of the atoms that both answers use alike. With `unlisted` A every atom that
+    is neither labelled nor edited is at Ignore in both.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -101,7 +104,9 @@ class MinimalPair(Record):
 
 # %% ../../nbs/evaluation/11_minimal_pairs.ipynb #5a062c77
 def pair_answers(pair: MinimalPair, example: Example) -> tuple[KnownAnswer, KnownAnswer]:
-    """The two answers of a pair with their labels; their ids are the pair's with `:before` and `:after`, their kind is `pair`."""
+    """The two answers of a pair with their labels; their ids are the pair's with `:before` and
+    `:after`, their kind is `pair`.
+    """
     edit = pair.edit
     edited_before = KnownLabel(
         atom_id=edit.atom_id,
@@ -121,7 +126,9 @@ def pair_answers(pair: MinimalPair, example: Example) -> tuple[KnownAnswer, Know
 
 
 def pair_items(pairs: Iterable[MinimalPair], examples: Iterable[Example]) -> list[ExamItem]:
-    """Both answers of each pair as readings of an exam; they are numbered from 10,000, apart from other answers to the same example."""
+    """Both answers of each pair as readings of an exam; they are numbered from 10,000, apart from
+    other answers to the same example.
+    """
     examples_by_id = {example.id: example for example in examples}
     items = []
     for pair in pairs:
@@ -153,7 +160,9 @@ def _answer_of(
 
 # %% ../../nbs/evaluation/11_minimal_pairs.ipynb #2a592b6a
 def check_pair(pair: MinimalPair, example: Example) -> list[Violation]:
-    """What is wrong with a pair: its passage, its change, its stances, and everything that `check_known_answer` finds in either answer."""
+    """What is wrong with a pair: its passage, its change, its stances, and everything that
+    `check_known_answer` finds in either answer.
+    """
     edit = pair.edit
     item = f"pair {pair.pair_id!r}"
     violations = []
@@ -184,7 +193,9 @@ def check_pair(pair: MinimalPair, example: Example) -> list[Violation]:
 
 
 def load_pairs(path: str | Path, examples: Iterable[Example]) -> list[MinimalPair]:
-    """The pairs of a file; raises `DataError` with every fault, naming its line, and `FileNotFoundError`."""
+    """The pairs of a file; raises `DataError` with every fault, naming its line, and
+    `FileNotFoundError`.
+    """
     examples_by_id = {example.id: example for example in examples}
     pairs = []
     violations = []
@@ -222,7 +233,9 @@ def load_pairs(path: str | Path, examples: Iterable[Example]) -> list[MinimalPai
 
 
 def starter_pairs(examples: Iterable[Example]) -> list[MinimalPair]:
-    """The minimal pairs of the starter set, which are about these records of it; none where this version ships none."""
+    """The minimal pairs of the starter set, which are about these records of it; none where this
+    version ships none.
+    """
     file = package_data("data", "starter", "pairs.jsonl")
     return load_pairs(file, examples) if file.is_file() else []
 
@@ -230,7 +243,8 @@ def starter_pairs(examples: Iterable[Example]) -> list[MinimalPair]:
 def pair_frame(pairs: Sequence[MinimalPair], frame: "pd.DataFrame") -> "pd.DataFrame":
     """A row for each pair of which both answers stand in the frame of an exam (`exam_frame`).
 
-    `read` is false where a level, or the stance in a pair that changes it alone, is missing; `changed`, `unchanged` and `right` are then `None`.
+    `read` is false where a level, or the stance in a pair that changes it alone, is missing;
+    `changed`, `unchanged` and `right` are then `None`.
     """
     import pandas as pd
 
@@ -293,9 +307,11 @@ def _pair_row(pair: MinimalPair, before: "pd.DataFrame", after: "pd.DataFrame") 
 def pair_table(
     pairs: "pd.DataFrame", by: str | None = None, resamples: int = 2000, seed: int = 0
 ) -> "pd.DataFrame":
-    """Percent of pairs right, with changed and unchanged atoms apart and 95 % bounds (questions resampled), in all or for each value of a column.
+    """Percent of pairs right, with changed and unchanged atoms apart and 95 % bounds (questions
+    resampled), in all or for each value of a column.
 
-    Where every pair is right, or none, or one question alone was read, the bounds are Wilson's. NaN where no pair was read.
+    Where every pair is right, or none, or one question alone was read, the bounds are Wilson's. NaN
+    where no pair was read.
     """
     import pandas as pd
 

@@ -65,7 +65,9 @@ _WORDS = {  # in files of one
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #01200707
 def _read_rows(path: Path) -> list[Any]:
-    """The rows of a file, unchecked; raises `DataError` for one that is no JSON array with a row."""
+    """The rows of a file, unchecked; raises `DataError` for one that is no JSON array with a
+    row.
+    """
     try:
         rows = json.loads(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -204,10 +206,12 @@ def _to_example(row: dict, setting: _Setting, index: int) -> Example:
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #e3549fa2
 def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
-    """The rows of an RPEval file as examples of domain `rpeval`, ids `rpeval-explicit-multi-0`, `-1`, ...
+    """The rows of an RPEval file as examples of domain `rpeval`, ids `rpeval-explicit-multi-0`,
+    `-1`, ...
 
-    `path` is a file, or the folder of the four (then `setting` names one of `RPEVAL_FILES`, by default `explicit-multi`).
-    Raises `DataError` with file, row, value found and values allowed; `FileNotFoundError` for a missing file.
+    `path` is a file, or the folder of the four (then `setting` names one of `RPEVAL_FILES`, by
+    default `explicit-multi`). Raises `DataError` with file, row, value found and values allowed;
+    `FileNotFoundError` for a missing file.
     """
     if setting is not None and setting not in RPEVAL_FILES:
         raise ValueError(f"setting: found {setting!r}; allowed: {', '.join(RPEVAL_FILES)}")
@@ -241,7 +245,9 @@ def _row_faults(row: Any, setting: _Setting) -> list[Violation]:
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #711debfe
 def preference_statistics(examples: Sequence[Example]) -> dict[str, int]:
-    """Rows, preferences by target, sizes K, distinct questions and repeats of a set of examples, as counts."""
+    """Rows, preferences by target, sizes K, distinct questions and repeats of a set of examples, as
+    counts.
+    """
     level_counts: Counter[Level] = Counter()
     targets: dict[tuple[str, str], set[Level]] = {}  # of each question and preference
     row_counts: Counter[tuple[str, ...]] = Counter()  # of each question with all its preferences
@@ -274,12 +280,15 @@ def preference_statistics(examples: Sequence[Example]) -> dict[str, int]:
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #7236b4c7
 def usage_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "response ideal actual"]:
-    """How many preferences of each answer have each target and actual level; raises `ValueError` for an unscored answer."""
+    """How many preferences of each answer have each target and actual level; raises `ValueError`
+    for an unscored answer.
+    """
     counts = []
     for judgment in judgments:
         if not judgment.scored:
             raise ValueError(
-                f"judgment of {judgment.example_id!r} is unscored: it has no counts, allowed are scored ones"
+                f"judgment of {judgment.example_id!r} is unscored: it "
+                "has no counts, allowed are scored ones"
             )
         cells = [3 * atom.ideal + atom.actual for atom in judgment.atoms]
         counts.append(np.bincount(cells, minlength=9).reshape(3, 3))
@@ -291,7 +300,9 @@ RPEVAL_HIGHER = ("Macro", "Micro", "Balanced")
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #d9833b25
 def _fractions(counts: Int[np.ndarray, "response ideal actual"]) -> tuple[np.ndarray, np.ndarray]:
-    """Numerators and denominators of each answer: the five metrics, then the recall of each target."""
+    """Numerators and denominators of each answer: the five metrics, then the recall of each
+    target.
+    """
     size = counts.sum(axis=(1, 2))
     right = np.diagonal(counts, axis1=1, axis2=2)
     correct = right.sum(axis=1)
@@ -316,9 +327,11 @@ def _with_balanced(values: Float[np.ndarray, "... fraction"]) -> Float[np.ndarra
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #f9a9938b
 def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str, float]:
-    """Macro, Micro, OPB, UPB, RII and balanced accuracy in percent (appendix, transfer evaluation on RPEval).
+    """Macro, Micro, OPB, UPB, RII and balanced accuracy in percent (appendix, transfer evaluation
+    on RPEval).
 
-    Raises `ValueError` when there is no answer. Balanced accuracy is NaN when a target does not occur.
+    Raises `ValueError` when there is no answer. Balanced accuracy is NaN when a target does not
+    occur.
     """
     if not len(counts):
         raise ValueError("no scored answer: a metric of nothing is undefined")
@@ -332,7 +345,9 @@ def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str
 def _summary(
     counts: np.ndarray, seeds: Sequence, questions: Sequence, resamples: int, seed: int, ddof: int
 ) -> dict[str, float]:
-    """Mean over seeds, spread over seeds and 95 % bounds (questions resampled) of the six metrics."""
+    """Mean over seeds, spread over seeds and 95 % bounds (questions resampled) of the six
+    metrics.
+    """
     numerators, denominators = _fractions(counts)
     sums_by_question, _ = fold_by_question(numerators, seeds, questions)
     sizes_by_question, _ = fold_by_question(denominators, seeds, questions)
@@ -365,10 +380,11 @@ def _summary(
 def score_rpeval(
     judgments: Iterable[Judgment], resamples: int = 2000, seed: int = 0, ddof: int = 0
 ) -> "pd.DataFrame":
-    """One row for each (model, condition, judge): the six metrics with `_std`, `_low`, `_high`, then counts.
+    """One row for each (model, condition, judge): the six metrics with `_std`, `_low`, `_high`,
+    then counts.
 
-    `ddof=0` is the population deviation over seeds, `ddof=1` the sample one. Raises `ValueError` when nothing is scored
-    or an answer was judged twice by the same judge.
+    `ddof=0` is the population deviation over seeds, `ddof=1` the sample one. Raises `ValueError`
+    when nothing is scored or an answer was judged twice by the same judge.
     """
     import pandas as pd
 
@@ -398,7 +414,9 @@ def score_rpeval(
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #1e02d068
 def rpeval_controls(judgments: Iterable[Judgment], **options) -> "pd.DataFrame":
-    """The table of the constant policies *all Ignore*, *all Support*, *all Dominate* on the judged examples."""
+    """The table of the constant policies *all Ignore*, *all Support*, *all Dominate* on the judged
+    examples.
+    """
     judgments = list(judgments)
     constant = []
     for level, name in RPEVAL_LEVELS.items():
@@ -408,7 +426,9 @@ def rpeval_controls(judgments: Iterable[Judgment], **options) -> "pd.DataFrame":
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #d6092fab
 def published_rpeval() -> "pd.DataFrame":
-    """The published transfer table, one row for each method: five metrics and their `_std` over seeds, in percent."""
+    """The published transfer table, one row for each method: five metrics and their `_std` over
+    seeds, in percent.
+    """
     import pandas as pd
 
     with package_data("data", "reference", "rpeval.csv").open(encoding="utf-8") as file:
@@ -451,7 +471,8 @@ def rpeval_table(
     seed: int = 0,
     ddof: int = 1,
 ) -> "pd.DataFrame":
-    """Measured rows, the three constants and the published rows as text cells `mean ± std`, labelled by `source`.
+    """Measured rows, the three constants and the published rows as text cells `mean ± std`,
+    labelled by `source`.
 
     `ddof=1` is the convention of the published table. Raises `ValueError` when nothing is scored.
     """

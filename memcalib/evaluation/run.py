@@ -35,7 +35,9 @@ ModelFunction = Callable[[list[dict[str, str]]], str | Awaitable[str]]
 
 
 class FunctionBackend:
-    """Answers from a Python function `messages -> text`, plain (in threads) or async, up to `concurrency` at once."""
+    """Answers from a Python function `messages -> text`, plain (in threads) or async, up to
+    `concurrency` at once.
+    """
 
     def __init__(self, function: ModelFunction, name: str = "", concurrency: int = 8):
         self.function = function
@@ -57,7 +59,7 @@ class FunctionBackend:
                 text = await asyncio.to_thread(self.function, request.messages)
             if not isinstance(text, str):
                 raise TypeError(f"the model returned {short_repr(text)}; allowed: a text")
-        except Exception as error:  # noqa: BLE001 - whatever a foreign model raises is a failed answer
+        except Exception as error:  # noqa: BLE001 - whatever it raises is a failed answer
             return request.rollout(finish_reason="error", error=f"{type(error).__name__}: {error}")
         return request.rollout(text)
 
@@ -95,10 +97,10 @@ def _answers_of_rows(
         example = row["example"]
         if not isinstance(example, Example):
             [example] = load_examples([example])
-        known = examples.setdefault(example.id, example)
-        if known.content_hash != example.content_hash:
-            found = f"another record under the id {example.id!r}"
-            violations.append(Violation("id", found, "one record", line=number, file="rows"))
+        first_record = examples.setdefault(example.id, example)
+        if first_record.content_hash != example.content_hash:
+            other_record = f"another record under the id {example.id!r}"
+            violations.append(Violation("id", other_record, "one record", line=number, file="rows"))
             continue
         model = str(row.get("model") or "")
         condition = str(row.get("condition") or "full_memory")
@@ -122,8 +124,10 @@ def existing_answers(
 ) -> tuple[list[Example], list[Rollout]]:
     """The examples and answers that a source carries.
 
-    That is a folder with examples.jsonl and rollouts.jsonl; rows or a frame with example, model and response; or a log, a file or rows, which `log` describes
-    (map, consent, model and the rest of `LogPlan`). Of a log what does not enter is said in a warning. Raises `DataError` and `FileNotFoundError`.
+    That is a folder with examples.jsonl and rollouts.jsonl; rows or a frame with example, model and
+    response; or a log, a file or rows, which `log` describes (map, consent, model and the rest of
+    `LogPlan`). Of a log what does not enter is said in a warning. Raises `DataError` and
+    `FileNotFoundError`.
     """
     if isinstance(source, str | Path) and Path(source).is_dir():
         folder = Path(source)
@@ -151,7 +155,9 @@ def _judge_existing(
     judge: "JudgeLike | Endpoint",
     out: str | Path | None,
 ) -> list[Judgment]:
-    """Have answers judged that exist; where the ideal levels of any are unknown, blind, and marked."""
+    """Have answers judged that exist; where the ideal levels of any are unknown, blind, and
+    marked.
+    """
     unknown = not all(map(has_levels, examples))
     if isinstance(judge, Endpoint):
         of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
@@ -162,8 +168,8 @@ def _judge_existing(
         write_jsonl(folder / "examples.jsonl", examples)
         write_jsonl(folder / "rollouts.jsonl", rollouts)
         judgments = folder / "judgments.jsonl"
-        asked = FootprintJudge(judge) if unknown else judge
-        judge_rollouts(examples, folder / "rollouts.jsonl", asked, judgments)
+        examiner = FootprintJudge(judge) if unknown else judge
+        judge_rollouts(examples, folder / "rollouts.jsonl", examiner, judgments)
         return list(read_jsonl(judgments, Judgment))
 
 
@@ -177,17 +183,22 @@ def evaluate(
     out: str | Path | None = None,
     log: LogPlan | Mapping[str, Any] | None = None,
 ) -> list[Judgment]:
-    """Ask `model` about every example, have `judge` judge every answer, and return the judgments, in no particular order.
+    """Ask `model` about every example, have `judge` judge every answer, and return the judgments,
+    in no particular order.
 
-    Without a `model` the rows carry their answers (`existing_answers`, which takes `log`), and none is asked for. Where the ideal level of a memory is
-    unknown, the judgments are footprints, which `score` refuses. `examples` is anything that `load_examples` takes. `sampling` holds seeds (42, 43, 44), temperature and the rest of `Sampling`. `no_memory` asks
-    everything once more without memory, the control. With `out`, a folder, answers and judgments are kept there as they arrive, and the same call goes on
-    from them. Before anything else the judge is asked one question. Raises what `load_examples`, `check_judge_answers`, `generate` and `judge_rollouts` raise.
+    Without a `model` the rows carry their answers (`existing_answers`, which takes `log`), and none
+    is asked for. Where the ideal level of a memory is unknown, the judgments are footprints, which
+    `score` refuses. `examples` is anything that `load_examples` takes. `sampling` holds seeds (42,
+    43, 44), temperature and the rest of `Sampling`. `no_memory` asks everything once more without
+    memory, the control. With `out`, a folder, answers and judgments are kept there as they arrive,
+    and the same call goes on from them. Before anything else the judge is asked one question.
+    Raises what `load_examples`, `check_judge_answers`, `generate` and `judge_rollouts` raise.
     """
     if model is None:
         if isinstance(examples, str) and not Path(examples).exists():
             raise ValueError(
-                f"model: found nothing, and {examples!r} carries no answers; allowed: a model, or a file, folder, frame or rows with answers"
+                f"model: found nothing, and {examples!r} carries no answers; allowed: a model, or "
+                "a file, folder, frame or rows with answers"
             )
         existing, rollouts = existing_answers(examples, log)
         return _judge_existing(existing, rollouts, judge, out)

@@ -30,7 +30,9 @@ WRONG_STANCES: dict[str | None, tuple[Stance, ...]] = {
 
 
 def is_wrong_stance(stance: Stance | None, action: str | None) -> bool:
-    """Whether an answer does with a memory what it must not; false where no stance was asked for."""
+    """Whether an answer does with a memory what it must not; false where no stance was asked
+    for.
+    """
     return stance in WRONG_STANCES.get(action, WRONG_STANCES[None])
 
 
@@ -58,7 +60,8 @@ def wrong_stances(
 def stance_table(
     judgments: Sequence[Judgment], actions: Mapping[tuple[str, str], str | None]
 ) -> "pd.DataFrame":
-    """For each source: used atoms, those with a stance, percent of each stance and of wrong ones, and percent of answers with a wrong one.
+    """For each source: used atoms, those with a stance, percent of each stance and of wrong ones,
+    and percent of answers with a wrong one.
 
     No row for a source of which no stance was asked.
     """
@@ -73,18 +76,18 @@ def stance_table(
     for source, judged in by_source.items():
         used = [atom for judgment in judged for atom in judgment.atoms if atom.actual]
         counts = Counter(atom.stance for atom in used if atom.stance)
-        known = counts.total()
-        if not known:
+        with_stance = counts.total()
+        if not with_stance:
             continue
         wrong = [wrong_stances(judgment, actions) for judgment in judged]
         row = {
             **dict(zip(SOURCE, source, strict=True)),
             "used atoms": len(used),
-            "with a stance": known,
+            "with a stance": with_stance,
         }
         for stance in STANCES:
-            row[f"{stance.replace('_', ' ')}, %"] = 100 * counts[stance] / known
-        row["wrong stance, %"] = 100 * sum(map(len, wrong)) / known
+            row[f"{stance.replace('_', ' ')}, %"] = 100 * counts[stance] / with_stance
+        row["wrong stance, %"] = 100 * sum(map(len, wrong)) / with_stance
         row["answers with a wrong stance"] = sum(map(bool, wrong))
         row["answers with a wrong stance, %"] = 100 * float(
             np.mean([bool(atoms) for atoms in wrong])
@@ -100,6 +103,7 @@ def stance_lines(table: "pd.DataFrame") -> list[str]:
         lines.append(
             f"{row['model'] or '(no name)'}: {row['answers with a wrong stance']} answers "
             f"({row['answers with a wrong stance, %']:.1f} %) do with a memory what they must not "
-            f"(wrong stance), {row['misreads, %']:.1f} % of used memories are misread; the six metrics do not hold this"
+            f"(wrong stance), {row['misreads, %']:.1f} % of used memories are misread; the six "
+            "metrics do not hold this"
         )
     return lines

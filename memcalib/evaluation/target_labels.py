@@ -31,7 +31,8 @@ from ..problem import Judgment, Level, Name, Rollout, WireLevel, text_hash
 # %% ../../nbs/evaluation/07_target_labels.ipynb #3acdf204
 @dataclass(frozen=True)
 class PredictionPowered:
-    """Metrics in percent with 95 % bounds, estimated from a judge's values of all answers and labels of a sample.
+    """Metrics in percent with 95 % bounds, estimated from a judge's values of all answers and
+    labels of a sample.
 
     `reliance` is \\(\\lambda\\), how far the judge's values were relied on.
     """
@@ -55,10 +56,12 @@ def prediction_powered(
     seeds: ArrayLike,
     level: float = 0.95,
 ) -> PredictionPowered:
-    """The means of metrics (percent) over all answers, as labelling every one of them would give them.
+    """The means of metrics (percent) over all answers, as labelling every one of them would give
+    them.
 
-    `judged` has the metrics of every answer; `labelled` those by its labels and `probabilities` the probability with which it was
-    drawn, both NaN where an answer was not. Raises `ValueError` where fewer than `LEAST_QUESTIONS` questions have a labelled answer.
+    `judged` has the metrics of every answer; `labelled` those by its labels and `probabilities` the
+    probability with which it was drawn, both NaN where an answer was not. Raises `ValueError` where
+    fewer than `LEAST_QUESTIONS` questions have a labelled answer.
     """
     from scipy.special import stdtrit
 
@@ -122,7 +125,9 @@ def _best_reliance(
     label_influence: Float[np.ndarray, "question metric"],
     judge_influence: Float[np.ndarray, "question metric"],
 ) -> Float[np.ndarray, " metric"]:
-    """The \\(\\lambda\\) in 0 to 1 with the smallest variance; 1 where the judge's values do not vary."""
+    """The \\(\\lambda\\) in 0 to 1 with the smallest variance; 1 where the judge's values do not
+    vary.
+    """
     covariance = (label_influence * judge_influence).sum(axis=0)
     variance = (judge_influence**2).sum(axis=0)
     best = np.ones(len(variance))
@@ -131,9 +136,11 @@ def _best_reliance(
 
 # %% ../../nbs/evaluation/07_target_labels.ipynb #bcaf684b
 class TargetLabel(Record):
-    """The level that a drawn answer gives one atom, by somebody other than the judge of the run; a line of a file of labels.
+    """The level that a drawn answer gives one atom, by somebody other than the judge of the run; a
+    line of a file of labels.
 
-    `probability` is that with which the answer was drawn, `example_hash` and `answer_hash` the texts that were read.
+    `probability` is that with which the answer was drawn, `example_hash` and `answer_hash` the
+    texts that were read.
     """
 
     example_id: Name
@@ -160,7 +167,9 @@ AnswerKey = tuple[str, str, str, int, int]
 
 @dataclass(frozen=True)
 class TargetLabels:
-    """The labels of a file in their order, which is that of drawing, with the line of each; `source` names the file in messages."""
+    """The labels of a file in their order, which is that of drawing, with the line of each;
+    `source` names the file in messages.
+    """
 
     rows: tuple[TargetLabel, ...]
     lines: tuple[int, ...]
@@ -209,7 +218,9 @@ _NOT_DRAWN = "answers chosen by hand would bias the estimate; `memcalib label` d
 def load_target_labels(
     source: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping]",
 ) -> TargetLabels:
-    """Labels from a file or from rows; raises `DataError` with every fault (file, line, value found, values allowed), and `FileNotFoundError`."""
+    """Labels from a file or from rows; raises `DataError` with every fault (file, line, value
+    found, values allowed), and `FileNotFoundError`.
+    """
     if isinstance(source, TargetLabels):
         return source
     is_file = isinstance(source, str | Path)
@@ -288,10 +299,12 @@ def draw_answers(
     seed: int = 0,
     rollouts: Iterable[Rollout] = (),
 ) -> list[TargetLabel]:
-    """Rows without levels for `answers` judged answers that were drawn at random, in the order of drawing.
+    """Rows without levels for `answers` judged answers that were drawn at random, in the order of
+    drawing.
 
-    `judgments` are those of one model, one condition and one judge; `rollouts`, where given, add the hash of each answer's text. Raises
-    `ValueError` for judgments of several sources, and where there are fewer answers than asked for.
+    `judgments` are those of one model, one condition and one judge; `rollouts`, where given, add
+    the hash of each answer's text. Raises `ValueError` for judgments of several sources, and where
+    there are fewer answers than asked for.
     """
     judgments = list(judgments)
     sources = sorted({(j.model, j.condition, j.judge) for j in judgments})
@@ -302,7 +315,8 @@ def draw_answers(
         )
     if not 1 <= answers <= len(judgments):
         raise ValueError(
-            f"answers to draw: found {answers}; allowed: 1 to {len(judgments)}, the answers of the run"
+            f"answers to draw: found {answers}; allowed: 1 to "
+            f"{len(judgments)}, the answers of the run"
         )
     answer_hashes = hashes_of_answers(rollouts)
     shuffled = sorted(judgments, key=lambda j: text_hash(f"draw {seed} {j.key[:-1]}"))
@@ -326,7 +340,9 @@ def draw_answers(
 
 # %% ../../nbs/evaluation/07_target_labels.ipynb #e9b6c218
 class AnswerAtoms(NamedTuple):
-    """What a run knows of one answer: the ideal level of each atom, the version of its example, the judge."""
+    """What a run knows of one answer: the ideal level of each atom, the version of its example, the
+    judge.
+    """
 
     ideal: Mapping[str, Level]
     example_hash: str = ""
@@ -334,7 +350,9 @@ class AnswerAtoms(NamedTuple):
 
 
 class LabelTotals(NamedTuple):
-    """An answer by its labels: over-use and under-use totals, and the probability with which it was drawn."""
+    """An answer by its labels: over-use and under-use totals, and the probability with which it was
+    drawn.
+    """
 
     over: int
     under: int
@@ -347,7 +365,8 @@ def totals_by_label(
     population: Mapping[tuple[str, str], int],
     answer_hashes: Mapping[AnswerKey, str] | None = None,
 ) -> dict[AnswerKey, LabelTotals]:
-    """The totals of each labelled answer. `answers` holds the run's answers, or at least the drawn ones; `population` counts all by (model, condition).
+    """The totals of each labelled answer. `answers` holds the run's answers, or at least the drawn
+    ones; `population` counts all by (model, condition).
 
     Raises `DataError` with every label that does not fit the run.
     """

@@ -24,7 +24,9 @@ JsonValue = dict[str, Any] | list | tuple | str | float | bool | None
 
 
 def call_key(**call: JsonValue) -> str:
-    """SHA-256 of the canonical JSON of everything that shapes a reply; raises `ValueError` for NaN and infinity."""
+    """SHA-256 of the canonical JSON of everything that shapes a reply; raises `ValueError` for NaN
+    and infinity.
+    """
     canonical_json = json.dumps(_canonical(call), sort_keys=True, allow_nan=False)
     return hashlib.sha256(canonical_json.encode()).hexdigest()
 
@@ -55,8 +57,10 @@ def default_path() -> Path:
 _APPLICATION_ID = 0x6D656D63  # "memc"
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, model TEXT NOT NULL, created REAL NOT NULL, reply TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS replies
+    (key TEXT PRIMARY KEY, model TEXT NOT NULL, created REAL NOT NULL, reply TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS claims
+    (key TEXT PRIMARY KEY, owner TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = 1;
 COMMIT;
@@ -77,7 +81,9 @@ def _to_wal(db: sqlite3.Connection, seconds: float = 10.0) -> None:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection to the file, which is made where there is none; raises `CacheError` for a file that is not ours."""
+    """A connection to the file, which is made where there is none; raises `CacheError` for a file
+    that is not ours.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
@@ -95,7 +101,8 @@ def _open(path: Path) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version not in (0, 1):
             raise CacheError(
-                f"{path}: a cache of version {version}, this memcalib reads version 1; choose another file with MEMCALIB_CACHE"
+                f"{path}: a cache of version {version}, this memcalib reads version 1; choose "
+                "another file with MEMCALIB_CACHE"
             )
         db.executescript(_SCHEMA)
     except BaseException:
@@ -131,7 +138,9 @@ def _advice(path: Path, reason: str) -> str:
 
 # %% ../../nbs/inference/02_cache.ipynb #d6a3051d
 class _CacheFile:
-    """An SQLite file that is opened late, locked against other threads, and opened anew in a forked child."""
+    """An SQLite file that is opened late, locked against other threads, and opened anew in a forked
+    child.
+    """
 
     def __init__(self, path: str | Path | None):
         self.path = Path(path) if path else default_path()
@@ -199,15 +208,18 @@ def _is_dead(owner: str) -> bool:
 
 # %% ../../nbs/inference/02_cache.ipynb #6ff97846
 _CLAIM = """
-INSERT INTO claims SELECT :key, :owner, :expires WHERE NOT EXISTS (SELECT 1 FROM replies WHERE key = :key)
+INSERT INTO claims SELECT :key, :owner, :expires
+WHERE NOT EXISTS (SELECT 1 FROM replies WHERE key = :key)
 ON CONFLICT (key) DO UPDATE SET owner = :owner, expires = :expires WHERE expires < :now
 """
 
 # %% ../../nbs/inference/02_cache.ipynb #d48ee5fc
 class CallCache(_CacheFile):
-    """Replies by key in one file, shared by threads and processes, with claims on what is being asked.
+    """Replies by key in one file, shared by threads and processes, with claims on what is being
+    asked.
 
-    `lease` is in seconds. Every method raises `CacheError` where the file is damaged, full, locked or not ours.
+    `lease` is in seconds. Every method raises `CacheError` where the file is damaged, full, locked
+    or not ours.
     """
 
     def __init__(self, path: str | Path | None = None, lease: float = 60.0):
@@ -223,7 +235,9 @@ class CallCache(_CacheFile):
         return json.loads(row[0]) if row else None
 
     def claim(self, key: str) -> bool:
-        """True where the caller may ask now; False where a living process is asking, or the reply is there."""
+        """True where the caller may ask now; False where a living process is asking, or the reply
+        is there.
+        """
         now = time.time()
         with self._connection() as db:
             holder = db.execute("SELECT owner FROM claims WHERE key = ?", (key,)).fetchone()
@@ -319,7 +333,9 @@ class CallCache(_CacheFile):
 
 # %% ../../nbs/inference/02_cache.ipynb #826c51fe
 def clear_cache(path: str | Path | None = None) -> int:
-    """Forget all replies in a cache file and return their number; raises `CacheError` for a file that is not ours."""
+    """Forget all replies in a cache file and return their number; raises `CacheError` for a file
+    that is not ours.
+    """
     cache = CallCache(path)
     if not cache.path.exists():
         return 0

@@ -64,7 +64,9 @@ class _ThreadWithLoop(Generic[Result]):
         self._error: BaseException | None = None
 
     def run(self) -> Result:
-        """The result of the coroutine; raises what it raised. Ctrl-C cancels it and waits for its end."""
+        """The result of the coroutine; raises what it raised. Ctrl-C cancels it and waits for its
+        end.
+        """
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(self._work,), daemon=True).start()
         try:
@@ -97,7 +99,9 @@ class _ThreadWithLoop(Generic[Result]):
 
 # %% ../../nbs/inference/03_client.ipynb #dfcec754
 def run_async(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end from plain code, in a script or in a notebook; Ctrl-C cancels it."""
+    """Run a coroutine to its end from plain code, in a script or in a notebook; Ctrl-C cancels
+    it.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -107,7 +111,9 @@ def run_async(coroutine: Coroutine[Any, Any, Result]) -> Result:
 # %% ../../nbs/inference/03_client.ipynb #abe75a8e
 @dataclass
 class _InFlight:
-    """What `run_many` knows about a piece of work: how many calls it is making, and how many of them have a request on its way."""
+    """What `run_many` knows about a piece of work: how many calls it is making, and how many of
+    them have a request on its way.
+    """
 
     calls: int = 0
     sent: int = 0
@@ -127,7 +133,9 @@ class _Work(Generic[Item]):
 
     @property
     def on_its_way(self) -> bool:
-        """Whether something was paid for: a request was sent, or it asks no client that would say."""
+        """Whether something was paid for: a request was sent, or it asks no client that would
+        say.
+        """
         return self.in_flight.sent > 0 or not self.in_flight.calls
 
 
@@ -195,9 +203,11 @@ async def run_many(
     concurrency: int,
     finish: float = FINISH_SECONDS,
 ) -> AsyncGenerator[tuple[Item, Result], None]:
-    """(item, result) in the order of completion, with at most `concurrency` items taken and not yet yielded.
+    """(item, result) in the order of completion, with at most `concurrency` items taken and not yet
+    yielded.
 
-    Raises what the first failing worker raised, after the results of those that were on their way, for which it waits `finish` seconds at most.
+    Raises what the first failing worker raised, after the results of those that were on their way,
+    for which it waits `finish` seconds at most.
     """
     source = iter(items)
     window = _Window(worker, finish)
@@ -221,7 +231,10 @@ async def run_many(
                 failure = error
                 on_their_way = window.count_on_their_way()
                 if on_their_way:
-                    message = "stopping; waiting for %d that are on their way, %g s at most (Ctrl-C again: not at all)"
+                    message = (
+                        "stopping; waiting for %d that are on their way, %g s at most (Ctrl-C "
+                        "again: not at all)"
+                    )
                     log.warning(message, on_their_way, finish)
                 continue
             work = window.works.pop(task)
@@ -240,7 +253,9 @@ ALIVE = 65536  # bytes
 
 
 def _retrieve_error(task: asyncio.Task) -> None:
-    """Look at a task's error, so that Python does not warn of it where the caller has stopped waiting."""
+    """Look at a task's error, so that Python does not warn of it where the caller has stopped
+    waiting.
+    """
     if not task.cancelled():
         task.exception()
 
@@ -250,7 +265,8 @@ async def receive_within(
 ) -> Result:
     """The result of `work(buffer)`, which puts what it receives into the buffer.
 
-    Raises `TimeoutError`, and cancels the work, after so many seconds in which the buffer grew by less than 64 KiB.
+    Raises `TimeoutError`, and cancels the work, after so many seconds in which the buffer grew by
+    less than 64 KiB.
     """
     buffer = bytearray()
     size_before = 0
@@ -281,7 +297,9 @@ class FailureStreak:
         self.reason = None
 
     def add(self, reason: str | None) -> bool:
-        """Take the next result, with the reason for its failure or None; true when it is the last of `count` in a row that failed for this reason."""
+        """Take the next result, with the reason for its failure or None; true when it is the last
+        of `count` in a row that failed for this reason.
+        """
         if reason is None:
             self.length = 0
         elif reason == self.reason:
@@ -294,8 +312,10 @@ class FailureStreak:
 # %% ../../nbs/inference/03_client.ipynb #a6a96736
 @dataclass(frozen=True)
 class Reply:
-    """What came back. `usage` has prompt_tokens, completion_tokens, cached_tokens as far as the server sent them, seconds,
-    and cost in US dollars where the endpoint has a price. A reply from the cache keeps the usage it once had."""
+    """What came back. `usage` has prompt_tokens, completion_tokens, cached_tokens as far as the
+    server sent them, seconds, and cost in US dollars where the endpoint has a price. A reply from
+    the cache keeps the usage it once had.
+    """
 
     text: str
     # as the server sends it: stop, length, content_filter, ...; refusal where it sent the words
@@ -309,7 +329,9 @@ class Reply:
 # %% ../../nbs/inference/03_client.ipynb #d8b76ce6
 @dataclass
 class Totals:
-    """What was done and spent; replies from the cache spend nothing. `cost` is None once a paid call had no known price."""
+    """What was done and spent; replies from the cache spend nothing. `cost` is None once a paid
+    call had no known price.
+    """
 
     calls: int = 0  # replies from the server
     cached: int = 0  # replies from the cache
@@ -391,7 +413,9 @@ class HttpRequest(Protocol):
 
 
 def http_library() -> ModuleType:
-    """The HTTP library below the installed openai package: httpx2, or httpx where openai is below 3."""
+    """The HTTP library below the installed openai package: httpx2, or httpx where openai is below
+    3.
+    """
     import openai
 
     major_version = int(openai.__version__.partition(".")[0])
@@ -420,7 +444,9 @@ def _usage(completion: "ChatCompletion", seconds: float) -> dict[str, float]:
 
 
 def _text_of(message: object) -> str | None:
-    """The text of a message: a string, or the text parts of a list of parts; None for anything else."""
+    """The text of a message: a string, or the text parts of a list of parts; None for anything
+    else.
+    """
     if not hasattr(message, "content"):
         return None
     content = message.content
@@ -514,7 +540,9 @@ class _Server:
     async def send(
         self, messages: Messages, body: dict[str, Any], attempt: int
     ) -> "ChatCompletion":
-        """The completion, asked for without the fields that this server has refused; raises `CallError`."""
+        """The completion, asked for without the fields that this server has refused; raises
+        `CallError`.
+        """
         while True:
             accepted_body = self._without_refused_fields(body)
             try:
@@ -539,7 +567,9 @@ class _Server:
     async def _send(
         self, messages: Messages, body: dict[str, Any], attempt: int
     ) -> "ChatCompletion":
-        """One request. Errors are raised here, where no variable and no earlier error holds the key."""
+        """One request. Errors are raised here, where no variable and no earlier error holds the
+        key.
+        """
         outcome = await self._outcome(messages, body, attempt)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -590,7 +620,9 @@ class _Server:
     async def _receive(
         self, buffer: bytearray, messages: Messages, body: dict[str, Any]
     ) -> "ChatCompletion | str | None":
-        """The completion; the text of a page that is none, and `None` for JSON that is no object."""
+        """The completion; the text of a page that is none, and `None` for JSON that is no
+        object.
+        """
         import aiohttp
         import openai
         from openai.types.chat import ChatCompletion
@@ -667,9 +699,15 @@ class _Server:
         kind = error_kind(status, reason[:20_000])
         message = f"{endpoint.url} answered {status} to {endpoint.model}: {self._clean(reason)}"
         if kind == "not_found":
-            message += "; is the model's name right, and does the address end as it should (mostly in /v1)?"
+            message += (
+                "; is the model's name right, and does the address end "
+                "as it should (mostly in /v1)?"
+            )
         if kind == "bad_request" and self._names_thinking(message):
-            message += "; this server does not take the field that switches thinking off: set thinking to default, and extra_body to what it takes"
+            message += (
+                "; this server does not take the field that switches thinking off: set thinking "
+                "to default, and extra_body to what it takes"
+            )
         return CallError(kind, message, status, retry_after(error.response.headers))
 
     def _names_thinking(self, message: str) -> bool:
@@ -714,7 +752,10 @@ class _Server:
             if self.worked:
                 message = f"{url} sent a page, not a chat completion, in between good replies"
                 return CallError("server", message)
-            message = f"{url} sent a page, not a chat completion; does the address end as it should (mostly in /v1)?"
+            message = (
+                f"{url} sent a page, not a chat completion; does the address end as it should "
+                "(mostly in /v1)?"
+            )
             return CallError("not_found", message)
         choices = getattr(completion, "choices", None)
         has_choice = isinstance(choices, list) and len(choices) > 0
@@ -754,7 +795,8 @@ _SILENT_WAIT = 10.0  # seconds; a longer wait is said, with its end
 
 
 class Client:
-    """Asks one endpoint, within its limits; write `async with client:` around the calls. What it learned and counted outlives each such block.
+    """Asks one endpoint, within its limits; write `async with client:` around the calls. What it
+    learned and counted outlives each such block.
 
     Give it a cache, or the path of one, to keep replies. It works in one event loop at a time.
     """
@@ -801,7 +843,9 @@ class Client:
         response_format: dict | None = None,
         **settings: Any,  # temperature, top_p, max_tokens, seed, ...; None is not sent
     ) -> Reply:
-        """The reply to these messages, from the cache or from the server; raises `CallError` and `CacheError`."""
+        """The reply to these messages, from the cache or from the server; raises `CallError` and
+        `CacheError`.
+        """
         if not self._depth:
             raise RuntimeError(f"{self!r} is not open: write `async with client:` around the calls")
         body = {name: value for name, value in settings.items() if value is not None}
@@ -853,7 +897,9 @@ class Client:
     async def _call_once(
         self, key: str, in_flight: _InFlight, messages: Messages, body: dict[str, Any]
     ) -> Reply:
-        """The stored reply; where there is none, one caller of all processes asks for it and stores it."""
+        """The stored reply; where there is none, one caller of all processes asks for it and stores
+        it.
+        """
         stored = self.cache.get(key)
         pause = 0.02
         start = time.monotonic()
@@ -943,7 +989,10 @@ class Client:
         if attempt <= _QUIET_FAILURES or self._warned:
             return
         self._warned = True
-        message = "%s at %s: a call has failed %d times; such calls are tried %d times in all, which may take minutes; the last error: %s"
+        message = (
+            "%s at %s: a call has failed %d times; such calls are tried %d times in all, which "
+            "may take minutes; the last error: %s"
+        )
         endpoint = self.endpoint
         log.warning(message, endpoint.model, endpoint.url, attempt, endpoint.attempts, failure)
 
@@ -1031,7 +1080,9 @@ def _is_worth_waiting(failure: CallError) -> bool:
 
 # %% ../../nbs/inference/03_client.ipynb #e795c3ab
 def split_thoughts(text: str) -> tuple[str, str | None]:
-    """(the text without a `<think>` block at its very start, that block or None); a block that never ends leaves no text."""
+    """(the text without a `<think>` block at its very start, that block or None); a block that
+    never ends leaves no text.
+    """
     stripped = text.lstrip()
     if not stripped.startswith("<think>"):
         return text, None
@@ -1040,7 +1091,9 @@ def split_thoughts(text: str) -> tuple[str, str | None]:
 
 # %% ../../nbs/inference/03_client.ipynb #1ec844a8
 class Form(BaseModel):
-    """Base of every reply that a model is asked for: each field as declared, none left out, none added."""
+    """Base of every reply that a model is asked for: each field as declared, none left out, none
+    added.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -1065,13 +1118,16 @@ def json_format(form: type[Form]) -> dict[str, Any]:
 
 # %% ../../nbs/inference/03_client.ipynb #4afd0248
 _RISKY = re.compile(
-    "[<\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+    "[<\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
     r"|\[(?=/?[A-Za-z]\w{0,31}\])(?!(?:true|false|null|NaN|Infinity)\])"
 )
 
 
 def escaped(text: str) -> str:
-    """The text with `<`, bracketed words such as `[INST]`, and invisible characters written as JSON escapes."""
+    """The text with `<`, bracketed words such as `[INST]`, and invisible characters written as JSON
+    escapes.
+    """
     return _RISKY.sub(_json_escape, text)
 
 
@@ -1083,7 +1139,9 @@ def _json_escape(match: re.Match[str]) -> str:
 
 # %% ../../nbs/inference/03_client.ipynb #327f4191
 def to_data(value: Any) -> str:
-    """JSON in which no chat control token and no invisible character occurs; reads back as the same value."""
+    """JSON in which no chat control token and no invisible character occurs; reads back as the same
+    value.
+    """
     return escaped(json.dumps(value, ensure_ascii=False))
 
 # %% ../../nbs/inference/03_client.ipynb #6c0d9f69
@@ -1106,7 +1164,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def strict_json(text: str) -> Any:
-    """The value of a JSON text, fenced or not; raises `ValueError` with the reason when it is not one."""
+    """The value of a JSON text, fenced or not; raises `ValueError` with the reason when it is not
+    one.
+    """
     if not text.strip():
         raise ValueError("the reply is empty")
     body, _ = without_fence(text)
@@ -1175,7 +1235,9 @@ def form_faults(error: ValidationError) -> list[tuple[str, str]]:
 def read_form(
     text: str, form: type[FormT], finish_reason: str = "stop"
 ) -> tuple[FormT | None, list[tuple[str, str]]]:
-    """The reply as an object and no complaints, or None and (place, complaint) pairs. Never raises for a bad reply."""
+    """The reply as an object and no complaints, or None and (place, complaint) pairs. Never raises
+    for a bad reply.
+    """
     if finish_reason == "length":
         return None, [("", "the reply was cut off at the limit of its length; be brief")]
     try:

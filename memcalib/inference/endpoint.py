@@ -22,7 +22,9 @@ from ..problem import Name
 
 # %% ../../nbs/inference/01_endpoint.ipynb #10264a04
 class Price(BaseModel):
-    """US dollars per million tokens; `cached` is for prompt tokens that the server found in its own cache."""
+    """US dollars per million tokens; `cached` is for prompt tokens that the server found in its own
+    cache.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +43,9 @@ class Price(BaseModel):
 
 # %% ../../nbs/inference/01_endpoint.ipynb #6d806d2c
 def estimate_tokens(text: str | list[dict[str, str]]) -> int:
-    """Rough number of tokens in a text or in messages: UTF-8 bytes divided by four, and four for each message's frame."""
+    """Rough number of tokens in a text or in messages: UTF-8 bytes divided by four, and four for
+    each message's frame.
+    """
     if isinstance(text, str):
         return math.ceil(len(text.encode("utf-8", "replace")) / 4)
     return sum(4 + estimate_tokens(message["content"]) for message in text)
@@ -61,7 +65,9 @@ ErrorKind = Literal[
 
 
 class CallError(RuntimeError):
-    """A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the seconds the server asked for."""
+    """A call that failed; `kind` is how, `status` is the HTTP status if there was one, `wait` the
+    seconds the server asked for.
+    """
 
     def __init__(
         self,
@@ -117,7 +123,9 @@ def error_kind(status: int, text: str) -> ErrorKind:
 
 # %% ../../nbs/inference/01_endpoint.ipynb #e2c30845
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response's headers ask us to wait, None where they do not; headers are a mapping with lower-case names."""
+    """Seconds that a response's headers ask us to wait, None where they do not; headers are a
+    mapping with lower-case names.
+    """
     for name, units_per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
         try:
             seconds = float(headers.get(name, "")) / units_per_second
@@ -132,7 +140,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7cc2526c
 def hide_key(text: str, key: str) -> str:
-    """The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by ***."""
+    """The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by
+    ***.
+    """
     if not key:
         return text
     in_url = quote(key, safe="")
@@ -206,7 +216,9 @@ def _is_address(value: object) -> bool:
 
 # %% ../../nbs/inference/01_endpoint.ipynb #1b10c442
 class Endpoint(BaseModel):
-    """Where one role (model, judge, second judge, builder) is played: server, model, key variable, limits, price."""
+    """Where one role (model, judge, second judge, builder) is played: server, model, key variable,
+    limits, price.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -234,7 +246,9 @@ class Endpoint(BaseModel):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The fields that go with every request: what switches thinking off on this server, then `extra_body`."""
+        """The fields that go with every request: what switches thinking off on this server, then
+        `extra_body`.
+        """
         fields = {}
         if self.thinking == "off":
             fields.update(_no_thinking(urlsplit(self.url).hostname))
@@ -250,15 +264,23 @@ class Endpoint(BaseModel):
         return self.price.cost(prompt_tokens, completion_tokens, cached_tokens)
 
     def api_key(self) -> str:
-        """The key from the environment, "" where none is needed; raises `CallError` of kind no_key."""
+        """The key from the environment, "" where none is needed; raises `CallError` of kind
+        no_key.
+        """
         if not self.key_env:
             return ""
         key = os.environ.get(self.key_env, "").strip()
         if not key:
-            todo = f'set {self.key_env} in the environment, name another variable in key_env, or set key_env to "" for a server without keys'
+            todo = (
+                f"set {self.key_env} in the environment, name another variable in key_env, or set "
+                'key_env to "" for a server without keys'
+            )
             raise CallError("no_key", f"no key for {self.model} at {self.url}: {todo}")
         if not re.fullmatch(r"[!-~]+", key):
-            message = f"the variable {self.key_env} holds characters that cannot be part of a key (not repeated here)"
+            message = (
+                f"the variable {self.key_env} holds characters that cannot be part of a key (not "
+                "repeated here)"
+            )
             raise CallError("no_key", message)
         return key
 
@@ -275,7 +297,10 @@ class Endpoint(BaseModel):
     @classmethod
     def _model_is_no_key(cls, value: str) -> str:
         if _KEY_SHAPE.search(value):
-            message = "model must be the name of a model; what was given looks like a key and is not repeated here"
+            message = (
+                "model must be the name of a model; what was given looks like a key and is not "
+                "repeated here"
+            )
             raise CallError("no_key", message)
         return value
 
@@ -285,7 +310,10 @@ class Endpoint(BaseModel):
         if value is None:
             return None
         if re.search("[@?#]", str(value)) or _KEY_SHAPE.search(str(value)):
-            message = "base_url must hold no user, password, key or query: keys belong into the variable named by key_env"
+            message = (
+                "base_url must hold no user, password, key or query: keys belong into the "
+                "variable named by key_env"
+            )
             raise CallError("no_key", message)
         if not _is_address(value):
             raise ValueError("must be an address such as http://localhost:8000/v1")
@@ -296,7 +324,10 @@ class Endpoint(BaseModel):
     def _body_has_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
         secret_names = sorted(filter(_SECRET_NAME.search, _field_names(value)))
         if secret_names:
-            message = f"extra_body has {secret_names[0]!r}: keys belong into the variable named by key_env"
+            message = (
+                f"extra_body has {secret_names[0]!r}: keys belong "
+                "into the variable named by key_env"
+            )
             raise CallError("no_key", message)
         reserved_names = sorted(_RESERVED & value.keys())
         if reserved_names:
@@ -316,7 +347,8 @@ def forecast_row(
 ) -> dict[str, str | float | None]:
     """One row of a forecast: role, model, the counts, tokens, and cost in US dollars.
 
-    The cost is 0 without an endpoint, as for a model on this machine, and None for an endpoint without a price.
+    The cost is 0 without an endpoint, as for a model on this machine, and None for an endpoint
+    without a price.
     """
     cost = endpoint.cost(prompt_tokens, completion_tokens) if endpoint else 0.0
     return {

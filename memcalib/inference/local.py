@@ -112,7 +112,9 @@ def _prefill(model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad: int)
 
 # %% ../../nbs/inference/05_local.ipynb #1cee2944
 def uniform_numbers(seeds: Sequence[int], width: int) -> Float[np.ndarray, "row token"]:
-    """Numbers in [0, 1), one row for each seed; a row's numbers depend on its seed alone, not on `width` or other rows."""
+    """Numbers in [0, 1), one row for each seed; a row's numbers depend on its seed alone, not on
+    `width` or other rows.
+    """
     rows = [np.random.default_rng(seed).random(width, dtype=np.float32) for seed in seeds]
     return np.stack(rows)
 
@@ -123,7 +125,9 @@ def draw(
     top_p: float = 1.0,
     numbers: Float[Tensor, " row"] | torch.Generator | None = None,
 ) -> Tensor:
-    """The next token of each row, by the row's own number in [0, 1) or by a generator; temperature 0 is greedy."""
+    """The next token of each row, by the row's own number in [0, 1) or by a generator; temperature
+    0 is greedy.
+    """
     if temperature == 0:
         return logits.argmax(-1)
     scores = logits.float() / temperature
@@ -142,7 +146,9 @@ def draw(
 
 # %% ../../nbs/inference/05_local.ipynb #3419e023
 def group_sync(model: torch.nn.Module) -> Callable[[bool], bool] | None:
-    """A function that is true while any process is busy, for a model sharded over the processes of this run; None for any other."""
+    """A function that is true while any process is busy, for a model sharded over the processes of
+    this run; None for any other.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     is_sharded = isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
@@ -171,10 +177,11 @@ def sample_tokens(
     generator: torch.Generator | None = None,
     seeds: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """One answer (token ids, end token kept) for each prompt (token ids); equal prompts are encoded once.
+    """One answer (token ids, end token kept) for each prompt (token ids); equal prompts are encoded
+    once.
 
-    `max_tokens` is one limit or one for each row. `seeds` give each row random numbers of its own, else `generator` serves all.
-    Raises `FloatingPointError` when the model's logits are NaN.
+    `max_tokens` is one limit or one for each row. `seeds` give each row random numbers of its own,
+    else `generator` serves all. Raises `FloatingPointError` when the model's logits are NaN.
     """
     device = model.device
     if isinstance(max_tokens, int):
@@ -235,7 +242,9 @@ def prompt_encoder(
     prompt_template: str = "plain",
     condition: str = "full_memory",
 ) -> Callable[[Example], list[int]]:
-    """A function from an example to prompt token ids; raises `ValueError` for an unknown condition."""
+    """A function from an example to prompt token ids; raises `ValueError` for an unknown
+    condition.
+    """
     check_conditions([condition])
 
     def encode(example: Example) -> list[int]:
@@ -278,7 +287,9 @@ def sample_answers(
     temperature: float = 1.0,
     batch_size: int = 256,
 ) -> list[Rollout]:
-    """`samples` answers for each example, in order; the same seed gives the same answers on the same machine."""
+    """`samples` answers for each example, in order; the same seed gives the same answers on the
+    same machine.
+    """
     encode = prompt_encoder(tokenizer, text, prompt_template, condition)
     ends = end_tokens(model, tokenizer)
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -329,7 +340,9 @@ def evaluate(
     judge: JudgeLike,
     **options: Any,
 ) -> tuple[list[Rollout], list[Judgment]]:
-    """Sample answers (`sample_answers` names the options) and judge each one against its full example."""
+    """Sample answers (`sample_answers` names the options) and judge each one against its full
+    example.
+    """
     rollouts = sample_answers(model, tokenizer, examples, **options)
     example_by_id = {example.id: example for example in examples}
     examples_of_rows = [example_by_id[rollout.example_id] for rollout in rollouts]
@@ -399,7 +412,10 @@ def _encode_all(
         if limit is None or len(prompt_ids) < limit:
             fitting.append(encoded)
         else:
-            message = f"example {request.example.id!r}: the prompt has {len(prompt_ids)} tokens; the model's limit is {limit}, answer included"
+            message = (
+                f"example {request.example.id!r}: the prompt has {len(prompt_ids)} tokens; the "
+                f"model's limit is {limit}, answer included"
+            )
             failed_rows.append(encoded.failed("context_too_long", message))
     return fitting, failed_rows
 
@@ -426,7 +442,10 @@ def _tokenizer(path: str | Path, revision: str | None) -> PreTrainedTokenizerBas
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
     except OSError as error:
-        message = f"{str(path)!r}: no tokenizer there; allowed is a model folder, or the id of a model on the hub"
+        message = (
+            f"{str(path)!r}: no tokenizer there; allowed is a model "
+            "folder, or the id of a model on the hub"
+        )
         reason = " ".join(str(error).split())
         raise OSError(f"{message} ({reason})") from None
 
@@ -464,10 +483,12 @@ def _model_name(model: str | Path) -> str:
 
 # %% ../../nbs/inference/05_local.ipynb #203140ac
 class LocalBackend:
-    """Answers from a transformers model in memory, in a folder, or on the hub; weights are read when the first request comes.
+    """Answers from a transformers model in memory, in a folder, or on the hub; weights are read
+    when the first request comes.
 
-    `name` is what rows record as their model: by default the hub id, or the last part of the folder. Raises `OSError` when
-    there is no such model, and `ValueError` when a model object comes without its tokenizer.
+    `name` is what rows record as their model: by default the hub id, or the last part of the
+    folder. Raises `OSError` when there is no such model, and `ValueError` when a model object comes
+    without its tokenizer.
     """
 
     def __init__(
@@ -517,7 +538,9 @@ class LocalBackend:
                 yield from self._next_answers(waiting)
 
     def _next_answers(self, waiting: deque[EncodedRequest]) -> list[Rollout]:
-        """The rows of the next batch within the budget; none where it has to be tried again, smaller."""
+        """The rows of the next batch within the budget; none where it has to be tried again,
+        smaller.
+        """
         batch = self._next_batch(waiting)
         rows = _unless_out_of_memory(self.sample, batch)
         if rows is not None:
@@ -571,10 +594,11 @@ class LocalBackend:
 
 # %% ../../nbs/inference/05_local.ipynb #02203f7c
 class VllmBackend:
-    """Answers from vLLM's engine in this process; `options` go to `vllm.LLM` (tensor_parallel_size, max_model_len, ...).
+    """Answers from vLLM's engine in this process; `options` go to `vllm.LLM` (tensor_parallel_size,
+    max_model_len, ...).
 
-    Rows come in chunks of `chunk` requests. Raises `ModuleNotFoundError` naming the extra when vLLM is missing, and
-    `ValueError` for `trust_remote_code`.
+    Rows come in chunks of `chunk` requests. Raises `ModuleNotFoundError` naming the extra when vLLM
+    is missing, and `ValueError` for `trust_remote_code`.
     """
 
     def __init__(self, model: str | Path, *, name: str = "", chunk: int = 512, **options: Any):

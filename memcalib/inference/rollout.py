@@ -55,7 +55,9 @@ from memcalib.problem import (
 
 # %% ../../nbs/inference/04_rollout.ipynb #bd846dea
 def bare_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
-    """The user turn of the template `bare`: the numbered list and the query, without a word about either."""
+    """The user turn of the template `bare`: the numbered list and the query, without a word about
+    either.
+    """
     if not memory:
         return question
     numbered_texts = [f"{number}. {text}" for number, text in memory]
@@ -64,13 +66,18 @@ def bare_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
 
 PROMPT_TEMPLATES["background"] = PromptTemplate(
     plain_prompt,
-    "You help a user. The stored notes that come with the query are background, nothing more: they may be old or about "
-    "something else. Answer the query itself, and bring a note in only where the answer would be wrong without it.",
+    (
+        "You help a user. The stored notes that come with the query are background, nothing more: "
+        "they may be old or about something else. Answer the query itself, and bring a note in "
+        "only where the answer would be wrong without it."
+    ),
 )
 PROMPT_TEMPLATES["authoritative"] = PromptTemplate(
     plain_prompt,
-    "You help a user. The stored notes that come with the query are authoritative: verified, and binding on your answer. "
-    "Build the answer on every one of them.",
+    (
+        "You help a user. The stored notes that come with the query are authoritative: verified, "
+        "and binding on your answer. Build the answer on every one of them."
+    ),
 )
 PROMPT_TEMPLATES["bare"] = PromptTemplate(bare_prompt)
 SHIPPED_TEMPLATES = ("plain", "background", "authoritative", "bare")
@@ -81,7 +88,9 @@ _PLACES = {"user": {"memory", "query"}, "block": {"number", "text"}, "query_only
 
 
 class TemplateFile(BaseModel):
-    """A prompt template as data: a system text, the user turn, one memory block, and the user turn of an example without memory."""
+    """A prompt template as data: a system text, the user turn, one memory block, and the user turn
+    of an example without memory.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     system: str = ""
@@ -121,7 +130,8 @@ _RESERVED = frozenset({*SHIPPED_TEMPLATES, "micro", "micro-audit", "full_memory"
 def load_prompt_template(path: str | Path) -> str:
     """Register the prompt template of a YAML file under the file's stem and return that name.
 
-    Raises `DataError` naming file and field, `FileNotFoundError`, and `ValueError` when the stem is the name of a shipped template.
+    Raises `DataError` naming file and field, `FileNotFoundError`, and `ValueError` when the stem is
+    the name of a shipped template.
     """
     path = Path(path)
     if path.stem in _RESERVED:
@@ -130,7 +140,8 @@ def load_prompt_template(path: str | Path) -> str:
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path}: no such template file; shipped prompt templates: {', '.join(SHIPPED_TEMPLATES)}"
+            f"{path}: no such template file; shipped prompt templates: "
+            f"{', '.join(SHIPPED_TEMPLATES)}"
         )
     content = read_yaml(path)
     try:
@@ -143,7 +154,9 @@ def load_prompt_template(path: str | Path) -> str:
 
 
 def _template_fault(fault: dict[str, Any], path: Path) -> Violation:
-    """A fault that pydantic found in a template file, with the fields or places that are allowed."""
+    """A fault that pydantic found in a template file, with the fields or places that are
+    allowed.
+    """
     field_name = ".".join(map(str, fault["loc"]))
     reason = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
@@ -155,7 +168,9 @@ def _template_fault(fault: dict[str, Any], path: Path) -> Violation:
 
 # %% ../../nbs/inference/04_rollout.ipynb #028e1db3
 def find_prompt_template(name: str) -> str:
-    """The name of a prompt template, given its name or its file; raises `ValueError` naming the registered ones."""
+    """The name of a prompt template, given its name or its file; raises `ValueError` naming the
+    registered ones.
+    """
     if name in PROMPT_TEMPLATES:
         return name
     if name.endswith((".yaml", ".yml")):
@@ -165,7 +180,9 @@ def find_prompt_template(name: str) -> str:
 
 # %% ../../nbs/inference/04_rollout.ipynb #286a5f77
 def wording_hash(name: str) -> str:
-    """A hash of everything that a prompt template adds to query and memory; `name` is one of `PROMPT_TEMPLATES`."""
+    """A hash of everything that a prompt template adds to query and memory; `name` is one of
+    `PROMPT_TEMPLATES`.
+    """
     template = PROMPT_TEMPLATES[name]
     with_memory = template.user("{query}", [(1, "{memory}")])
     without_memory = template.user("{query}", [])
@@ -209,7 +226,9 @@ def check_conditions(conditions: Sequence[str]) -> None:
 # %% ../../nbs/inference/04_rollout.ipynb #8fed8913
 @dataclass(frozen=True)
 class Request:
-    """One answer to ask for; `settings` is what the rollout will record, `key` the key it will have."""
+    """One answer to ask for; `settings` is what the rollout will record, `key` the key it will
+    have.
+    """
 
     example: Example
     model: str
@@ -245,12 +264,16 @@ class Request:
 
     @property
     def server_seed(self) -> int:
-        """The seed a server is sent: the seed itself for the first sample, another one for each further sample."""
+        """The seed a server is sent: the seed itself for the first sample, another one for each
+        further sample.
+        """
         return self.seed + 1_000_003 * self.sample
 
     @property
     def answer_seed(self) -> int:
-        """A seed for the random numbers of this answer alone, from example, seed and sample; the same under every condition."""
+        """A seed for the random numbers of this answer alone, from example, seed and sample; the
+        same under every condition.
+        """
         identity = json.dumps([self.example.id, self.seed, self.sample])
         return int(text_hash(identity, 12), 16)
 
@@ -259,7 +282,9 @@ _RECORDED_SAMPLING = {"temperature", "top_p", "max_tokens", "text", "thinking", 
 
 
 def request_settings(sampling: Sampling, template: str, **backend_settings: Any) -> dict[str, Any]:
-    """What each rollout records about how it was made: sampling, prompt template and its wording's hash, and what the back end adds."""
+    """What each rollout records about how it was made: sampling, prompt template and its wording's
+    hash, and what the back end adds.
+    """
     settings = sampling.model_dump(mode="json", include=_RECORDED_SAMPLING)
     settings["framing"] = template
     settings["prompt"] = wording_hash(template)
@@ -276,7 +301,8 @@ def requests(
 ) -> Iterator[Request]:
     """Every request of a run: example by example, then condition, seed, sample.
 
-    Raises `ValueError` for an unknown condition or prompt template and for an example id that comes twice.
+    Raises `ValueError` for an unknown condition or prompt template and for an example id that comes
+    twice.
     """
     template = find_prompt_template(sampling.prompt_template)
     check_conditions(conditions)
@@ -299,7 +325,9 @@ def requests(
 
 # %% ../../nbs/inference/04_rollout.ipynb #e6aaaf25
 class Backend(Protocol):
-    """What answers requests; an asynchronous or an ordinary iterator of rollouts, in the order in which they finish."""
+    """What answers requests; an asynchronous or an ordinary iterator of rollouts, in the order in
+    which they finish.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -325,7 +353,9 @@ FINISH = {  # a host's word for the end of an answer -> ours; every other word i
 
 
 def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
-    """The fields of a rollout that follow from a text as it was sent: response, finish reason, what was taken off or looks odd."""
+    """The fields of a rollout that follow from a text as it was sent: response, finish reason, what
+    was taken off or looks odd.
+    """
     answer, thoughts = split_thoughts(text)
     has_text = bool(answer.strip())
     finish = FINISH.get(finish_reason.lower(), "stop")
@@ -342,7 +372,9 @@ def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
 
 # %% ../../nbs/inference/04_rollout.ipynb #a83ba9d1
 class EndpointBackend:
-    """Answers from an OpenAI-compatible endpoint, many calls at a time; a failed call becomes a row, a fatal one is raised."""
+    """Answers from an OpenAI-compatible endpoint, many calls at a time; a failed call becomes a
+    row, a fatal one is raised.
+    """
 
     def __init__(self, endpoint: Endpoint, cache: CallCache | Path | None = None):
         self.endpoint = endpoint
@@ -358,7 +390,9 @@ class EndpointBackend:
         return self.client.totals
 
     async def answers(self, requests: Iterable[Request]) -> AsyncGenerator[Rollout, None]:
-        """One rollout for each request, in the order in which the endpoint finishes them; raises fatal `CallError`s."""
+        """One rollout for each request, in the order in which the endpoint finishes them; raises
+        fatal `CallError`s.
+        """
         async with (
             self.client,
             aclosing(run_many(requests, self._ask, self.endpoint.concurrency)) as pairs,
@@ -412,7 +446,9 @@ Row = TypeVar("Row")
 def for_each(
     rows: Iterator[Row] | AsyncGenerator[Row, None], handle: Callable[[Row], None]
 ) -> None:
-    """Hand each row to `handle`, whichever kind of iterator it comes from; works inside a notebook too."""
+    """Hand each row to `handle`, whichever kind of iterator it comes from; works inside a notebook
+    too.
+    """
     if not isinstance(rows, AsyncIterator):
         for row in rows:
             handle(row)
@@ -440,7 +476,9 @@ class _ExpectedRows:
             self._settings[request.model, request.condition] = request.settings
 
     def is_to_be_asked_again(self, row: Rollout) -> bool:
-        """Whether a row of the file is a failure of one of the requests; raises where it does not belong to this run."""
+        """Whether a row of the file is a failure of one of the requests; raises where it does not
+        belong to this run.
+        """
         self._check_version(row)
         self._check_settings(row)
         return row.finish_reason == "error" and row.key in self.keys
@@ -460,7 +498,10 @@ class _ExpectedRows:
         settings_now = self._settings.get((row.model, row.condition), row.settings)
         differences = changed(row.settings, settings_now, {})
         if differences:
-            answers = f"{self.out} holds answers of {row.model!r} under {row.condition!r} made with other settings"
+            answers = (
+                f"{self.out} holds answers of {row.model!r} under {row.condition!r} made with "
+                "other settings"
+            )
             raise ValueError(
                 f"{answers} ({'; '.join(differences)}); use another file, or the same settings"
             )
@@ -468,7 +509,9 @@ class _ExpectedRows:
 # %% ../../nbs/inference/04_rollout.ipynb #b6fd7e2b
 @dataclass
 class GenerateResult:
-    """What a run of `generate` did; `counts` and `errors` are over every row that was wanted, old and new."""
+    """What a run of `generate` did; `counts` and `errors` are over every row that was wanted, old
+    and new.
+    """
 
     out: Path
     wanted: int
@@ -485,7 +528,9 @@ class GenerateResult:
         return self.counts.total() - self.counts["empty"] - self.new
 
     def count(self, row: Rollout) -> None:
-        """Take one row into the counts; an empty answer counts under its finish reason and as empty."""
+        """Take one row into the counts; an empty answer counts under its finish reason and as
+        empty.
+        """
         self.counts[row.finish_reason] += 1
         is_answer = row.finish_reason != "error" and not row.withheld
         self.counts["empty"] += int(is_answer and not row.response.strip())
@@ -499,7 +544,9 @@ def _failure_kind(row: Rollout) -> str | None:
 
 # %% ../../nbs/inference/04_rollout.ipynb #1ef9c1b7
 class Stopped(RuntimeError):
-    """Many calls of a run in a row, or all of them, failed in the same way; the message has the last error, the rows are kept."""
+    """Many calls of a run in a row, or all of them, failed in the same way; the message has the
+    last error, the rows are kept.
+    """
 
 # %% ../../nbs/inference/04_rollout.ipynb #57c13fdb
 def generate(
@@ -513,12 +560,14 @@ def generate(
 ) -> GenerateResult:
     """Ask for every answer that `out` does not hold yet, and append each one as it comes.
 
-    Raises `DataError` for answers to another dataset version, `ValueError` for answers made with other settings, fatal
-    `CallError`s, and `Stopped`; what was finished before is kept, and the same call resumes from there.
+    Raises `DataError` for answers to another dataset version, `ValueError` for answers made with
+    other settings, fatal `CallError`s, and `Stopped`; what was finished before is kept, and the
+    same call resumes from there.
     """
     if sampling.thinking and backend.settings.get("thinking") == "off":
         raise ValueError(
-            f"sampling asks for thinking, but endpoint {backend.name!r} has thinking 'off': set both"
+            "sampling asks for thinking, but endpoint "
+            f"{backend.name!r} has thinking 'off': set both"
         )
     start = time.monotonic()
     out = Path(out)
@@ -544,7 +593,9 @@ def generate(
 
 
 class _NewRows:
-    """Takes the rows of a run as they come: writes and counts them, and stops the run where they fail alike."""
+    """Takes the rows of a run as they come: writes and counts them, and stops the run where they
+    fail alike.
+    """
 
     def __init__(
         self,
@@ -572,5 +623,6 @@ class _NewRows:
         says_nothing_of_the_next = kind == "context_too_long"
         if self.failures.add(None if says_nothing_of_the_next else kind):
             raise Stopped(
-                f"{self.failures.count} answers in a row failed alike, so the run stopped; the last one: {row.error}"
+                f"{self.failures.count} answers in a row failed alike, so the run stopped; the "
+                f"last one: {row.error}"
             )

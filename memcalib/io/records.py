@@ -325,7 +325,9 @@ def only_dicts(value: object) -> list[dict]:
 # %% ../../nbs/io/01_records.ipynb #dfed77cd
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """An `OSError` of the system that names no file, such as that of a full disk, names this one."""
+    """An `OSError` of the system that names no file, such as that of a full disk, names this
+    one.
+    """
     try:
         yield
     except OSError as error:

@@ -267,7 +267,8 @@ def interrupt(number: int, frame: object) -> None:
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handler is the one of before.
+    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handler is the
+    one of before.
 
     Outside the main thread, which alone may set handlers, nothing changes.
     """

@@ -58,7 +58,9 @@ def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def left_names(drafts: Iterable[Draft], n: int = 30) -> "pd.Series":
-    """The most frequent words with a capital inside sentences that redaction left, and the number of rows they are in."""
+    """The most frequent words with a capital inside sentences that redaction left, and the number
+    of rows they are in.
+    """
     import pandas as pd
 
     row_counts: Counter[str] = Counter()
@@ -138,7 +140,9 @@ _OURS = (
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:
-    """The path of every value in an object, such as `example.atoms.text`; lists add nothing to it."""
+    """The path of every value in an object, such as `example.atoms.text`; lists add nothing to
+    it.
+    """
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _paths(inner, f"{path}.{name}" if path else str(name))
@@ -158,7 +162,9 @@ def _is_disclosed(path: str, disclosed: Iterable[str]) -> bool:
 
 
 def undisclosed(task: str, messages: Sequence[Mapping[str, str]]) -> list[str]:
-    """Places in the messages of a task (annotation, rubrics, review) that its entry in `SENT` does not name."""
+    """Places in the messages of a task (annotation, rubrics, review) that its entry in `SENT` does
+    not name.
+    """
     disclosed = list(_OURS)
     for word in SENT[task]:
         disclosed += FIELDS[word]
@@ -239,7 +245,8 @@ class CallPlan:
         """Itself for `True`; raises `NotAgreed` with the statement otherwise."""
         if yes is not True:
             raise NotAgreed(
-                f"{self}\n\n{SENDING['nothing']}. Go on with --yes (in Python: yes=True), or change rules and endpoints first."
+                f"{self}\n\n{SENDING['nothing']}. Go on with --yes (in Python: yes=True), or "
+                "change rules and endpoints first."
             )
         return self
 
@@ -260,7 +267,9 @@ def _in_vain(terms: Mapping[str, Any]) -> str:
 
 
 def summarise_terms(drafts: Sequence[Draft], result: MemoryDrafts) -> dict[str, Any]:
-    """Rows and users by consent and licence, what was redacted, and why rows were left out; no text of any row."""
+    """Rows and users by consent and licence, what was redacted, and why rows were left out; no text
+    of any row.
+    """
     metadata = [draft.source["metadata"] for draft in drafts]
     redacted = {}
     for name in result.rules:
@@ -304,7 +313,9 @@ def _planned(
 
 
 def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
-    """What each role (builder, reviewer, reviewer2) will be shown; raises `DataError` when no row may enter, `ValueError` for a strange role."""
+    """What each role (builder, reviewer, reviewer2) will be shown; raises `DataError` when no row
+    may enter, `ValueError` for a strange role.
+    """
     result.require()
     strange_roles = sorted(set(roles) - set(WORK))
     if strange_roles:
@@ -328,20 +339,30 @@ def _rows_table(head: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
-    """The section of a data set's card on consent, licences and redaction, in Markdown; `drafts` are the rows that are in it."""
+    """The section of a data set's card on consent, licences and redaction, in Markdown; `drafts`
+    are the rows that are in it.
+    """
     terms = summarise_terms(drafts, result)
     lines = [
         "## Private memory",
         "",
-        f"Rows from the log of a memory system in use: {terms['rows']}. Memories that it retrieved for them: {terms['memories']}. Users: {terms['users']}. "
-        "The memories are in the wording of the system, and no distractor was invented.",
+        (
+            f"Rows from the log of a memory system in use: {terms['rows']}. Memories that it "
+            f"retrieved for them: {terms['memories']}. Users: {terms['users']}. The memories are "
+            "in the wording of the system, and no distractor was invented."
+        ),
         "",
         *_rows_table("consent", terms["consent"]),
         *_rows_table("licence", terms["licence"]),
         *_rows_table("left out of the log", terms["left out"]),
-        f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. {KEPT['placeholders']}.",
+        (
+            f"Replaced by placeholders: {_counted(terms['redacted'], 'value')}. "
+            f"{KEPT['placeholders']}."
+        ),
         "",
-        f"Looked for, in these forms, and not found: {_in_vain(terms)}. Not looked for: {'; '.join(terms['not looked for'])}. "
-        f"{LOOKED_FOR['left']}.",
+        (
+            f"Looked for, in these forms, and not found: {_in_vain(terms)}. Not looked for: "
+            f"{'; '.join(terms['not looked for'])}. {LOOKED_FOR['left']}."
+        ),
     ]
     return printable("\n".join(lines), keep="\n") + "\n"

@@ -65,20 +65,26 @@ class LogConfig(BaseModel):
     def _is_a_name(cls, consent: str) -> str:
         if consent and not names_agreement(consent):
             raise ValueError(
-                "allowed is the name of an agreement, at most 200 characters; a yes or no is not one"
+                "allowed is the name of an agreement, at most 200 "
+                "characters; a yes or no is not one"
             )
         return consent
 
 
 def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
-    """Why a row may not enter, as (rule, found, allowed); None when it may. Nothing of its text is repeated."""
+    """Why a row may not enter, as (rule, found, allowed); None when it may. Nothing of its text is
+    repeated.
+    """
     if row.consent is False:
         return RowFault("consent refused", "false", "rows whose users agreed")
     if row.consent is None and not (config.consent or config.without_consent):
         return RowFault(
             "no consent",
             "nothing",
-            "rows whose users agreed; an agreement that covers the others is named in `consent` (evaluate: --consent NAME; build: --set memory.consent=NAME)",
+            (
+                "rows whose users agreed; an agreement that covers the others is named in "
+                "`consent` (evaluate: --consent NAME; build: --set memory.consent=NAME)"
+            ),
         )
     best_memories = row.memories[: config.memories]
     longest_memory = max(len(memory.text) for memory in best_memories)
@@ -94,7 +100,9 @@ def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #be474a66
 def says_again(later: str, earlier: str) -> bool:
-    """Whether a memory adds nothing to an earlier one: nearly the same words, or a part of it; figures must agree."""
+    """Whether a memory adds nothing to an earlier one: nearly the same words, or a part of it;
+    figures must agree.
+    """
     later_stems = short_stems(later)
     earlier_stems = short_stems(earlier)
     size = len(later_stems)
@@ -134,7 +142,9 @@ def _redacted_id(row: LogRow, redactor: Redactor) -> str:
 def to_draft(
     row: LogRow, redactor: Redactor, config: LogConfig, user: str = ""
 ) -> tuple[Draft, Redaction]:
-    """The redacted draft of a row, its `user` called by the name given here, and what was redacted."""
+    """The redacted draft of a row, its `user` called by the name given here, and what was
+    redacted.
+    """
     best_memories = row.memories[: config.memories]
     memory_texts = [memory.text for memory in best_memories]
     terms = [consent_in_words(row, config), row.licence, row.domain or config.domain]
@@ -169,7 +179,9 @@ def to_draft(
 # %% ../../nbs/memory_logs/03_examples.ipynb #1e9b3b4d
 @dataclass
 class MemoryDrafts:
-    """The drafts made from a log, the rows that may not enter, and what the redaction replaced, by rule."""
+    """The drafts made from a log, the rows that may not enter, and what the redaction replaced, by
+    rule.
+    """
 
     kept: list[Draft] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
@@ -189,7 +201,9 @@ class MemoryDrafts:
         self.places.update(redaction.places)
 
     def require(self) -> "MemoryDrafts":
-        """Itself; raises `DataError` that counts the reasons, with an example of each, when no row may enter."""
+        """Itself; raises `DataError` that counts the reasons, with an example of each, when no row
+        may enter.
+        """
         Passed(self.kept, self.dropped).require("memory log")
         return self
 
@@ -199,7 +213,9 @@ class MemoryDrafts:
         return list(dict.fromkeys([*self.looked_for, *self.rows]))
 
     def table(self) -> "pd.DataFrame":
-        """For each redaction rule the rows it changed, the different values it took out, and the places they stood in."""
+        """For each redaction rule the rows it changed, the different values it took out, and the
+        places they stood in.
+        """
         import pandas as pd
 
         table = pd.DataFrame(index=pd.Index(self.rules, name="rule"))
@@ -219,7 +235,9 @@ class _DraftMaker:
         self.ids: set[str] = set()
 
     def user_name(self, user: str) -> str:
-        """The name under which a user goes from here on: u1, u2 and so on, in the order in which they appear."""
+        """The name under which a user goes from here on: u1, u2 and so on, in the order in which
+        they appear.
+        """
         if not user:
             return ""
         return self.names_of_users.setdefault(user, f"u{len(self.names_of_users) + 1}")
@@ -252,7 +270,8 @@ def memory_drafts(
     redactor: Redactor | None = None,
     config: LogConfig | None = None,
 ) -> MemoryDrafts:
-    """The redacted drafts of a log and the rows left out; `store` is the export with the texts of `memory_ids`.
+    """The redacted drafts of a log and the rows left out; `store` is the export with the texts of
+    `memory_ids`.
 
     Raises `DataError` for a file of an unknown shape, and `FileNotFoundError`.
     """
@@ -284,7 +303,9 @@ WHOLE = 0.6  # smallest share of a memory's content words that its row's atoms m
 
 
 def lost_parts(text: str, atoms: str) -> str:
-    """What a memory says and its row's atoms do not, in words for a fault; "" when nothing is missing."""
+    """What a memory says and its row's atoms do not, in words for a fault; "" when nothing is
+    missing.
+    """
     without_field_names = re.sub(r"(^|; )\w+: ", r"\1", text)
     share = coverage(without_field_names, atoms)
     if share < WHOLE:
@@ -314,7 +335,9 @@ def _memory_faults(draft: Draft, reply: AnnotationReply) -> Iterator[Fault]:
 
 
 def _atom_faults(draft: Draft, reply: AnnotationReply) -> Iterator[Fault]:
-    """What is wrong with single atoms: not grounded, badly formed, or nearly the same as an earlier one."""
+    """What is wrong with single atoms: not grounded, badly formed, or nearly the same as an earlier
+    one.
+    """
     for i, atom in enumerate(reply.atoms):
         for rule, detail in atom_faults(draft, atom):
             yield Fault(f"atoms.{i}", rule, detail)
@@ -326,7 +349,9 @@ def _atom_faults(draft: Draft, reply: AnnotationReply) -> Iterator[Fault]:
 
 
 def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
-    """Wrong counts, memories that are not taken apart completely, atoms that are not grounded, not distinct or badly formed."""
+    """Wrong counts, memories that are not taken apart completely, atoms that are not grounded, not
+    distinct or badly formed.
+    """
     count = len(reply.atoms)
     if not 1 <= count <= MOST_ATOMS_OF_ROW:
         detail = f"found {count}, allowed are 1 to {MOST_ATOMS_OF_ROW}"
@@ -335,7 +360,9 @@ def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
 
 
 def accept_retrieved(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
-    """The row with atoms and blocks; dropped without a Bound or Control atom, or when the query holds an atom."""
+    """The row with atoms and blocks; dropped without a Bound or Control atom, or when the query
+    holds an atom.
+    """
     annotated = accept_annotation(draft, reply)
     if isinstance(annotated, Drop):
         return annotated
@@ -377,7 +404,9 @@ MEMORY_STAGES = (RETRIEVED, RUBRICS)  # what the builder does; the reviews follo
 
 # %% ../../nbs/memory_logs/03_examples.ipynb #e31ac921
 def with_terms(example: Example, draft: Draft) -> Example:
-    """The example with the consent, the numbered user, and the ranks, scores and days of its memories as further fields."""
+    """The example with the consent, the numbered user, and the ranks, scores and days of its
+    memories as further fields.
+    """
     metadata: Mapping[str, Any] = draft.source["metadata"]
     retrieval = {name: metadata[name] for name in ("retrieved", "ranks", "scores", "days")}
     fields = {

@@ -30,7 +30,9 @@ from ..io.records import DataError, Record, Violation, iter_rows, only_dicts, un
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #65f6082f
 class LogMemory(Record):
-    """One retrieved memory: its text, and, where the system gives them, its score and the time it was made."""
+    """One retrieved memory: its text, and, where the system gives them, its score and the time it
+    was made.
+    """
 
     text: Name
     score: float | None = None
@@ -63,7 +65,9 @@ _TEXT_FIELDS = ("content", "text", "memory", "data")
 
 
 def _only_text(value: dict) -> object:
-    """What the text field of a value holds, when it has nothing beside it but its kind; None otherwise."""
+    """What the text field of a value holds, when it has nothing beside it but its kind; None
+    otherwise.
+    """
     if not value.keys() <= {*_TEXT_FIELDS, "kind"}:
         return None
     for name in _TEXT_FIELDS:
@@ -73,7 +77,9 @@ def _only_text(value: dict) -> object:
 
 
 def value_text(value: object) -> str:
-    """The text of a value in a LangGraph store: its content where it has one, else its fields with their names."""
+    """The text of a value in a LangGraph store: its content where it has one, else its fields with
+    their names.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
@@ -89,7 +95,9 @@ def value_text(value: object) -> str:
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #bad8012a
 def day_of(time: object) -> str:
-    """The day of a time in ISO 8601 or of a Unix time in seconds or finer, as YYYY-MM-DD; "" for None. Raises `ValueError` for anything else."""
+    """The day of a time in ISO 8601 or of a Unix time in seconds or finer, as YYYY-MM-DD; "" for
+    None. Raises `ValueError` for anything else.
+    """
     if time is None:
         return ""
     if isinstance(time, str) and re.fullmatch(r"\d{9,19}(?:\.\d+)?", time):
@@ -174,7 +182,9 @@ def _search_result(item: dict) -> RawMemory:
 
 
 def _bare_document(item: object) -> dict:
-    """The document of LangChain in an item, which may be a pair with its score, or what `dumps` writes; else an empty one."""
+    """The document of LangChain in an item, which may be a pair with its score, or what `dumps`
+    writes; else an empty one.
+    """
     if isinstance(item, list) and len(item) == 2:
         item = item[0]
     if not isinstance(item, dict):
@@ -249,7 +259,9 @@ SHAPES: dict[str, Shape] = {
 
 
 def shape_of(item: object) -> str:
-    """The name of the format in which a memory is written, its system first, or "" for an unknown one."""
+    """The name of the format in which a memory is written, its system first, or "" for an unknown
+    one.
+    """
     for name, shape in SHAPES.items():
         if shape.fits(item):
             return name
@@ -262,7 +274,9 @@ _EPISODE = re.compile(r"Created At: (\S+).*? Content: (.+)")
 
 
 def _context_sections(context: str) -> list[str]:
-    """The texts of the sections of a context block, or the block itself when all of it is bullets."""
+    """The texts of the sections of a context block, or the block itself when all of it is
+    bullets.
+    """
     sections = [match[2] for match in _SECTION.finditer(context)]
     lines = [line for line in context.splitlines() if line.strip()]
     if not sections and all(_BULLET.match(line) for line in lines):
@@ -271,7 +285,9 @@ def _context_sections(context: str) -> list[str]:
 
 
 def _section_entries(section: str) -> list[str]:
-    """The entries of a section: from bullet to bullet, or, without bullets, line by line; headings are left out."""
+    """The entries of a section: from bullet to bullet, or, without bullets, line by line; headings
+    are left out.
+    """
     entries: list[list[str]] = []
     lines = [line.strip() for line in section.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
@@ -286,7 +302,9 @@ def _section_entries(section: str) -> list[str]:
 
 
 def context_facts(context: str) -> list[dict[str, str]]:
-    """The facts, entities, summaries and episodes of a context block, each as an edge; none where it has neither sections nor bullets alone."""
+    """The facts, entities, summaries and episodes of a context block, each as an edge; none where
+    it has neither sections nor bullets alone.
+    """
     facts = []
     for section in _context_sections(context):
         for text in _section_entries(section):
@@ -321,7 +339,9 @@ ANSWER_FIELDS = (*LISTS, *GRAPH_LISTS, "context")
 
 
 def find_memories(answer: object) -> list | None:
-    """The list of memories in what a memory system returned, what a graph found after the others; None when there is none."""
+    """The list of memories in what a memory system returned, what a graph found after the others;
+    None when there is none.
+    """
     if isinstance(answer, str):
         try:
             answer = json.loads(answer, object_pairs_hook=unique_keys)
@@ -333,7 +353,9 @@ def find_memories(answer: object) -> list | None:
 
 
 def _memories_of_object(answer: dict) -> list | None:
-    """The first list under one of the usual names, then those of a graph, or, without any, those of a context."""
+    """The first list under one of the usual names, then those of a graph, or, without any, those of
+    a context.
+    """
     memories = None
     for name in LISTS:
         memories = find_memories(answer.get(name))
@@ -369,13 +391,18 @@ def kind_of(value: object) -> str:
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #51933811
 _YES = "yes y on ok true 1 given granted accepted agreed optin optedin ja oui si"
-_NO = "no n off false 0 refused denied declined rejected revoked withdrawn expired optout optedout notgiven notgranted noconsent nein non"
+_NO = (
+    "no n off false 0 refused denied declined rejected revoked withdrawn expired optout optedout "
+    "notgiven notgranted noconsent nein non"
+)
 _NOTHING = "none null nil nan na unknown unset undefined pending missing"
 _NOT_NAMES = frozenset(["", *_YES.split(), *_NO.split(), *_NOTHING.split()])
 
 
 def names_agreement(consent: str) -> bool:
-    """Whether a text can be the name of an agreement: at most 200 characters, and no word such as yes, no or declined."""
+    """Whether a text can be the name of an agreement: at most 200 characters, and no word such as
+    yes, no or declined.
+    """
     return len(consent) <= 200 and re.sub(r"[\W_]+", "", consent).lower() not in _NOT_NAMES
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #978cac20
@@ -438,12 +465,17 @@ def _consent_faults(consent: object) -> Iterator[RowFault]:
         yield RowFault(
             "consent",
             repr(consent) if len(consent) < 40 else kind_of(consent),
-            "true, false, or the name of an agreement, at most 200 characters; a yes or no in quotation marks is none",
+            (
+                "true, false, or the name of an agreement, at most 200 characters; a yes or no in "
+                "quotation marks is none"
+            ),
         )
 
 
 def check_log_row(record: object) -> list[RowFault]:
-    """Everything wrong with one raw row of a log, as (rule, found, allowed); no value of it is repeated."""
+    """Everything wrong with one raw row of a log, as (rule, found, allowed); no value of it is
+    repeated.
+    """
     items = find_memories(record) if isinstance(record, dict) else None
     if not isinstance(record, dict) or "query" not in record or items is None:
         allowed = f"an object with a query and one of {', '.join(ANSWER_FIELDS)}"
@@ -470,7 +502,9 @@ def check_log_row(record: object) -> list[RowFault]:
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #6bde1f45
 def _first_name(sources: Iterable[Mapping[str, object]], fields: Sequence[str]) -> str:
-    """The first text or whole number under one of these fields of these objects; "" when there is none."""
+    """The first text or whole number under one of these fields of these objects; "" when there is
+    none.
+    """
     for source in sources:
         for name in fields:
             value = source.get(name)
@@ -480,7 +514,9 @@ def _first_name(sources: Iterable[Mapping[str, object]], fields: Sequence[str]) 
 
 
 def _user_sources(record: dict, items: Sequence[object]) -> list[Mapping[str, object]]:
-    """The objects in which a user may be named: the row, what is around its memories, and the memories."""
+    """The objects in which a user may be named: the row, what is around its memories, and the
+    memories.
+    """
     around = [record.get(name) for name in (*LISTS, "scope")]
     sources = [record, *only_dicts(around)]
     sources += only_dicts([source.get("scope") for source in sources[1:]])
@@ -495,9 +531,11 @@ _WITH_ROLE = re.compile(r"\s*(\w+)\s*:\s*(.+)", re.S)
 
 
 def read_turns(items: Sequence[object]) -> tuple[list[Turn], int]:
-    """The turns of a conversation, and how many entries were left out: a system's, and those in no form that is known.
+    """The turns of a conversation, and how many entries were left out: a system's, and those in no
+    form that is known.
 
-    An entry is an object with a role (or type, or from) and content (or text, message, value), or a text such as `User: Hello`.
+    An entry is an object with a role (or type, or from) and content (or text, message, value), or a
+    text such as `User: Hello`.
     """
     turns = []
     for item in items:
@@ -534,7 +572,9 @@ def _read_time(time: object) -> tuple[str, str]:
 
 
 def to_log_row(record: dict, line: int = 0) -> LogRow:
-    """The row of a raw record in which `check_log_row` found nothing; one without an id is named by its line."""
+    """The row of a raw record in which `check_log_row` found nothing; one without an id is named by
+    its line.
+    """
     items = find_memories(record) or []
     memories = []
     for item in items:
@@ -605,7 +645,9 @@ def user_words(message: Mapping[str, object]) -> str:
 
 
 def search_results(text: str) -> list | None:
-    """The memories in what a tool of `SEARCH_TOOLS` returned; None when it cannot be read, as when it was cut off."""
+    """The memories in what a tool of `SEARCH_TOOLS` returned; None when it cannot be read, as when
+    it was cut off.
+    """
     result = _unwrapped(text)
     if isinstance(result, dict) and "results" not in result:
         result = result.get("message", result)
@@ -632,7 +674,9 @@ class LettaTurn:
     text: str = ""  # of the agent's last message without a call
 
     def add_calls(self, message: Mapping[str, object]) -> None:
-        """Take in a message of the agent: the searches that it calls, and what it says to the user."""
+        """Take in a message of the agent: the searches that it calls, and what it says to the
+        user.
+        """
         calls = only_dicts(message.get("tool_calls"))
         if not calls:
             self.text = _message_text(message)
@@ -678,7 +722,9 @@ def _tool_returns(message: Mapping[str, object]) -> list[tuple[object, object]]:
 
 
 def letta_turns(agent: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """The turns of one agent in which it searched, as rows of a log; a search that cannot be read gives no list."""
+    """The turns of one agent in which it searched, as rows of a log; a search that cannot be read
+    gives no list.
+    """
     agent_name = agent.get("id") or agent.get("name") or "agent"
     turns: list[LettaTurn] = []
     for number, message in enumerate(only_dicts(agent.get("messages"))):
@@ -732,7 +778,9 @@ LogSource = str | Path | Iterable[Mapping[str, object]]
 
 
 def log_records(source: LogSource) -> Iterator[tuple[int, object]]:
-    """Stream (line, raw record or `Violation`) of a `.jsonl`, `.jsonl.gz`, `.parquet`, `.csv`, `.json` or `.af` file, or of rows."""
+    """Stream (line, raw record or `Violation`) of a `.jsonl`, `.jsonl.gz`, `.parquet`, `.csv`,
+    `.json` or `.af` file, or of rows.
+    """
     if not isinstance(source, str | Path):
         yield from enumerate(source, 1)
         return
@@ -764,7 +812,9 @@ def _memory_id(item: object) -> object:
 
 
 def read_store(path: str | Path) -> dict[str, dict]:
-    """The memories of an export by id, for logs that hold ids only; raises `DataError` when it has none in a known form."""
+    """The memories of an export by id, for logs that hold ids only; raises `DataError` when it has
+    none in a known form.
+    """
     memory_by_id: dict[str, dict] = {}
     for _, record in log_records(path):
         items = [record] if shape_of(record) else find_memories(record)
@@ -780,7 +830,9 @@ def read_store(path: str | Path) -> dict[str, dict]:
 
 
 def join_store(record: object, store: Mapping[str, dict]) -> object:
-    """The record with the memories that its `memory_ids` name; those that the store has not are null."""
+    """The record with the memories that its `memory_ids` name; those that the store has not are
+    null.
+    """
     if not isinstance(record, dict) or not isinstance(record.get("memory_ids"), list):
         return record
     joined = dict(record)
@@ -828,9 +880,9 @@ def _unknown_file(source: LogSource, head: Sequence[tuple[int, object]]) -> Data
     else:
         kind = f"{nothing}: it is empty"
     allowed = (
-        "a map of its names (--map query=PLACE --map memories=PLACE, dots for what lies deeper), or "
-        f"rows with a query and memories as {', '.join(SHAPES)} are written, or an agent file of "
-        "letta (all in `known_shapes()`)"
+        "a map of its names (--map query=PLACE --map memories=PLACE, dots for what lies deeper), "
+        f"or rows with a query and memories as {', '.join(SHAPES)} are written, or an agent file "
+        "of letta (all in `known_shapes()`)"
     )
     return DataError([Violation("shape", kind, allowed, file=source_name(source))])
 
@@ -841,7 +893,9 @@ def source_name(source: LogSource) -> str:
 
 
 def _reason(violation: Violation) -> str:
-    """Why a line cannot be read; `found` has it in brackets behind the line itself, which may be private."""
+    """Why a line cannot be read; `found` has it in brackets behind the line itself, which may be
+    private.
+    """
     return violation.found.rpartition(" (")[2].rstrip(")")
 
 
@@ -851,10 +905,12 @@ def read_log(
     translate: Callable[[object], object] = lambda record: record,
     repeated_ids: bool = False,
 ) -> Iterator[LogRow | Dropped]:
-    """Stream the rows of a log (a file, or rows), losses as `Dropped`; `store` is the export that has the texts of `memory_ids`.
+    """Stream the rows of a log (a file, or rows), losses as `Dropped`; `store` is the export that
+    has the texts of `memory_ids`.
 
-    `translate` gives a record the names of the plain format. A row with the id of an earlier one is a loss, or a row with `repeated_ids`.
-    Raises `DataError` listing the known shapes when the file has none of them, and `FileNotFoundError`.
+    `translate` gives a record the names of the plain format. A row with the id of an earlier one is
+    a loss, or a row with `repeated_ids`. Raises `DataError` listing the known shapes when the file
+    has none of them, and `FileNotFoundError`.
     """
     memory_by_id = read_store(store) if store else {}
     lines = log_records(source)

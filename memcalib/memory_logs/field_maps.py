@@ -64,7 +64,8 @@ MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def read_map(entries: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """A map from what is meant to the place where it stands, from texts such as `query=request.text` or a mapping.
+    """A map from what is meant to the place where it stands, from texts such as
+    `query=request.text` or a mapping.
 
     Raises `ValueError` for an entry of another form, an unknown name, and one given twice.
     """
@@ -118,7 +119,9 @@ def places_of(record: object, depth: int = 2) -> list[str]:
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #b7776750
 def _memory_items(value: object) -> list | None:
-    """The memories in a value; lines of a text are taken one by one. `None` where it can hold none."""
+    """The memories in a value; lines of a text are taken one by one. `None` where it can hold
+    none.
+    """
     items = find_memories(value)
     if items is not None:
         return items
@@ -129,13 +132,15 @@ def _memory_items(value: object) -> list | None:
 
 
 def _answer_text(value: object) -> object:
-    """The text of an answer: as it is, or in a message, or in a list of parts or messages; anything else as it is."""
+    """The text of an answer: as it is, or in a message, or in a list of parts or messages; anything
+    else as it is.
+    """
     if isinstance(value, Mapping):
         for name in ("content", "text", "message", "output"):
             if name in value:
                 return _answer_text(value[name])
     if isinstance(value, list) and value and len(only_dicts(value)) == len(value):
-        texts = [_answer_text(part) for part in value]
+        texts = [_answer_text(item) for item in value]
         return "\n".join(text for text in texts if isinstance(text, str))
     return value
 
@@ -159,7 +164,9 @@ def _fits_any(value: object) -> bool:
 def _guess(
     name: str, other_names: Iterable[str], records: Sequence[Mapping], used: Iterable[str] = ()
 ) -> str:
-    """The first other name that fits in at least half of the records; "" for none, or where the plain name is there."""
+    """The first other name that fits in at least half of the records; "" for none, or where the
+    plain name is there.
+    """
     if any(record.get(name) is not None for record in records):
         return ""
     fits = _FITS.get(name, _fits_any)
@@ -275,7 +282,8 @@ def _number_or_text(text: str) -> float | str | None:
 def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     """The names of a log's fields, from its first hundred records.
 
-    Raises `DataError` for a place of the map that none of them has, naming those that are there, and `FileNotFoundError`.
+    Raises `DataError` for a place of the map that none of them has, naming those that are there,
+    and `FileNotFoundError`.
     """
     records = [record for _, record in islice(log_records(source), 100)]
     rows = [record for record in records if isinstance(record, Mapping)]
@@ -297,7 +305,9 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #6b8e9939
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
-    """One line for each kind of loss: how many, what was found first and where, and what is allowed."""
+    """One line for each kind of loss: how many, what was found first and where, and what is
+    allowed.
+    """
     counts: Counter[str] = Counter()
     first: dict[str, Dropped] = {}
     for drop in dropped:
@@ -308,7 +318,8 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
         drop = first[rule]
         rows = "1 row" if count == 1 else f"{count:,} rows"
         lines.append(
-            f"{rows} left out, {rule}: first in row {drop.line}, found {drop.found}; allowed: {drop.allowed}"
+            f"{rows} left out, {rule}: first in row {drop.line}, found {drop.found}; allowed: "
+            f"{drop.allowed}"
         )
     return lines
 
@@ -340,7 +351,10 @@ class LogReading:
         with_turns = sum(bool(row.turns) for row in self.rows)
         forms = Counter(row.system for row in self.rows)
         lines = [
-            f"{len(self.rows):,} rows with {len(memories):,} memories, in the form of {', '.join(forms)}",
+            (
+                f"{len(self.rows):,} rows with {len(memories):,} memories, in the form of "
+                f"{', '.join(forms)}"
+            ),
             f"{answers:,} rows have an answer",
             f"{levels:,} of {len(memories):,} memories have an ideal level",
             f"{times:,} of {len(memories):,} memories have a time; it is shown with the memory",
@@ -352,12 +366,15 @@ class LogReading:
         left_out = sum(row.left_out_turns for row in self.rows)
         if left_out:
             lines.append(
-                f"{left_out:,} turns left out: by a system, or in no form that is known (a role and content)"
+                f"{left_out:,} turns left out: by a system, or in no form that is known (a role "
+                "and content)"
             )
         return lines
 
     def notes(self) -> list[str]:
-        """What a reader of results from this log has to know: losses and times that cannot be read."""
+        """What a reader of results from this log has to know: losses and times that cannot be
+        read.
+        """
         notes = [f"Log: {line}." for line in self.count_lines() if "cannot be read" in line]
         notes += [f"Log: {line}." for line in self.count_lines() if "turns left out" in line]
         return notes + [f"Log: {line}." for line in grouped_losses(self.dropped)]
@@ -391,7 +408,9 @@ def read_all(
 
 
 def rows_text(rows: Sequence[tuple[str, str, Sequence[str], str]], shown: int = 10) -> str:
-    """The first rows as they were understood: (id, query, memories, answer) of each, long texts cut."""
+    """The first rows as they were understood: (id, query, memories, answer) of each, long texts
+    cut.
+    """
     lines = []
     for row_id, query, memories, answer in rows[:shown]:
         lines.append(f"{row_id}: {one_line(query, 200)}")

@@ -43,7 +43,9 @@ class LogPlan(LogConfig):
     answer_chars: int = Field(100_000, ge=1)  # most
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows, as plain values: contents of the files by their hashes, no names."""
+        """What decides the rows, as plain values: contents of the files by their hashes, no
+        names.
+        """
         identity = self.model_dump(mode="json")
         identity["file"] = f"sha256 {file_hash(self.file)[:16]}"
         if self.store:
@@ -106,7 +108,8 @@ def _redacted(row: LogRow, redactor: Redactor, plan: LogPlan) -> tuple[_Redacted
 def same_groups(memories: Sequence[LogMemory], texts: Sequence[str]) -> list[list[int]]:
     """The positions of memories that say the same, the first of each group the best-ranked one.
 
-    They have nearly the same words and the same figures (`says_again`), and no two different ideal levels. Across languages nothing is found.
+    They have nearly the same words and the same figures (`says_again`), and no two different ideal
+    levels. Across languages nothing is found.
     """
     groups: list[list[int]] = []
     for position, memory in enumerate(memories):
@@ -210,11 +213,13 @@ class OwnAnswers:
         merged = [members for example in self.examples for members in members_of(example).values()]
         if merged:
             notes.append(
-                f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row says and are judged as one with it, in {len(merged):,} groups."
+                f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row "
+                f"says and are judged as one with it, in {len(merged):,} groups."
             )
         if self.repeated:
             notes.append(
-                f"Log: {self.repeated:,} rows have an id that stands for another question before; each is a question of its own."
+                f"Log: {self.repeated:,} rows have an id that stands for another question before; "
+                "each is a question of its own."
             )
         return notes
 
@@ -232,7 +237,10 @@ class OwnAnswers:
             *[f"  {line}" for line in grouped_losses(self.dropped)],
             f"  taken out before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
-            f"  {len(self.rollouts):,} answers to {len(self.examples):,} questions can be judged, {len(self.labelled):,} with ideal levels",
+            (
+                f"  {len(self.rollouts):,} answers to {len(self.examples):,} questions can be "
+                f"judged, {len(self.labelled):,} with ideal levels"
+            ),
             "",
             f"The first {min(shown, len(rows))} as understood, private values taken out:",
             rows_text(rows, shown),
@@ -245,7 +253,8 @@ class OwnAnswers:
         for judge in judges:
             if isinstance(judge, Endpoint):
                 lines.append(
-                    f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, conversation and answer of {len(self.rollouts):,} answers."
+                    f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
+                    f"conversation and answer of {len(self.rollouts):,} answers."
                 )
         return "\n".join(lines)
 
@@ -306,13 +315,15 @@ class _AnswerMaker:
         self.samples[example.id, model] += 1
 
     def _with_own_id(self, example: Example) -> Example:
-        """The example that is there already under this id, or this one under an id that no other has."""
-        wanted = example.id
+        """The example that is there already under this id, or this one under an id that no other
+        has.
+        """
+        first_id = example.id
         while example.id in self.by_id:
             if self.by_id[example.id].content_hash == example.content_hash:
                 return self.by_id[example.id]
             example = example.model_copy(update={"id": f"{example.id}+"})
-        self.result.repeated += int(example.id != wanted)
+        self.result.repeated += int(example.id != first_id)
         self.by_id[example.id] = example
         self.result.examples.append(example)
         return example
@@ -324,10 +335,12 @@ def own_answers(
     limit: int | None = None,
     answers_needed: bool = True,
 ) -> OwnAnswers:
-    """The examples and answers of a log (or of rows, `source`), redacted; what does not enter is counted.
+    """The examples and answers of a log (or of rows, `source`), redacted; what does not enter is
+    counted.
 
-    `limit` takes the first so many questions; rows without an answer are kept where no `answers_needed`. Raises `DataError` for a file of an unknown shape, a map that does not fit, and a log of which no row may
-    enter, and `FileNotFoundError`.
+    `limit` takes the first so many questions; rows without an answer are kept where no
+    `answers_needed`. Raises `DataError` for a file of an unknown shape, a map that does not fit,
+    and a log of which no row may enter, and `FileNotFoundError`.
     """
     reading = read_all(plan.file if source is None else source, plan.store, plan.map)
     result = OwnAnswers(reading)

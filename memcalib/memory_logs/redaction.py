@@ -43,7 +43,9 @@ def compact(value: str) -> str:
 
 @dataclass(frozen=True)
 class RedactionRule:
-    """One kind of thing to be replaced: where it stands in a text, and when two of them are the same."""
+    """One kind of thing to be replaced: where it stands in a text, and when two of them are the
+    same.
+    """
 
     name: str
     label: str  # the words in its placeholders
@@ -56,7 +58,9 @@ class RedactionRule:
 
 
 def value_span(match: Any) -> Span:
-    """What of a match is to be replaced: its first group that took part and whose name begins with `value`, or all of it."""
+    """What of a match is to be replaced: its first group that took part and whose name begins with
+    `value`, or all of it.
+    """
     return next(
         (
             match.span(group)
@@ -70,7 +74,9 @@ def value_span(match: Any) -> Span:
 def pattern_rule(
     name: str, pattern: str, label: str = "", flags: int = 0, seeks: str = ""
 ) -> RedactionRule:
-    """A rule from a regular expression; where a group took part whose name begins with `value`, only that is replaced."""
+    """A rule from a regular expression; where a group took part whose name begins with `value`,
+    only that is replaced.
+    """
     compiled = re.compile(pattern, flags)
     return RedactionRule(
         name,
@@ -82,7 +88,9 @@ def pattern_rule(
 
 
 def unless(rule: RedactionRule, harmless: Callable[[str, int, int], bool]) -> RedactionRule:
-    """The rule without those finds that a function of text, start and end says are nobody's secret."""
+    """The rule without those finds that a function of text, start and end says are nobody's
+    secret.
+    """
     return replace(
         rule, find=lambda text: (span for span in rule.find(text) if not harmless(text, *span))
     )
@@ -161,7 +169,9 @@ def as_seen(text: str) -> tuple[str, Sequence[int]]:
 # %% ../../nbs/memory_logs/02_redaction.ipynb #e2d01723
 @dataclass
 class Redaction:
-    """What became of the texts of one row: the new texts, and the places and different values that each rule replaced."""
+    """What became of the texts of one row: the new texts, and the places and different values that
+    each rule replaced.
+    """
 
     texts: list[str]
     places: Counter[str] = field(default_factory=Counter)
@@ -169,7 +179,9 @@ class Redaction:
 
 
 class _Row:
-    """The placeholders of one row: which value has which number, and which values to look for everywhere."""
+    """The placeholders of one row: which value has which number, and which values to look for
+    everywhere.
+    """
 
     def __init__(self, rules: Sequence[RedactionRule], texts: Sequence[str]):
         self.rules = rules
@@ -246,7 +258,9 @@ def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
 
 
 def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redaction:
-    """The texts of one row with placeholders; the same value has the same placeholder in all of them."""
+    """The texts of one row with placeholders; the same value has the same placeholder in all of
+    them.
+    """
     texts = [unicodedata.normalize("NFC", text) for text in texts]
     row = _Row(rules, texts)
     before = None
@@ -264,7 +278,9 @@ def _listed(name: str) -> list[str]:
 
 
 def _either(*names: str) -> str:
-    """A pattern for any entry of these lists, the longest first; a list in one text holds words, any other holds patterns."""
+    """A pattern for any entry of these lists, the longest first; a list in one text holds words,
+    any other holds patterns.
+    """
     entries = {
         re.escape(word) if isinstance(_WORDS[name], str) else word
         for name in names
@@ -298,12 +314,19 @@ _MAILS = (
     rf"{_START} ?@ ?{_HOST}{_KNOWN_TOP}",
     rf"{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{1,6}}",
     rf"{_START} (?!at\b){_either('at')} {_HOST}{_KNOWN_TOP}",
-    rf"(?<![\w/])\w[\w.+]{{0,99}}?{_DASH}at{_DASH}[a-z0-9-]{{1,63}}?(?:(?:(?:{_DASH}dot{_DASH}|{_SAID_DOT})[a-z0-9-]{{1,63}}?){{1,6}}\b|(?:\.[a-z0-9-]{{1,63}}){{0,6}}\.{_KNOWN_TOP})",
+    (
+        rf"(?<![\w/])\w[\w.+]{{0,99}}?{_DASH}at{_DASH}[a-z0-9-]{{1,63}}?(?:(?:(?:{_DASH}dot{_DASH}"
+        rf"|{_SAID_DOT})[a-z0-9-]{{1,63}}?){{1,6}}\b|(?:\.[a-z0-9-]{{1,63}}){{0,6}}\.{_KNOWN_TOP})"
+    ),
     r"(?<!\S)(?:[\w.] ){2,60}@(?: [\w.]){3,60}(?!\w)",
     r"(?-i:(?<![\w.-])[a-z0-9._-]{2,60}AT[a-z0-9-]{2,60}(?:DOT[a-z]{2,60}){1,6})",
     rf"(?<!{_PART})(?!{_either('before_at')} ){_USER} at {_either('mail_hosts')}\.[a-z]{{2,}}\b",
     rf"(?<!{_PART})(?=\w{{1,40}}[\d.]){_USER} at {_either('mail_hosts')}\b",
-    rf"\b{_either('mail_words')}\b[^.\n@]{{0,20}}? (?P<value>(?!{_either('before_at')} ){_USER} at {_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}})",
+    (
+        rf"\b{_either('mail_words')}\b[^.\n@]{{0,20}}? "
+        rf"(?P<value>(?!{_either('before_at')} ){_USER} at "
+        rf"{_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}})"
+    ),
 )
 EMAIL = pattern_rule(
     "e-mail",
@@ -318,7 +341,8 @@ URL_LOGIN = pattern_rule(
     re.I,
     "users and passwords before the host of a web address",
 )
-_PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"  # up to the next link, which is found from its own start
+# up to the next link, which is found from its own start
+_PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"
 _QUERY = rf"\b[a-z][a-z0-9+]*://{_PATH}[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])"
 URL_QUERY = unless(
     pattern_rule(
@@ -350,14 +374,22 @@ WEBHOOK = unless(
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #f840ccb9
-_PROFILES = r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me|reddit\.com/u(?:ser)?"
-_PROFILE = rf"\b(?:{_PROFILES})/@?(?P<value>\w[\w.-]*\w)|\b(?:github|gitlab)\.com/(?P<value_alone>\w[\w.-]*\w)(?![\w/])"
+_PROFILES = (
+    r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me"
+    r"|reddit\.com/u(?:ser)?"
+)
+_PROFILE = (
+    rf"\b(?:{_PROFILES})/@?(?P<value>\w[\w.-]*\w)|\b(?:github"
+    r"|gitlab)\.com/(?P<value_alone>\w[\w.-]*\w)(?![\w/])"
+)
 _DECORATORS = frozenset(_listed("decorators"))
 _PACKAGES = frozenset(_listed("packages")) | sys.stdlib_module_names
 
 
 def is_decorator(text: str, start: int, end: int) -> bool:
-    """Whether what stands here in a text, from its @ on, belongs to a program and not to a person."""
+    """Whether what stands here in a text, from its @ on, belongs to a program and not to a
+    person.
+    """
     name = text[start + 1 : end]
     after = text[end : end + 80]
     if text[start] != "@":
@@ -387,7 +419,9 @@ HANDLE = unless(
 def scan_rule(
     name: str, start: str, valid: Callable[[str], bool], label: str = "", seeks: str = ""
 ) -> RedactionRule:
-    """A rule that takes, wherever the pattern matches, its longest valid beginning up to the edge of a word."""
+    """A rule that takes, wherever the pattern matches, its longest valid beginning up to the edge
+    of a word.
+    """
     compiled = re.compile(start)
 
     def find(text: str) -> Iterator[Span]:
@@ -414,7 +448,9 @@ def _is_row_of_numbers(text: str) -> bool:
 
 
 def is_card(text: str) -> bool:
-    """Whether a text is a card number after ISO/IEC 7812, with anything between its 13 to 19 digits."""
+    """Whether a text is a card number after ISO/IEC 7812, with anything between its 13 to 19
+    digits.
+    """
     digits = re.sub(r"\D", "", text)
     return (
         13 <= len(digits) <= 19
@@ -453,7 +489,10 @@ IBAN = joined(
     scan_rule("IBAN", r"(?<!\w)[A-Za-z]{2}[ ._/-]?\d\d(?:[ ._/-]?[A-Za-z0-9]){11,30}", is_account),
     pattern_rule(
         "IBAN",
-        r"\bIBAN\b\W{0,3}(?P<value>[A-Z]{2}[ .-]?\d\d(?:[ ._-]?[A-Z0-9]{2,4}){3,8}(?:[ ._-]?[A-Z0-9])?)(?!\w)",
+        (
+            r"\bIBAN\b\W{0,3}"
+            r"(?P<value>[A-Z]{2}[ .-]?\d\d(?:[ ._-]?[A-Z0-9]{2,4}){3,8}(?:[ ._-]?[A-Z0-9])?)(?!\w)"
+        ),
         flags=re.I,
     ),
 )
@@ -512,7 +551,9 @@ _LIMITS = ("2147483647", "2147483648", "4294967295", "4294967296")  # of whole n
 
 
 def is_phone(text: str) -> bool:
-    """Whether a text has the form of a telephone number, or is ten or eleven digits that are one in the United States or in India."""
+    """Whether a text has the form of a telephone number, or is ten or eleven digits that are one in
+    the United States or in India.
+    """
     import phonenumbers
 
     digits = re.sub(r"\D", "", text)
@@ -540,10 +581,15 @@ def is_phone(text: str) -> bool:
 
 
 def is_counted(text: str, start: int, end: int) -> bool:
-    """Whether the words beside a number say that it counts or names something: an order, a seed, so many bytes."""
+    """Whether the words beside a number say that it counts or names something: an order, a seed, so
+    many bytes.
+    """
     before = text[max(0, start - 40) : start]
     after = text[end : end + 20]
-    said = rf"(?:\b{_either('counted')}(?:-1[03])?|№|[#=%*<>])(?: of \w+)?(?:\W{{0,3}}(?:number|no|nr|is|was|are|of|time))*\W{{0,3}}$"
+    said = (
+        rf"(?:\b{_either('counted')}(?:-1[03])?|№|[#=%*<>])(?: of \w+)?(?:\W{{0,3}}(?:number|no|nr"
+        rf"|is|was|are|of|time))*\W{{0,3}}$"
+    )
     return text[start] != "+" and bool(
         re.search(said, before, re.I)
         or re.match(rf"\s?(?:{_either('units')}\b|[%*^°])", after, re.I)
@@ -551,7 +597,9 @@ def is_counted(text: str, start: int, end: int) -> bool:
 
 
 def national_phones(region: str) -> RedactionRule:
-    """A rule for the telephone numbers of one country (ISO 3166, such as DE) as they are written there, without its code."""
+    """A rule for the telephone numbers of one country (ISO 3166, such as DE) as they are written
+    there, without its code.
+    """
 
     def find(text: str) -> Iterator[Span]:
         import phonenumbers
@@ -599,21 +647,33 @@ SAID_PHONE = joined(
     "numbers behind a word for telephone, and numbers spoken figure by figure",
     pattern_rule(
         "noun",
-        rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)",
+        (
+            rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
+            rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+        ),
         flags=re.I,
     ),
     pattern_rule(
         "noun without blanks",
-        rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)",
+        (
+            rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
+            rf"(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+        ),
     ),
     pattern_rule(
         "verb",
-        rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)",
+        (
+            rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
+            rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+        ),
         flags=re.I,
     ),
     pattern_rule(
         "owner",
-        rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)",
+        (
+            rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist"
+            rf"|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+        ),
         flags=re.I,
     ),
     unless(
@@ -633,12 +693,19 @@ SAID_PHONE = joined(
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #a70dfd3f
 _PREFIXED = (
-    r"(?<!\w)(?:(?:sk|pk|rk|whsec|rzp|gsk|xai|pplx|nvapi|tvly|fw|figd|glsa|sbp|sntrys|dckr_pat|pypi|npm|pat|ntn|lin_api|r8|shp[a-z]{2}|do[opr]_v1|hv[sbr]"
-    r"|gl[a-z]{2,6}|xapp|xox[a-z]|PMAK|NRAK|ATATT\w*|ya29|GOCSPX|tfp|dp\.\w+)[-_.][\w.-]{12,}\w|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
-    r"|(?:AKIA|ASIA|ABIA|ACCA|LTAI|AKID)[0-9A-Za-z]{12,}|AIza[\w-]{30,}|AQVN[\w-]{20,}|EAA[A-Za-z0-9]{20,}|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]+|key-[0-9a-f]{24,}"
-    r"|[0-9a-f]{32}-us\d{1,2}|(?:AC|SK)[0-9a-f]{32}|(?:bot)?\d{8,10}:[\w-]{30,}|AGE-SECRET-KEY-\w+|eyJ[\w-]{6,}\.[\w-]+\.?[\w-]*|(?:[A-Z0-9]{5}-){4}[A-Z0-9]{5})(?!\w)"
+    r"(?<!\w)(?:(?:sk|pk|rk|whsec|rzp|gsk|xai|pplx|nvapi|tvly|fw|figd|glsa|sbp|sntrys|dckr_pat"
+    r"|pypi|npm|pat|ntn|lin_api|r8|shp[a-z]{2}|do[opr]_v1|hv[sbr]"
+    r"|gl[a-z]{2,6}|xapp|xox[a-z]|PMAK|NRAK|ATATT\w*|ya29|GOCSPX|tfp|dp\.\w+)[-_.][\w.-]{12,}\w"
+    r"|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
+    r"|(?:AKIA|ASIA|ABIA|ACCA|LTAI|AKID)[0-9A-Za-z]{12,}|AIza[\w-]{30,}|AQVN[\w-]{20,}"
+    r"|EAA[A-Za-z0-9]{20,}|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]+|key-[0-9a-f]{24,}"
+    r"|[0-9a-f]{32}-us\d{1,2}|(?:AC|SK)[0-9a-f]{32}|(?:bot)?\d{8,10}:[\w-]{30,}|AGE-SECRET-KEY-\w+"
+    r"|eyJ[\w-]{6,}\.[\w-]+\.?[\w-]*|(?:[A-Z0-9]{5}-){4}[A-Z0-9]{5})(?!\w)"
 )
-_BLOCK = r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+_BLOCK = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
+    r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+)
 KEY = unless(
     pattern_rule(
         "key",
@@ -650,21 +717,29 @@ KEY = unless(
         not re.search(r"\d|(?:[a-z]+[A-Z]+){4}|[A-Za-z]{20}|PRIVATE", text[start:end])
     ),
 )
-_HEADERS = r"\b(?:bearer\s+(?P<value>[\w.~+/-]{16,}=*)|authorization:\s*basic\s+(?P<value_basic>[\w+/-]{6,}=*)|cookie:\s*(?P<value_cookie>[^\s].*))"
+_HEADERS = (
+    r"\b(?:bearer\s+(?P<value>[\w.~+/-]{16,}=*)"
+    r"|authorization:\s*basic\s+(?P<value_basic>[\w+/-]{6,}=*)"
+    r"|cookie:\s*(?P<value_cookie>[^\s].*))"
+)
 BEARER = pattern_rule(
     "bearer", _HEADERS, "key", re.I, "keys and cookies in the headers of requests"
 )
 
 
 def turns(token: str) -> int:
-    """How often a string goes from letters to digits or back, or from a small letter to a capital."""
+    """How often a string goes from letters to digits or back, or from a small letter to a
+    capital.
+    """
     return sum(
         a.isalpha() != b.isalpha() or (a.islower() and b.isupper()) for a, b in pairwise(token)
     )
 
 
 def is_encoded(token: str) -> bool:
-    """Whether a string is Base64 of a text, or has the length and the = of Base64 and turns often enough."""
+    """Whether a string is Base64 of a text, or has the length and the = of Base64 and turns often
+    enough.
+    """
     body = token.rstrip("=")
     if len(token) < 12 or (token != body and len(token) % 4):
         return False
@@ -684,7 +759,9 @@ def is_encoded(token: str) -> bool:
 
 
 def is_random(token: str) -> bool:
-    """Whether a string looks drawn at random from letters and digits, or from hexadecimal digits."""
+    """Whether a string looks drawn at random from letters and digits, or from hexadecimal
+    digits.
+    """
     if is_encoded(token):
         return True
     letters = re.sub(r"[^A-Za-z0-9]", "", token)
@@ -751,18 +828,26 @@ _PASSWORDS, _SECRETS, _KEYED, _TOKEN_PARTS, _PLACES = (
 )
 _STATES = frozenset(_listed("states")) | load_screen().sets["function_words"]
 _NO_VALUE = re.compile(
-    rf"{_either('placeholders')}|[*xX.•_#?-]+|\$?\{{+.*|<.*|\$[A-Z_]+|%.*%|\[.*\]|your[-_ ].*|my[-_]?(?:password|secret|token|key).*",
+    (
+        rf"{_either('placeholders')}|[*xX.•_#?-]+"
+        rf"|\$?\{{+.*|<.*|\$[A-Z_]+|%.*%|\[.*\]|your[-_ ].*|my[-_]?(?:password|secret|token|key).*"
+    ),
     re.I,
 )
 _OF_PROGRAMS = re.compile(
-    r"[\w.]*\w\(|\w+\[|varchar|(?:self|cls|args|request|req|config|settings|options|opts|os|process|env|this|ctx|params|props|data|body|secrets|vault|event|db|user|form)\.",
+    (
+        r"[\w.]*\w\(|\w+\[|varchar|(?:self|cls|args|request|req|config|settings|options|opts|os"
+        r"|process|env|this|ctx|params|props|data|body|secrets|vault|event|db|user|form)\."
+    ),
     re.I,
 )
 _TAIL = ".!?)]}>*:"  # what ends a sentence more often than a password
 
 
 def secret_kind(name: str) -> str:
-    """Whether a name, of a variable or in a text, is one of a "password" or of a "key"; "" for neither."""
+    """Whether a name, of a variable or in a text, is one of a "password" or of a "key"; "" for
+    neither.
+    """
     words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
     while words and words[-1] in _PLACES:
         words.pop()
@@ -783,7 +868,9 @@ def secret_kind(name: str) -> str:
 def is_secret_value(
     value: str, kind: str, sign: str = "=", spaced: bool = False, ends: bool = True
 ) -> bool:
-    """Whether a value without quotation marks, behind a name of this kind and a sign, is a secret; `ends`: nothing follows it in its sentence."""
+    """Whether a value without quotation marks, behind a name of this kind and a sign, is a secret;
+    `ends`: nothing follows it in its sentence.
+    """
     if (
         len(value) < 3
         or sign.startswith("==")
@@ -803,12 +890,15 @@ _NAME = r"(?P<name>[^\W\d][\w.-]{1,60}(?: (?:key|token|code|phrase|secret|word))
 _BARE = r"[^\s\"'`“”„,;]"
 _QUOTED = r"\\?[\"'`“”„«](?P<quoted>[^\"'`“”„«»\\\n]{2,200})\\?[\"'`“”„»]"
 _ASSIGNED = re.compile(
-    rf"(?<!\w){_NAME}[\\\"'`\]\)]{{0,3}}\s{{0,3}}(?P<sign>:=|=>|->|={{1,3}}|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))"
+    rf"(?<!\w){_NAME}[\\\"'`\]\)]{{0,3}}\s{{0,3}}(?P<sign>:=|=>|->|={{1,3}}"
+    rf"|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))"
 )
 _RUN = re.compile(rf"{_BARE}+")
 _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
-    rf"(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
-    r"|(?<!\S)-p ?(?P<value_p>(?=\S*\d)(?=\S*[A-Za-z])[^\s:/=]{6,})|\b(?P<variable>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s+(?P<value_variable>(?=\S*\d)[^\s:=]{6,})"
+    rf"(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
+    rf"|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
+    r"|(?<!\S)-p ?(?P<value_p>(?=\S*\d)(?=\S*[A-Za-z])[^\s:/=]{6,})"
+    r"|\b(?P<variable>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s+(?P<value_variable>(?=\S*\d)[^\s:=]{6,})"
 )
 
 
@@ -825,16 +915,14 @@ def _assigned_spans(text: str) -> Iterator[Span]:
             )
             if named and not _NO_VALUE.fullmatch(match["quoted"]):
                 yield match.span("quoted")
-        elif kind and (run := _RUN.match(text, match.end())):
+        elif kind:
+            run = _RUN.match(text, match.end())
+            if run is None:
+                continue
             value = run[0].rstrip(_TAIL)
             end = run.start() + len(value)
-            if is_secret_value(
-                value,
-                kind,
-                match["sign"],
-                bool(match["gap"]),
-                bool(re.match(r"\s*(?:[.,;!?)]|$|\n)", text[end : end + 10])),
-            ):
+            is_last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n)", text[end : end + 10]))
+            if is_secret_value(value, kind, match["sign"], bool(match["gap"]), is_last):
                 yield run.start(), end
     for match in _ELSEWHERE.finditer(text):
         named = match["name"] or match["tag"] or match["variable"] or "password"
@@ -853,19 +941,32 @@ PASSWORD = RedactionRule(
 # %% ../../nbs/memory_logs/02_redaction.ipynb #a0c89239
 _NAMED = _either("password", "password_phrases")
 _STATED = re.compile(
-    rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token|pin)\b(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|für|fürs|zum|zur|vom|du|de|del)\b[^.:\n]{{1,30}}?)?"
-    rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=])|\b{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
-    rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))",
+    (
+        rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
+        rf"|pin)\b(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|für|fürs|zum|zur|vom|du|de"
+        rf"|del)\b[^.:\n]{{1,30}}?)?"
+        rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=])"
+        rf"|\b{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
+    ),
     re.I,
 )
 _LIKE_ONE = rf"(?=\S*\d)(?=\S*[^\W\d]){_BARE}{{5,}}|[a-z]+(?:-[a-z]+){{2,}}"
 _BESIDE = re.compile(
-    rf"\b{_NAMED}(?: [^\W\d]{{1,6}}){{0,2}}\s*[:=]?\s+(?P<value>{_LIKE_ONE})|{_either('password_unspaced')}\s*[是为為はが:=은는]{{0,2}}\s*[「\"'“]?(?P<value_unspaced>[!-~]{{3,}})"
-    rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})",
+    (
+        rf"\b{_NAMED}(?: [^\W\d]{{1,6}}){{0,2}}\s*[:=]?\s+(?P<value>{_LIKE_ONE})"
+        rf"|{_either('password_unspaced')}\s*[是为為はが:=은는]{{0,2}}\s*[「\"'“]?"
+        r"(?P<value_unspaced>[!-~]{3,})"
+        rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf"
+        rf"|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})"
+    ),
     re.I,
 )
 _MEASURED = re.compile(
-    r"[ -]?(?:characters?|chars?|digits?|letters?|signs?|symbols?|words?|tokens?|days?|minutes?|hours?|months?|years?|bits?|zeichen|stellen|tage)\b",
+    (
+        r"[ -]?(?:characters?|chars?|digits?|letters?|signs?|symbols?|words?|tokens?|days?"
+        r"|minutes?|hours?|months?|years?|bits?|zeichen|stellen|tage)\b"
+    ),
     re.I,
 )
 
@@ -892,10 +993,12 @@ def _stated_spans(text: str) -> Iterator[Span]:
         signed = bool(re.search(r"\d|[_!@#$%^&*+=~]|[a-z][A-Z]|-.*-", value))
         last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n| (?:and|but|und|et|y)\b)", text[end : end + 10]))
         if match["sign"]:  # other names with a sign are in the rule before
-            found = match["password"] and (signed or last)
+            is_secret = match["password"] and (signed or last)
+        elif match["password"]:
+            is_secret = signed or match["said"] or (last and "-" not in value)
         else:
-            found = signed or (match["password"] and (match["said"] or (last and "-" not in value)))
-        if found:
+            is_secret = signed
+        if is_secret:
             yield start, end
     for match in _BESIDE.finditer(text):
         start, end = value_span(match)
@@ -915,13 +1018,32 @@ SAID_PASSWORD = RedactionRule(
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #ca72cee1
-_VALUE = r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
+_VALUE = (
+    r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?"
+    r"|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}"
+    r"|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
+)
 _CODES = (
-    rf"(?:\b|(?<=\W))(?:{_either('codes')}[- ]?(?:codes?|passcodes?|pins?|numbers?|passwords?|kennw\w+|passw\w+)|{_either('code_phrases')})\b[^.\n\d]{{0,25}}?(?P<value_a>{_VALUE})",
-    rf"\b{_either('code_short')}\b[^.\n\d]{{0,15}}?(?P<value_b>\d{{3}}[ -]\d{{3}}(?!\d)|\d(?: \d){{3,7}}|\d{{3,8}})(?![\w-])",
-    rf"(?<![\w-])(?P<value_c>{_VALUE}) (?:is|ist|es|est|as) {_either('owners')}\b[^.\n]{{0,40}}(?:code|pin|password|passwort|tan)",
-    rf"\b{_either('owners')}(?: (?!{_either('other_codes')}\b)[^\W\d]+){{0,2}} codes? ?(?:is|ist|lautet|es|est|:|was)?:? (?P<value_d>{_VALUE})",
-    r"\b(?:use|enter|type) (?:the )?(?:code )?(?P<value_e>\d{3}[ -]?\d{3}|\d{4,8})(?=[^.\n]{0,40}\b(?:log|sign|verif|confirm|access|unlock))",
+    (
+        rf"(?:\b|(?<=\W))(?:{_either('codes')}[- ]?(?:codes?|passcodes?|pins?|numbers?|passwords?"
+        rf"|kennw\w+|passw\w+)|{_either('code_phrases')})\b[^.\n\d]{{0,25}}?(?P<value_a>{_VALUE})"
+    ),
+    (
+        rf"\b{_either('code_short')}\b[^.\n\d]{{0,15}}?(?P<value_b>\d{{3}}[ -]\d{{3}}(?!\d)"
+        rf"|\d(?: \d){{3,7}}|\d{{3,8}})(?![\w-])"
+    ),
+    (
+        rf"(?<![\w-])(?P<value_c>{_VALUE}) (?:is|ist|es|est"
+        rf"|as) {_either('owners')}\b[^.\n]{{0,40}}(?:code|pin|password|passwort|tan)"
+    ),
+    (
+        rf"\b{_either('owners')}(?: (?!{_either('other_codes')}\b)[^\W\d]+){{0,2}} codes? ?(?:is"
+        rf"|ist|lautet|es|est|:|was)?:? (?P<value_d>{_VALUE})"
+    ),
+    (
+        r"\b(?:use|enter|type) (?:the )?(?:code )?(?P<value_e>\d{3}[ -]?\d{3}"
+        r"|\d{4,8})(?=[^.\n]{0,40}\b(?:log|sign|verif|confirm|access|unlock))"
+    ),
     r"(?<!area )\bcode\b[^.\n\d]{0,25}?(?P<value_f>\d{3}[ -]\d{3})(?![\w-])",
     r"\bauthenticator\b[^.\n\d]{0,20}(?P<value_g>\d{3} ?\d{3})(?![\w-])",
     r"(?:seed|recovery|mnemonic) (?:phrase|words)\W+(?P<value_h>(?:[a-z]+ ){11,23}[a-z]+)",
@@ -936,11 +1058,11 @@ def _code_spans(text: str) -> Iterator[Span]:
             start, end = value_span(match)
             if not _MEASURED.match(text, end):
                 yield start, end
-                while (following := _NEXT.match(text, end)) and len(following[1]) == len(
-                    match[match.lastgroup or 0]
-                ):
+                length = len(match[match.lastgroup or 0])
+                following = _NEXT.match(text, end)
+                while following is not None and len(following[1]) == length:
                     yield following.span(1)
-                    end = following.end()
+                    following = _NEXT.match(text, following.end())
 
 
 CODE = RedactionRule(
@@ -958,7 +1080,8 @@ Forms = dict[tuple[str, ...], str]  # words of a form -> the person
 
 
 def name_forms(people: Iterable[str | Sequence[str]]) -> Forms:
-    """All forms under which people may occur, each with the person it means, or with itself when it means several.
+    """All forms under which people may occur, each with the person it means, or with itself when it
+    means several.
 
     Chinese names have their spelling in Latin letters, in both orders, among their forms.
     """
@@ -1032,7 +1155,9 @@ def spelling(word: str) -> str:
 
 
 def stems(name: str) -> dict[str, bool]:
-    """What of a name, as `spelling` gives it, stands before the endings of its declension; and whether it is all of the name."""
+    """What of a name, as `spelling` gives it, stands before the endings of its declension; and
+    whether it is all of the name.
+    """
     cuts = (
         r"[aeiou]+$",
         r"[oaiue]s$",
@@ -1052,7 +1177,9 @@ def stems(name: str) -> dict[str, bool]:
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #73802dd6
 def _ending_fits(stem: str, ending: str, is_whole: bool) -> bool:
-    """Whether a word can be a name in another case: its stem, which may be the whole name, and the rest, both as `spelling` has them."""
+    """Whether a word can be a name in another case: its stem, which may be the whole name, and the
+    rest, both as `spelling` has them.
+    """
     if ending not in _ENDINGS:
         return False
     if not is_whole and ending in ("s", "es", "n"):
@@ -1150,7 +1277,9 @@ class _NameList:
 
 
 def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
-    """A rule that finds the people of a list, also declined or in another spelling; "person" is the word in its placeholders."""
+    """A rule that finds the people of a list, also declined or in another spelling; "person" is the
+    word in its placeholders.
+    """
     names = _NameList(people)
     return RedactionRule(
         "name",
@@ -1215,7 +1344,9 @@ class Redactor:
 
     @property
     def hash(self) -> str:
-        """Names these rules: equal for equal rules and as many names; the names themselves are not in it."""
+        """Names these rules: equal for equal rules and as many names; the names themselves are not
+        in it.
+        """
         return text_hash(
             repr([EDITION, _WORDS, [(rule.name, rule.label, rule.recipe) for rule in self.rules]])
         )
@@ -1230,7 +1361,9 @@ class Redactor:
 
     @property
     def not_looked_for(self) -> list[str]:
-        """What no rule here looks for: names without a list, what was turned off, and what never is."""
+        """What no rule here looks for: names without a list, what was turned off, and what never
+        is.
+        """
         names = [] if "name" in self.looked_for else ["names of people, since no list was given"]
         return [
             *names,
@@ -1239,7 +1372,9 @@ class Redactor:
         ]
 
     def row(self, texts: Sequence[str], user: str = "") -> Redaction:
-        """The texts of one row with placeholders; `user` is the name of the user in the log, and is replaced as well."""
+        """The texts of one row with placeholders; `user` is the name of the user in the log, and is
+        replaced as well.
+        """
         common = user.casefold() in _NOT_USERS | common_words() or len(user) < 3
         if common:
             return redact_row(texts, self.rules)
@@ -1251,7 +1386,9 @@ _SECONDS = 5  # for a pattern of one's own and a text
 
 
 def own_rule(entry: Any, place: str) -> RedactionRule:
-    """The rule of an entry {name, pattern or find, label?} of a user's settings; raises `ValueError` naming the place."""
+    """The rule of an entry {name, pattern or find, label?} of a user's settings; raises
+    `ValueError` naming the place.
+    """
     import regex
 
     if (
@@ -1261,13 +1398,15 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
         or ("pattern" in entry) == ("find" in entry)
     ):
         raise ValueError(
-            f"{place}: found {short_repr(entry)}; allowed are name, pattern or find, and, if you like, label"
+            f"{place}: found {short_repr(entry)}; allowed are name, "
+            "pattern or find, and, if you like, label"
         )
     name = str(entry["name"])
     label = str(entry.get("label", entry["name"]))
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
         raise ValueError(
-            f"{place}.label: found {short_repr(label)}; allowed are words without brackets and figures at the end"
+            f"{place}.label: found {short_repr(label)}; allowed are words without brackets and "
+            "figures at the end"
         )
     if "find" in entry:
         path = str(entry["find"])
@@ -1288,7 +1427,8 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
         compiled = regex.compile(pattern)
     except (re.error, regex.error) as error:
         raise ValueError(
-            f"{value_at_fault}: {error}; allowed is a regular expression of Python and of the package regex"
+            f"{value_at_fault}: {error}; allowed is a regular expression of Python and of the "
+            "package regex"
         ) from None
     if empty:
         raise ValueError(
@@ -1301,14 +1441,16 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
         except TimeoutError:
             why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
             raise ValueError(
-                f"{value_at_fault}, which {why}; allowed are patterns without a repetition in a repetition"
+                f"{value_at_fault}, which {why}; allowed are patterns "
+                "without a repetition in a repetition"
             ) from None
 
     return RedactionRule(name, label, find, recipe=pattern)
 
 
 def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Redactor:
-    """The rules with a user's changes, {rules: [{name, pattern or find, label}], names: [...] or a file, regions: [...], without: [...]}.
+    """The rules with a user's changes, {rules: [{name, pattern or find, label}], names: [...] or a
+    file, regions: [...], without: [...]}.
 
     Raises `ValueError` naming the place, the value found and what is allowed.
     """
@@ -1339,7 +1481,9 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
 
 
 def _table_of_lists(content: object, folder: Path, file: str) -> dict[str, list]:
-    """The lists of a user's settings, empty where they are not given; those of a file of names are read."""
+    """The lists of a user's settings, empty where they are not given; those of a file of names are
+    read.
+    """
     table: dict[str, Any] = {"rules": [], "names": [], "regions": [], "without": []}
     if not isinstance(content, Mapping) or not set(content) <= set(table):
         raise ValueError(

@@ -199,11 +199,12 @@ class PracticeJudge:
     """Judges any answer by tables: the actual level is the one in `known`, or drawn from
     `use[ideal]`; the judged one from `confusion[actual]`.
 
-    `known` maps (question, answer, text of an atom) to its actual level. With `reads` an atom of which nothing is known is judged by the words that it shares
-    with the answer, a crude reading that is always the same. `stances` maps the same to what the answer does with the atom; an atom that it does not have is
-    followed where it is used. `confusion` is `None` for
-    the judge's rate in `JUDGES`. Every draw follows from `seed` and what is judged. Raises
-    `ValueError` for a table that is not three rows of three probabilities.
+    `known` maps (question, answer, text of an atom) to its actual level. With `reads` an atom of
+    which nothing is known is judged by the words that it shares with the answer, a crude reading
+    that is always the same. `stances` maps the same to what the answer does with the atom; an atom
+    that it does not have is followed where it is used. `confusion` is `None` for the judge's rate
+    in `JUDGES`. Every draw follows from `seed` and what is judged. Raises `ValueError` for a table
+    that is not three rows of three probabilities.
     """
 
     use: Table = USE
@@ -260,8 +261,8 @@ class PracticeJudge:
 
 
 _COMMON_WORDS_TEXT = """
-    a an and are as at for from has have he her his i in is it its my of on or our she that the their them they this
-    to user was we were with you your
+    a an and are as at for from has have he her his i in is it its my of on or our she that the
+    their them they this to user was we were with you your
 """
 _COMMON_WORDS = frozenset(_COMMON_WORDS_TEXT.split())
 
@@ -272,7 +273,9 @@ def content_words(text: str) -> set[str]:
 
 
 def _level_by_words(response: str, text: str) -> Level:
-    """Control where the first sentence has most words of a text, Bound where the answer has half of them, else Ignore."""
+    """Control where the first sentence has most words of a text, Bound where the answer has half of
+    them, else Ignore.
+    """
     words = content_words(text)
     if not words:
         return Level.IGNORE

@@ -94,7 +94,9 @@ BREAKDOWNS = (
 
 
 def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
-    """The six metrics with 95 % bounds by domain, number of atoms, number of distractors, and quality where it was rated."""
+    """The six metrics with 95 % bounds by domain, number of atoms, number of distractors, and
+    quality where it was rated.
+    """
     frame = run.responses[run.responses["condition"] != "no_memory"]
     tables = {}
     for title, by in BREAKDOWNS:
@@ -105,7 +107,9 @@ def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
 
 
 def _named_scores(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A score table with the name of each source in place of its columns, without spreads over seeds."""
+    """A score table with the name of each source in place of its columns, without spreads over
+    seeds.
+    """
     table.insert(0, "name", source_names(table))
     return table.drop(columns=[*SOURCE, *(f"{metric}_std" for metric in METRICS)])
 
@@ -126,7 +130,9 @@ _EFFECT_COLUMNS = [
 
 
 def memory_effect(run: Run) -> "pd.DataFrame":
-    """Paired differences of each treatment of memory to the answers without memory; no row when the control was not run."""
+    """Paired differences of each treatment of memory to the answers without memory; no row when the
+    control was not run.
+    """
     import pandas as pd
 
     tables = []
@@ -147,9 +153,11 @@ def memory_effect(run: Run) -> "pd.DataFrame":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
 def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
-    """Agreement of the second judge with the first, level by level, and the metrics it gives; empty without a second judge.
+    """Agreement of the second judge with the first, level by level, and the metrics it gives; empty
+    without a second judge.
 
-    Raises `ValueError` for judgments that cannot be compared: without atoms, of other atoms, of several second judges.
+    Raises `ValueError` for judgments that cannot be compared: without atoms, of other atoms, of
+    several second judges.
     """
     import pandas as pd
 
@@ -202,15 +210,18 @@ _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 
 
 def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
-    """A sentence on each prediction-powered estimate: whose labels it rests on, and what it corrects for."""
+    """A sentence on each prediction-powered estimate: whose labels it rests on, and what it
+    corrects for.
+    """
     lines = []
     if not len(estimates):
         return lines
     labellers = [] if run.target_labels is None else run.target_labels.labellers
     for name, rows in estimates.groupby("method", sort=False):
         line = (
-            f"{name}: the prediction-powered estimate rests on labels of {rows['labelled_answers'].iloc[0]} answers that were "
-            f"drawn at random, by {', '.join(labellers)}; it assumes nothing about the judge's errors."
+            f"{name}: the prediction-powered estimate rests on labels of "
+            f"{rows['labelled_answers'].iloc[0]} answers that were drawn at random, by "
+            f"{', '.join(labellers)}; it assumes nothing about the judge's errors."
         )
         judges = [labeller for labeller in labellers if labeller.startswith("judge ")]
         if judges:
@@ -220,7 +231,9 @@ def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
 
 
 def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | None:
-    """The estimate of one source from the rows of `Run.target_estimates`; `None` where it has none."""
+    """The estimate of one source from the rows of `Run.target_estimates`; `None` where it has
+    none.
+    """
     if not len(estimates) or name not in set(estimates["method"]):
         return None
     rows = estimates[estimates["method"] == name]
@@ -237,7 +250,9 @@ def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | Non
 
 @dataclass(frozen=True)
 class Correction:
-    """The metrics of one source of answers, raw and corrected by its judge's exam; `withheld` says why they are not shown."""
+    """The metrics of one source of answers, raw and corrected by its judge's exam; `withheld` says
+    why they are not shown.
+    """
 
     name: str
     table: "pd.DataFrame"  # of `corrected_score`
@@ -248,7 +263,10 @@ class Correction:
         """The reason as a sentence; empty where the corrected values are shown."""
         if not self.withheld:
             return ""
-        return f"{self.name}: the scores are as judged, not corrected for the judge's errors, because {self.withheld}."
+        return (
+            f"{self.name}: the scores are as judged, not corrected for the judge's errors, "
+            f"because {self.withheld}."
+        )
 
 
 def corrections(run: Run) -> list[Correction]:
@@ -269,7 +287,8 @@ def corrections(run: Run) -> list[Correction]:
 
 
 def judge_corrected(run: Run) -> "pd.DataFrame":
-    """Raw and judge-corrected metrics of each source of answers for which all conditions of `why_withheld` hold; else no row.
+    """Raw and judge-corrected metrics of each source of answers for which all conditions of
+    `why_withheld` hold; else no row.
 
     The corrected values are a model-based estimate; their bounds are cut to 0 and 100.
     """
@@ -297,7 +316,9 @@ def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
 
 
 def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
-    """Hard distractors by family: how often they are left alone, and used; empty where the examples name no family."""
+    """Hard distractors by family: how often they are left alone, and used; empty where the examples
+    name no family.
+    """
     frame = run.atoms[(run.atoms["condition"] != "no_memory") & run.atoms["family"].notna()]
     if not frame["actual"].notna().any():
         return {}
@@ -316,7 +337,9 @@ def _named_merged(run: Run) -> "pd.DataFrame":
 
 
 def named_stances(run: Run) -> "pd.DataFrame":
-    """`stance_table` of the answers that were given memory, with the name of each source; no row where no stance was asked for."""
+    """`stance_table` of the answers that were given memory, with the name of each source; no row
+    where no stance was asked for.
+    """
     table = stance_table(run.judgments_with_memory, run.actions)
     if len(table):
         table.insert(0, "name", source_names(table))
@@ -368,7 +391,9 @@ def _second_judge_or_note(run: Run) -> "dict[str, pd.DataFrame]":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
 def protocol(run: Run) -> list[tuple[str, str]]:
-    """How an evaluation was made, as (name, text) pairs; texts are safe to print, not to be read as markup."""
+    """How an evaluation was made, as (name, text) pairs; texts are safe to print, not to be read as
+    markup.
+    """
     frame = run.responses
     domain_counts = frame.drop_duplicates("example_id")["domain"].value_counts().sort_index()
     domains = ", ".join(f"{domain} {count:,}" for domain, count in domain_counts.items())
@@ -420,7 +445,9 @@ def _judge_settings(judgments: Sequence[Judgment]) -> str:
 
 
 def _exam_of(run: Run, judge: str) -> dict | None:
-    """The exam that the run carries, where it is that of this judge, or of what it was before a change."""
+    """The exam that the run carries, where it is that of this judge, or of what it was before a
+    change.
+    """
     is_own = judge in (run.exam.get("judge"), run.exam.get("judge_now"))
     return run.exam if run.exam and is_own else None
 
@@ -467,7 +494,9 @@ def _plain_value(value: Any) -> str:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0
 def notices(run: Run, table: "pd.DataFrame") -> list[str]:
-    """Warnings that the rows give rise to; `table` is the results table with a `status` for each row."""
+    """Warnings that the rows give rise to; `table` is the results table with a `status` for each
+    row.
+    """
     return [
         *run.notes,
         *[printable(note) for note in run.manifest.get("notes") or ()],
@@ -510,12 +539,14 @@ def _answer_notices(run: Run) -> list[str]:
     blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"])
     if blank.any():
         texts.append(
-            f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, and count so."
+            f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, "
+            "and count so."
         )
     waiting = len(answers) - judged
     if waiting > 0:
         texts.append(
-            f"{_of_all(waiting, len(answers))} answers have not been judged yet: this page is about the others."
+            f"{_of_all(waiting, len(answers))} answers have not been judged yet: this page is "
+            "about the others."
         )
     return texts
 
@@ -533,7 +564,8 @@ def _coverage_notices(run: Run) -> list[str]:
     questions = frame["question_id"].nunique()
     if questions < 50:
         texts.append(
-            f"Only {questions} questions: intervals this wide say little, and intervals from so few are rough."
+            f"Only {questions} questions: intervals this wide say little, and intervals from so "
+            "few are rough."
         )
     if frame["seed"].nunique() == 1:
         texts.append("One seed: the spread over seeds is unknown.")
@@ -541,7 +573,9 @@ def _coverage_notices(run: Run) -> list[str]:
 
 
 def _judge_notices(run: Run) -> list[str]:
-    """Quotes that are not there, a judge that saw the ideal levels, a judge without a passed exam."""
+    """Quotes that are not there, a judge that saw the ideal levels, a judge without a passed
+    exam.
+    """
     texts = []
     atoms = run.atoms
     checked = atoms[atoms["quoted"] & atoms["grounded"].notna() & (atoms["actual"] > 0)]
@@ -549,11 +583,13 @@ def _judge_notices(run: Run) -> list[str]:
     if lost > 0.02 * len(checked):
         percent = 100 * lost / len(checked)
         texts.append(
-            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) are not in the answer they are about."
+            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) are not in the "
+            "answer they are about."
         )
     if any(judgment.settings.get("blind") is False for judgment in run.judgments):
         texts.append(
-            "The judge was shown the ideal levels, as in the published protocol; a blind judge may see other levels."
+            "The judge was shown the ideal levels, as in the published protocol; a blind judge "
+            "may see other levels."
         )
     if run.invented:
         return texts
@@ -602,7 +638,9 @@ def banners(run: Run) -> list[str]:
 
 
 def _score_notices(table: "pd.DataFrame") -> list[str]:
-    """Models that score below a policy that ignores all memory, or cannot be told from a control."""
+    """Models that score below a policy that ignores all memory, or cannot be told from a
+    control.
+    """
     ignoring = table.loc[table["model"] == "all Ignore", "SCS"]
     if not len(ignoring):
         return []
@@ -611,25 +649,33 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
         if high < ignoring.iloc[0]:
             texts.append(
-                f"SCS of {printable(name)} lies below that of ignoring all memory ({ignoring.iloc[0]:.1f})."
+                f"SCS of {printable(name)} lies below that of ignoring all memory "
+                f"({ignoring.iloc[0]:.1f})."
             )
     controls_scored = table[(table["status"] == "control") & table["SCS"].notna()]
     for row in measured.to_dict("records"):
         tied = controls_scored[controls_scored["SCS"].between(row["SCS_low"], row["SCS_high"])]
         for control in tied.to_dict("records"):
             texts.append(
-                f"SCS of {printable(row['model'])} ({row['SCS']:.1f}) is not told apart from the control {printable(control['model'])} ({control['SCS']:.1f}), which lies inside its interval."
+                f"SCS of {printable(row['model'])} ({row['SCS']:.1f}) is not told apart from the "
+                f"control {printable(control['model'])} ({control['SCS']:.1f}), which lies inside "
+                "its interval."
             )
     return texts
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #25e8b66e
 def model_card(run: Run, table: "pd.DataFrame") -> str:
-    """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds, controls, warnings, protocol."""
+    """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds,
+    controls, warnings, protocol.
+    """
     heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in METRICS]
     lines = [
         "## Use of memory",
         "",
-        "How far stored memory shapes the answers, against the level each piece of it should have. In percent:",
+        (
+            "How far stored memory shapes the answers, against the level each piece of it should "
+            "have. In percent:"
+        ),
         "mean over seeds ± standard deviation, and the 95 % interval over questions.",
         "",
         f"| | {' | '.join(heads)} |",
@@ -655,8 +701,9 @@ def model_card(run: Run, table: "pd.DataFrame") -> str:
 def _card_estimate(row: Mapping[str, Any]) -> str:
     """One prediction-powered metric in words."""
     return (
-        f"{markdown_cell(row['method'])}, {row['metric']}: prediction-powered estimate {row['prediction_powered']:.1f} "
-        f"({row['prediction_powered_low']:.1f} to {row['prediction_powered_high']:.1f}), raw {row['raw']:.1f}"
+        f"{markdown_cell(row['method'])}, {row['metric']}: prediction-powered estimate "
+        f"{row['prediction_powered']:.1f} ({row['prediction_powered_low']:.1f} to "
+        f"{row['prediction_powered_high']:.1f}), raw {row['raw']:.1f}"
     )
 
 
@@ -700,7 +747,9 @@ def _has_scored_atom(judgments: Sequence[Judgment]) -> bool:
 
 
 def _plane(scores: "pd.DataFrame") -> "Figure":
-    """Models and constant policies in the plane of over-use and under-use, from the one control without memory."""
+    """Models and constant policies in the plane of over-use and under-use, from the one control
+    without memory.
+    """
     constant = scores["model"].str.startswith("all ") & (scores["condition"] == "control")
     answered = scores[(scores["status"] != "not run") & ~constant]
     without_memory = answered.loc[answered["status"] == "control", "model"]
@@ -709,7 +758,9 @@ def _plane(scores: "pd.DataFrame") -> "Figure":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #c5a1bfe5
 def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
-    """The worst answers as `marked_answer` shows them, with `over`, `under`, the `reason` and the `name` of their source."""
+    """The worst answers as `marked_answer` shows them, with `over`, `under`, the `reason` and the
+    `name` of their source.
+    """
     worst = gravest(run.judgments or [], run.actions, count)
     names: dict[tuple, str] = {}
     for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
@@ -719,12 +770,12 @@ def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
     rollouts = find_rollouts(run.folder / "rollouts.jsonl", answer_ids)
     examples = find_examples(run.folder / "examples.jsonl", example_ids)
     cards = []
-    for judgment, found in worst:
+    for judgment, severity in worst:
         rollout = rollouts.get(answer_id(judgment))
         card = marked_answer(judgment, rollout, examples.get(judgment.example_id))
         card["over"] = judgment.over
         card["under"] = judgment.under
-        card["reason"] = _reason_text(found.reasons)
+        card["reason"] = _reason_text(severity.reasons)
         card["name"] = names[judgment.key]
         cards.append(card)
     return cards
@@ -741,9 +792,15 @@ def evaluation_summary(run: Run) -> str:
     if not run.judgments:
         return "Nothing was judged in this run yet, so there are no scores on this page."
     if run.invented:
-        return "A demonstration on a synthetic world of small invented memories. The numbers say nothing about real models."
+        return (
+            "A demonstration on a synthetic world of small invented memories. The numbers say "
+            "nothing about real models."
+        )
     judges = ", ".join(run.judges)
-    return f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores of the same judge on the same data only."
+    return (
+        f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores "
+        "of the same judge on the same data only."
+    )
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -786,11 +843,13 @@ _IN_OWN_SECTION = (
 
 
 def write_evaluation_report(folder: str | Path, title: str | None = None, worst: int = 12) -> Path:
-    """Write tables/, figures/, model-card.md and report.html into the folder of an evaluation; returns the path of the page.
+    """Write tables/, figures/, model-card.md and report.html into the folder of an evaluation;
+    returns the path of the page.
 
-    Reads parameters.json, examples.jsonl, rollouts.jsonl, judgments.jsonl, judgments2.jsonl and manifest.json, each of them optional.
-    What of them cannot be used is left out, and the page says so. Raises `FileNotFoundError` for a folder without any of them, and
-    `DataError` for rows that are damaged or belong to other examples.
+    Reads parameters.json, examples.jsonl, rollouts.jsonl, judgments.jsonl, judgments2.jsonl and
+    manifest.json, each of them optional. What of them cannot be used is left out, and the page says
+    so. Raises `FileNotFoundError` for a folder without any of them, and `DataError` for rows that
+    are damaged or belong to other examples.
     """
     run = load_run(folder, EVALUATION_FILES)
     tables = evaluation_tables(run)
@@ -880,10 +939,14 @@ def _stance_exam(run: Run) -> str:
     """How far the judge's stances can be trusted, by its exam."""
     stance = run.exam.get("stance") if run.exam.get("judge") in run.judges else None
     if not stance:
-        return "Its stances were not examined: `memcalib exam --set judging.stance=true` says how far they can be trusted."
+        return (
+            "Its stances were not examined: `memcalib exam --set judging.stance=true` says how "
+            "far they can be trusted."
+        )
     return (
-        f"In its exam this judge named {stance['accuracy']:.0f} % of {stance['atoms']} known stances, found {stance['found']:.0f} % of the misread "
-        f"memories, and called {stance['false_alarms']:.0f} % of the others misread."
+        f"In its exam this judge named {stance['accuracy']:.0f} % of {stance['atoms']} known "
+        f"stances, found {stance['found']:.0f} % of the misread memories, and called "
+        f"{stance['false_alarms']:.0f} % of the others misread."
     )
 
 
@@ -894,7 +957,10 @@ def _why_uncompared(run: Run) -> str:
             return note
     if not run.second_judgments:
         return ""
-    return f"none of its {len(run.second_judgments)} judgments is about an answer that the first judge, and no other, has judged"
+    return (
+        f"none of its {len(run.second_judgments)} judgments is about an answer that the first "
+        "judge, and no other, has judged"
+    )
 
 
 def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
@@ -917,8 +983,9 @@ def _for_page(table: "pd.DataFrame") -> "pd.DataFrame":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #a1c9e461
 MODEL_BASED = (
-    "Model-based estimate: corrected for the errors that the judge made in its exam, if it errs alike in these answers. That is assumed, "
-    "not measured; `memcalib label` draws answers whose labels measure it."
+    "Model-based estimate: corrected for the errors that the judge made in its exam, if it errs "
+    "alike in these answers. That is assumed, not measured; `memcalib label` draws answers whose "
+    "labels measure it."
 )
 
 
@@ -926,7 +993,10 @@ def evaluation_text(folder: str | Path) -> str:
     """The results of an evaluation for a terminal; raises as `load_run` does."""
     run = load_run(folder, EVALUATION_FILES)
     if not run.scored:
-        return f"none of {len(run.judgments or [])} answers could be scored; the reasons are in {run.folder / 'report.html'}"
+        return (
+            f"none of {len(run.judgments or [])} answers could be scored; the reasons are in "
+            f"{run.folder / 'report.html'}"
+        )
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]
     if run.parameters.get("format") == "rpeval":
         tables.append(rpeval_table(run.judgments_with_memory))
@@ -964,8 +1034,9 @@ def _second_judge_lines(run: Run) -> list[str]:
         return []
     overall = tables["Second judge, agreement"].iloc[0]
     line = (
-        f"second judge {run.second_judgments[0].judge}: {with_bounds(overall, 'exact', '.1f')} % of "
-        f"{overall['pairs']:,} levels as the first, kappa {with_bounds(overall, 'kappa', '.2f')}"
+        f"second judge {run.second_judgments[0].judge}: {with_bounds(overall, 'exact', '.1f')} % "
+        f"of {overall['pairs']:,} levels as the first, kappa "
+        f"{with_bounds(overall, 'kappa', '.2f')}"
     )
     metrics = tables.get("Second judge, metrics")
     if metrics is not None and len(metrics) == 2:

@@ -29,7 +29,9 @@ def misread_answers(
     responses: Mapping[str, str],
     count: int = 12,
 ) -> list[dict[str, Any]]:
-    """The plain readings with the most levels misread, each with its answer and the atoms in question; at most one of an example."""
+    """The plain readings with the most levels misread, each with its answer and the atoms in
+    question; at most one of an example.
+    """
     plain = frame[(frame["probe"] == "plain") & frame["judged"].notna()]
     misread = plain.assign(levels=(plain["judged"] - plain["actual"]).abs())
     misread = misread[misread["levels"] > 0]
@@ -72,7 +74,9 @@ def write_exam_report(
     tables: "Mapping[str, pd.DataFrame]",
     misread: list[dict[str, Any]],
 ) -> Path:
-    """Write tables/, figures/ and exam.html into the folder of an exam; returns the path of the page."""
+    """Write tables/, figures/ and exam.html into the folder of an exam; returns the path of the
+    page.
+    """
     folder = Path(folder)
     write_tables(folder / "tables", dict(tables))
     files = write_figures(folder / "figures", _figures(frame))

@@ -48,11 +48,11 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
         memories = []
         for row in ordered.to_dict("records"):
             level = None if row["footprint"] != row["footprint"] else Level(int(row["footprint"]))
-            about = {
+            shown = {
                 name: printable(str(row[name])) for name in ("memory", "time", "quote", "reason")
             }
             stance = str(row["stance"]).replace("_", " ")
-            memories.append({"level": level, "stance": stance, **about})
+            memories.append({"level": level, "stance": stance, **shown})
         scored = atoms["footprint"].dropna()
         cards.append(
             {
@@ -68,7 +68,8 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def write_footprint_report(folder: str | Path) -> Path:
-    """Write tables/ and report.html into the folder of a run without ideal levels; returns the path of the page.
+    """Write tables/ and report.html into the folder of a run without ideal levels; returns the path
+    of the page.
 
     Raises `FileNotFoundError` for a folder without judgments, and `DataError` for damaged rows.
     """

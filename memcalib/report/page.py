@@ -434,7 +434,9 @@ def _marked_html(rendered: str, pieces: Sequence[Segment]) -> str:
 
 
 def answer_html(pieces: Sequence[Segment]) -> str:
-    """Segments of an answer as HTML: Markdown rendered, quotes marked; raw HTML, links and pictures of the answer stay text."""
+    """Segments of an answer as HTML: Markdown rendered, quotes marked; raw HTML, links and pictures
+    of the answer stay text.
+    """
     from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -472,7 +474,9 @@ class Gravity:
 
 
 def gravity(judgment: Judgment, actions: Mapping[tuple[str, str], str | None] = {}) -> Gravity:
-    """Wrong stances first, then A to C and C to A, then safety and quality, then all levels that are off; raises `ValueError` when unscored."""
+    """Wrong stances first, then A to C and C to A, then safety and quality, then all levels that
+    are off; raises `ValueError` when unscored.
+    """
     wrong = wrong_stances(judgment, actions)
     hijacked = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.IGNORE, Level.CONTROL)]
     lost = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.CONTROL, Level.IGNORE)]
@@ -509,20 +513,22 @@ def gravest(
     actions: Mapping[tuple[str, str], str | None] = {},
     count: int = 12,
 ) -> list[tuple[Judgment, Gravity]]:
-    """The worst answers, one for each question; unscored ones, those without memory and those without any fault are left out."""
+    """The worst answers, one for each question; unscored ones, those without memory and those
+    without any fault are left out.
+    """
     ranked = []
     for judgment in judgments:
         if judgment.scored and judgment.condition != "no_memory":
-            found = gravity(judgment, actions)
-            if any(found.rank):
-                ranked.append((judgment, found))
+            severity = gravity(judgment, actions)
+            if any(severity.rank):
+                ranked.append((judgment, severity))
     ranked.sort(key=lambda pair: (tuple(-n for n in pair[1].rank), pair[0].key))
     questions: set[str] = set()
     worst = []
-    for judgment, found in ranked:
+    for judgment, severity in ranked:
         if judgment.question_id not in questions and len(worst) < count:
             questions.add(judgment.question_id)
-            worst.append((judgment, found))
+            worst.append((judgment, severity))
     return worst
 
 # %% ../../nbs/report/04_page.ipynb #4e3dbe93
@@ -593,10 +599,11 @@ def _atom_views(judgment: Judgment, example: Example | None) -> list[dict[str, A
     texts = {}
     actions = {}
     members = {}
-    for known in example.atoms if example else ():
-        texts[known.atom_id] = known.text
-        actions[known.atom_id] = known.memory_action
-        members[known.atom_id] = (known.model_extra or {}).get("members", [])
+    example_atoms = example.atoms if example else ()
+    for example_atom in example_atoms:
+        texts[example_atom.atom_id] = example_atom.text
+        actions[example_atom.atom_id] = example_atom.memory_action
+        members[example_atom.atom_id] = (example_atom.model_extra or {}).get("members", [])
     views = []
     for number, atom in enumerate(judgment.atoms, 1):
         view = {

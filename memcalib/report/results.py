@@ -60,7 +60,9 @@ def _corrected_values(corrected: "pd.DataFrame") -> dict[str, dict[str, float | 
 
 
 def _estimated_values(run: Run, estimates: "pd.DataFrame") -> dict[str, Any] | None:
-    """Each prediction-powered metric of one source, with the number of labelled answers and who labelled; `None` without labels."""
+    """Each prediction-powered metric of one source, with the number of labelled answers and who
+    labelled; `None` without labels.
+    """
     if not len(estimates):
         return None
     values: dict[str, Any] = {}
@@ -95,7 +97,9 @@ def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[st
 
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
-    """One row for each model and treatment of memory in a run that was scored: everything that a comparison has to know."""
+    """One row for each model and treatment of memory in a run that was scored: everything that a
+    comparison has to know.
+    """
     if not any(judgment.scored for judgment in run.judgments_with_memory):
         return []
     table = score(run.responses[run.responses["condition"] != "no_memory"])
@@ -160,7 +164,9 @@ def _result_faults(row: Any) -> Iterator[Violation]:
 
 
 def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The rows of result files; raises `DataError` naming file and line of anything else, and `FileNotFoundError`."""
+    """The rows of result files; raises `DataError` naming file and line of anything else, and
+    `FileNotFoundError`.
+    """
     rows = []
     faults = []
     for path in paths:
@@ -181,7 +187,9 @@ def read_results(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 def _check_same(
     base: Mapping[str, Any], row: Mapping[str, Any], any_judge: bool, any_data: bool
 ) -> None:
-    """Raises `ValueError` where two results have another judge, or other data, and that was not allowed."""
+    """Raises `ValueError` where two results have another judge, or other data, and that was not
+    allowed.
+    """
     comparisons = (
         (
             "judge and its prompt",
@@ -202,12 +210,15 @@ def _check_same(
         is_same = base_value is not None and base_value == row_value
         if not is_same and not is_allowed:
             raise ValueError(
-                f"{subject}: found {base_value!r} of {base['model']!r} and {row_value!r} of {row['model']!r}; allowed: the same, or {flag}"
+                f"{subject}: found {base_value!r} of {base['model']!r} and {row_value!r} of "
+                f"{row['model']!r}; allowed: the same, or {flag}"
             )
 
 
 def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[str, float]:
-    """The difference of two independent values with its 95 % interval, from the widths of theirs."""
+    """The difference of two independent values with its 95 % interval, from the widths of
+    theirs.
+    """
     standard_errors = [(one["high"] - one["low"]) / 3.92 for one in (base, value)]
     half_width = 1.96 * np.hypot(*standard_errors)
     difference = value["value"] - base["value"]
@@ -221,9 +232,11 @@ def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[s
 def compare_results(
     rows: Sequence[Mapping[str, Any]], any_judge: bool = False, any_data: bool = False
 ) -> "pd.DataFrame":
-    """Each metric of each row with its interval, and its difference from the first row's with a 95 % interval for independent samples.
+    """Each metric of each row with its interval, and its difference from the first row's with a 95
+    % interval for independent samples.
 
-    Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`), or other data (unless `any_data`).
+    Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`),
+    or other data (unless `any_data`).
     """
     import pandas as pd
 

@@ -154,7 +154,9 @@ class Run:
 
     @cached_property
     def disputed_scores(self) -> "pd.DataFrame":
-        """`disputed_scores` of the answers that were given memory; no row without disputed levels, or where nothing is scored."""
+        """`disputed_scores` of the answers that were given memory; no row without disputed levels,
+        or where nothing is scored.
+        """
         import pandas as pd
 
         if not any(judgment.scored for judgment in self.judgments_with_memory):
@@ -163,7 +165,8 @@ class Run:
 
     @cached_property
     def target_estimates(self) -> "pd.DataFrame":
-        """`prediction_powered_table` of the sources with labels, with the name of each as `method`; no row without labels.
+        """`prediction_powered_table` of the sources with labels, with the name of each as `method`;
+        no row without labels.
 
         Labels that do not fit the run are left out whole, and a note says why.
         """
@@ -325,7 +328,9 @@ def _load_answers(run: Run, example_positions: Mapping[str, int]) -> None:
 
 
 def _load_target_labels(run: Run) -> None:
-    """Read the labels of a sample of the answers; a file that cannot be used is left out with a note."""
+    """Read the labels of a sample of the answers; a file that cannot be used is left out with a
+    note.
+    """
     file = run.folder / "target-labels.jsonl"
     if not filled(file):
         return

@@ -519,14 +519,17 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 ITEM_DIFFERENCES: dict[str, str] = {
-    "fig:overview": "(a) is drawn anew; (b) has measured evaluations of policies of the micro-world, where the paper draws arrows",
+    "fig:overview": (
+        "(a) is drawn anew; (b) has measured evaluations of policies of the micro-world, where "
+        "the paper draws arrows"
+    ),
     "tab:model-survey": (
         "policies of the micro-world, not general models, under five framings; published rows "
         "stand below them in the same columns, and controls between"
     ),
     "fig:method": (
-        "drawn anew from one answer of the micro-world, a channel of over-use and one of under- "
-        "use with their tokens; its multipliers are computed"
+        "drawn anew from one answer of the micro-world, a channel of over-use and one of "
+        "under-use with their tokens; its multipliers are computed"
     ),
     "tab:main-results": (
         "measured is one small policy, not three models, since no larger one was trained; "
@@ -548,8 +551,13 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "columns; what these cover is their number and licence"
     ),
     "fig:data": "drawn anew",
-    "tab:benchmark-composition": "some hundred invented records by a scripted builder, not 15,000; published columns beside",
-    "tab:benchmark-structure": "some hundred invented records, a log's and the starter set; sizes are drawn from the published ranges",
+    "tab:benchmark-composition": (
+        "some hundred invented records by a scripted builder, not 15,000; published columns beside"
+    ),
+    "tab:benchmark-structure": (
+        "some hundred invented records, a log's and the starter set; sizes are drawn from the "
+        "published ranges"
+    ),
     "fig:judge-human-audit": (
         "the exact judge takes the place of the person, and a judge of known error that of the "
         "model; of the published matrices those cells that the paper's text settles, the others "
@@ -559,7 +567,9 @@ ITEM_DIFFERENCES: dict[str, str] = {
     "tab:full-main-results": (
         "as tab:main-results; the measured block stands before the three published ones"
     ),
-    "tab:test-channel-results": "channels of the micro-world's answers before and after training; published beside",
+    "tab:test-channel-results": (
+        "channels of the micro-world's answers before and after training; published beside"
+    ),
     "tab:rpeval-results": (
         "invented rows in RPEval's form, since its data may not be shipped; published rows below "
         "in the same columns; constants are added, those on RPEval's own file from its labels "

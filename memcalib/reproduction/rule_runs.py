@@ -303,7 +303,9 @@ def policy_scores(
     start: PreTrainedModel | None = None,  # what the divergence is measured from
     seed: int = 1,
 ) -> MeasuredPolicy:
-    "Metrics, accuracy in percent, length in tokens, repetition and ends in percent, and divergence from `start` in nats a token."
+    """Metrics, accuracy in percent, length in tokens, repetition and ends in percent, and
+    divergence from `start` in nats a token.
+    """
     options = dict(text="concat", prompt_template="micro")
     rollouts, judgments = evaluate(
         model, tokenizer, examples, exact_judge, seed=seed, max_tokens=max_tokens, **options
@@ -388,7 +390,9 @@ def _at_start(
 
 
 def tenths(values: Sequence[float]) -> list[float | None]:
-    "The mean of each tenth of a training; None where a number was not there, and fewer for fewer than ten steps."
+    """The mean of each tenth of a training; None where a number was not there, and fewer for fewer
+    than ten steps.
+    """
     means: list[float | None] = []
     for steps in np.array_split(np.array(values, float), min(10, len(values))):
         finite = steps[np.isfinite(steps)]

@@ -223,7 +223,7 @@ def ask_judge(
         pairs = zip(examples, responses, strict=True)
         retries = retries or FunctionRetries()
         return JudgeReply([retries.ask(judge, example, response) for example, response in pairs])
-    except Exception as error:  # noqa: BLE001 (the other processes must know of it before it is raised)
+    except Exception as error:  # noqa: BLE001 - other processes are told first
         if _is_passing(error):
             return JudgeReply([failed_call(example, error) for example in examples])
         return JudgeReply([], error)

@@ -1,4 +1,6 @@
-"""`memcalib label` and `--target-labels`: from a run to an estimate without the judge's errors, and files of labels that must not be used."""
+"""`memcalib label` and `--target-labels`: from a run to an estimate without the judge's errors, and
+files of labels that must not be used.
+"""
 
 import json
 import shutil
@@ -49,7 +51,9 @@ def call(*arguments):
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
-    """A folder with a run of 60 examples that a careless judge of one's own has judged, and the options that made it."""
+    """A folder with a run of 60 examples that a careless judge of one's own has judged, and the
+    options that made it.
+    """
     folder = tmp_path_factory.mktemp("label")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -157,7 +157,9 @@ def test_every_kind_of_settings_file_is_checked(capsys, folder):
         f"judge: {role}\n",
         "build": f"sources: [{{source: x, path: data.jsonl, question: question, answer: id}}]\n"
         f"builder: {role}\nreviewer: {role}\nreviewer2: {other}\n",
-        "demonstrations": f"data: data.jsonl\nteacher: {role}\nevaluator: {other}\nevaluator2: {role}\n",
+        "demonstrations": (
+            f"data: data.jsonl\nteacher: {role}\nevaluator: {other}\nevaluator2: {role}\n"
+        ),
     }
     for verb, text in files.items():
         (folder / f"{verb}.yaml").write_text(text)

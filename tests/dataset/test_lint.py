@@ -5,6 +5,7 @@ import json
 import random
 import re
 
+import planted_defects
 import pytest
 from planted_defects import DEFECTS, plant, rebuilt, with_atom, with_rubric, with_text
 from invented_rows import invented_examples
@@ -22,7 +23,7 @@ from memcalib.dataset.lint import (
     sentence_vectors,
 )
 from memcalib.micro.world import make_examples
-from memcalib.problem import Atom, Block, Example, Level, sample_records
+from memcalib.problem import Alternative, Atom, Block, Example, Level, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.dataset.screening import words
 from memcalib.dataset.lint import (
@@ -612,3 +613,52 @@ def test_a_megabyte_in_one_text_is_linted(piece):
     )
     found = lint_example(row)
     assert found and all(len(str(finding)) < 2_000 for finding in found)
+
+
+def test_a_conversation_with_times_scores_and_reasons_that_make_sense_passes():
+    talk = planted_defects.with_talk(RECORD)
+    dated = planted_defects.with_times(talk, "2026-03-02T23:00", "2025-01-01", None)
+    scored = []
+    for k, block in enumerate(dated.blocks):
+        scored.append(block.model_copy(update={"score": 0.9 - 0.1 * k}))
+    sensible = dated.model_copy(update={"blocks": scored, "group": "user 1"})
+    reason = "It may shape the tone of the whole letter."
+    level = Level((RECORD.atoms[0].ideal + 1) % 3)
+    sensible = with_atom(
+        sensible, sensible.atoms[0], alternative=[Alternative(level=level, reason=reason)]
+    )
+    assert lint_example(sensible) == []
+    other = RECORDS[5].model_copy(update={"group": "user 2"})
+    assert lint_splits({"all": [sensible, other]}).of("question_groups") == []
+
+
+@pytest.mark.parametrize(
+    "time, found",
+    [
+        ("2026-03-02T23:59", ""),  # the day of the last turn, whose hour is unknown
+        ("2026-03-03T00:30+02:00", "2026-03-03"),
+        ("2026-03-03", "2026-03-03"),
+        ("last spring", "'last spring'"),
+    ],
+)
+def test_times_of_memories_against_those_of_the_conversation(time, found):
+    example = planted_defects.with_times(planted_defects.with_talk(RECORD), time)
+    findings = lint_example(example, ["memory_times"])
+    assert [finding.found for finding in findings] == ([found] if found else [])
+    alone = planted_defects.with_times(RECORD, time)
+    assert lint_example(alone, ["memory_times"]) == []
+
+
+def test_groups_are_compared_over_files_and_one_for_all_is_named():
+    one, two = (RECORD.model_copy(update={"id": name, "group": "g"}) for name in "ab")
+    [finding] = lint_splits({"x": [one], "y": [two]}, ["question_groups"]).findings
+    assert finding.found == "'g' for all 2 rows" and "more than one question" in finding.allowed
+    two = two.model_copy(update={"group": "h", "question": one.question.upper()})
+    [finding] = lint_splits({"x": [one], "y": [two]}, ["question_groups"]).findings
+    assert finding.found == "group 'h', and group 'g' in x:1" and finding.file == "y"
+    assert LINTS["question_groups"].find([]) is None
+
+
+def test_damage_in_a_turn_is_found():
+    damaged = planted_defects.with_talk(RECORD, ("user", "It<|im_end|>"))
+    assert [finding.item for finding in lint_example(damaged, ["text_integrity"])] == ["turn 5"]

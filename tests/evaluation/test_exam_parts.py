@@ -1,4 +1,6 @@
-"""Parts of an exam: which answers belong where, and which part decides for the answers of an evaluation."""
+"""Parts of an exam: which answers belong where, and which part decides for the answers of an
+evaluation.
+"""
 
 import numpy as np
 import pandas as pd
@@ -33,7 +35,9 @@ def test_two_east_asian_characters_count_as_one_word():
 
 
 def frame_of(answers):
-    """An exam frame of answers {id: (kind, language, right)} with forty atoms at each level; a share of them is read one level off."""
+    """An exam frame of answers {id: (kind, language, right)} with forty atoms at each level; a
+    share of them is read one level off.
+    """
     rows = []
     for number, (answer_id, (kind, language, right)) in enumerate(answers.items()):
         for atom in range(120):

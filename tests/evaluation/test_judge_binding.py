@@ -1,4 +1,6 @@
-"""A judge that passed its exam and was changed since: the exam no longer speaks for it, in terminal, page, card and results."""
+"""A judge that passed its exam and was changed since: the exam no longer speaks for it, in
+terminal, page, card and results.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Minimal pairs: what a file may hold, what the two answers are, and when a judge has a pair right."""
+"""Minimal pairs: what a file may hold, what the two answers are, and when a judge has a pair
+right.
+"""
 
 import copy
 import json
@@ -117,7 +119,9 @@ def test_a_repeated_pair_is_told(tmp_path):
 
 
 def frame_of(pair, said):
-    """The exam frame of a pair that was read so: side -> {atom: level}, with a stance for the edited atom."""
+    """The exam frame of a pair that was read so: side -> {atom: level}, with a stance for the
+    edited atom.
+    """
     answers = pair_answers(pair, EXAMPLE)
     items = exam_items([EXAMPLE], answers, None, probes=0)
     judgments = []

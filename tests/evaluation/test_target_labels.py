@@ -1,4 +1,6 @@
-"""Labels of a sample of the target's answers: the estimate against simulation, and every file of labels that must be refused."""
+"""Labels of a sample of the target's answers: the estimate against simulation, and every file of
+labels that must be refused.
+"""
 
 import json
 
@@ -54,7 +56,9 @@ def test_the_interval_covers_the_truth_in_93_to_97_percent_of_2000_draws(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_based_estimate_is_withheld_where_it_fails(case):
-    """With labels at hand its values are compared with theirs, which sees what no exam can: a field that is worse than the exam."""
+    """With labels at hand its values are compared with theirs, which sees what no exam can: a field
+    that is worse than the exam.
+    """
     rng = np.random.default_rng(28)
     truth = true_values(rng, case)
     wrong_and_shown = 0
@@ -95,7 +99,9 @@ def test_labels_of_every_answer_give_their_own_mean_whatever_the_judge_said():
 
 
 def test_seeds_and_unequal_probabilities_are_weighted():
-    """Against the plain formula: a mean over seeds of means, each labelled answer for as many as it stands for."""
+    """Against the plain formula: a mean over seeds of means, each labelled answer for as many as it
+    stands for.
+    """
     rng = np.random.default_rng(2)
     seeds = np.repeat([1, 2], [30, 60])
     true = 100.0 * rng.integers(0, 2, (90, 1))

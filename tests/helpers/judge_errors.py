@@ -1,4 +1,6 @@
-"""A population of answers with true levels, read by a judge whose errors follow one of four patterns; for tests of estimates without its errors."""
+"""A population of answers with true levels, read by a judge whose errors follow one of four
+patterns; for tests of estimates without its errors.
+"""
 
 from dataclasses import dataclass
 
@@ -24,7 +26,9 @@ class Answers:
 def answers_read(
     rng: np.random.Generator, case: str, questions: int, each: int, in_exam: bool
 ) -> Answers:
-    """`each` answers to each of so many questions, as they are and as a judge with the errors of `case` reads them."""
+    """`each` answers to each of so many questions, as they are and as a judge with the errors of
+    `case` reads them.
+    """
     answers = questions * each
     question = np.repeat(np.arange(questions), each)
     shares_of_levels = [0.34, 0.33, 0.33] if in_exam else [0.7, 0.15, 0.15]
@@ -37,7 +41,9 @@ def answers_read(
 
 
 def _with_kind(rng, ideal, kind, hardness):
-    """Actual levels: an answer departs from the ideal in the direction of its kind by a level or two, more often at hard questions."""
+    """Actual levels: an answer departs from the ideal in the direction of its kind by a level or
+    two, more often at hard questions.
+    """
     departs = rng.random(ideal.shape) < (0.1 + 0.5 * hardness)[:, None]
     step = np.array([0, 1, -1, 0])[kind][:, None] + np.zeros_like(ideal)
     coins = rng.choice([-1, 1], size=ideal.shape)

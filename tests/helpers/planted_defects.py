@@ -1,4 +1,4 @@
-"""Thirty-nine ways to spoil a sound row, each with the check that should notice,
+"""Forty-six ways to spoil a sound row, each with the check that should notice,
 and how often it does.
 
 A defect has a name, the check that should catch it, and a function that plants it. Not every row
@@ -26,7 +26,16 @@ from memcalib.dataset.lint import (
     lint_splits,
 )
 from memcalib.dataset.writing import SIGNS, WEIGHTS
-from memcalib.problem import Atom, Block, Example, concat_text, sample_records
+from memcalib.problem import (
+    Alternative,
+    Atom,
+    Block,
+    Example,
+    Level,
+    Turn,
+    concat_text,
+    sample_records,
+)
 
 Planter = Callable[[Example, random.Random], Example]
 CandidateT = TypeVar("CandidateT")
@@ -677,6 +686,86 @@ def other_split(example: Example, rng: random.Random) -> Example:
     variants = (question.upper(), f"{question.rstrip('?.')} ...", f"“{question}”")
     changed = rebuilt(example, question=rng.choice(variants))
     return changed.model_copy(update={"id": f"{example.id}-again"})
+
+
+# Conversation, times, scores, other levels, groups ------------------------------------------------
+
+
+SMALL_TALK = (
+    ("user", "Good morning, I am back from the lake."),
+    ("assistant", "Welcome back. How was the weather there?"),
+    ("user", "Dry, with a little wind on the second afternoon."),
+    ("assistant", "That sounds pleasant. What may I do for you today?"),
+)
+
+
+def with_talk(example: Example, *last: tuple[str, str], day: str = "2026-03-02") -> Example:
+    """The example after small talk of one day that says nothing of its memory, and `last` turns."""
+    turns = [Turn(role=role, content=text, time=day) for role, text in (*SMALL_TALK, *last)]
+    return rebuilt(example, turns=turns)
+
+
+def with_times(example: Example, *times: str | None) -> Example:
+    """The example with these times of its first blocks."""
+    blocks = list(example.blocks)
+    for i, time in enumerate(times):
+        blocks[i] = blocks[i].model_copy(update={"time": time})
+    return rebuilt(example, blocks=blocks)
+
+
+@defect("turns_before_query")
+def query_as_turn(example: Example, rng: random.Random) -> Example:
+    """The conversation ends in the query."""
+    return with_talk(example, ("user", rng.choice((example.question, example.question.upper()))))
+
+
+@defect("turns_before_query")
+def repeated_turn(example: Example, rng: random.Random) -> Example:
+    """A turn stands there twice."""
+    return with_talk(example, SMALL_TALK[-1])
+
+
+@defect("turn_leak")
+def told_in_conversation(example: Example, rng: random.Random) -> Example:
+    """A turn says an atom."""
+    return with_talk(example, ("user", f"By the way: {rng.choice(example.atoms).text} You knew."))
+
+
+@defect("memory_times")
+def memory_after_conversation(example: Example, rng: random.Random) -> Example:
+    """A memory is dated after the last turn."""
+    return with_times(with_talk(example), rng.choice(("2026-03-03", "2027-01-01T08:00")))
+
+
+@defect("memory_scores")
+def one_score_for_all(example: Example, rng: random.Random) -> Example:
+    """All memories have one score, or one of them lost its own."""
+    scores = [1.0] * len(example.blocks)
+    if len(scores) < 3 or rng.random() < 0.5:
+        choose(scores[1:], rng)
+        scores = [None, *(0.9 / k for k in range(1, len(scores)))]
+    blocks = []
+    for block, score in zip(example.blocks, scores, strict=True):
+        blocks.append(block.model_copy(update={"score": score}))
+    return rebuilt(example, blocks=blocks)
+
+
+@defect("alternative_levels")
+def idle_alternative(example: Example, rng: random.Random) -> Example:
+    """Another level has a word for a reason, or every level can be defended."""
+    atom = rng.choice(example.atoms)
+    others = [level for level in Level if level != atom.ideal]
+    reason = "A reader may well see it so."
+    alternatives = [Alternative(level=level, reason=f"{reason} {level.label}.") for level in others]
+    if rng.random() < 0.5:
+        alternatives = [Alternative(level=rng.choice(others), reason=atom.text)]
+    return with_atom(example, atom, alternative=alternatives)
+
+
+@defect("question_groups")
+def other_group(example: Example, rng: random.Random) -> Example:
+    """Another row asks the same in a group of its own."""
+    return rebuilt(example, id=f"{example.id}-again", group=f"user {rng.randrange(100)}")
 
 
 # What is caught -----------------------------------------------------------------------------------

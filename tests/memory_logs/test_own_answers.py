@@ -1,4 +1,6 @@
-"""Logs of answers that exist: names of fields, what is left out, consent, redaction, and the way to a page."""
+"""Logs of answers that exist: names of fields, what is left out, consent, redaction, and the way to
+a page.
+"""
 
 import json
 import warnings

@@ -1,4 +1,6 @@
-"""Wrong stances are asked for, counted beside the six metrics, and come first among the worst answers."""
+"""Wrong stances are asked for, counted beside the six metrics, and come first among the worst
+answers.
+"""
 
 import json
 import random
@@ -101,7 +103,9 @@ def test_the_table_counts_answers_with_a_wrong_stance():
 
 
 def test_planted_errors_are_all_in_the_first_third():
-    """Ten misread memories and false beliefs that are followed, among answers with many harmless levels too high."""
+    """Ten misread memories and false beliefs that are followed, among answers with many harmless
+    levels too high.
+    """
     rng = random.Random(0)
     judgments = []
     examples = []

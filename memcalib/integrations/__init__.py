@@ -1,0 +1,1 @@
+"""Thin modules for the training engines that people use; none imports its engine before it is used."""
