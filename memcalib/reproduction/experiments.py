@@ -637,7 +637,7 @@ def item_rows(run: Run) -> list[dict[str, Any]]:
         for name, panel in panel_by_experiment.items():
             experiment = run.experiments.get(name)
             files = []
-            if experiment is not None and experiment.state()[0] == "done":
+            if experiment is not None and experiment.state()[0] in ("done", "stale"):
                 files = item_files(experiment, label)
             status, reason = _item_status(experiment, files)
             row = {
@@ -706,7 +706,8 @@ def index_markdown(run: Run) -> str:
     )
     note = (
         "*Measured* is what this run measured in the worlds of its profile; *published only* "
-        "repeats the paper's numbers; *stale* was made by other code, parameters or data."
+        "repeats the paper's numbers; *stale* was made by other code, parameters or data, and its "
+        "files are those of then."
     )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
     lines += ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]
