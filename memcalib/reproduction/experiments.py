@@ -590,7 +590,8 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "fig:localization-case-underuse": (
         "an answer of the micro-world in the same channel (CB-), or another of under-use where it "
-        "has no Key sentence, chosen by rule, with the known role of each sentence"
+        "has no Key sentence, with the known role of each sentence; it is the median by the "
+        "credit of Key, not a chosen case, so Key holds little of it"
     ),
 }
 
