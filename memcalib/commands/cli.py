@@ -1515,15 +1515,15 @@ def grid(
     plan: Annotated[
         str | None,
         typer.Argument(
-            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML file; "
-            "micro by default, testbed with --rule."
+            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML "
+            "file; micro by default, testbed with --rule."
         ),
     ] = None,
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="A rule to compare beside those of the plan: package.module:name, or a name; may be "
-            "given more than once."
+            help="A rule to compare beside those of the plan: package.module:name, or a name; "
+            "may be given more than once."
         ),
     ] = None,
     noise: Annotated[
