@@ -663,7 +663,7 @@ def levels(
         f"memories and conversation of {len(log_answers.examples):,} questions."
     )
     if not (yes or asked_yes()):
-        raise NotAgreed("nothing has been sent. Go on with the same command and --yes")
+        raise NotAgreed.with_way_on(" the same command and --yes")
     book = LevelsFile.write(
         out, propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
     )
@@ -1270,7 +1270,7 @@ def build(
     is sent without --yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
-    from memcalib.commands.settings_files import Bar
+    from memcalib.commands.settings_files import Bar, prompt_files_text
     from memcalib.dataset.build_run import MemoryRun, build_run
 
     steps = {
@@ -1307,6 +1307,7 @@ def build(
         print(run.preview_text())
     elif dry_run:
         print(plan_text(run))
+        print(prompt_files_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
             ask_first(run, yes)
@@ -1381,6 +1382,7 @@ def train(
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
+    from memcalib.commands.settings_files import prompt_files_text
     from memcalib.trainer.recipe import load_recipe, method_config
     from memcalib.commands.train import TrainRun
 
@@ -1389,6 +1391,7 @@ def train(
         from memcalib.trainer.forecast import forecast
 
         print(forecast(loaded, method, seed, set_ or ()).text())
+        print(prompt_files_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)
     run = TrainRun(
@@ -1512,15 +1515,15 @@ def grid(
     plan: Annotated[
         str | None,
         typer.Argument(
-            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML file; "
-            "micro by default, testbed with --rule."
+            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML "
+            "file; micro by default, testbed with --rule."
         ),
     ] = None,
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="A rule to compare beside those of the plan: package.module:name, or a name; may be "
-            "given more than once."
+            help="A rule to compare beside those of the plan: package.module:name, or a name; "
+            "may be given more than once."
         ),
     ] = None,
     noise: Annotated[

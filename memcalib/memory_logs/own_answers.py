@@ -18,6 +18,7 @@ from pydantic import Field
 
 from ..dataset.sources import Dropped
 from ..inference.endpoint import Endpoint
+from ..io.promises import KEPT, LOOKED_FOR, SENDING
 from ..io.records import DataError, Violation, printable
 from ..io.runs import file_hash
 from .consent import place_of
@@ -238,6 +239,7 @@ class OwnAnswers:
     replaced: Counter[str] = field(default_factory=Counter)  # redaction rule -> values
     consent: Counter[str] = field(default_factory=Counter)  # agreement -> rows
     repeated: int = 0  # rows with an id that an earlier row has for another question
+    not_looked_for: list[str] = field(default_factory=list)  # by the rules of redaction
 
     @property
     def labelled(self) -> list[Example]:
@@ -274,6 +276,11 @@ class OwnAnswers:
                 f"Log: several answers of one model: {counted(several, 'question')}; each answer "
                 "is judged, and they count as one question."
             )
+        values = sum(self.replaced.values())
+        notes.append(
+            f"Log: {values:,} private values were replaced by placeholders before anything was "
+            f"sent. {LOOKED_FOR['left']}."
+        )
         return notes
 
     def preview(self, shown: int = 10) -> str:
@@ -303,7 +310,9 @@ class OwnAnswers:
         return printable("\n".join(lines), keep="\n\t")
 
     def statement(self, judges: Iterable[object]) -> str:
-        """What would be sent to whom, in one line for each judge behind an endpoint."""
+        """What would be sent to whom, in one line for each judge behind an endpoint, and what is
+        promised about it; empty where nothing is sent.
+        """
         lines = []
         for judge in judges:
             if isinstance(judge, Endpoint):
@@ -311,6 +320,10 @@ class OwnAnswers:
                     f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
                     f"conversation and answer of {len(self.rollouts):,} answers."
                 )
+        if lines:
+            lines.append(f"{SENDING['again']}. {KEPT['cache']}.")
+            lines.append(f"Not looked for: {'; '.join(self.not_looked_for)}.")
+            lines.append(f"{LOOKED_FOR['limits']}.")
         return "\n".join(lines)
 
 
@@ -399,8 +412,9 @@ def own_answers(
     and a log of which no row may enter, and `FileNotFoundError`.
     """
     reading = read_all(plan.file if source is None else source, plan.store, plan.map)
-    result = OwnAnswers(reading)
-    maker = _AnswerMaker(load_redactor(plan.redaction), plan, result, answers_needed)
+    redactor = load_redactor(plan.redaction)
+    result = OwnAnswers(reading, not_looked_for=redactor.not_looked_for)
+    maker = _AnswerMaker(redactor, plan, result, answers_needed)
     for row in reading.rows:
         maker.add(row)
     if not result.examples:
