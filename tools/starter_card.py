@@ -123,8 +123,10 @@ records alone.
 
 The aim is at most 65.0 % by both; it is not reached. Before the edits both told 77.5 % (English 78.7 %,
 other languages 73.1 %), words alone 73.1 %, place, block and length alone 72.8 %; by subset both told 69.9 % (core),
-80.2 % (conversations), 81.4 % (agentic), 76.2 % (long) and 79.0 % (sensitive). The core records and
-those with minimal pairs were not edited, and what tells is mostly theirs: length, and words such as "no", "this", "takes".
+80.2 % (conversations), 81.4 % (agentic), 76.2 % (long) and 79.0 % (sensitive). In the 100
+edited records both now tell 69.9 % (words 67.8 %, place, block and length 58.8 %), in the 140 others of the second
+edition, which bear minimal pairs and stayed as they were, 72.1 % (69.7 %, 70.4 %). What is left is length where nothing was
+edited, and words everywhere.
 """
 
 
@@ -321,7 +323,7 @@ def form_table(examples: list[Example]) -> pd.DataFrame:
     tenth of the records left out in turn; and by both, fitted to the group's own records alone.
     """
     cue_sets = {"words": [], "place, block, length": [], "both": []}
-    rows_of_group = {"all": [], "English": [], "other languages": []}
+    rows_of_group = {}
     record_of_atom = []
     used_of_atom = []
     for number, example in enumerate(examples):
@@ -347,7 +349,9 @@ def form_table(examples: list[Example]) -> pd.DataFrame:
     for name, cues in matrices.items():
         guesses[name] = guessed_levels(cues, record, used, evenly=True)
     rows = []
-    for group, atoms in rows_of_group.items():
+    first = ["all", "English", "other languages"]
+    for group in sorted(rows_of_group, key=lambda name: first.index(name) if name in first else 3):
+        atoms = rows_of_group[group]
         row = {"records": group, "atoms": f"{len(atoms):,}"}
         for name, guessed in guesses.items():
             row[name] = f"{100 * balanced_share(guessed[atoms], used[atoms]):.1f}"
