@@ -6,13 +6,16 @@ python benchmarks/bench_chaos.py [--small] [--keep FOLDER]
 The practice server runs in a process of its own, and so does each run of generate and judge. The
 scenarios: without faults; with 5 % of each fault; killed (SIGKILL) at three random moments and
 resumed; two processes on one cache; replies in odd wrapping and answers that are withheld; stopped
-in the middle by Ctrl-C, by a key that is withdrawn, by a judge that goes down; against a server
-that allows 600 requests a minute and 64 at once. A check that fails is printed with what it found;
-exit status 1.
+in the middle by Ctrl-C, by a key that is withdrawn, by a judge that goes down, by a disk that is
+full while answers are judged; replies that are no HTTP; a first reply that is a login page or a
+stream; a server that sends requests on to another host; waits that a server asks for; a training
+whose judge function breaks off; against a server that allows 600 requests a minute and 64 at once.
+A check that fails is printed with what it found; exit status 1.
 """
 
 import argparse
 import atexit
+import errno
 import hashlib
 import json
 import os
@@ -61,6 +64,8 @@ def client(plan: dict) -> dict:
     if plan.get("judge", True):
         from memcalib.judge import JudgeConfig, LLMJudge, judge_rollouts
 
+        if plan.get("rows_on_disk"):
+            fill_disk_after(plan["rows_on_disk"])
         judge = LLMJudge(Endpoint(model="micro-judge", **place), JudgeConfig(), Path(plan["cache"]))
         judge_rollouts(examples, folder / "rollouts.jsonl", judge, folder / "judgments.jsonl")
         totals = totals + judge.totals
@@ -77,6 +82,59 @@ def client(plan: dict) -> dict:
         "cached": totals.cached,
         "retries": totals.retries,
         "rows": made.wanted,
+    }
+
+
+def fill_disk_after(rows: int) -> None:
+    """From so many more rows of a journal on, the disk of the run folder is full."""
+    from memcalib.io.jsonl import Journal
+
+    append = Journal.append
+    written = []
+
+    def append_or_fail(journal, row):
+        if len(written) >= rows:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.path))
+        written.append(row.key)
+        append(journal, row)
+
+    Journal.append = append_or_fail
+
+
+def trained(plan: dict) -> dict:
+    """A short training whose judge function breaks off at a share of its calls: a digest of the
+    weights, and how often the judge was asked again.
+    """
+    import torch
+
+    from memcalib.micro.policy import build_tokenizer, load_policy
+    from memcalib.micro.world import WORLDS, exact_judge, make_examples
+    from memcalib.trainer.train_config import world_config
+    from memcalib.training import train
+
+    torch.set_num_threads(1)
+    chance = random.Random(0)
+    broken = []
+
+    def judge(example, response):
+        if chance.random() < plan["share"]:
+            broken.append(example.id)
+            raise ConnectionError("reset by peer")
+        return exact_judge(example, response)
+
+    config = world_config(WORLDS["short"], prompts=4, generations=4, steps=3, max_tokens=16)
+    model = load_policy("cold-short")[0]
+    examples = make_examples("short", 8, seed=5)
+    trainer = train(model, config, examples, judge, tokenizer=build_tokenizer(), out=plan["folder"])
+    digest = hashlib.blake2b(digest_size=16)
+    for weights in model.state_dict().values():
+        digest.update(weights.numpy().tobytes())
+    rows = [json.loads(line) for line in (Path(plan["folder"]) / "steps.jsonl").open()]
+    return {
+        "weights": digest.hexdigest(),
+        "broken": len(broken),
+        "asked again": trainer.judge.counts["asked_again"],
+        "unscored": sum(row["unscored"] for row in rows),
     }
 
 
@@ -158,6 +216,8 @@ def outcome(folder: Path) -> dict:
     more = {
         "withheld": {row.key[:-1] for row in rows if row.withheld},
         "thoughts": sum(hasattr(r, "thoughts") for r in rows),
+        "others": sum(hasattr(r, "answered_by") for r in rows),
+        "refused": {r.key[:-1] for r in rows if getattr(r, "served_finish", "") == "refusal"},
     }
     return {"rollouts": rollouts, "judgments": judged, "failed": failed, "table": table} | more
 
@@ -255,10 +315,8 @@ def stopped(plan: dict, read, enough=None) -> tuple[int, str]:
     if enough is not None:
         process.send_signal(signal.SIGINT)
     error = process.communicate()[1]
-    print(
-        f"  ended with exit status {process.returncode}: {error.strip().splitlines()[-1][:150]}",
-        flush=True,
-    )
+    last = (error.strip().splitlines() or ["nothing said"])[-1]
+    print(f"  ended with exit status {process.returncode}: {last[:150]}", flush=True)
     return process.returncode, error
 
 
@@ -301,7 +359,7 @@ def keys_in(folder: Path, key: str) -> list[str]:
 
 
 def main(small: bool, folder: Path) -> int:
-    from memcalib.practice.server import CONTENT, TRANSPORT
+    from memcalib.practice.server import CONTENT, MALFORMED, TRANSPORT
     from memcalib.micro.world import make_examples
     from memcalib.io.records import write_jsonl
 
@@ -377,8 +435,9 @@ def main(small: bool, folder: Path) -> int:
     check("requests, as many as one process sent", stats["requests"], alone)
 
     title("Replies in odd wrapping, answers that are withheld, pages in between")
-    odd = {name: 0.05 for name in ("plain_text", "thoughts", "prose", "page")} | {"quiet": 64}
-    odd |= {"content_filter": 0.02, "tool_calls": 0.02} | large
+    wrapped = ("plain_text", "thoughts", "prose", "gateway_header", "other_name")
+    odd = {name: 0.05 for name in (*wrapped, "page")} | {"quiet": 64}
+    odd |= {"content_filter": 0.02, "tool_calls": 0.02, "refusal": 0.02} | large
     with server(examples, odd) as (url, read):
         used = run(plan("odd", url))
         stats = read()
@@ -391,15 +450,93 @@ def main(small: bool, folder: Path) -> int:
     check("withheld answers", len(held), lambda count: 0 < count < 0.1 * rows)
     check("rows that are unscored, as many as withheld", found["failed"] - len(held), 0)
     check("answers behind thoughts are recorded", found["thoughts"], lambda count: count > 0)
-    kept = [k for k in found["rollouts"] if k[:-1] not in held]
+    check(
+        "answers under another model's name are recorded", found["others"], lambda count: count > 0
+    )
+    refused = found["refused"]
+    check("answers that are refusals", len(refused), lambda count: 0 < count < 0.1 * rows)
+    kept = [k for k in found["rollouts"] if k[:-1] not in held | refused]
     check(
         "other answers unlike the fault-free run",
         sum(found["rollouts"][k] != clean["rollouts"][k] for k in kept),
         0,
     )
-    kept = [k for k in judged if k[:-1] not in held]
+    kept = [k for k in judged if k[:-1] not in held | refused]
     check("other judgments unlike it", sum(judged[k] != clean["judgments"].get(k) for k in kept), 0)
     check("asked again after a clean reply", len(stats["asked_again"]), 0)
+
+    title("With 5 % of each reply that is no HTTP")
+    five_malformed = dict.fromkeys(MALFORMED, 0.05) | large
+    with server(examples, five_malformed) as (url, read):
+        used = run(plan("malformed", url))
+        stats = read()
+    report(used)
+    same(check, outcome(folder / "malformed"), clean, rows)
+    book(check, stats)
+    check("every class of fault was given", sorted({*MALFORMED} - set(stats["faults"])), [])
+
+    for name, faults, reason, requests in (
+        ("The first reply is a login page", {"page": 1}, "mostly in /v1", 32),
+        ("The first reply is a stream of events", {"stream": 1}, "mostly in /v1", 32),
+        (
+            "The server sends requests on to another host",
+            {"moved": 0},
+            "nothing was sent there",
+            32,
+        ),
+        ("It moves in the middle", {"moved": int(0.3 * total)}, "nothing was sent there", total),
+    ):
+        title(name)
+        place = "first-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+        with server(examples, large | faults) as (url, read):
+            code, error = stopped(plan(place, url, attempts=2), read)
+            stats = read()
+        check("it ended as it should", code, 1)
+        check("the reason is given", reason in error, True)
+        check("requests", stats["requests"], lambda count, most=requests: 0 < count <= most)
+        check("requests that reached the other host", stats["elsewhere"], 0)
+
+    title("A server that asks for waits of 11 seconds")
+    few_rows = folder / "waits.jsonl"
+    write_jsonl(few_rows, make_examples("long", 8, 1, "test"))
+    with server(few_rows, {"too_many_wait": 0.5, "retry_after": 11}) as (url, read):
+        waiting = plan("waits", url, examples=str(few_rows), seeds=[42], judge=False)
+        code, error = stopped(waiting, read)
+        stats = read()
+    check("it ended as it should", code, 0)
+    check("the wait is said with its end", "waiting 11 s, until" in error, True)
+    check("waits that were asked for", stats["faults"]["too_many_wait"], lambda count: count > 0)
+
+    title("A training whose judge function breaks off in 5 % of its calls")
+    runs = []
+    for share in (0.0, 0.05):
+        process = start("training", {"folder": str(folder / f"training-{share}"), "share": share})
+        runs.append(result_of(process))
+    calm, flaky = runs
+    print(f"  {flaky['broken']} calls broke off, {flaky['asked again']} were asked again")
+    check("calls that broke off", flaky["broken"], lambda count: count > 0)
+    check("asked again, as many as broke off", flaky["asked again"] - flaky["broken"], 0)
+    check("answers without a judgment", flaky["unscored"], 0)
+    check("the weights are the same", flaky["weights"] == calm["weights"], True)
+
+    title("The disk of the run is full in the middle of the judgments")
+    with server(examples, large) as (url, read):
+        full = plan("full", url, rows_on_disk=rows // 3)
+        code, error = stopped(full, read)
+        before = read()
+    check("it ended as it should", code, 1)
+    check("the reason and the file are given", "judgments.jsonl" in error, True)
+    url = urllib.parse.urlsplit(url)
+    with server(examples, large, port=url.port) as (url, read):
+        used = run(plan("full", url))
+        stats = read()
+    report(used)
+    same(check, outcome(folder / "full"), clean, rows)
+    check(
+        "clean replies, before and after, as many as without a stop",
+        before["successes"] + stats["successes"],
+        total,
+    )
 
     for name, faults, enough in (
         ("Ctrl-C in the middle of the answers", {}, 0.3 * total),
@@ -472,11 +609,12 @@ if __name__ == "__main__":
         "--small", action="store_true", help="100 examples and small large answers: two minutes"
     )
     parser.add_argument("--keep", type=Path, help="keep the files of all runs in this folder")
-    parser.add_argument("--role", choices=["client", "server"], help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=["client", "server", "training"], help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
-        print(json.dumps((serve_here if options.role == "server" else client)(options.plan)))
+        roles = {"server": serve_here, "client": client, "training": trained}
+        print(json.dumps(roles[options.role](options.plan)))
         raise SystemExit
     atexit.register(stop_all)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BINS', 'BLOCK_BINS', 'SOURCE', 'RESPONSE_COLUMNS',
-           'ATOM_COLUMNS', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'response_scores', 'calibration_metrics',
-           'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'exact_bounds', 'fold_by_question',
-           'summarise', 'with_labels', 'score', 'prediction_powered_table', 'readable', 'constant_policy', 'controls',
-           'load_judgments']
+           'ATOM_COLUMNS', 'LEAST_GROUPS', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'response_scores',
+           'calibration_metrics', 'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'exact_bounds',
+           'fold_by_question', 'question_interval', 'few_questions', 'summarise', 'with_labels', 'score',
+           'prediction_powered_table', 'readable', 'constant_policy', 'controls', 'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -372,6 +372,38 @@ def fold_by_question(
     np.add.at(counts, (s, q), 1)
     return totals, counts
 
+# %% ../nbs/03_metrics.ipynb #5d1e6c02
+LEAST_GROUPS = 6  # questions (or groups) below which no interval is given
+
+
+def question_interval(
+    totals: Float[np.ndarray, "seed question metric"],
+    counts: Int[np.ndarray, "seed question"],
+    values: Float[np.ndarray, "row metric"] | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Float[np.ndarray, "bound metric"]:
+    """95 % bounds of means, questions resampled; NaN with fewer than `LEAST_GROUPS` questions.
+
+    `totals` and `counts` are those of `fold_by_question`. With `values`, its rows in percent,
+    metrics that are 0 or 100
+    throughout have exact bounds.
+    """
+    questions = counts.shape[1]
+    if questions < LEAST_GROUPS:
+        return np.full((2, totals.shape[2]), np.nan)
+    bounds = interval(bootstrap_means(totals, counts, resamples, seed))
+    return bounds if values is None else exact_bounds(values, bounds, questions)
+
+
+def few_questions(count: int) -> str:
+    """What a reader has to know of results from fewer than `LEAST_GROUPS` questions."""
+    questions = "1 question" if count == 1 else f"{count} questions"
+    return (
+        f"Only {questions}: with fewer than {LEAST_GROUPS} no interval is given and no "
+        "difference is marked."
+    )
+
 # %% ../nbs/03_metrics.ipynb #e6c2f41d
 def summarise(
     frame: "pd.DataFrame",
@@ -401,7 +433,7 @@ def _metric_cells(
     scored: "pd.DataFrame", rho: float, resamples: int, seed: int, ddof: int
 ) -> dict[str, float]:
     """Mean, `_std`, `_low` and `_high` of each metric over scored responses; NaN without
-    any, and no spread with one seed."""
+    any, no spread with one seed, no bounds with fewer than `LEAST_GROUPS` questions."""
     row: dict[str, float] = {}
     for name in METRICS:
         for suffix in ("", "_std", "_low", "_high"):
@@ -413,8 +445,7 @@ def _metric_cells(
     values = 100 * response_scores(over, under, rho)
     totals, counts = fold_by_question(values, scored["seed"], scored["question_id"])
     per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
-    bounds = interval(bootstrap_means(totals, counts, resamples, seed))
-    low, high = exact_bounds(values, bounds, counts.shape[1])
+    low, high = question_interval(totals, counts, values, resamples, seed)
     for k, name in enumerate(METRICS):
         row[name] = float(per_seed[:, k].mean())
         row[f"{name}_low"] = float(low[k])
@@ -616,9 +647,18 @@ def _mean_cell(mean: float, std: float, digits: int) -> str:
     return text if np.isnan(std) else f"{text} ± {std:.{digits}f}"
 
 
+def _bounds_cell(row: Mapping[str, Any], digits: int) -> str:
+    """The bounds of SCS; in words where too few questions were scored, empty where none was."""
+    if np.isnan(row["SCS"]):
+        return ""
+    if np.isnan(row["SCS_low"]):
+        return f"none: {row['questions']} questions" if row["questions"] < LEAST_GROUPS else "none"
+    return f"{row['SCS_low']:.{digits}f} to {row['SCS_high']:.{digits}f}"
+
+
 def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     """A score table as text cells `mean ± std` with counts; `not scored` where no
-    response was, no ± for one seed."""
+    response was, no ± for one seed, no interval from fewer than `LEAST_GROUPS` questions."""
     import pandas as pd
 
     columns_before_metrics = table.columns[: list(table.columns).index("SCS")]
@@ -632,10 +672,7 @@ def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
         arrow = "↑" if name in HIGHER_IS_BETTER else "↓"
         spreads = zip(table[name], table[f"{name}_std"], strict=True)
         text[f"{name} {arrow}"] = [_mean_cell(mean, std, digits) for mean, std in spreads]
-    bounds = zip(table["SCS_low"], table["SCS_high"], strict=True)
-    text["SCS 95 %"] = [
-        "" if pd.isna(low) else f"{low:.{digits}f} to {high:.{digits}f}" for low, high in bounds
-    ]
+    text["SCS 95 %"] = [_bounds_cell(row, digits) for row in table.to_dict("records")]
     counts = zip(table["unscored_responses"], table["responses"], strict=True)
     text["unscored"] = [f"{unscored} of {responses}" for unscored, responses in counts]
     return text

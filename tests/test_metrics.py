@@ -442,3 +442,15 @@ def test_bounds_away_from_the_ends_stay_as_they_are():
     assert (exact[:, 2] == [10, 40]).all()
     assert exact[0, 0] == 0 and exact[1, 1] == 100
     assert np.isclose(exact[1, 0], 100 - exact[0, 1]) and exact[1, 0] > 80
+
+
+@pytest.mark.parametrize("questions", [1, 5, 6])
+def test_fewer_than_six_questions_have_no_interval(questions):
+    rows = [make([0, 2], [0, k % 3], f"e{k}") for k in range(questions)]
+    table = metrics.score(rows, resamples=50)
+    bounds = table[[f"{m}_{end}" for m in metrics.METRICS for end in ("low", "high")]]
+    shown = metrics.readable(table)["SCS 95 %"][0]
+    if questions < metrics.LEAST_GROUPS:
+        assert bounds.isna().all().all() and shown == f"none: {questions} questions"
+    else:
+        assert bounds.notna().all().all() and " to " in shown

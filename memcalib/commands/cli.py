@@ -663,7 +663,7 @@ def levels(
         f"memories and conversation of {len(log_answers.examples):,} questions."
     )
     if not (yes or asked_yes()):
-        raise NotAgreed("nothing has been sent. Go on with the same command and --yes")
+        raise NotAgreed.with_way_on(" the same command and --yes")
     book = LevelsFile.write(
         out, propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
     )
@@ -1272,7 +1272,7 @@ def build(
     is sent without --yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
-    from memcalib.commands.settings_files import Bar
+    from memcalib.commands.settings_files import Bar, prompt_files_text
     from memcalib.dataset.build_run import MemoryRun, build_run
 
     steps = {
@@ -1309,6 +1309,7 @@ def build(
         print(run.preview_text())
     elif dry_run:
         print(plan_text(run))
+        print(prompt_files_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
             ask_first(run, yes)
@@ -1383,6 +1384,7 @@ def train(
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
+    from memcalib.commands.settings_files import prompt_files_text
     from memcalib.trainer.recipe import load_recipe, method_config
     from memcalib.commands.train import TrainRun
 
@@ -1391,6 +1393,7 @@ def train(
         from memcalib.trainer.forecast import forecast
 
         print(forecast(loaded, method, seed, set_ or ()).text())
+        print(prompt_files_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)
     run = TrainRun(
@@ -1512,12 +1515,34 @@ def coldstart(
 @app.command()
 def grid(
     plan: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A plan that ships with the package (smoke, micro, full), or a YAML file."
+            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML "
+            "file; micro by default, testbed with --rule."
         ),
-    ] = "micro",
-    out: Annotated[Path, typer.Option(help="Folder of runs.jsonl, the rows.")] = Path("runs/grid"),
+    ] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A rule to compare beside those of the plan: package.module:name, or a name; "
+            "may be given more than once."
+        ),
+    ] = None,
+    noise: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="With the testbed: share of levels that the noisy judge gets wrong (default 0.2); "
+            "may be given more than once.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of runs.jsonl; by default runs/grid, with the testbed runs/rules."
+        ),
+    ] = None,
     processes: Annotated[
         int, typer.Option(min=1, help="Trainings at once, of one thread each.")
     ] = 2,
@@ -1527,14 +1552,30 @@ def grid(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compare rules of credit by many small trainings, as a plan says; runs whose rows are there
-    are not made again.
+    """Compare rules of credit by many small trainings, as a plan says, or a rule of
+    your own with those of the package.
+
+    Runs whose rows are there are not made again. With --rule, and with the testbed, a page is
+    written beside the rows: gain and cost of each rule, and how its places agree with exact credit.
+
+        memcalib grid --rule my_rules:MyRule --noise 0.1 --noise 0.4
     """
-    from memcalib.reproduction.rule_grid import grid_counts, load_plan, run_plan
+    from memcalib.reproduction.rule_grid import TESTBED, grid_counts, load_plan, plan_rows, run_plan
+    from memcalib.reproduction.rule_report import gains, write_rule_report
     from memcalib.commands.settings_files import settings_text
     from memcalib.reproduction.rule_runs import stored_rows
 
-    grid_plan = load_plan(plan, set_ or ())
+    rules = rule or []
+    plan = plan or (TESTBED if rules else "micro")
+    is_testbed = plan == TESTBED
+    out = out or Path("runs/rules" if is_testbed else "runs/grid")
+    settings = [*(set_ or ())]
+    if noise and not is_testbed:
+        raise ValueError(f"--noise: found it with plan {plan!r}; allowed with the testbed only")
+    if noise:
+        faults = ",".join(f"[levels,{rate}]" for rate in noise)
+        settings.append(f"stages.noisy judge.faults=[{faults}]")
+    grid_plan = load_plan(plan, settings, rules)
     if dry_run:
         print(settings_text(grid_plan))
     else:
@@ -1543,11 +1584,19 @@ def grid(
             plan,
             processes=processes,
             stages=stage or (),
-            settings=set_ or (),
+            settings=settings,
+            rules=rules,
             tell=lambda line: print(line, flush=True),
         )
-    for name, (runs, done) in grid_counts(grid_plan, stored_rows(out)).items():
+    rows = stored_rows(out)
+    for name, (runs, done) in grid_counts(grid_plan, rows).items():
         print(f"{name}: {done} of {runs} runs")
+    if not dry_run and (is_testbed or rules):
+        rows_of_plan = [row for of_stage in plan_rows(grid_plan, rows).values() for row in of_stage]
+        if gains(rows_of_plan).empty:
+            print("no report yet: it needs test runs of GDPO and another rule under one judge")
+        else:
+            print(f"report: {write_rule_report(out, grid_plan, rows_of_plan)}")
 
 # %% ../../nbs/commands/07_cli.ipynb #c958882d
 cache_verbs = typer.Typer(

@@ -37,6 +37,7 @@ from memcalib.evaluation.exam import (
     load_known_answers,
     propagation_table,
     stance_items,
+    stance_line,
     stance_numbers,
     starter_answers,
 )
@@ -355,11 +356,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     weighted_kappa = f"weighted kappa {_number(numbers['linear_kappa'], 2)}"
     stance = exam.get("stance")
     if stance:
-        lines.append(
-            f"stance: {_number(stance['accuracy'])} % of {stance['atoms']} known ones named, "
-            f"{_number(stance['found'])} % of misread memories found, "
-            f"{_number(stance['false_alarms'])} % false alarms"
-        )
+        lines.append(stance_line(stance))
     size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
     lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
     lines.append(f"The verdict holds for {exam['scope']}.")

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SettingsClasses', 'Settings', 'KEY_HOSTS', 'THIS_MACHINE', 'EXACT', 'JudgeSetting', 'merged', 'with_settings',
            'given', 'shipped', 'read_settings', 'SettingLocation', 'locate', 'setting_errors', 'key_errors',
-           'check_settings', 'allowing_hosts', 'endpoints_in', 'check_key_hosts', 'load_settings', 'settings_text',
-           'judge_object', 'check_key', 'Bar']
+           'check_settings', 'allowing_hosts', 'endpoints_in', 'check_key_hosts', 'load_settings', 'prompt_files_in',
+           'prompt_files_text', 'settings_text', 'judge_object', 'check_key', 'Bar']
 
 # %% ../../nbs/commands/01_settings_files.ipynb #d31942ea
 import json
@@ -424,12 +424,19 @@ def _host_allowed(endpoint: Endpoint) -> bool:
     by_variable = os.environ.get("MEMCALIB_ALLOW_HOST", "").split(",")
     named = {name.strip().lower() for name in (*_ALLOWED_HOSTS.get(), *by_variable)}
     return (
-        not endpoint.key_env
-        or host in THIS_MACHINE
+        host in THIS_MACHINE
         or host in KEY_HOSTS.get(endpoint.key_env, ())
         or host in named
         or _was_agreed(endpoint.key_env, host)
     )
+
+
+def _has_key(endpoint: Endpoint) -> bool:
+    """Whether there is a key that could be sent: a variable is named, and it is set."""
+    try:
+        return bool(endpoint.api_key())
+    except CallError:
+        return False
 
 
 def check_key_hosts(
@@ -439,13 +446,16 @@ def check_key_hosts(
     which it was not given.
 
     `typed` are the settings that were typed in this command. On a terminal a person is asked
-    first. A dry run, which sends nothing, is not checked.
+    first. A dry run, which sends nothing, is not checked; neither is a key that is not set, since
+    nothing can be sent without it and `check_key` names it.
     """
     if is_dry_run():
         return
     errors = []
     for names, endpoint in endpoints_in(settings):
         host = urlsplit(endpoint.url).hostname or ""
+        if not _has_key(endpoint):
+            continue
         if _host_allowed(endpoint) or _is_typed(typed, names, endpoint):
             continue
         if _ask_about(endpoint.key_env, host, file):
@@ -487,12 +497,41 @@ def load_settings(
     return checked
 
 
+def prompt_files_in(settings: BaseModel, names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """(setting, file) for each file whose text the settings would send to a model as a prompt."""
+    shipped = {
+        *shipped_names("data", "judge_prompts", suffix=".md"),
+        *shipped_names("dataset", "prompts", suffix=".md"),
+    }
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        prompts = {}
+        if isinstance(value, BaseModel):
+            yield from prompt_files_in(value, (*names, name))
+        elif name in ("prompt", "prompt_template"):
+            prompts = {name: value}
+        elif name == "prompts" and isinstance(value, Mapping):
+            prompts = {f"{name}.{stage}": prompt for stage, prompt in value.items()}
+        for setting, prompt in prompts.items():
+            if prompt not in shipped and Path(str(prompt)).is_file():
+                yield ".".join((*names, setting)), str(prompt)
+
+
+def prompt_files_text(settings: BaseModel) -> str:
+    """A line for each file whose text would be sent; empty where there is none."""
+    lines = []
+    for setting, file in prompt_files_in(settings):
+        lines.append(f"# {setting}: the text of {file} would be read and sent to a model")
+    return printable("\n".join(lines), keep="\n")
+
+
 def settings_text(settings: BaseModel) -> str:
     """Resolved settings as YAML for a terminal, every default written out, secrets masked;
-    what a dry run prints first.
+    what a dry run prints first. Files whose text would be sent stand behind them.
     """
     values = settings.model_dump(mode="json")
-    return hide_secrets(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    text = hide_secrets(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    return text + prompt_files_text(settings)
 
 # %% ../../nbs/commands/01_settings_files.ipynb #d2a6b9d2
 EXACT = "micro-exact"

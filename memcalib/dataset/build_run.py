@@ -572,7 +572,7 @@ class MemoryRun(BuildRun):
         otherwise.
         """
         if yes is not True:
-            raise NotAgreed(f"nothing has been sent. Go on with: {self.command} --yes")
+            raise NotAgreed.with_way_on(f": {self.command} --yes")
         self.pipeline.agreed = True
         self.go_on = f"{self.command} --yes"
         self.pipeline.command = self.go_on

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'Hit', 'Severity', 'LINTS', 'RUBRIC_FIELDS', 'SHORT_RUBRIC', 'LintLimits', 'cut_stems', 'distinctive_stems',
-           'ExampleView', 'Lint', 'lint', 'structure', 'action_level', 'text_integrity', 'rubric_fields',
-           'level_vs_rubric', 'strange_marks', 'shares', 'rubric_alignment', 'rubric_unrelated', 'rubric_identifiers',
-           'rubric_question', 'question_leak', 'evidence_substring', 'independence', 'first_person', 'atom_order',
-           'atom_source', 'contract_level', 'hard_family', 'auxiliary_block', 'distractor_apart', 'turns_before_query',
-           'turn_leak', 'memory_times', 'memory_scores', 'alternative_levels', 'block_keeps_atoms',
-           'block_adds_nothing', 'block_numbers', 'block_negation', 'all_ignore', 'SeenRow', 'unique_ids',
-           'split_duplicates', 'question_groups', 'choose_lints', 'lint_example', 'LintResult', 'lint_files',
-           'lint_splits', 'sentence_vectors', 'meaning_lint']
+           'ExampleView', 'Lint', 'lint', 'structure', 'action_level', 'text_integrity', 'rubrics_absent',
+           'rubric_fields', 'level_vs_rubric', 'strange_marks', 'shares', 'rubric_alignment', 'rubric_unrelated',
+           'rubric_identifiers', 'rubric_question', 'question_leak', 'evidence_substring', 'independence',
+           'first_person', 'atom_order', 'atom_source', 'contract_level', 'hard_family', 'auxiliary_block',
+           'distractor_apart', 'turns_before_query', 'turn_leak', 'memory_times', 'memory_scores', 'alternative_levels',
+           'block_keeps_atoms', 'block_adds_nothing', 'block_numbers', 'block_negation', 'all_ignore', 'SeenRow',
+           'unique_ids', 'split_duplicates', 'question_groups', 'choose_lints', 'lint_example', 'LintResult',
+           'lint_files', 'lint_splits', 'sentence_vectors', 'meaning_lint']
 
 # %% ../../nbs/dataset/07_lint.ipynb #1e138964
 import json
@@ -375,11 +375,26 @@ def _may_be_short(atom: Atom) -> bool:
     return atom.ideal == Level.IGNORE and is_plain and fields in (set(), set(SHORT_RUBRIC))
 
 
+def _has_rubrics(view: ExampleView) -> bool:
+    return any(atom.usage_rubric for atom in view.example.atoms)
+
+
+@lint("warning")
+def rubrics_absent(view: ExampleView) -> Iterator[Hit]:
+    """A record has rubrics, which are optional: without them a judge that is not blind sees levels
+    alone.
+    """
+    if not _has_rubrics(view):
+        yield "atoms", "no rubric", "a rubric for each atom, or none at all"
+
+
 @lint("error")
 def rubric_fields(view: ExampleView) -> Iterator[Hit]:
-    """Each atom has a rubric with nine fields, none of them empty; three fields or no rubric are
-    enough for an Ignore atom that is no hard distractor.
+    """Where a record has rubrics, each atom has one with nine fields, none of them empty; three
+    fields or no rubric are enough for an Ignore atom that is no hard distractor.
     """
+    if not _has_rubrics(view):
+        return
     for atom in view.example.atoms:
         rubric = atom.usage_rubric or {}
         if _may_be_short(atom) and all(map(_filled, rubric.values())):

@@ -583,9 +583,7 @@ class MemoryPipeline(Pipeline):
     def require_agreement(self) -> None:
         """Raises `NotAgreed` before a yes, with the statement of what would be sent."""
         if not self.agreed:
-            raise NotAgreed(
-                f"{self.planned()}\n\nnothing has been sent. Go on with: {self.command} --yes"
-            )
+            raise NotAgreed.with_way_on(f": {self.command} --yes", str(self.planned()))
 
     def run_step(
         self,

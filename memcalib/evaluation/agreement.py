@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Real
 
 from ..problem import Judgment, Level, text_hash
 from ..io.records import printable, read_jsonl
-from ..metrics import exact_bounds
+from ..metrics import LEAST_GROUPS, exact_bounds
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #2fdfc741
 if TYPE_CHECKING:
@@ -276,8 +276,8 @@ def resampled_counts(
 
 # %% ../../nbs/evaluation/02_agreement.ipynb #00360bf5
 def _bounds(values: Float[np.ndarray, " resample"], questions: int) -> tuple[float, float]:
-    """95 % bounds of resampled values; NaN with fewer than two questions."""
-    if questions < 2 or np.isnan(values).all():
+    """95 % bounds of resampled values; NaN with fewer than `LEAST_GROUPS` questions."""
+    if questions < LEAST_GROUPS or np.isnan(values).all():
         return np.nan, np.nan
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
@@ -328,7 +328,7 @@ def _agreement_row(pairs: "pd.DataFrame", resamples: int, seed: int) -> dict[str
         low, high = _bounds(measure(draws), int(row["questions"]))
         row[f"{name}_low"] = low
         row[f"{name}_high"] = high
-    if row["questions"] > 1 and row["exact"] in (0, 100):
+    if row["questions"] >= LEAST_GROUPS and row["exact"] in (0, 100):
         bounds = np.array([[row["exact_low"]], [row["exact_high"]]])
         exact = exact_bounds(np.array([[row["exact"]]]), bounds, int(row["questions"]))
         row["exact_low"], row["exact_high"] = exact[:, 0].tolist()

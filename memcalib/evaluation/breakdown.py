@@ -27,13 +27,11 @@ from memcalib.metrics import (
     METRICS,
     SOURCE,
     binned,
-    bootstrap_means,
     controls,
-    exact_bounds,
     fold_by_question,
-    interval,
     load_judgments,
     prediction_powered_table,
+    question_interval,
     readable,
     response_frame,
     response_scores,
@@ -233,8 +231,7 @@ def _atom_row(frame: "pd.DataFrame", resamples: int, seed: int) -> dict[str, flo
         correct = values[:, :1]
         no_seeds = np.zeros(len(values))
         totals, counts = fold_by_question(correct, no_seeds, scored["question_id"])
-        resampled = interval(bootstrap_means(totals, counts, resamples, seed))
-        bounds = exact_bounds(correct, resampled, counts.shape[1])
+        bounds = question_interval(totals, counts, correct, resamples, seed)
         row["accuracy_low"], row["accuracy_high"] = bounds[:, 0].tolist()
     row["atoms"] = len(frame)
     row["unscored_atoms"] = len(frame) - len(scored)
@@ -318,11 +315,14 @@ def compare(
     % bounds, its p.
 
     All three are about one number, the mean over questions of the paired difference: the bounds
-    resample questions, and `p` flips the signs of the differences (`sign_flip_p`). `p_holm` is `p`
-    corrected for the tests of the table (`with_holm`). `better`, `tied`, `worse` count questions
-    from the second run's side and enter no test. A run is a model name or a pair (model,
-    condition), and `judgments` may be their `response_frame`. Raises `ValueError` when a run is
-    unknown, not unique, or shares no scored question with the other.
+    resample questions, and `p`
+    flips the signs of the differences (`sign_flip_p`). With fewer than six questions there are no
+    bounds, and p cannot be below 0.06. `p_holm` is `p` corrected for the tests of the table
+    (`with_holm`).
+    `better`, `tied`, `worse` count questions from the second run's side and enter no test.
+    A run is a model name or a pair (model, condition), and `judgments` may be their
+    `response_frame`. Raises
+    `ValueError` when a run is unknown, not unique, or shares no scored question with the other.
     """
     import pandas as pd
 
@@ -349,8 +349,8 @@ def _differences(
     differences = (after - before).to_numpy()
     differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # equal but for rounding
     questions = len(differences)
-    weights = np.ones((1, questions), np.int64)
-    low, high = interval(bootstrap_means(differences[None], weights, resamples, seed))
+    once = np.ones((1, questions), np.int64)
+    low, high = question_interval(differences[None], once, None, resamples, seed)
     p = sign_flip_p(differences, seed=seed)
     rows = []
     for k, metric in enumerate(METRICS):

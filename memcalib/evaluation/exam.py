@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['AboutExampleT', 'INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLabel', 'KnownAnswer', 'check_known_answer',
            'load_about_examples', 'load_known_answers', 'starter_answers', 'edited_files', 'ExamItem', 'exam_items',
-           'reversed_blocks', 'stance_items', 'stance_numbers', 'ConfusedJudge', 'confusion_bounds',
-           'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts', 'confusion_shares', 'macro_accuracy',
-           'channel_accuracy', 'metric_kernels', 'metrics_of_products', 'whole_responses', 'response_cells',
-           'propagated', 'propagation_table', 'corrected_kernels', 'corrected_score', 'error_check', 'why_withheld',
-           'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam', 'exam_line', 'judged_responses',
-           'known_judgments', 'resolvable_difference']
+           'reversed_blocks', 'stance_items', 'stance_numbers', 'StanceLimits', 'stance_verdict', 'stance_line',
+           'ConfusedJudge', 'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts',
+           'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'metric_kernels', 'metrics_of_products',
+           'whole_responses', 'response_cells', 'propagated', 'propagation_table', 'corrected_kernels',
+           'corrected_score', 'error_check', 'why_withheld', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam',
+           'exam_line', 'judged_responses', 'known_judgments', 'resolvable_difference']
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9feb232d
 import json
@@ -329,10 +329,11 @@ def stance_numbers(
     items: Iterable[ExamItem], judgments: Iterable[Judgment]
 ) -> dict[str, Any] | None:
     """How often a judge names the known stance, in percent, and how often it finds or cries out a
-    misreading; `None` without such readings.
+    misreading, with Wilson bounds and a verdict.
 
     `found` is the share of misread atoms that it calls misread, `false_alarms` that of the others.
     An atom without a stance is not right.
+    `None` without such readings.
     """
     judgments_by_key = {(j.example_id, j.condition, j.sample): j for j in judgments}
     pairs = []
@@ -346,15 +347,95 @@ def stance_numbers(
                 pairs.append((label.stance, judged.get(label.atom_id)))
     if not pairs:
         return None
-    misread = [judged == "misreads" for stance, judged in pairs if stance == "misreads"]
-    others = [judged == "misreads" for stance, judged in pairs if stance != "misreads"]
-    return {
+    misread = [judged == "misreads" for known, judged in pairs if known == "misreads"]
+    others = [judged == "misreads" for known, judged in pairs if known != "misreads"]
+    numbers: dict[str, Any] = {
         "atoms": len(pairs),
         "unread": sum(judged is None for _, judged in pairs),
-        "accuracy": 100 * float(np.mean([stance == judged for stance, judged in pairs])),
-        "found": 100 * float(np.mean(misread)),
-        "false_alarms": 100 * float(np.mean(others)),
+        "misread": len(misread),
     }
+    right = [known == judged for known, judged in pairs]
+    for name, flags in (("accuracy", right), ("found", misread), ("false_alarms", others)):
+        bounds = wilson(sum(flags), len(flags)) if flags else (None, None)
+        numbers[name] = 100 * float(np.mean(flags)) if flags else None
+        numbers[f"{name}_low"], numbers[f"{name}_high"] = bounds
+    numbers["verdict"], numbers["reasons"] = stance_verdict(numbers)
+    return numbers
+
+# %% ../../nbs/evaluation/06_exam.ipynb #9e21b002
+@dataclass(frozen=True)
+class StanceLimits:
+    """What the 95 % bounds of a judge's stances must reach, in percent, before it is used for
+    stance errors.
+    """
+
+    accuracy: float = 75.0  # lower bound of known stances named
+    found: float = 50.0  # lower bound of misread memories found
+    false_alarms: float = 25.0  # upper bound of others called misread
+
+
+def stance_verdict(
+    numbers: Mapping[str, Any], limits: StanceLimits = StanceLimits()
+) -> tuple[str, list[str]]:
+    """Whether a judge may be used for stance errors: `passed`, `failed` or `undecided`, and a line
+    for each reason against it.
+
+    `numbers` are those of `stance_numbers`. A limit that lies outside the interval, on the wrong
+    side, is failed; one inside it is undecided.
+    """
+    failures = []
+    doubts = []
+    named = (
+        ("accuracy", "known stances named", limits.accuracy, 1),
+        ("found", "misread memories found", limits.found, 1),
+        ("false_alarms", "others called misread", limits.false_alarms, -1),
+    )
+    for name, words, limit, direction in named:
+        low, high = numbers[f"{name}_low"], numbers[f"{name}_high"]
+        if low is None:
+            doubts.append(f"{words}: not measured")
+            continue
+        worse, better = (low, high) if direction > 0 else (high, low)
+        if direction * (worse - limit) >= 0:
+            continue
+        bound = "or more" if direction > 0 else "or less"
+        reason = (
+            f"{words}: {numbers[name]:.0f} % ({low:.0f} to {high:.0f}); allowed: {limit:g} {bound}"
+        )
+        (failures if direction * (better - limit) < 0 else doubts).append(reason)
+    if failures:
+        return "failed", failures + doubts
+    return ("undecided", doubts) if doubts else ("passed", [])
+
+
+_MAY_BE_USED = {
+    "passed": "it may be used for stance errors",
+    "failed": "it may not be used for stance errors",
+    "undecided": "whether it may be used for stance errors is not decided",
+}
+
+
+def stance_line(stance: Mapping[str, Any] | None) -> str:
+    """What an exam says of a judge's stances, as a sentence; `stance` is its entry `stance`."""
+    if not stance:
+        return (
+            "Its stances were not examined: `memcalib exam --set judging.stance=true` says how far "
+            "they can be trusted."
+        )
+    verdict = stance.get("verdict", "undecided")
+    shares = []
+    for name, words in (
+        ("accuracy", f"of {stance['atoms']} known stances named"),
+        ("found", "of misread memories found"),
+        ("false_alarms", "of the others called misread"),
+    ):
+        low = stance.get(f"{name}_low")
+        bounds = "" if low is None else f" ({low:.0f} to {stance[f'{name}_high']:.0f})"
+        value = "not measured" if stance[name] is None else f"{stance[name]:.0f} %{bounds}"
+        shares.append(f"{value} {words}")
+    reasons = "; ".join(stance.get("reasons", []))
+    because = f", because of {reasons}" if reasons else ""
+    return f"Stance, {verdict}: {', '.join(shares)}; {_MAY_BE_USED[verdict]}{because}."
 
 # %% ../../nbs/evaluation/06_exam.ipynb #cbbac09d
 class ConfusedJudge(Judge):

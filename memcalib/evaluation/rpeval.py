@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 
 from ..io.settings import package_data
 from memcalib.metrics import (
+    LEAST_GROUPS,
     SOURCE,
     bootstrap_means,
     constant_policy,
@@ -369,7 +370,8 @@ def _summary(
     low = np.full(means.shape, np.nan)
     high = np.full(means.shape, np.nan)
     defined = ~np.isnan(means) & ~np.isnan(draws).all(axis=0)
-    low[defined], high[defined] = interval(draws[:, defined])
+    if sums_by_question.shape[1] >= LEAST_GROUPS:
+        low[defined], high[defined] = interval(draws[:, defined])
     row: dict[str, float] = {}
     for suffix, values in (("", means), ("_std", spread), ("_low", low), ("_high", high)):
         for name, value in zip(_SUMMARY_METRICS, values.tolist(), strict=True):
@@ -461,6 +463,8 @@ def _text_row(row: Mapping[str, Any], metrics: Sequence[str], digits: int) -> di
         low = number(row[f"{metric}_low"])
         high = number(row[f"{metric}_high"])
         cells[f"{metric} 95 %"] = low if low == missing else f"{low} to {high}"
+        if np.isnan(row[f"{metric}_low"]) and not np.isnan(row[metric]):
+            cells[f"{metric} 95 %"] = f"none: {row['questions']} questions"
     return cells
 
 # %% ../../nbs/evaluation/03_rpeval.ipynb #5caf8651

@@ -262,22 +262,34 @@ def run_in_turn(tasks: Sequence[Task], say: Callable[[str], None] = print) -> No
 # %% ../../nbs/io/07_tasks.ipynb #7a5c0102
 def interrupt(number: int, frame: object) -> None:
     """A signal handler that does what Ctrl-C does."""
-    signal.raise_signal(signal.SIGINT)
+    is_waiting = signal.SIGINT in signal.sigpending()  # one that came while Ctrl-C was blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if not is_waiting:
+        signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handler is the
-    one of before.
+    """SIGTERM does what Ctrl-C does, where nobody else handles it; afterwards the handlers are
+    those of before.
 
-    Outside the main thread, which alone may set handlers, nothing changes.
+    A job in the background of a script is started with Ctrl-C ignored. It stays deaf to Ctrl-C,
+    which is blocked, until SIGTERM comes. Outside the main thread, which alone may set handlers,
+    nothing changes.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
+    is_deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if is_deaf:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if is_deaf:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -195,7 +195,7 @@ class PlannedCalls:
     rows: int
     tokens: int  # of the rows' own text, roughly
     instructions: int = 0  # tokens of the instructions that go with the rows, roughly
-    repairs: int = 0  # how often a reply that cannot be used is asked for again
+    repairs: int = 0  # how often a call is made again after an unusable reply
 
     @property
     def most(self) -> int:
@@ -214,6 +214,14 @@ class NotAgreed(PermissionError):
     """Calls without an agreement; the text is the statement of what they would send."""
 
     exit_code = 1
+
+    @classmethod
+    def with_way_on(cls, way_on: str, statement: str = "") -> "NotAgreed":
+        """The error of a command that stopped before it sent anything: what it would have sent,
+        where that was not said before, and the way to go on.
+        """
+        text = f"{SENDING['nothing'].lower()}. Go on with{way_on}"
+        return cls(f"{statement}\n\n{text}" if statement else text)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ class LogMemory(Record):
     unread_time: str = ""  # a time that could not be read, as it stands there
     level: Annotated[WireLevel | None, Field()] = None  # how far it should shape the answer
     action: str = ""  # apply, correct or ignore, where the log says so
+    id: str = ""  # under which the store knows it
+    source: str = ""  # where the store had it from
+    type: str = ""  # what the store calls this kind of memory
 
 
 class LogRow(Record):
@@ -57,6 +60,7 @@ class LogRow(Record):
     line: int = 0
     turns: list[Turn] = Field(default_factory=list)  # of the conversation before the query
     left_out_turns: int = 0  # by a system, or in no form that is known
+    left_out_memories: int = 0  # without a text
     group: str = ""  # what counts as one question
     model: str = ""  # who answered
 
@@ -450,12 +454,27 @@ def _item_faults(item: object, number: int) -> list[RowFault]:
     kind = f"{kind_of(item)} as memory {number}"
     name = shape_of(item)
     if not name:
-        allowed = " or ".join(shape.fields for shape in SHAPES.values())
+        allowed = (
+            "the place of its text in a map (--map text=PLACE), or a memory as "
+            f"{', '.join(SHAPES)} write it (`known_shapes()`)"
+        )
         return [RowFault("memory shape", kind, allowed)]
     try:
         return list(_memory_faults(SHAPES[name].read(item), number))
     except (AttributeError, TypeError, ValueError):
         return [RowFault("memory shape", kind, f"{name}: {SHAPES[name].fields}")]
+
+
+def _has_no_text(item: object) -> bool:
+    """Whether a memory in a known form has nothing, or only blanks, in the place of its text."""
+    name = shape_of(item)
+    if not name:
+        return False
+    try:
+        text = SHAPES[name].read(item).text
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return text is None or (isinstance(text, str) and not text.strip())
 
 
 def _consent_faults(consent: object) -> Iterator[RowFault]:
@@ -496,8 +515,10 @@ def check_log_row(record: object) -> list[RowFault]:
     if not items:
         allowed = "one and more: without them there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
-    for number, item in enumerate(items, 1):
-        faults += _item_faults(item, number)
+    texts_missing = [_has_no_text(item) for item in items]
+    for number, (item, text_missing) in enumerate(zip(items, texts_missing, strict=True), 1):
+        if all(texts_missing) or not text_missing:
+            faults += _item_faults(item, number)
     return faults
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #6bde1f45
@@ -571,11 +592,34 @@ def _read_time(time: object) -> tuple[str, str]:
         return "", clean_text(time) if isinstance(time, str) else str(time)[:40]
 
 
+def _memory_id(item: object) -> object:
+    """The id under which a store knows a memory; None when it has none."""
+    document = _bare_document(item)
+    for name in ("id", "key", "uuid"):
+        if document.get(name) is not None:
+            return document[name]
+    return None
+
+
+_SOURCE_FIELDS = ("source", "origin")
+_TYPE_FIELDS = ("type", "memory_type", "category")
+
+
+def _named_in(item: object, names: Sequence[str]) -> str:
+    """The first text or whole number under one of these names in a memory or in its metadata; ""
+    for none.
+    """
+    document = _bare_document(item)
+    sources = [document, _metadata(document)]
+    return "" if _is_relation(item) else clean_text(_first_name(sources, names))
+
+
 def to_log_row(record: dict, line: int = 0) -> LogRow:
     """The row of a raw record in which `check_log_row` found nothing; one without an id is named by
     its line.
     """
-    items = find_memories(record) or []
+    all_items = find_memories(record) or []
+    items = [item for item in all_items if not _has_no_text(item)]
     memories = []
     for item in items:
         raw = SHAPES[shape_of(item)].read(item)
@@ -587,6 +631,9 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
             unread_time=unread_time,
             level=None if raw.level is None else Level.parse(raw.level),
             action=raw.action or "",
+            id=clean_text(_first_name([{"id": _memory_id(item)}], ("id",))),
+            source=_named_in(item, _SOURCE_FIELDS),
+            type=_named_in(item, _TYPE_FIELDS),
         )
         memories.append(memory)
     system, *_ = shape_of(items[0]).split()
@@ -599,6 +646,7 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
         memories=memories,
         turns=turns_before(turns, query),
         left_out_turns=left_out_turns,
+        left_out_memories=len(all_items) - len(items),
         group=_first_name([record], ("group",)),
         model=clean_text(record.get("model")),
         consent=record.get("consent"),
@@ -802,15 +850,6 @@ def log_records(source: LogSource) -> Iterator[tuple[int, object]]:
             yield from enumerate(turns, 1)
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #9cdee12d
-def _memory_id(item: object) -> object:
-    """The id under which a store knows a memory; None when it has none."""
-    document = _bare_document(item)
-    for name in ("id", "key", "uuid"):
-        if document.get(name) is not None:
-            return document[name]
-    return None
-
-
 def read_store(path: str | Path) -> dict[str, dict]:
     """The memories of an export by id, for logs that hold ids only; raises `DataError` when it has
     none in a known form.

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'MISSING', 'read_map', 'value_at', 'places_of', 'guess_fields', 'FieldNames',
-           'understood', 'grouped_losses', 'LogReading', 'read_all', 'rows_text']
+           'understood', 'counted', 'grouped_losses', 'LogReading', 'read_all', 'rows_text']
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #b0b2a86e
 import json
@@ -47,7 +47,7 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
     "answer": ("response", "output", "reply", "completion", "assistant_message", "prediction"),
     "turns": ("history", "chat_history", "conversation", "messages", "dialogue"),
     "group": ("question_group",),
-    "id": ("query_id", "request_id", "trace_id", "message_id"),
+    "id": ("query_id", "request_id", "trace_id", "message_id", "turn_id"),
     "user": ("user_id", "userId", "account"),
     "model": ("model_name", "llm"),
     "consent": (),
@@ -56,10 +56,23 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
 }  # what a row has -> other names for it, the first that fits is taken
 MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
     "text": ("memory", "content", "fact", "page_content", "value", "body", "snippet", "summary"),
-    "time": ("created_at", "createdAt", "timestamp", "date", "updated_at", "when"),
-    "score": ("similarity", "relevance", "distance", "rank_score"),
+    "time": (
+        "created_at",
+        "createdAt",
+        "timestamp",
+        "date",
+        "updated_at",
+        "when",
+        "added_at",
+        "added",
+        "stored_at",
+    ),
+    "score": ("similarity", "relevance", "distance", "rank_score", "sim"),
     "level": ("u_star", "ideal"),
     "action": ("memory_action",),
+    "memory_id": ("id", "key", "uuid", "mem_id", "mid", "_id"),
+    "source": ("origin",),
+    "type": ("memory_type", "kind", "category"),
 }  # what a memory has
 
 
@@ -177,6 +190,21 @@ def _guess(
     return ""
 
 
+def _wordiest_field(items: Sequence[Mapping]) -> str:
+    """The field of memories with the most words, where half of them have a text of two words or
+    more there; "" for none.
+    """
+    words: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
+    for item in items:
+        for name, value in item.items():
+            if isinstance(value, str) and len(value.split()) > 1:
+                words[str(name)] += len(value.split())
+                texts[str(name)] += 1
+    often = [name for name in words if 2 * texts[name] >= len(items)]
+    return max(often, key=words.__getitem__, default="")
+
+
 def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> dict[str, str]:
     """The names that a log seems to use for what neither it nor `given` names in the plain way."""
     rows = [record for record in records if isinstance(record, Mapping)]
@@ -197,11 +225,11 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         items += only_dicts((None if value is MISSING else _memory_items(value)) or [])
     unknown = [item for item in items if not shape_of(item)]
     if "text" not in given and items and 2 * len(unknown) >= len(items):
-        other = _guess("text", MEMORY_FIELDS["text"], unknown)
+        other = _guess("text", MEMORY_FIELDS["text"], unknown) or _wordiest_field(unknown)
         if other:
             guessed["text"] = other
     if "text" in given or "text" in guessed:
-        for name in ("time", "score"):
+        for name in ("time", "score", "memory_id", "source", "type"):
             other = "" if name in given else _guess(name, MEMORY_FIELDS[name], items)
             if other:
                 guessed[name] = other
@@ -225,7 +253,7 @@ class FieldNames:
     def translate(self, record: object) -> object:
         """A record under the names of the plain format; what is no object stays as it is."""
         places = self.places
-        if not isinstance(record, Mapping) or not places:
+        if not isinstance(record, Mapping):
             return record
         plain = dict(record)
         if "memories" in places:
@@ -243,6 +271,8 @@ class FieldNames:
             plain["query"] = _answer_text(plain.get("query"))
         if isinstance(plain.get("turns"), str) and not plain["turns"].strip():
             plain.pop("turns")
+        if isinstance(plain.get("memories"), str) and not plain["memories"].strip():
+            plain["memories"] = []  # as an empty cell of a CSV file
         items = _memory_items(plain["memories"]) if "memories" in plain else None
         if items is None and not places.keys().isdisjoint(MEMORY_FIELDS):
             items = find_memories(plain)
@@ -264,11 +294,18 @@ class FieldNames:
         for name, place in named.items():
             value = value_at(item, place)
             if value is not MISSING:
-                memory["created_at" if name == "time" else name] = value
+                memory[_PLAIN_NAMES.get(name, name)] = value
         memory.setdefault("text", None)
+        for name in ("id", "source", "type"):
+            if name in item and item[name] is not None:
+                memory.setdefault(name, item[name])
         if isinstance(memory.get("score"), str):
             memory["score"] = _number_or_text(memory["score"])
         return memory
+
+
+# in the map -> in a memory of the plain format, where the names differ
+_PLAIN_NAMES = {"time": "created_at", "memory_id": "id"}
 
 
 def _number_or_text(text: str) -> float | str | None:
@@ -301,9 +338,42 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
             violations.append(Violation("map", found, allowed, file=source_name(source)))
     if violations:
         raise DataError(violations)
-    return FieldNames(dict(given), guess_fields(rows, given))
+    names = FieldNames(dict(given), guess_fields(rows, given))
+    if rows and _has_no_query(rows, names):
+        raise DataError([_unmapped(rows, source_name(source))])
+    return names
+
+
+def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
+    """Whether no row has a query under a name that is known, nor is itself a memory or an answer of
+    a memory system.
+    """
+    plain_rows = [names.translate(row) for row in rows]
+    if any("query" in row for row in plain_rows if isinstance(row, Mapping)):
+        return False
+    return not any(shape_of(row) or find_memories(row) for row in rows)
+
+
+def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
+    """The fault of a log in which nothing is recognized as a query, with the fields that a map can
+    name.
+    """
+    there = list(dict.fromkeys(place for row in rows[:20] for place in places_of(row)))
+    plain_places = [place for place in there if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", place)]
+    allowed = (
+        "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE "
+        "(dots for what lies deeper), or rows in a form that is known (`known_shapes()`)"
+    )
+    fields = ", ".join(plain_places[:40]) or "that have no plain names"
+    found = f"no query in rows with the fields {fields}"
+    return Violation("shape", found, allowed, file=file)
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #6b8e9939
+def counted(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: `1 row`, `1,200 rows`, `2 memories`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is
     allowed.
@@ -316,10 +386,9 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     lines = []
     for rule, count in counts.most_common():
         drop = first[rule]
-        rows = "1 row" if count == 1 else f"{count:,} rows"
         lines.append(
-            f"{rows} left out, {rule}: first in row {drop.line}, found {drop.found}; allowed: "
-            f"{drop.allowed}"
+            f"{counted(count, 'row')} left out, {rule}: first in row {drop.line}, found "
+            f"{drop.found}; allowed: {drop.allowed}"
         )
     return lines
 
@@ -350,24 +419,30 @@ class LogReading:
         levels = sum(memory.level is not None for memory in memories)
         with_turns = sum(bool(row.turns) for row in self.rows)
         forms = Counter(row.system for row in self.rows)
+        all_memories = counted(len(memories), "memory", "memories")
+        all_rows = counted(len(self.rows), "row")
+        of_all = f"of {all_memories}"
         lines = [
-            (
-                f"{len(self.rows):,} rows with {len(memories):,} memories, in the form of "
-                f"{', '.join(forms)}"
-            ),
-            f"{answers:,} rows have an answer",
-            f"{levels:,} of {len(memories):,} memories have an ideal level",
-            f"{times:,} of {len(memories):,} memories have a time; it is shown with the memory",
-            f"{with_turns:,} rows have a conversation before the query",
+            f"{all_rows} with {all_memories}, in the form of {', '.join(forms)}",
+            f"with an answer: {counted(answers, 'row')}",
+            f"with an ideal level: {levels:,} {of_all}",
+            f"with a time, which is shown with the memory: {times:,} {of_all}",
+            f"with an id of their store: {sum(bool(memory.id) for memory in memories):,} {of_all}",
+            f"with a conversation before the query: {counted(with_turns, 'row')}",
         ]
         if unread:
-            times_in_words = "1 time" if len(unread) == 1 else f"{len(unread):,} times"
-            lines.append(f"{times_in_words} cannot be read, kept as text")
+            lines.append(f"{counted(len(unread), 'time')} cannot be read, kept as text")
+        without_text = sum(row.left_out_memories for row in self.rows)
+        if without_text:
+            lines.append(
+                f"{counted(without_text, 'memory', 'memories')} without text left out; the other "
+                "memories of the row stay"
+            )
         left_out = sum(row.left_out_turns for row in self.rows)
         if left_out:
             lines.append(
-                f"{left_out:,} turns left out: by a system, or in no form that is known (a role "
-                "and content)"
+                f"left out of conversations: {counted(left_out, 'turn')}, by a system or in no "
+                "form that is known (a role and content)"
             )
         return lines
 
@@ -376,12 +451,13 @@ class LogReading:
         read.
         """
         notes = [f"Log: {line}." for line in self.count_lines() if "cannot be read" in line]
-        notes += [f"Log: {line}." for line in self.count_lines() if "turns left out" in line]
+        for kind in ("left out of conversations", "without text left out"):
+            notes += [f"Log: {line}." for line in self.count_lines() if kind in line]
         return notes + [f"Log: {line}." for line in grouped_losses(self.dropped)]
 
     def text(self) -> str:
         """Everything that was understood, but no text of any row."""
-        lines = [f"{self.name}: {len(self.rows) + len(self.dropped):,} rows read"]
+        lines = [f"{self.name}: {counted(len(self.rows) + len(self.dropped), 'row')} read"]
         sections = [self.field_lines(), self.count_lines(), grouped_losses(self.dropped)]
         for section in sections:
             lines += [f"  {line}" for line in section]

@@ -6,6 +6,7 @@
 __all__ = ['UNKNOWN_LEVEL', 'OWN_JUDGING', 'LogPlan', 'members_of', 'has_levels', 'same_groups', 'OwnAnswers', 'own_answers']
 
 # %% ../../nbs/memory_logs/06_own_answers.ipynb #8e9463bd
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,19 @@ from pydantic import Field
 
 from ..dataset.sources import Dropped
 from ..inference.endpoint import Endpoint
+from ..io.promises import KEPT, LOOKED_FOR, SENDING
 from ..io.records import DataError, Violation, printable
 from ..io.runs import file_hash
 from .consent import place_of
 from .examples import LogConfig, consent_in_words, refusal, says_again
 from .exports import LogMemory, LogRow, LogSource, RowFault
-from .field_maps import LogReading, grouped_losses, read_all, rows_text
+from memcalib.memory_logs.field_maps import (
+    LogReading,
+    counted,
+    grouped_losses,
+    read_all,
+    rows_text,
+)
 from .redaction import Redactor, load_redactor
 from ..problem import Example, Level, Rollout, text_hash
 
@@ -125,8 +133,36 @@ def same_groups(memories: Sequence[LogMemory], texts: Sequence[str]) -> list[lis
     return groups
 
 
-def _example_row(row: LogRow, texts: _RedactedTexts, plan: LogPlan) -> dict[str, Any]:
-    """The record of a row of a log: one block of one atom for each memory."""
+_SAFE_ID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[A-Za-z_]*-?\d{1,6}")
+
+
+def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict[str, str]]:
+    """What the store says about each memory of a row, without private values: id, source and type.
+
+    An id in which something private is found is named by its hash, the same in all rows; a source
+    or type is redacted.
+    """
+    memories = row.memories[: plan.memories]
+    texts = [text for memory in memories for text in (memory.id, memory.source, memory.type)]
+    to_check = list(dict.fromkeys(text for text in texts if text and not _SAFE_ID.fullmatch(text)))
+    redacted = dict(zip(to_check, redactor.row(to_check, row.user).texts, strict=True))
+    about = []
+    for memory in memories:
+        store_id = memory.id
+        if redacted.get(store_id, store_id) != store_id:
+            store_id = f"id {text_hash(store_id)}"
+        source = redacted.get(memory.source, memory.source)
+        memory_type = redacted.get(memory.type, memory.type)
+        about.append({"id": store_id, "source": source, "type": memory_type})
+    return about
+
+
+def _example_row(
+    row: LogRow, texts: _RedactedTexts, about: Sequence[Mapping[str, str]], plan: LogPlan
+) -> dict[str, Any]:
+    """The record of a row of a log: one block of one atom for each memory; `about` is what the
+    store says about each.
+    """
     blocks = []
     atoms = []
     memories = row.memories[: plan.memories]
@@ -161,6 +197,12 @@ def _example_row(row: LogRow, texts: _RedactedTexts, plan: LogPlan) -> dict[str,
             block["time"] = time
         if memory.score is not None:
             block["score"] = memory.score
+        for name in ("source", "type"):
+            if about[first][name]:
+                block[name] = about[first][name]
+        store_ids = [about[position]["id"] for position in (first, *others)]
+        if any(store_ids):
+            block["store_ids"] = [store_id for store_id in store_ids if store_id]
         blocks.append(block)
         atoms.append(atom)
     consent, domain, _ = texts.terms
@@ -197,6 +239,7 @@ class OwnAnswers:
     replaced: Counter[str] = field(default_factory=Counter)  # redaction rule -> values
     consent: Counter[str] = field(default_factory=Counter)  # agreement -> rows
     repeated: int = 0  # rows with an id that an earlier row has for another question
+    not_looked_for: list[str] = field(default_factory=list)  # by the rules of redaction
 
     @property
     def labelled(self) -> list[Example]:
@@ -216,11 +259,28 @@ class OwnAnswers:
                 f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row "
                 f"says and are judged as one with it, in {len(merged):,} groups."
             )
+        return notes + self._id_notes()
+
+    def _id_notes(self) -> list[str]:
+        """What became of rows whose id stands before: other questions, further answers to one."""
+        notes = []
         if self.repeated:
             notes.append(
-                f"Log: {self.repeated:,} rows have an id that stands for another question before; "
-                "each is a question of its own."
+                f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a "
+                "question of its own."
             )
+        answers = Counter((rollout.example_id, rollout.model) for rollout in self.rollouts)
+        several = sum(count > 1 for count in answers.values())
+        if several:
+            notes.append(
+                f"Log: several answers of one model: {counted(several, 'question')}; each answer "
+                "is judged, and they count as one question."
+            )
+        values = sum(self.replaced.values())
+        notes.append(
+            f"Log: {values:,} private values were replaced by placeholders before anything was "
+            f"sent. {LOOKED_FOR['left']}."
+        )
         return notes
 
     def preview(self, shown: int = 10) -> str:
@@ -231,16 +291,18 @@ class OwnAnswers:
             memories = [block.prompt_text("memory_text") for block in example.blocks]
             rows.append((example.id, example.question, memories, answers.get(example.id, "")))
         replaced = ", ".join(f"{name}: {count}" for name, count in self.replaced.items())
-        consent = ", ".join(f"{name}: {count} rows" for name, count in self.consent.items())
+        consent = ", ".join(
+            f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
+        )
+        questions = counted(len(self.examples), "question")
+        labelled = f"{len(self.labelled):,} with ideal levels"
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
             f"  taken out before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
-            (
-                f"  {len(self.rollouts):,} answers to {len(self.examples):,} questions can be "
-                f"judged, {len(self.labelled):,} with ideal levels"
-            ),
+            *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
+            f"  {counted(len(self.rollouts), 'answer')} to {questions} can be judged, {labelled}",
             "",
             f"The first {min(shown, len(rows))} as understood, private values taken out:",
             rows_text(rows, shown),
@@ -248,7 +310,9 @@ class OwnAnswers:
         return printable("\n".join(lines), keep="\n\t")
 
     def statement(self, judges: Iterable[object]) -> str:
-        """What would be sent to whom, in one line for each judge behind an endpoint."""
+        """What would be sent to whom, in one line for each judge behind an endpoint, and what is
+        promised about it; empty where nothing is sent.
+        """
         lines = []
         for judge in judges:
             if isinstance(judge, Endpoint):
@@ -256,6 +320,10 @@ class OwnAnswers:
                     f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
                     f"conversation and answer of {len(self.rollouts):,} answers."
                 )
+        if lines:
+            lines.append(f"{SENDING['again']}. {KEPT['cache']}.")
+            lines.append(f"Not looked for: {'; '.join(self.not_looked_for)}.")
+            lines.append(f"{LOOKED_FOR['limits']}.")
         return "\n".join(lines)
 
 
@@ -295,7 +363,8 @@ class _AnswerMaker:
         texts, replaced = _redacted(row, self.redactor, self.plan)
         self.result.replaced.update(replaced)
         self.result.consent[texts.terms[0]] += 1
-        record = _example_row(row, texts, self.plan)
+        about = _about_memories(row, self.redactor, self.plan)
+        record = _example_row(row, texts, about, self.plan)
         if self.redactor.row([row.id], row.user).texts != [row.id]:
             record["id"] = f"line-{row.line}"
         example = self._with_own_id(Example.model_validate(record))
@@ -343,8 +412,9 @@ def own_answers(
     and a log of which no row may enter, and `FileNotFoundError`.
     """
     reading = read_all(plan.file if source is None else source, plan.store, plan.map)
-    result = OwnAnswers(reading)
-    maker = _AnswerMaker(load_redactor(plan.redaction), plan, result, answers_needed)
+    redactor = load_redactor(plan.redaction)
+    result = OwnAnswers(reading, not_looked_for=redactor.not_looked_for)
+    maker = _AnswerMaker(redactor, plan, result, answers_needed)
     for row in reading.rows:
         maker.add(row)
     if not result.examples:

@@ -108,6 +108,7 @@ def joined(name: str, label: str, seeks: str, *rules: RedactionRule) -> Redactio
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
+_MIDDLE_DOTS = frozenset("\u2022\u2027\u2219\u22c5\u30fb\uff65")
 _UNSEEN = frozenset(
     ("\u034f", "\u20e3", *map(chr, range(0xFE00, 0xFE10)))
 )  # joins and picks forms, and has no form
@@ -119,8 +120,14 @@ def _as_seen(character: str) -> str:
     form = unicodedata.decomposition(character)
     if kind == "Cf" or character in _UNSEEN:
         return ""
-    if kind == "Zs" or character in _HYPHENS:
-        return " " if kind == "Zs" else "-"
+    if kind == "Zs":
+        return " "
+    if kind == "Nd":  # a digit of any script
+        return str(unicodedata.decimal(character))
+    if character in _HYPHENS:
+        return "-"
+    if character in _MIDDLE_DOTS:
+        return "·"
     return (
         unicodedata.normalize("NFKC", character)[:1]
         if form.startswith(("<wide>", "<narrow>", "<small>", "<font>"))
@@ -295,7 +302,7 @@ _SHUT = r"\s?[)\]}>]{1,2}\s?"
 _AT = (
     rf"(?:@{{1,2}}|%40|=40|\\u0040|&#(?:64|x40);|&commat;|{_OPEN}{_either('at')}{_SHUT}| (?-i:AT) )"
 )
-_SAID_DOT = rf"(?:{_OPEN}{_either('dot')}{_SHUT}| {_either('dot')} )"
+_SAID_DOT = rf"(?:{_OPEN}{_either('dot')}{_SHUT}| {_either('dot')} | ?{_either('dot_unspaced')} ?)"
 _DOT = (
     rf"(?:[.。]|%2e|=2e|\\u002e|&#(?:46|x2e);|&period;|{_SAID_DOT}| ?[.,](?={_either('tops')}\b))"
 )
@@ -314,6 +321,7 @@ _MAILS = (
     rf"{_START} ?@ ?{_HOST}{_KNOWN_TOP}",
     rf"{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{1,6}}",
     rf"{_START} (?!at\b){_either('at')} {_HOST}{_KNOWN_TOP}",
+    rf"{_START} ?(?:{_OPEN})?{_either('at_unspaced')}(?:{_SHUT})? ?{_HOST}{_KNOWN_TOP}",
     (
         rf"(?<![\w/])\w[\w.+]{{0,99}}?{_DASH}at{_DASH}[a-z0-9-]{{1,63}}?(?:(?:(?:{_DASH}dot{_DASH}"
         rf"|{_SAID_DOT})[a-z0-9-]{{1,63}}?){{1,6}}\b|(?:\.[a-z0-9-]{{1,63}}){{0,6}}\.{_KNOWN_TOP})"
@@ -498,16 +506,27 @@ IBAN = joined(
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #c9b5743f
+_IP_DOT = rf"(?:[.。]|(?i:{_SAID_DOT}))"
+
+
+def _plain_ip(text: str) -> str:
+    """An address of a machine whose dots are written as dots."""
+    return re.sub(_IP_DOT, ".", text)
+
+
 def _is_ip(text: str) -> bool:
     try:
-        return bool(ipaddress.ip_address(text)) and any(c.isdigit() for c in text)
+        return bool(ipaddress.ip_address(_plain_ip(text))) and any(c.isdigit() for c in text)
     except ValueError:
         return False
 
 
+_BEFORE_VERSION = re.compile(rf"(?:\b{_either('numbered')}[ .]?|[=<>~]=\s?|[A-Za-z]/|§ ?)$", re.I)
+
+
 def nobodys_ip(text: str, start: int, end: int) -> bool:
     """Whether the address here is of this machine, of a whole network, or a version."""
-    address = ipaddress.ip_address(text[start:end])
+    address = ipaddress.ip_address(_plain_ip(text[start:end]))
     if address.is_loopback or address.is_unspecified or text.startswith("255.", start):
         return True
     size = re.match(r"/(\d{1,3})\b", text[end : end + 5])
@@ -516,16 +535,10 @@ def nobodys_ip(text: str, start: int, end: int) -> bool:
             return ipaddress.ip_network(f"{address}/{size[1]}").num_addresses > 1
         except ValueError:
             return False
-    return bool(
-        re.search(
-            rf"(?:\b{_either('numbered')}[ .]?|[=<>~]=\s?|[A-Za-z]/|§ ?)$",
-            text[max(0, start - 20) : start],
-            re.I,
-        )
-    )
+    return bool(_BEFORE_VERSION.search(text[max(0, start - 20) : start]))
 
 
-_V4 = r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\.\d)"
+_V4 = rf"(?<![\w.])\d{{1,3}}(?:{_IP_DOT}\d{{1,3}}){{3}}(?!\.\d| ?[点點])"
 _V6 = r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}"
 IP = unless(
     scan_rule(
@@ -544,7 +557,11 @@ _DATE = (
     r"|0[.,]\d|\+?\d{1,3}\.\d{4,}$"
 )
 # public lines that cost the caller nothing; no person's number begins so
-_FREE_OF_CHARGE = r"(?:\+?1[ ./-]?)?\(?8(?:00|33|44|55|66|77|88)\)?[ ./-]|0800|0808|\+?00?800"
+_FREE_OF_CHARGE = (
+    r"(?:\+?1[ ./-]?)?\(?8(?:00|33|44|55|66|77|88)\)?[ ./-]|0800|0808|\+?00?800"
+    r"|0120[ -]|400[ -]\d{3,4}[ -]\d{3,4}(?!\d)"  # Japan, China
+    r"|8[ -]\(?800\)?[ -]|1[568]\d\d-\d{4}(?!\d)"  # Russia, Korea
+)
 # Russian mobile numbers with the 8 of calls within the country
 _WITHIN_RUSSIA = r"8[ -]?\(?9\d\d\)?[ -]?\d{3}[ -]?\d\d[ -]?\d\d"
 _LIMITS = ("2147483647", "2147483648", "4294967295", "4294967296")  # of whole numbers in programs
@@ -622,8 +639,10 @@ def _is_no_national_phone(text: str, start: int, end: int) -> bool:
     """Whether a number counts or names something, is an address of a machine or a public line."""
     value = text[start:end]
     is_address = re.fullmatch(r"\d{1,3}(?:\.\d{1,3}){3}", value) or text[end : end + 1] == "/"
+    is_version = "." in value and _BEFORE_VERSION.search(text[max(0, start - 20) : start])
+    is_call = value.startswith("(") and text[:start][-1:].isalnum()  # of a function in a program
     is_public = re.match(_FREE_OF_CHARGE, value)
-    return bool(is_address or is_public) or is_counted(text, start, end)
+    return bool(is_address or is_version or is_call or is_public) or is_counted(text, start, end)
 
 
 _PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\d|\d)[\d ()./_·•-]{5,24}\d"
@@ -641,10 +660,14 @@ _NO_DATE = (
     r"(?!(?:\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](?:\d{4}|\d\d))(?![-./]?\d)"
     r"|0[.,]\d)"
 )
+_CHINESE_FIGURES = "〇零一幺二三四五六七八九"
 SAID_PHONE = joined(
     "phone by word",
     "phone",
-    "numbers behind a word for telephone, and numbers spoken figure by figure",
+    (
+        "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
+        "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
+    ),
     pattern_rule(
         "noun",
         (
@@ -657,7 +680,7 @@ SAID_PHONE = joined(
         "noun without blanks",
         (
             rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
-            rf"(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+            rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
         ),
     ),
     pattern_rule(
@@ -675,6 +698,17 @@ SAID_PHONE = joined(
             rf"|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
         ),
         flags=re.I,
+    ),
+    pattern_rule(
+        "figures of Chinese and Japanese",
+        (
+            rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
+            rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
+        ),
+    ),
+    pattern_rule("figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"),
+    pattern_rule(
+        "pairs of French", rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}", flags=re.I
     ),
     unless(
         pattern_rule(
@@ -944,8 +978,8 @@ _STATED = re.compile(
     (
         rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
         rf"|pin)\b(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|für|fürs|zum|zur|vom|du|de"
-        rf"|del)\b[^.:\n]{{1,30}}?)?"
-        rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=])"
+        rf"|del|от|для|к|на)\b[^.:\n]{{1,30}}?)?"
+        rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=—])"
         rf"|\b{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
@@ -955,7 +989,7 @@ _LIKE_ONE = rf"(?=\S*\d)(?=\S*[^\W\d]){_BARE}{{5,}}|[a-z]+(?:-[a-z]+){{2,}}"
 _BESIDE = re.compile(
     (
         rf"\b{_NAMED}(?: [^\W\d]{{1,6}}){{0,2}}\s*[:=]?\s+(?P<value>{_LIKE_ONE})"
-        rf"|{_either('password_unspaced')}\s*[是为為はが:=은는]{{0,2}}\s*[「\"'“]?"
+        rf"|{_either('password_unspaced')}\s*(?:[是为為はが:=은는]|คือ|เป็น){{0,2}}\s*[「\"'“]?"
         r"(?P<value_unspaced>[!-~]{3,})"
         rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf"
         rf"|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})"
@@ -993,7 +1027,7 @@ def _stated_spans(text: str) -> Iterator[Span]:
         signed = bool(re.search(r"\d|[_!@#$%^&*+=~]|[a-z][A-Z]|-.*-", value))
         last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n| (?:and|but|und|et|y)\b)", text[end : end + 10]))
         if match["sign"]:  # other names with a sign are in the rule before
-            is_secret = match["password"] and (signed or last)
+            is_secret = match["password"] and (signed or (last and match["sign"] != "—"))
         elif match["password"]:
             is_secret = signed or match["said"] or (last and "-" not in value)
         else:
@@ -1310,7 +1344,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "3"  # of the rules; another one when what they find changes
+EDITION = "4"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",

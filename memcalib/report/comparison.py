@@ -8,6 +8,7 @@ __all__ = ['Side', 'read_sides', 'check_sides', 'Comparison', 'compare_runs', 'c
 
 # %% ../../nbs/report/08_comparison.ipynb #d6e43a77
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.breakdown import compare, with_holm
 from ..io.records import printable
-from ..metrics import HIGHER_IS_BETTER, METRICS, controls, response_frame, score
+from memcalib.metrics import (
+    HIGHER_IS_BETTER,
+    LEAST_GROUPS,
+    METRICS,
+    controls,
+    few_questions,
+    response_frame,
+    score,
+)
 from ..problem import Judgment, text_hash
 from memcalib.report.evaluation_report import (
     EVALUATION_FILES,
@@ -32,6 +41,7 @@ from memcalib.report.figures import (
     write_figures,
 )
 from memcalib.report.page import (
+    NO_INTERVAL,
     differences_grid,
     find_examples,
     grid,
@@ -41,7 +51,7 @@ from memcalib.report.page import (
     write_page,
 )
 from .run_data import Run, load_run, source_names
-from .tables import quality_table, results_frame, write_tables
+from .tables import UNKNOWN, quality_table, results_frame, write_tables
 
 # %% ../../nbs/report/08_comparison.ipynb #588f6129
 if TYPE_CHECKING:
@@ -355,7 +365,7 @@ def _protocol_notes(sides: Sequence[Side]) -> list[str]:
     protocols = {side.label: dict(protocol(side.run)) for side in sides}
     notes = []
     for name in ("Seeds", "Sampling", "Judge settings", "Software"):
-        values = {label: pairs[name] for label, pairs in protocols.items()}
+        values = {label: pairs.get(name, UNKNOWN) for label, pairs in protocols.items()}
         if len(set(values.values())) > 1:
             listed = "; ".join(f"{label}: {value}" for label, value in values.items())
             notes.append(f"{name} differ: {listed}.")
@@ -371,6 +381,9 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
             notes.append(
                 f"{side.label}: {unscored:,} of {len(rows):,} answers are unscored and left out."
             )
+    questions = int(differences.loc[differences["domain"] == "all", "questions"].min())
+    if questions < LEAST_GROUPS:
+        notes.append(few_questions(questions))
     notes += _doubts(sides, differences)
     notes += _protocol_notes(sides)
     notes.append(
@@ -411,7 +424,10 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
     arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
     star = "*" if row["p_holm"] < 0.05 else " "
     means = f"{row['first']:6.1f} → {row['second']:5.1f}"
-    bounded = f"{row['difference']:+6.1f}{star} ({row['low']:+.1f} to {row['high']:+.1f})"
+    bounds = f"{row['low']:+.1f} to {row['high']:+.1f}"
+    if math.isnan(row["low"]):
+        bounds = NO_INTERVAL
+    bounded = f"{row['difference']:+6.1f}{star} ({bounds})"
     counts = f"better {row['better']:,}, worse {row['worse']:,}"
     p = f"{p_value(row['p'])}, corrected {p_value(row['p_holm'])}"
     return f"  {f'{name} {arrow}':<24}{means}  {bounded:<26} {counts}, {p}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.agreement import confusion
+from ..evaluation.exam import stance_line
 from ..io.records import printable
 from ..problem import Example, Level
 from .figures import channel_figure, inline_figures, write_figures
@@ -92,6 +93,8 @@ def write_exam_report(
         scope=printable(exam.get("scope", "")),
         reasons=[printable(reason) for reason in exam["reasons"]],
         numbers=exam["numbers"],
+        stance=stance_line(exam["stance"]) if exam.get("stance") else "",
+        stance_verdict=(exam.get("stance") or {}).get("verdict", ""),
         grids={name: grid(table) for name, table in tables.items()},
         misread=misread,
         notices=[printable(text) for text in exam["data"].get("edited", ())],

@@ -328,11 +328,13 @@ def _draw_enlarged(ax: "Axes", large: "Axes", square: tuple[float, float, float]
 
 
 def _severity_bounds(row: Mapping[str, Any]) -> np.ndarray:
-    """Lower and upper end of both severities, [metric, end]; the value itself lies between."""
+    """Lower and upper end of both severities, [metric, end]; the value itself lies between, alone
+    where there is no interval.
+    """
     bounds = []
     for metric in SEVERITIES:
-        low = min(row[f"{metric}_low"], row[metric])
-        high = max(row[f"{metric}_high"], row[metric])
+        low = np.fmin(row[f"{metric}_low"], row[metric])
+        high = np.fmax(row[f"{metric}_high"], row[metric])
         bounds.append([low, high])
     return np.array(bounds, float)
 

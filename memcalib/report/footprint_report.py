@@ -9,7 +9,7 @@ __all__ = ['write_footprint_report', 'run_footprints_text']
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.exam import exam_line
+from ..evaluation.exam import exam_line, stance_line
 from memcalib.evaluation.footprints import (
     footprint_frame,
     footprint_sentence,
@@ -39,11 +39,13 @@ def _frame_of(run: Run) -> "pd.DataFrame":
 
 
 def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """The first answers with their memories, those that decided first."""
+    """The first answers with their memories, those that decided first; answers with a misread
+    memory stand before the others.
+    """
     cards = []
-    for key, atoms in frame.groupby(["example_id", "model", "sample"], sort=False):
-        if len(cards) == _SHOWN_QUESTIONS:
-            break
+    answers = list(frame.groupby(["example_id", "model", "sample"], sort=False))
+    answers.sort(key=lambda answer: -int((answer[1]["stance"] == "misreads").sum()))
+    for key, atoms in answers[:_SHOWN_QUESTIONS]:
         ordered = atoms.sort_values("footprint", ascending=False, kind="stable")
         memories = []
         for row in ordered.to_dict("records"):
@@ -83,6 +85,8 @@ def write_footprint_report(folder: str | Path) -> Path:
         exam = run.exam if run.exam.get("judge") == name else None
         line = printable(exam_line(name, exam))
         judge_lines.append(f"{line[:1].upper()}{line[1:]}")
+        if exam and exam.get("stance"):
+            judge_lines.append(stance_line(exam["stance"]))
     page = render_page(
         "footprints.html.j2",
         title="Footprints of memory",

@@ -10,6 +10,7 @@ __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'results_table', 'results_frame', 'resu
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +27,9 @@ from memcalib.metrics import (
     HIGHER_IS_BETTER,
     METRICS,
     SOURCE,
-    bootstrap_means,
     controls,
-    exact_bounds,
     fold_by_question,
-    interval,
+    question_interval,
     readable,
     score,
 )
@@ -46,7 +45,8 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     """The score table of a run with a `status` for each row:
     measured, control, or not run (all cells empty).
 
-    Rows that are not run: planned methods without judgments, and the no-memory control.
+    Rows that are not run: planned methods without judgments, and, but for a log, the no-memory
+    control.
     Raises `ValueError` without judgments.
     """
     import pandas as pd
@@ -60,7 +60,7 @@ def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0)
     scores["model"] = source_names(scores)
     scored_models = set(scores["model"])
     not_run = [name for name in run.config.get("methods", []) if name not in scored_models]
-    if not without_memory.any():
+    if not without_memory.any() and not run.parameters.get("log"):  # a log has no such answers
         not_run.append(NO_MEMORY)
     tables = [
         scores[~without_memory].assign(status="measured"),
@@ -334,12 +334,7 @@ def quality_table(
         row["rated_quality"] = len(quality)
         row.update(_bounded_mean(quality, "task_quality", "quality", 1, resamples, seed))
         row["rated_safety"] = len(safety)
-        row.update(_bounded_mean(safety, "safety_failure", "unsafe", 100, resamples, seed))
-        if row["unsafe"] in (0, 100):
-            bounds = np.array([[row["unsafe_low"]], [row["unsafe_high"]]])
-            questions = safety["question_id"].nunique()
-            exact = exact_bounds(np.array([[row["unsafe"]]]), bounds, questions)
-            row["unsafe_low"], row["unsafe_high"] = exact[:, 0].tolist()
+        row.update(_bounded_mean(safety, "safety_failure", "unsafe", 100, resamples, seed, True))
         rows.append(row)
     if not any(row["rated_quality"] or row["rated_safety"] for row in rows):
         return pd.DataFrame()
@@ -347,24 +342,34 @@ def quality_table(
 
 
 def _bounded_mean(
-    rated: "pd.DataFrame", column: str, name: str, scale: float, resamples: int, seed: int
+    rated: "pd.DataFrame",
+    column: str,
+    name: str,
+    scale: float,
+    resamples: int,
+    seed: int,
+    is_share: bool = False,
 ) -> dict[str, float]:
     """The mean over seeds of a column times `scale`, as `name`, with its 95 % bounds;
-    NaN without a row.
+    NaN without a row, and bounds NaN with fewer than `LEAST_GROUPS` questions. Those of a share in
+    percent are exact where it is 0 or 100.
     """
     if not len(rated):
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
     values = scale * rated[column].astype(float).to_numpy()[:, None]
     totals, counts = fold_by_question(values, rated["seed"], rated["question_id"])
-    low, high = interval(bootstrap_means(totals, counts, resamples, seed))[:, 0]
+    shares = values if is_share else None
+    low, high = question_interval(totals, counts, shares, resamples, seed)[:, 0]
     mean = (totals.sum(axis=1)[:, 0] / counts.sum(axis=1)).mean()
     return {name: float(mean), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def with_bounds(row: Mapping[str, Any], name: str, form: str) -> str:
     """A value of a table with its bounds, `3.1 (2.9 to 3.3)`;
-    the columns are `name`, `name_low`, `name_high`.
+    the columns are `name`, `name_low`, `name_high`. Without bounds it says so.
     """
+    if math.isnan(row[f"{name}_low"]):
+        return f"{row[name]:{form}} (no interval)"
     return f"{row[name]:{form}} ({row[f'{name}_low']:{form}} to {row[f'{name}_high']:{form}})"
 
 

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['Fault', 'BOTH_SIDES', 'PERMUTED', 'VARIANTS', 'PATHS', 'RUNS', 'said_once', 'FaultyJudge', 'ComparedRule',
            'compared_rule', 'GridRun', 'GridRow', 'MeasuredPolicy', 'policy_scores', 'derailments', 'tenths',
-           'train_one', 'Stage', 'GridPlan', 'stored_rows', 'run_grid']
+           'train_one', 'Stage', 'GridPlan', 'row_code', 'stored_rows', 'run_grid']
 
 # %% ../../nbs/reproduction/01_rule_runs.ipynb #0c6aa536
+import inspect
 import json
 import math
 import multiprocessing
@@ -31,12 +32,13 @@ from ..credit.tree_attention import tree_logps
 from ..inference.local import evaluate, prompt_encoder
 from ..io.jsonl import Journal, rows_so_far
 from ..io.records import Record
+from ..io.runs import file_hash
 from ..metrics import summary
 from ..micro.policy import load_policy
 from ..micro.loop import CreditLoop, check_loop
 from ..micro.world import WORLDS, World, exact_judge, make_examples, nouns_in, read_answer
 from ..problem import AtomJudgment, Example, Judgment, Level
-from ..rules.base import CREDIT_RULES, credit_rule, rule_settings
+from ..rules.base import CREDIT_RULES, CreditRule, credit_rule, rule_settings
 from ..trainer.callbacks import repetition
 from ..trainer.train_config import Rate, Seed, Share, TrainConfig, world_config
 
@@ -561,6 +563,24 @@ class GridPlan(BaseModel):
         except ValueError as error:
             raise ValueError(f"cell {cell}: {error}") from None
 
+    def with_rules(self, names: Sequence[str]) -> "GridPlan":
+        """The plan with further rules in every stage that compares several; `ValueError` where
+        there is no such stage, and for a rule that is not there.
+        """
+        if not names:
+            return self
+        comparing = [name for name, stage in self.stages.items() if len(stage.rules) > 1]
+        if not comparing:
+            raise ValueError(
+                f"rule {names[0]!r}: no stage compares rules; allowed: a plan with a stage of two "
+                "or more"
+            )
+        settings = self.model_dump()
+        for name in comparing:
+            rules = (*self.stages[name].rules, *names)
+            settings["stages"][name]["rules"] = tuple(dict.fromkeys(rules))
+        return GridPlan.model_validate(settings)
+
     def cell_names(self) -> list[str]:
         """The plain cell and those of the plan, each once."""
         return [*dict.fromkeys(("plain", *self.cells))]
@@ -661,6 +681,30 @@ class GridPlan(BaseModel):
 RUNS = "runs.jsonl"
 
 
+def row_code(run: GridRun, code: str) -> str:
+    """Under what a row is kept: a hash of the package's code, and behind a plus sign a hash of the
+    file of a rule from outside the package.
+    """
+    source = None
+    if run.rule not in VARIANTS and ":" in run.rule:
+        source = _source_file(credit_rule(run.rule))
+    if source is None:
+        return code
+    return f"{code}+{file_hash(source)[:16]}"
+
+
+def _source_file(rule: CreditRule) -> Path | None:
+    """The file in which a rule is written; None for a rule of the package, and without a file."""
+    written_in = type(rule)
+    if written_in.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return None
+    try:
+        source = inspect.getsourcefile(written_in)
+    except TypeError:  # made in an interpreter
+        return None
+    return Path(source) if source and Path(source).is_file() else None
+
+
 def stored_rows(folder: str | Path) -> list[GridRow]:
     """The rows that a folder holds so far, also while a grid is running; none without a file."""
     return [*rows_so_far(Path(folder) / RUNS, GridRow)]
@@ -706,7 +750,8 @@ def run_grid(
     """The rows of a plan's stages (None: all), those that `out/runs.jsonl` does not hold made now;
     `report` gets each new row, its number in the stage, and how many the stage misses.
 
-    Rows are made and read under `code`, a hash of the code; others stay in the file, unused. Raises
+    Rows are made and read under `row_code`, with `code` as the hash of the package's code; others
+    stay in the file, unused. Raises
     `OSError` where another process writes the file, and `ValueError` for a stage that the plan does
     not have and for one whose learning rates are not tuned yet.
     """
@@ -719,10 +764,10 @@ def run_grid(
         for name in names:
             runs = plan.runs(name, _rows_of_code(journal, code))
             run_names.update(dict.fromkeys(run.name for run in runs))
-            missing = [run for run in runs if (run.name, code) not in journal]
+            missing = [run for run in runs if (run.name, row_code(run, code)) not in journal]
             rows = _finished(missing, processes, Path(out) / "policies")
             for number, row in enumerate(rows, 1):
-                row = row.model_copy(update={"code": code})
+                row = row.model_copy(update={"code": row_code(row.run, code)})
                 journal.append(row)
                 if report:
                     report(row, number, len(missing))
@@ -731,4 +776,4 @@ def run_grid(
 
 
 def _rows_of_code(journal: Journal, code: str) -> list[GridRow]:
-    return [row for row in journal.rows() if row.code == code]
+    return [row for row in journal.rows() if row.code == row_code(row.run, code)]

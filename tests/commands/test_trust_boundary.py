@@ -19,6 +19,7 @@ from memcalib.micro.world import WORLDS, make_examples
 from memcalib.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 4, 7, "test")
+KEYS = ("AWS_SECRET_KEY", "ANY_KEY", "DEEPSEEK_API_KEY", "MY_KEY", "OPENAI_API_KEY", "OTHER_KEY")
 SPY = """
 from pathlib import Path
 Path(__file__).with_name("imported").write_text("yes")
@@ -37,6 +38,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("MEMCALIB_ALLOW_IMPORT", "MEMCALIB_ALLOW_HOST"):
         monkeypatch.delenv(name, raising=False)
+    for name in KEYS:
+        monkeypatch.setenv(name, "a-key-of-" + name.lower())
     (tmp_path / "spy34.py").write_text(SPY)
     (tmp_path / "rules.yaml").write_text("rules: [{name: own, find: 'spy34:find'}]\n")
     write_jsonl(tmp_path / "data.jsonl", EXAMPLES)
@@ -194,6 +197,41 @@ def test_a_person_is_asked_once(folder, monkeypatch, answer, asked):
     other = evaluation_file(folder, **{**STRANGE, "key_env": "OTHER_KEY"})
     monkeypatch.setattr(settings_files.sys, "stdin", Terminal(""))
     assert refusal(other), "a yes is for one key and one host"
+
+
+def test_a_key_that_is_missing_is_named_before_its_host(capsys, folder, monkeypatch):
+    evaluation_file(folder, **STRANGE)
+    words = ["evaluate", "--config", "theirs.yaml", "--out", "e", "--limit", "1"]
+    assert "was not given" in run(capsys, *words)[2]
+    monkeypatch.delenv("AWS_SECRET_KEY")
+    code, _, errors = run(capsys, *words)
+    assert code == 1 and "set AWS_SECRET_KEY in the environment" in errors
+    assert "was not given" not in errors
+
+
+def test_a_dry_run_names_the_files_whose_text_would_be_sent(capsys, folder):
+    """The prompt of a judge may be any file: whoever looks sees which one."""
+    secret = folder / "secret.txt"
+    secret.write_text("the words of a secret file")
+    looks = {
+        "judging.prompt": ["evaluate", "--config", "theirs.yaml", "--set", "judging.prompt=FILE"],
+        "judging.prompt of a training": ["train", "micro", "--set", "judging.prompt=FILE"],
+        "prompts.rubrics": ["build", "micro", "--out", "b", "--set", "prompts.rubrics=FILE"],
+    }
+    evaluation_file(folder, model="j", base_url="http://localhost:9/v1", key_env="")
+    for name, words in looks.items():
+        words = [word.replace("FILE", str(secret)) for word in words]
+        code, output, errors = run(capsys, *words, "--dry-run")
+        assert code == 0, errors
+        line = f"# {name.split()[0]}: the text of {secret} would be read and sent to a model"
+        assert line in output and "words of a secret" not in output
+
+
+def test_an_address_without_a_key_is_not_asked_about_and_is_shown(capsys, folder):
+    file = evaluation_file(folder, model="j", base_url="https://collect.example/v1", key_env="")
+    assert not refusal(file)
+    _, output, _ = run(capsys, "evaluate", "--config", file, "--dry-run")
+    assert "https://collect.example/v1" in output
 
 
 def test_a_dry_run_shows_a_strange_address_and_asks_nothing(capsys, folder):

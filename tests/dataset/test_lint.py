@@ -531,6 +531,12 @@ def test_each_check_says_what_it_looks_for():
         assert check.severity in ("error", "warning") and check.scope in ("row", "files")
 
 
+def test_a_record_without_rubrics_has_a_warning_and_no_error():
+    atoms = [atom.model_copy(update={"usage_rubric": None}) for atom in RECORD.atoms]
+    found = lint_example(RECORD.model_copy(update={"atoms": atoms}))
+    assert [(f.rule, f.severity) for f in found] == [("rubrics_absent", "warning")]
+
+
 def test_old_rubrics_with_other_keys_are_read():
     old = {
         "controlling_factor": "the kayak",

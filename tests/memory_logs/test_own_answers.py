@@ -159,6 +159,33 @@ def test_the_same_words_of_two_people_are_two_questions_and_a_group_joins_them()
     assert len({example.question_id for example in joined.examples}) == 1
 
 
+def test_what_the_store_knows_about_a_memory_stays_with_its_block():
+    row = {
+        "q": "What now?",
+        "ctx": [
+            {"mid": 4, "body": "Is tired after work.", "origin": "chat", "kind": "state"},
+            {"mid": 9, "body": "Is tired after the work.", "origin": "chat", "kind": "state"},
+            {"mid": "bo@example.org", "body": "Owns a kayak."},
+        ],
+        "a": "Rest.",
+    }
+    fields = ["query=q", "memories=ctx", "text=body", "answer=a"]
+    own = own_answers(LogPlan(file="rows", map=read_map(fields), **CONSENT), [row, row])
+    first, third = own.examples[0].blocks
+    assert first.model_extra == {"store_ids": ["4", "9"], "source": "chat", "type": "state"}
+    assert third.model_extra["store_ids"][0].startswith("id ")
+    assert "bo@example.org" not in own.examples[0].to_json()
+    named = own_answers(
+        LogPlan(file="rows", map=read_map([*fields, "memory_id=origin"]), **CONSENT), [row]
+    )
+    assert named.examples[0].blocks[0].model_extra["store_ids"] == ["chat", "chat"]
+    plain = mem0_row(1)
+    assert [
+        b.model_extra["store_ids"]
+        for b in own_answers(LogPlan(file="rows", **CONSENT), [plain]).examples[0].blocks
+    ] == [["1"], ["2"]]
+
+
 def test_a_log_of_another_language_is_read():
     row = {"query": "今晚吃什么？", "memories": ["用户对花生过敏。"], "answer": "不含花生的面。"}
     own = own_answers(LogPlan(file="rows", **CONSENT), [row])
@@ -374,3 +401,38 @@ def test_from_a_log_without_levels_to_scores_in_three_commands(tmp_path, capsys,
     assert "SCS" in said and "wrong stance" in said
     page = (tmp_path / "runs/evaluation/report.html").read_text()
     assert "error rate is unknown" in page
+
+
+def test_a_memory_without_text_is_left_out_and_counted_and_its_row_stays():
+    row = mem0_row(1)
+    row["results"].append({"id": "3", "memory": None})
+    row["results"].append({"id": "4", "memory": "  "})
+    reading = read_all([row, mem0_row(2, results=[{"id": "5", "memory": ""}])])
+    assert [len(kept.memories) for kept in reading.rows] == [2]
+    assert "2 memories without text left out" in reading.text()
+    assert any("without text" in note for note in reading.notes())
+    assert [drop.rule for drop in reading.dropped] == ["memory text"]
+
+
+def test_texts_in_cells_and_answers_in_parts_are_read_without_a_map():
+    cells = {"query": "What?", "memories": "- Likes soup.\n- Owns a boat.", "answer": "Soup."}
+    parts = {**cells, "answer": {"content": [{"type": "text", "text": "Soup."}]}}
+    reading = read_all([cells, parts, {**cells, "memories": " "}])
+    assert [len(row.memories) for row in reading.rows] == [2, 2]
+    assert {row.answer for row in reading.rows} == {"Soup."}
+    assert [drop.found for drop in reading.dropped] == ["none"]
+
+
+def test_a_log_in_which_nothing_is_known_says_which_fields_it_has():
+    row = {"req": {"said": "What?"}, "recalled": [{"note": "Likes soup.", "rank": "first"}]}
+    with pytest.raises(DataError, match=r"no query in rows with the fields req, req\.said"):
+        read_all([row])
+    reading = read_all([row], given={"query": "req.said", "memories": "recalled"})
+    assert [memory.text for memory in reading.rows[0].memories] == ["Likes soup."]
+
+
+def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():
+    rows = [mem0_row(1), mem0_row(1, answer="A tart."), mem0_row(2, id="q1")]
+    preview = own_answers(LogPlan(file="rows", **CONSENT), rows).preview()
+    assert "id of another question before: 1 row" in preview
+    assert "several answers of one model: 1 question" in preview

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import email
 import inspect
+import json
 import logging
 import random
 import re
@@ -96,6 +97,51 @@ def test_few_harmless_strings_are_changed(name):
     rows = lines(name)
     changed = [(row, after) for row in rows if (after := REDACTOR.row([row]).texts[0]) != row]
     assert len(rows) >= 60 and len(changed) <= 2 / 60 * len(rows), changed
+
+
+def unseen(name):
+    """Rows of a list whose writer had seen no rule, page or test of redaction."""
+    text = (DATA / f"unseen_{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def test_few_values_are_left_of_a_list_by_somebody_who_had_not_seen_the_rules():
+    rows = unseen("private")
+    left_values = [row for row in rows if row["private"] in Redactor().row([row["text"]]).texts[0]]
+    promised = [row for row in left_values if row["kind"] != "id"]
+    assert len(rows) == 60 and len(promised) <= 4, promised
+    assert "numbers of documents" in Redactor().not_looked_for  # the three of kind id
+
+
+def test_few_harmless_texts_are_changed_of_a_list_by_somebody_who_had_not_seen_the_rules():
+    rows = unseen("harmless")
+    regions = load_redactor({"regions": ["CN", "JP", "KR", "TH", "FR", "RU", "US", "IN", "EG"]})
+    for redactor in (Redactor(), regions):
+        changed = [row for row in rows if redactor.row([row["text"]]).texts != [row["text"]]]
+        assert len(rows) == 60 and len(changed) <= 2, changed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "上午9点10点11点12点各一班",
+            "一二三四五六七八九十",
+            "圆周率是三点一四一五九二六五三五八九",
+        ),
+        *(
+            "二〇二六年十一月二十六日",
+            "하나 둘 셋, 일이삼사오",
+            "공이 굴러간다",
+            "他在地铁站圈a区等,三点半走",
+        ),
+        *("un, deux, trois, quatre, cinq, six, sept", "zéro faute, deux jours, trois nuits"),
+        *("Пароль — это слово", "один два три четыре пять шесть семь восемь", "รหัสผ่านคือสิ่งสำคัญ"),
+        *("He paid 4 dot 5 and 3 dot 2", "٢٠٢٦ سنة", "ข้อ ๑๒๓ และ ๔๕๖", "3・4・5 月"),
+    ],
+)
+def test_what_looks_like_figures_in_words_stays(text):
+    assert Redactor().row([text]).texts == [text]
 
 
 NAMED = [

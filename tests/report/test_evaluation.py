@@ -356,6 +356,10 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
             assert row[name] == pytest.approx(
                 scale * np.mean([np.mean(values) for values in by_seed])
             )
+            questions = sum(map(len, by_seed))  # each rated answer is to another question
+            if questions < metrics.LEAST_GROUPS:
+                assert np.isnan(row[f"{name}_low"]) and np.isnan(row[f"{name}_high"])
+                continue
             assert (
                 row[f"{name}_low"] <= row[name] + 1e-9 and row[f"{name}_high"] >= row[name] - 1e-9
             )
@@ -573,7 +577,8 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     change(tmp_path, lambda k, row: row if k == 0 else None, "rollouts")
     change(tmp_path, lambda k, row: row if k == 0 else None)
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "One seed" in source and "Only 1 questions" in source
+    assert "One seed" in source and "Only 1 question:" in source
+    assert "no interval" in source and "nan" not in source.lower().split('id="protocol"')[0]
 
 
 def test_a_demonstration_is_told_by_its_data_and_not_by_the_name_of_its_judge(tmp_path):
@@ -933,9 +938,11 @@ def test_a_run_against_its_copy_shows_no_difference(tmp_path):
     a = play(tmp_path / "a")
     b = play(tmp_path / "b")
     found = comparison.compare_runs([a, b])
-    assert (
-        found.differences[["difference", "low", "high"]] == 0
-    ).all().all() and found.changes.empty
+    enough = found.differences["questions"] >= metrics.LEAST_GROUPS
+    assert enough.any() and not enough.all()
+    assert (found.differences["difference"] == 0).all() and found.changes.empty
+    assert (found.differences.loc[enough, ["low", "high"]] == 0).all().all()
+    assert found.differences.loc[~enough, ["low", "high"]].isna().all().all()
     assert (found.differences["p"] == 1).all()
     assert "no question changed" in comparison.write_comparison(found, tmp_path / "out").read_text()
 

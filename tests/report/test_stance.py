@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.evaluation.exam import stance_items, stance_numbers
+from memcalib.evaluation.exam import stance_items, stance_line, stance_numbers
 from memcalib.evaluation.stance import actions_of, stance_table, wrong_stances
 from memcalib.io.records import write_jsonl
 from memcalib.judge import JudgeConfig, judge_name, judge_request, judgment_from, read_reply
@@ -138,7 +138,9 @@ def test_stance_and_its_reason_are_on_the_page_and_in_the_terminal(tmp_path):
     write_jsonl(tmp_path / "rollouts.jsonl", [rollout])
     write_jsonl(tmp_path / "judgments.jsonl", [judgment])
     page = write_evaluation_report(tmp_path).read_text(encoding="utf-8")
-    assert "wrong stance: follows: m1_a1" in page and "<strong>Yes</strong>" in page
+    assert (
+        f"wrong stance: follows: {example.atoms[0].text}" in page and "<strong>Yes</strong>" in page
+    )
     assert "never said" in page and "not in the answer" in page
     assert 'id="stance"' in page and "not recorded" not in page.split('id="protocol"')[0]
     assert "1 answers (100.0 %) do with a memory what they must not" in evaluation_text(tmp_path)
@@ -172,14 +174,34 @@ def test_the_exam_counts_known_stances():
         judgment.atoms[0].stance = "follows" if known == "corrects" else known
         judgments.append(judgment)
     numbers = stance_numbers(items, judgments)
-    assert numbers == {
-        "atoms": 32,
-        "unread": 0,
-        "accuracy": 75.0,
-        "found": 100.0,
-        "false_alarms": 0.0,
-    }
+    expected = {"atoms": 32, "unread": 0, "accuracy": 75.0, "found": 100.0, "false_alarms": 0.0}
+    assert expected.items() <= numbers.items()
+    assert numbers["verdict"] == "undecided" and "known stances named" in numbers["reasons"][0]
     assert stance_numbers([], judgments) is None
+
+
+@pytest.mark.parametrize(
+    ("missed", "alarms", "verdict"),
+    [(0, 0, "passed"), (1, 0, "passed"), (2, 0, "undecided"), (8, 0, "failed"), (0, 12, "failed")],
+)
+def test_the_verdict_says_whether_a_judge_may_be_used_for_stance(missed, alarms, verdict):
+    judgments = []
+    for item in stance_items():
+        judgment = judgment_for(item.example, item.answer.levels, condition="stance")
+        judgment.sample = item.number
+        known = item.answer.labels[0].stance
+        if known == "misreads" and missed:
+            missed -= 1
+            known = "follows"
+        elif known != "misreads" and alarms:
+            alarms -= 1
+            known = "misreads"
+        judgment.atoms[0].stance = known
+        judgments.append(judgment)
+    numbers = stance_numbers(stance_items(), judgments)
+    assert numbers["verdict"] == verdict
+    words = {"passed": "may be used", "failed": "may not be used", "undecided": "not decided"}
+    assert words[verdict] in stance_line(numbers)
 
 
 PIECES = st.sampled_from(
