@@ -517,7 +517,12 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "fig:mechanism-analysis": (
         "eta, training dynamics, shares of credit",
-        {"eta_sensitivity": "a", "training_dynamics": "b-g", "localization_audit": "h"},
+        {
+            "eta_sensitivity": "a",
+            "training_dynamics": "b-g",
+            "localization_audit": "h",
+            "mechanism_figure": "a-h",
+        },
     ),
     "tab:benchmark-comparison": ("this benchmark beside others", {"diagrams": ""}),
     "tab:source-datasets": ("where the questions come from", {"benchmark_statistics": ""}),
@@ -558,29 +563,31 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "the paper draws arrows"
     ),
     "tab:model-survey": (
-        "policies of the micro-world under five framings, not general models; the published rows "
-        "are a table beside it"
+        "policies of the micro-world, not general models, under five framings; published rows "
+        "stand below them in the same columns, and controls between"
     ),
     "fig:method": (
-        "drawn anew from one answer of the micro-world, one channel "
-        "of it; its multipliers are computed"
+        "drawn anew from one answer of the micro-world, a channel of over-use and one of "
+        "under-use with their tokens; its multipliers are computed"
     ),
     "tab:main-results": (
-        "one small policy, not three models; trainings differ in their seed, and each is "
-        "evaluated under one seed of its own; the published columns are those of one model, named "
-        "in their heading"
+        "measured is one small policy, not three models, since no larger one was trained; "
+        "trainings differ in their seed, and each is evaluated under one seed of its own; best is "
+        "bold and second italic, where the paper has red and blue"
     ),
     "tab:localization-ablation": (
-        "two worlds of the micro-world, three trainings an arm, one learning rate"
+        "two worlds of the micro-world, three trainings an arm, one learning rate; five rules "
+        "that the paper does not have are added in a table of their own"
     ),
     "fig:mechanism-analysis": (
-        "its eight panels are made by three notebooks, as figures of their own; roles of "
-        "sentences are known, not labelled by a person"
+        "one figure of eight panels, and each panel by itself; roles of sentences are known, not "
+        "labelled by a person; (f) is of a lower floor, which no threshold leaves otherwise; (g) "
+        "is traced in every tenth step; no numbers are published for (b), (d) and (f)"
     ),
     "tab:benchmark-comparison": "published only: it is the authors' reading of other papers",
     "tab:source-datasets": (
-        "sources of the records that were built here; the eight "
-        "published ones are a table beside it"
+        "published sources first, then those of the records that were built here in the same "
+        "columns; what these cover is their number and licence"
     ),
     "fig:data": "drawn anew",
     "tab:benchmark-composition": (
@@ -592,29 +599,38 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "fig:judge-human-audit": (
         "the exact judge takes the place of the person, and a judge of known error that of the "
-        "model; published counts stand in the table, the published matrices do not"
+        "model; of the published matrices those cells that the paper's text settles, the others "
+        "are not stated"
     ),
     "tab:channels": "none: the nine channels as the paper defines them",
-    "tab:full-main-results": "as tab:main-results",
+    "tab:full-main-results": (
+        "as tab:main-results; the measured block stands before the three published ones"
+    ),
     "tab:test-channel-results": (
         "channels of the micro-world's answers before and after training; published beside"
     ),
     "tab:rpeval-results": (
-        "invented rows in RPEval's form, since its data may not be shipped; a copy of the real "
-        "file, where one is named, gives its constants; constant "
-        "answers and balanced accuracy are added"
+        "invented rows in RPEval's form, since its data may not be shipped; published rows below "
+        "in the same columns; constants are added, those on RPEval's own file from its labels "
+        "(computed anew where a copy is named), and balanced accuracy"
     ),
     "tab:eta-sweep": "small policies, three trainings a value; published beside",
     "tab:alternative-judge-results": (
-        "the second judge errs by a stated table, since nothing else is known exactly; published "
-        "values are not beside it"
+        "the second judge errs by a stated table, since nothing else is known exactly, and reads "
+        "answers of the micro-world; published values beside"
     ),
-    "tab:judge-stability": "as tab:alternative-judge-results; published correlations beside",
+    "tab:judge-stability": (
+        "as tab:alternative-judge-results; published correlations beside; a further table has "
+        "intervals"
+    ),
     "fig:localization-case-support": (
-        "an answer of the micro-world, chosen by rule, with the known role of each sentence"
+        "an answer of the micro-world in the same channel (C+), chosen by rule, with the known "
+        "role of each sentence"
     ),
     "fig:localization-case-underuse": (
-        "an answer of the micro-world, chosen by rule, with the known role of each sentence"
+        "an answer of the micro-world in the same channel (CB-), or another of under-use where it "
+        "has no Key sentence, with the known role of each sentence; it is the median by the "
+        "credit of Key, not a chosen case, so Key holds little of it"
     ),
 }
 
@@ -661,7 +677,7 @@ def item_rows(run: Run) -> list[dict[str, Any]]:
         for name, panel in panel_by_experiment.items():
             experiment = run.experiments.get(name)
             files = []
-            if experiment is not None and experiment.state()[0] == "done":
+            if experiment is not None and experiment.state()[0] in ("done", "stale"):
                 files = item_files(experiment, label)
             status, reason = _item_status(experiment, files)
             row = {
@@ -730,7 +746,8 @@ def index_markdown(run: Run) -> str:
     )
     note = (
         "*Measured* is what this run measured in the worlds of its profile; *published only* "
-        "repeats the paper's numbers; *stale* was made by other code, parameters or data."
+        "repeats the paper's numbers; *stale* was made by other code, parameters or data, and its "
+        "files are those of then."
     )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
     lines += ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]
