@@ -692,7 +692,7 @@ def caption(
 
 # %% ../../nbs/report/02_tables.ipynb #e73da0c9
 def table_stem(name: str) -> str:
-    """The name of a table as the beginning of file names: `tab:main-results` -> `tab-main-results`."""
+    """How file names of a table begin: `tab:main-results` -> `tab-main-results`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table"
 
 
