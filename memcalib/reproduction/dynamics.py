@@ -408,7 +408,7 @@ _LINES = ("-", "--", ":")
 
 
 def _channel_looks() -> dict[str, dict[str, Any]]:
-    """A colour for each kind of channel (correct, over-use, under-use), a stroke for each channel."""
+    """A colour for each kind of channel (correct, over-use, under-use), a stroke for each."""
     looks = {}
     for kind, colour in (
         (("B+", "C+"), RIGHT_COLOUR),
@@ -587,8 +587,8 @@ def _draw_shares(ax: "Axes", shares: "pd.DataFrame") -> None:
 # %% ../../nbs/reproduction/03_dynamics.ipynb #74751258
 def mechanism_figure(rows: MechanismRows, window: int = 7) -> "Figure":
     """`fig:mechanism-analysis` with the eight panels of the paper: strength (a), channels that
-    occur (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups (e),
-    thresholds (f), factors of sentences (g), shares by sentence role (h).
+    occur (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups
+    (e), thresholds (f), factors of sentences (g), shares by sentence role (h).
 
     Curves are means over seeds and over `window` steps, error bars of (a) one standard deviation
     over trainings. Published values are hollow grey diamonds or dashed strokes. A panel without
