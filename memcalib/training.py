@@ -332,8 +332,8 @@ class CreditTrainer(GRPOTrainer):
 
     Raises `ValueError` for options whose place this trainer takes (`reward_funcs`, `tools`,
     `rollout_func` and their like), a method that needs a judge without one, and settings, prompts
-    or a context length that cannot work; `CheckpointError` for a folder that holds checkpoints where
-    none is named, and for one that is not whole.
+    or a context length that cannot work; `CheckpointError` for a folder that holds checkpoints
+    where none is named, and for one that is not whole.
     """
 
     args: CreditGRPOConfig
