@@ -489,8 +489,8 @@ def credit(
     result. `full` are log-probabilities with the whole memory, `scores` what was read again for
     each pair: in the paper's rule log-probabilities without the pair's atoms.
 
-    Raises `ValueError` for bad input, for what the rule needs and has not, and for what a rule makes
-    of it that cannot be redistributed: the message names the rule and the row.
+    Raises `ValueError` for bad input, for what the rule needs and has not, and for what a rule
+    makes of it that cannot be redistributed: the message names the rule and the row.
     """
     rule = config.rule
     local = local or slice(None)

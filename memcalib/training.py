@@ -331,9 +331,9 @@ class CreditTrainer(GRPOTrainer):
     ended early.
 
     Raises `ValueError` for options whose place this trainer takes (`reward_funcs`, `tools`,
-    `rollout_func` and their like), a method that needs a judge without one, and settings, prompts or a
-    context length that cannot work; `CheckpointError` for a folder that holds checkpoints where none
-    is named, and for one that is not whole.
+    `rollout_func` and their like), a method that needs a judge without one, and settings, prompts
+    or a context length that cannot work; `CheckpointError` for a folder that holds checkpoints
+    where none is named, and for one that is not whole.
     """
 
     args: CreditGRPOConfig

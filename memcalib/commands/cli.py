@@ -850,6 +850,8 @@ def exam(
         print(settings_text(settings))
     print(forecast_text([run.forecast()]))
     if dry_run:
+        for note in run.notes:
+            print(note)
         return
     result = run.run()
     for note in run.notes:

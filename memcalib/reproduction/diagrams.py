@@ -257,7 +257,8 @@ def method_diagram(
             note = (
                 f"In {channel} the atoms were used. Words that they made likelier (orange, above "
                 f"zero) carry the credit. In {under} they were used too little: words that they "
-                "made less likely (blue, below zero) stand in the answer all the same, and carry it."
+                "made less likely (blue, below zero) stand in the answer all the same, and "
+                "carry it."
             )
             canvas.text(0.05, 3.6, note, 37, size=7, color=SOFT)
         return canvas.figure

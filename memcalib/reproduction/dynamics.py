@@ -361,8 +361,8 @@ def curve_rows(steps: "pd.DataFrame", digits: int = 6) -> "pd.DataFrame":
 # %% ../../nbs/reproduction/03_dynamics.ipynb #275f7e9e
 @dataclass(frozen=True)
 class MechanismRows:
-    """What the eight panels of `fig:mechanism-analysis` are drawn from; a table without a row leaves
-    its panels empty, and they say so.
+    """What the eight panels of `fig:mechanism-analysis` are drawn from; a table without a row
+    leaves its panels empty, and they say so.
     """
 
     strengths: "pd.DataFrame"  # a: arm, seed and metrics of each training
@@ -408,7 +408,7 @@ _LINES = ("-", "--", ":")
 
 
 def _channel_looks() -> dict[str, dict[str, Any]]:
-    """A colour for each kind of channel (correct, over-use, under-use), a stroke for each of a kind."""
+    """A colour for each kind of channel (correct, over-use, under-use), a stroke for each."""
     looks = {}
     for kind, colour in (
         (("B+", "C+"), RIGHT_COLOUR),
@@ -431,7 +431,7 @@ def _channel_lines(ax: "Axes", rows: "pd.DataFrame", kind: str, window: int) -> 
 
 
 def _draw_strengths(ax: "Axes", rows: "pd.DataFrame") -> None:
-    """Panel a: SCS and Exact over the strength, measured and published, one deviation to each side."""
+    """Panel a: SCS and Exact over the strength, measured and published, one deviation each way."""
     sweep = published("eta_sweep")
     for metric, marker, line in (("SCS", "o", "-"), ("Exact", "s", "--")):
         by_arm = rows.assign(arm=rows["arm"].astype(float)).groupby("arm")[metric]
@@ -586,9 +586,9 @@ def _draw_shares(ax: "Axes", shares: "pd.DataFrame") -> None:
 
 # %% ../../nbs/reproduction/03_dynamics.ipynb #74751258
 def mechanism_figure(rows: MechanismRows, window: int = 7) -> "Figure":
-    """`fig:mechanism-analysis` with the eight panels of the paper: strength (a), channels that occur
-    (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups (e),
-    thresholds (f), factors of sentences (g), shares by sentence role (h).
+    """`fig:mechanism-analysis` with the eight panels of the paper: strength (a), channels that
+    occur (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups
+    (e), thresholds (f), factors of sentences (g), shares by sentence role (h).
 
     Curves are means over seeds and over `window` steps, error bars of (a) one standard deviation
     over trainings. Published values are hollow grey diamonds or dashed strokes. A panel without

@@ -10,6 +10,7 @@ __all__ = ['STORES', 'PAPER_ITEMS', 'ITEM_DIFFERENCES', 'experiments', 'find_exp
 
 # %% ../../nbs/reproduction/10_experiments.ipynb #38be5ca8
 import ast
+import gzip
 import hashlib
 import json
 import os
@@ -303,12 +304,47 @@ class Experiment:
         """
         if self.state()[0] != "done":
             return False
-        names = [*self.record.get("files", []), *self.record.get("rows", [])]
+        record = self.record
+        rows = [name for name in record.get("rows", []) if not self.packed(name).is_file()]
+        names = [*record.get("files", []), *rows]
         return all((self.folder / name).is_file() for name in names)
 
     def rows(self) -> list[str]:
-        """Those of its files that hold rows, which a repository may leave out for their size."""
-        return [name for name in self.files() if name.endswith(".jsonl")]
+        """Those of its files that hold rows, also in folders of its own; a repository keeps them
+        packed.
+
+        Parts of a run, whose rows stand in the run's files as well, and stages of a build are left
+        out.
+        """
+        names = []
+        for file in self.folder.rglob("*.jsonl"):
+            path = file.relative_to(self.folder)
+            if file.is_file() and not {"parts", "stages"} & set(path.parts[:-1]):
+                names.append(path.as_posix())
+        return sorted(names)
+
+    def packed(self, name: str) -> Path:
+        """Where a file of rows is kept packed."""
+        return self.folder / "rows" / f"{name}.gz"
+
+    def pack_rows(self) -> list[str]:
+        """Write each file of rows packed, equal rows to equal bytes; returns the packed files,
+        relative to its folder.
+        """
+        shutil.rmtree(self.folder / "rows", ignore_errors=True)
+        packed_names = []
+        for name in self.rows():
+            content = gzip.compress((self.folder / name).read_bytes(), compresslevel=9, mtime=0)
+            path = write_whole(self.packed(name), content)
+            packed_names.append(path.relative_to(self.folder).as_posix())
+        return packed_names
+
+    def unpack_rows(self) -> None:
+        """Put back the files of rows that are there only packed, as in a clone."""
+        for name in self.record.get("rows", []):
+            if not (self.folder / name).is_file() and self.packed(name).is_file():
+                content = gzip.decompress(self.packed(name).read_bytes())
+                write_whole(self.folder / name, content)
 
     def files(self) -> list[str]:
         """Its files: rows, tables, figures, the executed notebook;
@@ -427,6 +463,8 @@ def run_experiment(experiment: Experiment) -> Path:
         write_whole(folder / "experiment.json", json.dumps(content, indent=1) + "\n")
 
     write("running")
+    for name in experiment.needs:
+        experiment.run.experiments[name].unpack_rows()
     try:
         executed = run_notebook(
             experiment.notebook, folder, experiment.parameters, experiment.run.root
@@ -436,7 +474,8 @@ def run_experiment(experiment: Experiment) -> Path:
             write("failed", error=one_line(str(error)))
         raise
     rows = experiment.rows()
-    write("done", files=[name for name in experiment.files() if name not in rows], rows=rows)
+    files = [name for name in experiment.files() if name not in rows]
+    write("done", files=files, rows=rows, packed=experiment.pack_rows())
     return executed
 
 

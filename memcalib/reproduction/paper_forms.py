@@ -27,8 +27,8 @@ def beside(blocks: "Mapping[str, pd.DataFrame]", on: str, rows: Sequence[str] = 
     name; the best and the second of each column are marked.
 
     The rows are those of `rows` first, then others as they come. A row that a block lacks is empty
-    where the name of the block begins with `published`, and *not run* elsewhere. Raises `ValueError`
-    for a block without the column, or with a value of it twice.
+    where the name of the block begins with `published`, and *not run* elsewhere. Raises
+    `ValueError` for a block without the column, or with a value of it twice.
     """
     import pandas as pd
 
@@ -80,7 +80,7 @@ def below(
 
 # %% ../../nbs/reproduction/13_paper_forms.ipynb #55938071
 def _metric_columns(table: "pd.DataFrame", metrics: Sequence[str] = METRICS) -> list[str]:
-    """The columns of a table that hold these metrics, as `SCS ↑`; raises `ValueError` without one."""
+    """Columns of a table that hold these metrics, as `SCS ↑`; raises `ValueError` without one."""
     columns = []
     for metric in metrics:
         headings = [name for name in table if str(name).split(" ")[0] == metric and len(name) > 2]
@@ -92,7 +92,7 @@ def _metric_columns(table: "pd.DataFrame", metrics: Sequence[str] = METRICS) -> 
 
 
 def _measured_rows(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The rows that were measured, where a table says so of each: no control, none that was not run."""
+    """The rows that were measured, where a table says so: no control, none that was not run."""
     if "status" not in table:
         return table
     return table[table["status"] == "measured"]

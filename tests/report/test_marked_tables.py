@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from memcalib.report.tables import (
+    LONGEST_PRINTED,
     MarkedTable,
     best_and_second,
     flat_headings,
@@ -137,3 +138,12 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
 def test_cells_are_read_as_the_text_they_were(tmp_path, cell):
     write_tables(tmp_path, {"one": pd.DataFrame({"a": [cell, "x"]})})
     assert stored_table(tmp_path, "one")["a"].tolist() == [cell, "x"]
+
+
+def test_a_table_that_nobody_prints_is_written_as_csv_alone(tmp_path):
+    short = pd.DataFrame({"value": range(LONGEST_PRINTED)})
+    long = pd.DataFrame({"value": range(LONGEST_PRINTED + 1)})
+    files = write_tables(tmp_path, {"short": short, "long": long})
+    names = {file.name for file in files}
+    assert names == {"short.csv", "short.tex", "short.md", "long.csv"}
+    assert len((tmp_path / "long.csv").read_text().splitlines()) == len(long) + 1
