@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-core test-slow test-notebooks bench coldstart export lint types docs lab clean
+.PHONY: help setup quickstart test test-core test-slow test-notebooks test-integrations bench coldstart export lint types docs lab clean
 PYTEST = $(BIN)/python -m pytest -q
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 3
 CORE = problem metrics channels localization redistribution
@@ -41,6 +41,9 @@ test-slow: setup ## what `test` leaves out beside notebooks (and tests/long.txt)
 
 test-notebooks: setup ## run every library notebook from top to bottom
 	$(PYTEST) -n 2 --dist worksteal tests/test_notebooks.py
+
+test-integrations: setup ## the adapters beside verl, SkyRL and verifiers, and both ends of openai and rich: an environment each, in build/integrations
+	$(BIN)/python -m tools.engine_environments $(ENGINES)
 
 bench: setup ## ratios against baselines, each measured in one run
 	for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

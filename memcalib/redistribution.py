@@ -481,9 +481,16 @@ def credit(
     """$\\widehat A_{j,t}$ for every token (eqs. gdpo-aggregation,
     memcalib-aggregation), by the rule of the settings.
 
-    `full` are log-probabilities with the whole memory, `scores` what was read again for each pair:
-    in the paper's rule log-probabilities without the pair's atoms. Raises `ValueError` for bad
-    input, and for what a rule makes of it that cannot be redistributed.
+    Rewards become advantages within their group and are added up over channels; where the rule
+    places something, each channel's advantage moves to the tokens of the rule's weights, and its
+    mean over the answer stays. The sum is divided by one number for the batch (all bases but
+    'grpo') and clamped to `max_advantage`, where that is set. Rows are those of all processes in
+    `rewards`, `group` and `valid`, and those of this process (`local`) everywhere else, also in the
+    result. `full` are log-probabilities with the whole memory, `scores` what was read again for
+    each pair: in the paper's rule log-probabilities without the pair's atoms.
+
+    Raises `ValueError` for bad input, for what the rule needs and has not, and for what a rule
+    makes of it that cannot be redistributed: the message names the rule and the row.
     """
     rule = config.rule
     local = local or slice(None)
@@ -557,7 +564,13 @@ def _weights_of_rule(
     assert pairs is not None
     if scores is None:  # the rule reads nothing
         scores = torch.zeros(len(pairs), batch.mask.shape[1], device=batch.mask.device)
-    return rule.weights(batch, pairs, scores)
+    placed = rule.weights(batch, pairs, scores)
+    if not isinstance(placed, ChannelWeights | OwnAdvantages):
+        raise ValueError(
+            f"rule {rule.name!r}: its weights are of type {type(placed).__name__}; allowed: "
+            "ChannelWeights or OwnAdvantages"
+        )
+    return placed
 
 
 def _sentence_values(thresholds: Thresholds | None) -> Tensor | None:

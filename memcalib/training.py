@@ -329,6 +329,11 @@ class CreditTrainer(GRPOTrainer):
     `args.output_dir`; `args.resume_from_checkpoint` (True:
     the latest whole one) names the checkpoint to resume from. `stopped` says why a run
     ended early.
+
+    Raises `ValueError` for options whose place this trainer takes (`reward_funcs`, `tools`,
+    `rollout_func` and their like), a method that needs a judge without one, and settings, prompts
+    or a context length that cannot work; `CheckpointError` for a folder that holds checkpoints
+    where none is named, and for one that is not whole.
     """
 
     args: CreditGRPOConfig

@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items):
         if item.nodeid.startswith(FIRST):
             return -1
         return next(
-            (k for k, place in enumerate(LONG_FIRST) if item.nodeid.startswith(place)),
+            (k for k, prefix in enumerate(LONG_FIRST) if item.nodeid.startswith(prefix)),
             len(LONG_FIRST),
         )
 

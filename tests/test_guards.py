@@ -259,7 +259,19 @@ NAMED = {
     "stdnum": "python-stdnum",
     "yaml": "PyYAML",
 }
-OPTIONAL = {"deepspeed", "inspect_ai", "spacy", "vllm"}
+OPTIONAL = {
+    "deepspeed",
+    "inspect_ai",
+    "spacy",
+    "vllm",
+    *(
+        "omegaconf",
+        "skyrl",
+        "transfer_queue",
+        "verifiers",
+        "verl",
+    ),  # engines, in their own environments
+}
 
 
 def test_every_import_is_declared():

@@ -845,3 +845,57 @@ def test_either_gate_of_a_sentence_shuts_it():
         shut = sentences(batch, **gates)
         assert not shut.pairs.q.any() and not shut.pairs.above_gate.any()
         assert shut.stats["fallback_weak"] == shut.stats["pairs"] == len(batch["pairs"])
+
+
+LEARNS_AT_ONCE = {"threshold_minimum": 1, "threshold_quantile": 1.0, "threshold_decay": 0.0}
+
+
+@pytest.mark.parametrize("granularity", ["token", "sentence"])
+def test_thresholds_learn_from_clipped_signals(granularity):
+    batch = a_batch(11)
+    units = random_units(batch, 11) if granularity == "sentence" else None
+    config = CreditConfig(
+        granularity=granularity,
+        d_max=0.25,
+        sentence_minimum=1,
+        sentence_quantile=1.0,
+        **LEARNS_AT_ONCE,
+    )
+    thresholds = Thresholds(config)
+    credit(**batch, units=units, thresholds=thresholds, config=config)
+    largest_signal = (batch["full"][batch["pairs"].rows] - batch["scores"]).abs().max()
+    assert largest_signal > 1
+    learned = [thresholds.value.max()]
+    if granularity == "sentence":
+        learned.append(thresholds.sentence.value.max())
+    assert all(0.02 < value <= 0.25 for value in learned)
+
+
+@pytest.mark.parametrize("granularity", ["token", "sentence"])
+def test_thresholds_learn_from_the_pairs_of_all_processes(granularity):
+    batch = a_batch(12)
+    units = random_units(batch, 12) if granularity == "sentence" else None
+    config = CreditConfig(
+        granularity=granularity,
+        sentence_minimum=1,
+        sentence_quantile=1.0,
+        **LEARNS_AT_ONCE,
+    )
+    elsewhere = 5.0  # larger than any signal of this process
+    channel_elsewhere = CHANNELS.index("BC-")
+
+    def gather(mine):
+        """What this process has, and one score of another process."""
+        value = elsewhere if mine.is_floating_point() else channel_elsewhere
+        return torch.cat([mine, mine.new_full((1,), value)])
+
+    alone = Thresholds(config)
+    together = Thresholds(config)
+    credit(**batch, units=units, thresholds=alone, config=config)
+    credit(**batch, units=units, thresholds=together, config=config, gather=gather)
+    learned = [(alone, together)]
+    if granularity == "sentence":
+        learned.append((alone.sentence, together.sentence))
+    for of_one, of_all in learned:
+        assert of_one.value[channel_elsewhere] < elsewhere
+        assert of_all.value[channel_elsewhere] == elsewhere

@@ -5,8 +5,8 @@ set:
 
 It measures each atom against an answer (words, n-grams of characters, place, rarity, negation,
 other atoms of the record), and boosted trees learn the levels from the answers to other records:
-those of the exam and those of other pairs. It prints what it read right (some minutes). numpy alone: the
-package does not depend on a library of trees.
+those of the exam and those of other pairs. It prints what it read right.
+The trees are written in numpy, as the package depends on no library of trees.
 """
 
 import argparse

@@ -852,6 +852,8 @@ def exam(
         print(settings_text(settings))
     print(forecast_text([run.forecast()]))
     if dry_run:
+        for note in run.notes:
+            print(note)
         return
     result = run.run()
     for note in run.notes:
@@ -1517,15 +1519,15 @@ def grid(
     plan: Annotated[
         str | None,
         typer.Argument(
-            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML file; "
-            "micro by default, testbed with --rule."
+            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML "
+            "file; micro by default, testbed with --rule."
         ),
     ] = None,
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="A rule to compare beside those of the plan: package.module:name, or a name; may be "
-            "given more than once."
+            help="A rule to compare beside those of the plan: package.module:name, or a name; "
+            "may be given more than once."
         ),
     ] = None,
     noise: Annotated[

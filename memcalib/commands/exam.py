@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..annotation.labels import LabelBook, LabelItem, audit_frame, label_items
 from .evaluate import JUDGED_TOKENS, make_judge, role_forecast
-from .settings_files import Bar, JudgeSetting
+from .settings_files import EXACT, Bar, JudgeSetting
 from ..evaluation.agreement import agreement, judged_atoms, sample_atoms
 from memcalib.evaluation.exam import (
     EXAM_SCHEMA,
@@ -43,7 +43,7 @@ from memcalib.evaluation.exam import (
 )
 from ..evaluation.judge_binding import binding_changes, judge_binding
 from ..evaluation.exam_parts import exam_parts
-from ..evaluation.exam_slices import exam_scope, exam_slices
+from ..evaluation.exam_slices import exam_languages, exam_scope, exam_slices
 from memcalib.evaluation.minimal_pairs import (
     MinimalPair,
     load_pairs,
@@ -57,6 +57,7 @@ from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.jsonl import rows_so_far
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
+from ..io.settings import may_import
 from ..judge import JudgeConfig, judge_request, judge_rollouts
 from ..practice.models import PracticeJudge, known_levels
 from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples, text_hash
@@ -194,12 +195,15 @@ class ExamRun:
     def forecast(self) -> dict[str, Any]:
         """Readings that are still to be asked for, their tokens and cost (US dollars, `None`
         without a price); makes no call.
+
+        Readings by a judge that was changed since count as asked for again, since `run` sets them
+        aside.
         """
-        judged = {
-            (judgment.example_id, judgment.condition, judgment.sample)
-            for judgment in rows_so_far(self.folder / "judgments.jsonl", Judgment)
-            if not judgment.retry
-        }
+        judged = set()
+        if not self._changes():
+            for judgment in rows_so_far(self.folder / "judgments.jsonl", Judgment):
+                if not judgment.retry:
+                    judged.add((judgment.example_id, judgment.condition, judgment.sample))
         waiting = [item for item in self.items if item.key not in judged]
         judge = self.exam.judge
         prompt_tokens = 0
@@ -237,6 +241,7 @@ class ExamRun:
             "verdict": verdict,
             "reasons": reasons,
             "scope": exam_scope(frame),
+            "languages": exam_languages(everything),
             "parts": json.loads(parts.to_json(orient="records")),
             "pairs": json.loads(pair_table(pairs).to_json(orient="records")) if len(pairs) else [],
             "date": date.today().isoformat(),
@@ -277,20 +282,36 @@ class ExamRun:
         """What the judge is now, kept beside its readings; readings by a judge that was changed
         since are set aside.
         """
-        binding = json.loads(json.dumps(judge_binding(self.judge)))
-        file = self.folder / "judge-binding.json"
-        judgments = self.folder / "judgments.jsonl"
-        if file.is_file() and judgments.is_file():
-            changes = binding_changes(json.loads(file.read_text(encoding="utf-8")), binding)
-            if changes:
-                judgments.replace(self.folder / "judgments-before-change.jsonl")
-                self.notes.append(
-                    f"the judge was changed since it read answers here ({', '.join(changes)}): it "
-                    "reads all of them again; its earlier readings are in "
-                    "judgments-before-change.jsonl"
-                )
-        write_whole(file, json.dumps(binding, indent=1, ensure_ascii=False) + "\n")
+        changes = self._changes()
+        if changes:
+            judgments = self.folder / "judgments.jsonl"
+            judgments.replace(self.folder / "judgments-before-change.jsonl")
+            self.notes.append(
+                f"the judge was changed since it read answers here ({', '.join(changes)}): it "
+                "reads all of them again; its earlier readings are in "
+                "judgments-before-change.jsonl"
+            )
+        binding = self._binding()
+        document = json.dumps(binding, indent=1, ensure_ascii=False)
+        write_whole(self.folder / "judge-binding.json", f"{document}\n")
         return binding
+
+    def _binding(self) -> dict[str, Any]:
+        """What the judge is now, as it is kept in a file."""
+        return json.loads(json.dumps(judge_binding(self.judge)))
+
+    def _changes(self) -> list[str]:
+        """What of the judge was changed since it read answers in this folder; nothing where it read
+        none.
+        """
+        file = self.folder / "judge-binding.json"
+        if not file.is_file() or not (self.folder / "judgments.jsonl").is_file():
+            return []
+        judge = self.exam.judge
+        if isinstance(judge, str) and judge != EXACT and not may_import(judge):
+            self.notes.append(_UNREAD_CODE)
+            return []
+        return binding_changes(json.loads(file.read_text(encoding="utf-8")), self._binding())
 
     def _judge(self) -> list[Judgment]:
         """Every judgment of the exam; those that are not in the folder yet are asked for."""
@@ -306,6 +327,12 @@ class ExamRun:
                 self.examples_by_id.values(), rollouts, judge, file, on_row=lambda row: bar.add(1)
             )
         return list(read_jsonl(file, Judgment))
+
+
+_UNREAD_CODE = (
+    "a dry run imports no code: if that of the judge was changed since it read answers here, it "
+    "reads all of them again (MEMCALIB_ALLOW_IMPORT=1 in the environment lets the dry run look)"
+)
 
 
 def _usage(judgments: Sequence[Judgment]) -> dict[str, float | None]:

@@ -64,12 +64,17 @@ def token_divergences(
     *,
     temperature: float = 1.0,
     logit_chunk: int = 2**24,  # logits held at once
-    held: int = 2**27,  # elements of hidden states held at once
+    held: int = 2**27,  # elements of hidden states held at once, of both prompts
     **options,  # those of `score_responses`
 ) -> Float[Tensor, "row token"]:
     """$\\mathrm{KL}(p_\\theta(\\cdot\\mid x,M,y_{<t})\\,\\|\\,p_\\theta(\\cdot\\mid
     x,M\\setminus\\mathcal I_o,y_{<t}))$ in nats at each token, padded with 0;
-    NaN in rows that are too long or do not fit in memory."""
+    NaN in rows that are too long or do not fit in memory.
+
+    Each answer is read after both of its prompts, a portion of them at a time, and the two
+    distributions over the next token are compared at each of its tokens. Raises `ValueError` for
+    numbers of prompts and answers that differ, an empty prompt, and a temperature that is not
+    positive."""
     # these import accelerate: token credit does without
     from memcalib.credit.logprobs import check_rows, score_responses
     from memcalib.inference.local import evaluating, group_sync

@@ -10,7 +10,7 @@ __all__ = ['Read', 'LOGITS', 'response_logps_reference', 'Scorer', 'Job', 'score
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
@@ -465,18 +465,16 @@ def _only_used(
 def _sample_both_ways(
     scorer: Scorer, prompts: Sequence[Sequence[int]], jobs: Sequence[Job], budget: int
 ) -> list[Tensor]:
-    "Log-probabilities of a few of the jobs, with shared prefixes and without."
+    """Log-probabilities of a few of the jobs, with shared prefixes and without,
+    whatever the scorer reads otherwise."""
+    logps_scorer = replace(scorer, reader=token_logps)
     job_prompts = [prompts[job.prompt] for job in jobs]
     rows = sample_rows(job_prompts, [job.answer for job in jobs])
     sample_prompts, sample = _only_used(prompts, [jobs[row] for row in rows])
     ways = []
     for score in (score_shared, score_plain):
-        pieces = score(scorer, sample_prompts, sample, budget)
-        logps = []
-        for number in range(len(sample)):
-            piece = pieces[number]
-            logps.append(piece if piece.ndim == 1 else piece[:, 0])
-        ways.append(torch.cat(logps))
+        pieces = score(logps_scorer, sample_prompts, sample, budget)
+        ways.append(torch.cat([pieces[number] for number in range(len(sample))]))
     return ways
 
 
@@ -547,9 +545,7 @@ def score_responses(
     model,
     prompts: Sequence[Sequence[int]],  # token ids, one per row; equal ones are encoded once
     responses: Sequence[Sequence[int]],
-    # (head, hidden states, answer tokens) -> tensor of each token; log-probability first if
-    # two-dimensional
-    read: Read,
+    read: Read,  # (head, hidden states, answer tokens) -> tensor of each token
     *,
     token_budget: int | None = None,  # new tokens a forward; None = 2048 on a CPU, 16384 elsewhere
     share: bool | None = None,  # None = where the model can

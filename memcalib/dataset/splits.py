@@ -493,12 +493,18 @@ def write_splits(
     sizes: Sizes,
     seed: int = 0,
 ) -> Path:
-    """Write `<split>-ids.txt` for each split and splits.json into a folder;
-    raises `DataError` for lists that are at fault.
+    """Write `<split>-ids.txt` for each split and splits.json into a folder; returns the path of
+    splits.json.
+
+    `splits` has the ids of every name in `sizes` and of its parts, `seed` is written down. Raises
+    `ValueError` for sizes that cannot be and for other splits than theirs, and `DataError` with all
+    faults of the lists (ids that are there twice or unknown, one question in two splits), before
+    anything is written.
     """
     folder = Path(folder)
     facts = _facts(examples)
     parts = split_parts(sizes)
+    split_sizes(sizes, len(facts))
     if splits.keys() != parts.keys():
         raise ValueError(
             f"splits: found {', '.join(splits)}; allowed are those of the sizes: {', '.join(parts)}"

@@ -185,10 +185,13 @@ def _schema(form: type[Form]) -> str:
 def system_text(prompt: str, form: type[Form], language: str = "") -> str:
     """The whole system message of a stage: the task, what holds for every task, the language where
     it is not English, and the schema of the reply.
+
+    `prompt` is the name of a shipped prompt or the path of a text file, `language` an English name
+    ("German"; empty: English). Raises `ValueError` for a prompt that is neither.
     """
-    paragraphs = [load_build_prompt(prompt), _shipped("parts/reply-1")]
+    paragraphs = [load_build_prompt(prompt), load_build_prompt("parts/reply-1")]
     if language:
-        paragraphs.append(_shipped("parts/language-1").format(language=language))
+        paragraphs.append(load_build_prompt("parts/language-1").format(language=language))
     paragraphs.append(_schema(form))
     return "\n\n".join(paragraphs) + "\n"
 

@@ -111,22 +111,18 @@ def memory_frame(frame: "pd.DataFrame") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows = []
-    for text, group in frame.groupby("memory", sort=False):
-        scored = group["footprint"].dropna()
-        rows.append(
-            {
-                "memory": text,
-                "answers": len(group),
-                "left a trace": int((scored > 0).sum()),
-                "decided the answer": int((scored == 2).sum()),
-                "misread": int((group["stance"] == "misreads").sum()),
-                "unscored": len(group) - len(scored),
-            }
-        )
-    table = pd.DataFrame(rows)
-    if not len(table):
-        return table
+    if not len(frame):
+        return pd.DataFrame()
+    footprint = frame["footprint"]
+    counts = {
+        "memory": frame["memory"],
+        "answers": 1,
+        "left a trace": footprint > 0,
+        "decided the answer": footprint == 2,
+        "misread": frame["stance"] == "misreads",
+        "unscored": footprint.isna(),
+    }
+    table = pd.DataFrame(counts).groupby("memory", sort=False, as_index=False).sum()
     return table.sort_values(
         ["misread", "decided the answer", "left a trace"], ascending=False, kind="stable"
     )

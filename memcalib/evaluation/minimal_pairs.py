@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from .agreement import resampled_counts, wilson
-from .exam import ExamItem, KnownAnswer, KnownLabel, check_known_answer
-from memcalib.io.records import (
-    DataError,
-    Record,
-    Violation,
-    iter_rows,
-    pydantic_violation,
-    short_repr,
+from memcalib.evaluation.exam import (
+    ExamItem,
+    KnownAnswer,
+    KnownLabel,
+    check_known_answer,
+    load_about_examples,
 )
+from ..io.records import Record, Violation
 from ..io.settings import package_data
 from ..metrics import interval
 from ..problem import Example, Level, Name, Stance, WireLevel
@@ -196,40 +195,12 @@ def load_pairs(path: str | Path, examples: Iterable[Example]) -> list[MinimalPai
     """The pairs of a file; raises `DataError` with every fault, naming its line, and
     `FileNotFoundError`.
     """
-    examples_by_id = {example.id: example for example in examples}
-    pairs = []
-    violations = []
-    line_of_id: dict[str, int] = {}
-    line_of_response: dict[str, int] = {}
-    for line, row in iter_rows(path):
-        if isinstance(row, Violation):
-            violations.append(row)
-            continue
-        try:
-            pair = MinimalPair.model_validate(row)
-        except ValidationError as error:
-            violations += [pydantic_violation(e, line, str(path)) for e in error.errors()]
-            continue
-        pairs.append(pair)
-        example = examples_by_id.get(pair.example_id)
-        if example is None:
-            allowed = f"one of the {len(examples_by_id)} examples"
-            faults = [Violation("example_id", repr(pair.example_id), allowed)]
-        else:
-            faults = check_pair(pair, example)
-        if pair.pair_id in line_of_id:
-            used_in = f"an id of its own; line {line_of_id[pair.pair_id]} has this one"
-            faults.append(Violation("pair_id", short_repr(pair.pair_id), used_in))
-        line_of_id.setdefault(pair.pair_id, line)
-        for response in pair.responses:
-            if response in line_of_response:
-                used_in = f"an answer of its own; line {line_of_response[response]} has this one"
-                faults.append(Violation("response", short_repr(response), used_in))
-            line_of_response[response] = line
-        violations += [replace(fault, line=line, file=str(path)) for fault in faults]
-    if violations:
-        raise DataError(violations)
-    return pairs
+    return load_about_examples(path, examples, MinimalPair, check_pair, _own_of_pair)
+
+
+def _own_of_pair(pair: MinimalPair) -> list[tuple[str, str]]:
+    """The id of a pair and both its answers: no other pair may have them."""
+    return [("pair_id", pair.pair_id), *(("response", text) for text in pair.responses)]
 
 
 def starter_pairs(examples: Iterable[Example]) -> list[MinimalPair]:

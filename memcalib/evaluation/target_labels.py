@@ -205,7 +205,8 @@ class TargetLabels:
 
     def fault(self, row: TargetLabel, field: str, found: str, allowed: str) -> Violation:
         """A violation that names file, line and example of a row."""
-        line = self.lines[self.rows.index(row)]
+        position = next(i for i, own_row in enumerate(self.rows) if own_row is row)
+        line = self.lines[position]
         item = f"atom {row.atom_id!r}"
         return Violation(
             field, found, allowed, item, example_id=row.example_id, line=line, file=self.source
@@ -252,12 +253,13 @@ def load_target_labels(
 def _row_faults(labels: TargetLabels) -> list[Violation]:
     """What is wrong with single rows, and with the rows of one answer together."""
     violations = []
-    counts = Counter((row.answer_key, row.atom_id) for row in labels.rows)
+    first_line: dict[tuple[AnswerKey, str], int] = {}
     first_probability: dict[AnswerKey, float] = {}
-    for row in labels.rows:
-        if counts[row.answer_key, row.atom_id] > 1:
-            count = counts[row.answer_key, row.atom_id]
-            violations.append(labels.fault(row, "label", f"{count} for this atom", "one"))
+    for row, line in zip(labels.rows, labels.lines, strict=True):
+        first = first_line.setdefault((row.answer_key, row.atom_id), line)
+        if first != line:
+            found = f"a second one for this atom, the first is in line {first}"
+            violations.append(labels.fault(row, "label", found, "one"))
         if row.level is not None and not row.labeller:
             violations.append(labels.fault(row, "labeller", "nothing", "who gave this level"))
         if row.probability is None:

@@ -16,19 +16,18 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from ..channels import channel_rewards, judgment_tensors
-from ..commands.evaluate import make_judge
-from ..commands.settings_files import JudgeSetting
+from ..commands.settings_files import JudgeSetting, judge_object
 from ..credit.contract import BatchCredit, JudgedAnswer, Scorer
 from ..inference.cache import CallCache
-from ..inference.endpoint import CallError
+from ..inference.endpoint import CallError, Endpoint
 from ..io.settings import FrozenSettings
-from ..judge import JudgeConfig
+from ..judge import JudgeConfig, LLMJudge
 from ..metrics import CHANNELS, summary
 from ..problem import Example, Judgment, JudgeLike, check_judgment, judgment_for
 from ..rules.base import CreditConfig
 
-# %% ../../nbs/integrations/01_judging.ipynb #4fc64a04
-ENGINES = {"verl": "0.9", "verifiers": "0.4", "skyrl": "0.3", "prime-rl": "0.8"}  # series
+# %% ../../nbs/integrations/01_judging.ipynb #188069b7
+ENGINES = {"verl": "0.9", "verifiers": "0.4", "skyrl": "0.3"}  # series
 
 
 def check_engine(name: str) -> str:
@@ -45,7 +44,7 @@ def check_engine(name: str) -> str:
         raise RuntimeError(f"{name}: found version {version}; allowed: {series}.*")
     return version
 
-# %% ../../nbs/integrations/01_judging.ipynb #052a875f
+# %% ../../nbs/integrations/01_judging.ipynb #b5efcd1f
 class EngineSettings(FrozenSettings):
     """How answers are judged and credited inside an engine; unknown names raise, naming the
     nearest."""
@@ -92,7 +91,7 @@ def engine_settings(given: Mapping[str, Any] | EngineSettings | None) -> EngineS
         return given
     return EngineSettings.model_validate(given)
 
-# %% ../../nbs/integrations/01_judging.ipynb #dda70750
+# %% ../../nbs/integrations/01_judging.ipynb #8210fa70
 log = logging.getLogger(__name__)
 
 
@@ -108,13 +107,19 @@ def _quoting(judge: JudgeLike) -> JudgeLike:
     return judge.quoting() if hasattr(judge, "quoting") else judge
 
 
+def _judge_of(settings: EngineSettings) -> JudgeLike:
+    if not isinstance(settings.judge, Endpoint):
+        return judge_object(settings.judge)
+    cache = None if settings.cache is None else CallCache(settings.cache)
+    return LLMJudge(settings.judge, settings.judging, cache)
+
+
 class AnswerJudge:
     """Judges single answers, `at_once` of them at a time and each within `seconds`; nothing is
     raised, failures are unscored judgments."""
 
     def __init__(self, settings: EngineSettings, judge: JudgeLike | None = None):
-        cache = None if settings.cache is None else CallCache(settings.cache)
-        self.judge = judge or make_judge(settings.judge, settings.judging, cache)
+        self.judge = judge or _judge_of(settings)
         if hasattr(self.judge, "as_read"):
             self.judge = self.judge.as_read(settings.text)
         if settings.credit.rule.needs_quotes:
@@ -151,7 +156,7 @@ class AnswerJudge:
             return await self.judge(example, text)
         return await asyncio.to_thread(self.judge, example, text)
 
-# %% ../../nbs/integrations/01_judging.ipynb #df34ce41
+# %% ../../nbs/integrations/01_judging.ipynb #f23d4061
 def reward_numbers(judgment: Judgment, merge_over_use: bool = False) -> dict[str, float]:
     """`reward`, the sum of the channel rewards, each of them by its name, `unscored` (0 or 1) and
     the six metrics of one answer, for an engine's tables."""

@@ -24,9 +24,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anyascii import anyascii
-from stdnum import iban, luhn
-
 from ..dataset.screening import load_screen
 from ..io.settings import import_object, package_data, read_yaml
 from ..problem import text_hash
@@ -459,6 +456,8 @@ def is_card(text: str) -> bool:
     """Whether a text is a card number after ISO/IEC 7812, with anything between its 13 to 19
     digits.
     """
+    from stdnum import luhn
+
     digits = re.sub(r"\D", "", text)
     return (
         13 <= len(digits) <= 19
@@ -470,6 +469,8 @@ def is_card(text: str) -> bool:
 
 def is_account(text: str) -> bool:
     """Whether a text is an account number after ISO 13616, in groups or not."""
+    from stdnum import iban
+
     account = compact(text)
     return (
         15 <= len(account) <= 34
@@ -1134,6 +1135,8 @@ def name_forms(people: Iterable[str | Sequence[str]]) -> Forms:
 
 def _forms_of_name(name: str) -> set[tuple[str, ...]]:
     """The whole name, each word of it, and the Latin spellings of a Chinese one."""
+    from anyascii import anyascii
+
     normal_name = unicodedata.normalize("NFC", name)
     whole = tuple(word.casefold() for word in _TOKEN.findall(normal_name))
     forms = {whole}
@@ -1182,6 +1185,8 @@ _ENDINGS = frozenset(_listed("endings"))  # in the letters of `spelling`
 @cache
 def spelling(word: str) -> str:
     """A word in Latin letters, in which the usual ways to write one name in them are the same."""
+    from anyascii import anyascii
+
     plain = anyascii(re.sub("[ьъЬЪ]", "", word)).lower()
     for several, one in _SPELLINGS:
         plain = plain.replace(several, one)

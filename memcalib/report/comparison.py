@@ -345,7 +345,8 @@ def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
         if abs(shift) > abs(row["difference"]):
             notes.append(
                 f"{row['run']}: the judge's errors would shift the difference in SCS "
-                f"({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate from its exam."
+                f"({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate, which "
+                "assumes that it errs in these answers as in its exam."
             )
     return notes
 

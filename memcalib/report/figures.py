@@ -469,10 +469,17 @@ def _use_colour(ideal: int, actual: int) -> str:
 
 
 def _draw_channel(
-    ax: "Axes", ideal: int, actual: int, share: float, count: int, with_name: bool
+    ax: "Axes",
+    ideal: int,
+    actual: int,
+    share: float,
+    count: float,
+    with_name: bool,
+    row_is_whole: bool,
 ) -> None:
     """One cell of a table of channels: its share of the ideal level in percent as a shade and a
-    number, and the count.
+    number, and the count. A count that is not known (NaN) is *not stated*, and a row with such a
+    cell has no shares.
     """
     from matplotlib.patches import Rectangle
 
@@ -480,11 +487,14 @@ def _draw_channel(
     corner = (actual + 0.02, ideal + 0.02)
     colour = _use_colour(ideal, actual)
     ax.add_patch(Rectangle(corner, 0.96, 0.96, color=colour, alpha=alpha, lw=0))
-    text = "no atoms" if np.isnan(share) else f"{share:.1f} %"
+    text = f"{share:.1f} %"
+    if np.isnan(share):
+        text = "no atoms" if row_is_whole else ""
+    number = "not stated" if np.isnan(count) else f"{count:,.0f}"
     centred = {"ha": "center", "va": "center"}
     weight = "bold" if ideal == actual else "normal"
     ax.text(actual + 0.5, ideal + 0.46, text, weight=weight, **centred)
-    ax.text(actual + 0.5, ideal + 0.72, f"{count:,}", size=7, alpha=0.8, **centred)
+    ax.text(actual + 0.5, ideal + 0.72, number, size=7, alpha=0.8, **centred)
     name = CHANNEL_NAMES[3 * ideal + actual] if with_name else ""
     ax.text(actual + 0.08, ideal + 0.18, name, size=7, alpha=0.8)
 
@@ -495,8 +505,8 @@ def channel_figure(
     """One 3 x 3 table of channel proportions (percent of each ideal level,
     counts below) for each named judgment list.
 
-    Counts in a 3 x 3 array may stand for a list; other readers than `ideal` and `actual` may be
-    named.
+    Counts in a 3 x 3 array may stand for a list, NaN for a count that is not known; other readers
+    than `ideal` and `actual` may be named.
     """
     level_names = [level.label for level in Level]
     columns = min(len(groups), 2)
@@ -508,7 +518,9 @@ def channel_figure(
             counts = judgments if isinstance(judgments, np.ndarray) else channel_counts(judgments)
             for (ideal, actual), share in np.ndenumerate(channel_proportions(counts)):
                 count = counts[ideal, actual]
-                _draw_channel(ax, ideal, actual, share, count, with_name=down == "ideal")
+                is_whole = not np.isnan(counts[ideal].astype(float)).any()
+                with_name = down == "ideal"
+                _draw_channel(ax, ideal, actual, share, count, with_name, is_whole)
             ax.set(
                 xlim=(0, 3),
                 ylim=(3, 0),

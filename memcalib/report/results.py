@@ -47,15 +47,19 @@ def _metric_values(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]
     return metrics
 
 
-def _corrected_values(corrected: "pd.DataFrame") -> dict[str, dict[str, float | None]] | None:
-    """Each metric with the judge's error taken out, of one row; `None` where none was."""
-    values = {}
+def _corrected_values(corrected: "pd.DataFrame") -> dict[str, Any] | None:
+    """Each metric with the judge's error taken out, and what that assumes, of one row; `None` where
+    none was.
+    """
+    values: dict[str, Any] = {}
     for row in corrected.to_dict("records"):
         values[row["metric"]] = {
             "value": _rounded(row["corrected"]),
             "low": _rounded(row["corrected_low"]),
             "high": _rounded(row["corrected_high"]),
         }
+    if values:
+        values["assumes"] = corrected["assumes"].iloc[0]
     return values or None
 
 

@@ -222,48 +222,99 @@ _ABOVE = "#d55e00"
 _BELOW = "#0072b2"
 
 
-def method_diagram(trace: Mapping[str, Any], channel: str, most: int = 24) -> "Figure":
+def method_diagram(
+    trace: Mapping[str, Any], channel: str, most: int = 24, under: str = ""
+) -> "Figure":
     """Channels and rewards; d and m of one channel for each token of an answer,
-    from a row as `trace_answers` makes it.
+    from a row as `trace_answers` makes it, and of a second channel, one of under-use, if `under`
+    names it.
 
-    At most `most` tokens are shown, those around the strongest signal.
-    Raises `ValueError` for a channel that the trace does not have.
+    At most `most` tokens are shown, those around the strongest signal; in a channel of under-use
+    around the token that its atoms suppress most. Raises `ValueError` for a channel that the trace
+    does not have.
     """
-    if channel not in trace["channels"]:
-        raise ValueError(
-            f"channel {channel!r}: not in this trace; allowed: {', '.join(trace['channels'])}"
-        )
-    channel_trace = trace["channels"][channel]
-    signal = np.asarray(channel_trace["d"], float)
-    multipliers = np.asarray(channel_trace["m"], float)
-    strongest = int(np.abs(signal).argmax())
-    first = min(max(strongest - most // 2, 0), max(len(signal) - most, 0))
-    shown = slice(first, first + most)
+    for name in (channel, under or channel):
+        if name not in trace["channels"]:
+            raise ValueError(
+                f"channel {name!r}: not in this trace; allowed: {', '.join(trace['channels'])}"
+            )
     tokens = [token.strip() or token for token in trace["tokens"]]
     with plot_style():
-        canvas = Canvas(3.5)
-        _draw_channel_grid(canvas, channel)
-        title = f"b  What the atoms of {channel} do to each token"
-        canvas.text(2.35, 0.05, title, size=8, weight="bold")
-        signal_axes = canvas.figure.add_axes((0.51, 0.555, 0.475, 0.33))
-        title = "c  So its share of the credit is more or less"
-        canvas.text(2.35, 1.66, title, size=8, weight="bold")
-        multiplier_axes = canvas.figure.add_axes((0.51, 0.215, 0.475, 0.235))
-        _draw_signal(signal_axes, signal[shown])
-        _draw_multipliers(multiplier_axes, multipliers[shown], tokens[shown])
-        for ax in (signal_axes, multiplier_axes):
-            ax.grid(axis="x", visible=False)
-            ax.locator_params(axis="y", nbins=4)
+        canvas = Canvas(_PAIR_HEIGHT * (2 if under else 1))
+        _draw_channel_grid(canvas, [channel, under] if under else [channel])
+        titles = (
+            f"b  What the atoms of {channel} do to each token",
+            "c  So its share of the credit is more or less",
+        )
+        _draw_pair(canvas, 0, trace["channels"][channel], tokens, most, titles)
+        if under:
+            titles = (
+                f"d  What the atoms of {under} do to each token",
+                "e  Here suppressed words carry the credit",
+            )
+            part = trace["channels"][under]
+            _draw_pair(canvas, _PAIR_HEIGHT, part, tokens, most, titles, suppressed=True)
+            note = (
+                f"In {channel} the atoms were used. Words that they made likelier (orange, above "
+                f"zero) carry the credit. In {under} they were used too little: words that they "
+                "made less likely (blue, below zero) stand in the answer all the same, and "
+                "carry it."
+            )
+            canvas.text(0.05, 3.6, note, 37, size=7, color=SOFT)
         return canvas.figure
 
 
-def _draw_channel_grid(canvas: Canvas, channel: str) -> None:
+_PAIR_HEIGHT = 3.5  # inches
+
+
+def _draw_pair(
+    canvas: Canvas,
+    top: float,
+    part: Mapping[str, Any],
+    tokens: Sequence[str],
+    most: int,
+    titles: tuple[str, str],
+    suppressed: bool = False,
+) -> None:
+    """Signal and multipliers of one channel below each other, from `top` inches down."""
+    signal = np.asarray(part["d"], float)
+    multipliers = np.asarray(part["m"], float)
+    strongest = int(signal.argmin() if suppressed else np.abs(signal).argmax())
+    first = min(max(strongest - most // 2, 0), max(len(signal) - most, 0))
+    shown = slice(first, first + most)
+    canvas.text(2.35, top + 0.05, titles[0], size=8, weight="bold")
+    signal_axes = _axes(canvas, 2.805, top + 0.4025, 2.6125, 1.155)
+    canvas.text(2.35, top + 1.66, titles[1], size=8, weight="bold")
+    multiplier_axes = _axes(canvas, 2.805, top + 1.925, 2.6125, 0.8225)
+    _draw_signal(signal_axes, signal[shown])
+    colour = _BELOW if suppressed else _ABOVE
+    _draw_multipliers(multiplier_axes, multipliers[shown], tokens[shown], colour)
+    for ax in (signal_axes, multiplier_axes):
+        ax.grid(axis="x", visible=False)
+        ax.locator_params(axis="y", nbins=4)
+
+
+def _axes(canvas: Canvas, left: float, top: float, width: float, height: float) -> "Axes":
+    """Axes in a canvas, placed in inches from its upper left corner."""
+    whole_width, whole_height = canvas.figure.get_size_inches()
+    bottom = whole_height - top - height
+    return canvas.figure.add_axes(
+        (
+            left / whole_width,
+            bottom / whole_height,
+            width / whole_width,
+            height / whole_height,
+        )
+    )
+
+
+def _draw_channel_grid(canvas: Canvas, chosen: Sequence[str]) -> None:
     """The nine channels as a grid of ideal by actual level, each with an atom's reward."""
     canvas.text(0.05, 0.05, "a  Nine channels", size=8, weight="bold")
-    grid = canvas.figure.add_axes((0.075, 0.12, 0.31, 0.66))
+    grid = _axes(canvas, 0.4125, 0.77, 1.705, 2.31)
     for number, name in enumerate(CHANNEL_NAMES):
         ideal, actual = divmod(number, 3)
-        _draw_channel(grid, name, ideal, actual, name == channel)
+        _draw_channel(grid, name, ideal, actual, name in chosen)
     names = [level.label for level in Level]
     grid.set(xlim=(0, 3), ylim=(3, 0), xlabel="actual level", ylabel="ideal level")
     grid.set_xticks([0.5, 1.5, 2.5], names)
@@ -271,7 +322,9 @@ def _draw_channel_grid(canvas: Canvas, channel: str) -> None:
     grid.tick_params(length=0)
     grid.grid(False)
     grid.spines[:].set_visible(False)
-    legend = f"an atom's reward is below the name;\nthe credit of {channel} is placed on tokens"
+    legend = f"an atom's reward is below the name;\nthe credit of {chosen[0]} is placed on tokens"
+    if len(chosen) > 1:
+        legend = "an atom's reward is below the name;\nframed: the channels on the right"
     canvas.text(0.05, 0.26, legend, size=7, color=SOFT)
 
 
@@ -302,9 +355,11 @@ def _draw_signal(ax: "Axes", signal: np.ndarray) -> None:
     ax.tick_params(axis="x", bottom=False, labelbottom=False)
 
 
-def _draw_multipliers(ax: "Axes", multipliers: np.ndarray, tokens: Sequence[str]) -> None:
+def _draw_multipliers(
+    ax: "Axes", multipliers: np.ndarray, tokens: Sequence[str], colour: str
+) -> None:
     x = np.arange(len(multipliers))
-    ax.bar(x, multipliers, width=0.75, color=_ABOVE)
+    ax.bar(x, multipliers, width=0.75, color=colour)
     ax.axhline(1, color=INK, lw=0.9, ls="--")
     note = {"transform": ax.transAxes, "ha": "right", "size": 7, "color": SOFT}
     ax.text(0.99, 1.02, "dashed: the mean, 1", **note)

@@ -10,6 +10,7 @@ __all__ = ['STORES', 'PAPER_ITEMS', 'ITEM_DIFFERENCES', 'experiments', 'find_exp
 
 # %% ../../nbs/reproduction/10_experiments.ipynb #38be5ca8
 import ast
+import gzip
 import hashlib
 import json
 import os
@@ -303,12 +304,47 @@ class Experiment:
         """
         if self.state()[0] != "done":
             return False
-        names = [*self.record.get("files", []), *self.record.get("rows", [])]
+        record = self.record
+        rows = [name for name in record.get("rows", []) if not self.packed(name).is_file()]
+        names = [*record.get("files", []), *rows]
         return all((self.folder / name).is_file() for name in names)
 
     def rows(self) -> list[str]:
-        """Those of its files that hold rows, which a repository may leave out for their size."""
-        return [name for name in self.files() if name.endswith(".jsonl")]
+        """Those of its files that hold rows, also in folders of its own; a repository keeps them
+        packed.
+
+        Parts of a run, whose rows stand in the run's files as well, and stages of a build are left
+        out.
+        """
+        names = []
+        for file in self.folder.rglob("*.jsonl"):
+            path = file.relative_to(self.folder)
+            if file.is_file() and not {"parts", "stages"} & set(path.parts[:-1]):
+                names.append(path.as_posix())
+        return sorted(names)
+
+    def packed(self, name: str) -> Path:
+        """Where a file of rows is kept packed."""
+        return self.folder / "rows" / f"{name}.gz"
+
+    def pack_rows(self) -> list[str]:
+        """Write each file of rows packed, equal rows to equal bytes; returns the packed files,
+        relative to its folder.
+        """
+        shutil.rmtree(self.folder / "rows", ignore_errors=True)
+        packed_names = []
+        for name in self.rows():
+            content = gzip.compress((self.folder / name).read_bytes(), compresslevel=9, mtime=0)
+            path = write_whole(self.packed(name), content)
+            packed_names.append(path.relative_to(self.folder).as_posix())
+        return packed_names
+
+    def unpack_rows(self) -> None:
+        """Put back the files of rows that are there only packed, as in a clone."""
+        for name in self.record.get("rows", []):
+            if not (self.folder / name).is_file() and self.packed(name).is_file():
+                content = gzip.decompress(self.packed(name).read_bytes())
+                write_whole(self.folder / name, content)
 
     def files(self) -> list[str]:
         """Its files: rows, tables, figures, the executed notebook;
@@ -427,6 +463,8 @@ def run_experiment(experiment: Experiment) -> Path:
         write_whole(folder / "experiment.json", json.dumps(content, indent=1) + "\n")
 
     write("running")
+    for name in experiment.needs:
+        experiment.run.experiments[name].unpack_rows()
     try:
         executed = run_notebook(
             experiment.notebook, folder, experiment.parameters, experiment.run.root
@@ -436,7 +474,8 @@ def run_experiment(experiment: Experiment) -> Path:
             write("failed", error=one_line(str(error)))
         raise
     rows = experiment.rows()
-    write("done", files=[name for name in experiment.files() if name not in rows], rows=rows)
+    files = [name for name in experiment.files() if name not in rows]
+    write("done", files=files, rows=rows, packed=experiment.pack_rows())
     return executed
 
 
@@ -478,7 +517,12 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "fig:mechanism-analysis": (
         "eta, training dynamics, shares of credit",
-        {"eta_sensitivity": "a", "training_dynamics": "b-g", "localization_audit": "h"},
+        {
+            "eta_sensitivity": "a",
+            "training_dynamics": "b-g",
+            "localization_audit": "h",
+            "mechanism_figure": "a-h",
+        },
     ),
     "tab:benchmark-comparison": ("this benchmark beside others", {"diagrams": ""}),
     "tab:source-datasets": ("where the questions come from", {"benchmark_statistics": ""}),
@@ -519,29 +563,31 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "the paper draws arrows"
     ),
     "tab:model-survey": (
-        "policies of the micro-world under five framings, not general models; the published rows "
-        "are a table beside it"
+        "policies of the micro-world, not general models, under five framings; published rows "
+        "stand below them in the same columns, and controls between"
     ),
     "fig:method": (
-        "drawn anew from one answer of the micro-world, one channel "
-        "of it; its multipliers are computed"
+        "drawn anew from one answer of the micro-world, a channel of over-use and one of "
+        "under-use with their tokens; its multipliers are computed"
     ),
     "tab:main-results": (
-        "one small policy, not three models; trainings differ in their seed, and each is "
-        "evaluated under one seed of its own; the published columns are those of one model, named "
-        "in their heading"
+        "measured is one small policy, not three models, since no larger one was trained; "
+        "trainings differ in their seed, and each is evaluated under one seed of its own; best is "
+        "bold and second italic, where the paper has red and blue"
     ),
     "tab:localization-ablation": (
-        "two worlds of the micro-world, three trainings an arm, one learning rate"
+        "two worlds of the micro-world, three trainings an arm, one learning rate; five rules "
+        "that the paper does not have are added in a table of their own"
     ),
     "fig:mechanism-analysis": (
-        "its eight panels are made by three notebooks, as figures of their own; roles of "
-        "sentences are known, not labelled by a person"
+        "one figure of eight panels, and each panel by itself; roles of sentences are known, not "
+        "labelled by a person; (f) is of a lower floor, which no threshold leaves otherwise; (g) "
+        "is traced in every tenth step; no numbers are published for (b), (d) and (f)"
     ),
     "tab:benchmark-comparison": "published only: it is the authors' reading of other papers",
     "tab:source-datasets": (
-        "sources of the records that were built here; the eight "
-        "published ones are a table beside it"
+        "published sources first, then those of the records that were built here in the same "
+        "columns; what these cover is their number and licence"
     ),
     "fig:data": "drawn anew",
     "tab:benchmark-composition": (
@@ -553,29 +599,38 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "fig:judge-human-audit": (
         "the exact judge takes the place of the person, and a judge of known error that of the "
-        "model; published counts stand in the table, the published matrices do not"
+        "model; of the published matrices those cells that the paper's text settles, the others "
+        "are not stated"
     ),
     "tab:channels": "none: the nine channels as the paper defines them",
-    "tab:full-main-results": "as tab:main-results",
+    "tab:full-main-results": (
+        "as tab:main-results; the measured block stands before the three published ones"
+    ),
     "tab:test-channel-results": (
         "channels of the micro-world's answers before and after training; published beside"
     ),
     "tab:rpeval-results": (
-        "invented rows in RPEval's form, since its data may not be shipped; a copy of the real "
-        "file, where one is named, gives its constants; constant "
-        "answers and balanced accuracy are added"
+        "invented rows in RPEval's form, since its data may not be shipped; published rows below "
+        "in the same columns; constants are added, those on RPEval's own file from its labels "
+        "(computed anew where a copy is named), and balanced accuracy"
     ),
     "tab:eta-sweep": "small policies, three trainings a value; published beside",
     "tab:alternative-judge-results": (
-        "the second judge errs by a stated table, since nothing else is known exactly; published "
-        "values are not beside it"
+        "the second judge errs by a stated table, since nothing else is known exactly, and reads "
+        "answers of the micro-world; published values beside"
     ),
-    "tab:judge-stability": "as tab:alternative-judge-results; published correlations beside",
+    "tab:judge-stability": (
+        "as tab:alternative-judge-results; published correlations beside; a further table has "
+        "intervals"
+    ),
     "fig:localization-case-support": (
-        "an answer of the micro-world, chosen by rule, with the known role of each sentence"
+        "an answer of the micro-world in the same channel (C+), chosen by rule, with the known "
+        "role of each sentence"
     ),
     "fig:localization-case-underuse": (
-        "an answer of the micro-world, chosen by rule, with the known role of each sentence"
+        "an answer of the micro-world in the same channel (CB-), or another of under-use where it "
+        "has no Key sentence, with the known role of each sentence; it is the median by the "
+        "credit of Key, not a chosen case, so Key holds little of it"
     ),
 }
 
@@ -622,7 +677,7 @@ def item_rows(run: Run) -> list[dict[str, Any]]:
         for name, panel in panel_by_experiment.items():
             experiment = run.experiments.get(name)
             files = []
-            if experiment is not None and experiment.state()[0] == "done":
+            if experiment is not None and experiment.state()[0] in ("done", "stale"):
                 files = item_files(experiment, label)
             status, reason = _item_status(experiment, files)
             row = {
@@ -691,7 +746,8 @@ def index_markdown(run: Run) -> str:
     )
     note = (
         "*Measured* is what this run measured in the worlds of its profile; *published only* "
-        "repeats the paper's numbers; *stale* was made by other code, parameters or data."
+        "repeats the paper's numbers; *stale* was made by other code, parameters or data, and its "
+        "files are those of then."
     )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
     lines += ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]

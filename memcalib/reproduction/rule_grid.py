@@ -70,8 +70,8 @@ def is_current(row: GridRow) -> bool:
 
 
 def plan_rows(plan: GridPlan, rows: Sequence[GridRow]) -> dict[str, list[GridRow]]:
-    """Stage -> those of the rows that are its runs, made by the code of now; a stage whose rates are
-    still to be tuned has none.
+    """Stage -> those of the rows that are its runs, made by the code of now; a stage whose rates
+    are still to be tuned has none.
     """
     current = [row for row in rows if is_current(row)]
     row_by_name = {row.run.name: row for row in current}

@@ -41,9 +41,9 @@ def gains(rows: Sequence[GridRow], against: str = "gdpo") -> "pd.DataFrame":
     intervals over seeds and questions.
 
     Columns as `differences_figure` reads them (`run`, `domain`, `metric`, `difference`, `low`,
-    `high`), and `rule`, `seeds`, `questions`, `derailed`. Runs on validation examples are left out; a
-    judge without a run of `against` has no line. `ValueError` for rules that were tested on different
-    questions or twice with one seed.
+    `high`), and `rule`, `seeds`, `questions`, `derailed`. Runs on validation examples are left out;
+    a judge without a run of `against` has no line. `ValueError` for rules that were tested on
+    different questions or twice with one seed.
     """
     import pandas as pd
 
@@ -89,10 +89,11 @@ def _judge_name(row: GridRow) -> str:
 # %% ../../nbs/reproduction/13_rule_report.ipynb #b7e5000f
 def step_costs(rows: Sequence[GridRow], against: str = "gdpo") -> "pd.DataFrame":
     """Processor seconds of a step under each rule, a line for each: mean (`seconds`), and the mean,
-    least and most of `ratio`, `low`, `high`: parts of a step of `against` with the same seed and judge.
+    least and most of `ratio`, `low`, `high`: parts of a step of `against` with the same seed and
+    judge.
 
-    NaN where no run of `against` matches. Trainings beside other work take longer: compare rows of one
-    sitting.
+    NaN where no run of `against` matches. Trainings beside other work take longer: compare rows of
+    one run of the grid.
     """
     import pandas as pd
 
@@ -145,10 +146,10 @@ def costs_figure(costs: "pd.DataFrame") -> "Figure":
 def placement_table(batch: RuleCredit, exact: str = "exact") -> "pd.DataFrame":
     """How the credit of each rule agrees with that of `exact`, a line for each rule.
 
-    `agreement` is the mean over answers of the correlation of token advantages within the answer, in
-    [-1, 1], NaN where the rule gives all words of every answer the same; `answers` counts those that
-    went in. Then the mean advantage of each kind of word of `WORD_KINDS`. `ValueError` without the
-    credit of `exact`.
+    `agreement` is the mean over answers of the correlation of token advantages within the answer,
+    in [-1, 1], NaN where the rule gives all words of every answer the same; `answers` counts those
+    that went in. Then the mean advantage of each kind of word of `WORD_KINDS`. `ValueError` without
+    the credit of `exact`.
     """
     import pandas as pd
 
@@ -212,7 +213,8 @@ def write_rule_report(
     gain = gains(tests)
     if gain.empty:
         raise ValueError(
-            f"{folder}: found no test runs of two rules under one judge; needed are GDPO and another"
+            f"{folder}: found no test runs of two rules under one judge; "
+            "needed are GDPO and another"
         )
     costs = step_costs(tests)
     rules = list(dict.fromkeys(row.run.rule for row in tests))

@@ -115,12 +115,18 @@ def evidence_pairs(
     units: Int[Tensor, "row token"],  # sentence of each token, -1 at padding
     encode: Callable[[Example], list[int]],
     channels: Sequence[str] = SUPPORT + UNDER,  # names of those that are placed
-    # pairs whose omitted atoms are placed by divergence; None: no pair
+    # pairs whose omitted atoms go by divergence; None: of no pair
     moves: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
 ) -> EvidencePairs:
-    """The pairs of a batch with the tokens that show their atoms, and counts.
-    A pair has a prompt where a divergence is to be computed."""
+    """The pairs of a batch: one for each channel in `channels` that holds atoms of a scored answer.
+
+    `shown` marks the tokens of the sentences that the judge quotes for the pair's atoms; nothing
+    where that would be the whole answer, since then the place says nothing. `shares` are the shares
+    of its atoms that show, and of those that left no trace and go by divergence; what is missing of
+    the two stays uniform. A pair has a prompt, the example without its omitted atoms, where that
+    divergence is to be computed. Raises `ValueError` for another number of judgments than examples,
+    and `KeyError` for an atom that the example does not have."""
     counts = Counter(dict.fromkeys(COUNTED, 0))
     pairs = Pairs()
     shown = []
@@ -141,17 +147,17 @@ def evidence_pairs(
             everywhere = bool(tokens.all())
             counts.update(quoted.count(everywhere))
             may_move = moves is not None and bool(moves[row, channel])
-            placed = may_move and name in UNDER and len(quoted.omitted) > 0
+            by_divergence = may_move and name in UNDER and len(quoted.omitted) > 0
             key = (id(example), quoted.omitted)
-            if placed and key not in prompts:
+            if by_divergence and key not in prompts:
                 prompts[key] = list(encode(remove_atoms(example, quoted.omitted)))
             pairs.rows.append(row)
             pairs.channels.append(channel)
             pairs.atoms.append(atoms)
-            pairs.prompts.append(prompts[key] if placed else [])
+            pairs.prompts.append(prompts[key] if by_divergence else [])
             shown.append(torch.zeros_like(tokens) if everywhere else tokens)
             share_shown = 0.0 if everywhere else len(quoted.shown) / len(atoms)
-            share_omitted = len(quoted.omitted) / len(atoms) if placed else 0.0
+            share_omitted = len(quoted.omitted) / len(atoms) if by_divergence else 0.0
             shares.append([share_shown, share_omitted])
     marks = torch.zeros(len(shown), units.shape[1], dtype=torch.bool)
     for k, tokens in enumerate(shown):

@@ -264,6 +264,17 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
     assert sharing_faults(third)["cache"].startswith("it fails with TypeError")
 
 
+def test_sharing_is_checked_in_nats_whatever_is_read():
+    other = tiny()
+    prompts, responses = a_workload(4)
+
+    def large_states(head, states, targets):
+        return 1e6 * states
+
+    scoring.score_responses(other, prompts, responses, large_states)
+    assert sharing_faults(other) == {"cache": ""}
+
+
 def maskless(module, query, key, value, attention_mask, scaling, **options):
     """Causal attention that takes no mask, as kernels for rows without padding:
     the last query sees all keys.

@@ -315,6 +315,9 @@ def test_lists_with_faults_are_not_written(tmp_path):
             s.write_splits(tmp_path / "x", EXAMPLES, lists, SIZES)
     with pytest.raises(ValueError, match="allowed are those of the sizes"):
         s.write_splits(tmp_path / "x", EXAMPLES, {"test": splits["test"]}, SIZES)
+    everything = {"test": len(EXAMPLES) + 1}
+    with pytest.raises(ValueError, match="the number of examples"):
+        s.write_splits(tmp_path / "x", EXAMPLES, {"test": []}, everything)
     assert not (tmp_path / "x").exists()
 
 

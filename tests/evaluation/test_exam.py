@@ -260,13 +260,15 @@ def test_bad_labels_are_named_by_line(tmp_path):
     rows[2]["labels"][0]["quotes"] = ["not in it"]
     rows[3]["example_id"] = "nobody's"
     rows[4]["labels"][0]["actual"] = "D"
+    rows.append(rows[0])
     file = tmp_path / "answers.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with pytest.raises(DataError) as caught:
         x.load_known_answers(file, EXAMPLES)
     text = str(caught.value)
     assert (
-        all(f"answers.jsonl:{line}" in text for line in (2, 3, 4, 5))
+        all(f"answers.jsonl:{line}" in text for line in (2, 3, 4, 5, 6))
+        and "line 1 has this one" in text
         and "not in it" in text
         and "nobody's" in text
         and "answers.jsonl:1:" not in text

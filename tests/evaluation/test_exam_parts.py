@@ -6,7 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from memcalib.evaluation.exam_parts import count_words, exam_parts, looks_of, verdict_for
+from memcalib.evaluation.exam_parts import (
+    count_words,
+    exam_parts,
+    looks_of,
+    verdict_for,
+    why_unlike,
+)
 
 SHORT = "Take the tram."
 LONG = "word " * 200
@@ -101,3 +107,28 @@ def test_the_weakest_part_that_the_answers_resemble_decides(answers, verdict, wo
     parts = [row("easy", "passed", 92), row("long", "failed", 60), row("pairs", "failed", 40)]
     found, sentence = verdict_for(parts, answers)
     assert found == verdict and word in sentence
+
+
+GERMAN = "Das ist eine Antwort, und sie ist nicht sehr lang."
+
+
+def test_a_language_that_nobody_stated_is_told_by_its_small_words():
+    parts = [row("easy", "passed", 92), row("other language", "failed", 60)]
+    assert verdict_for(parts, [(GERMAN, "")] * 3)[0] == "failed"
+    assert verdict_for(parts, [(SHORT, "")])[0] == "passed"
+
+
+def test_a_language_that_the_exam_did_not_have_is_undecided():
+    parts = [row("easy", "passed", 92), row("other language", "passed", 90)]
+    answers = [(GERMAN, "de")] * 2 + [(SHORT, "en")] * 8
+    assert verdict_for(parts, answers, {"en": 90, "de": 10})[0] == "passed"
+    verdict, sentence = verdict_for(parts, answers, {"en": 90, "zh": 10})
+    assert verdict == "undecided"
+    assert "language de (20 % of these answers): its exam had no such answer" in sentence
+
+
+def test_scores_are_corrected_only_for_answers_like_those_of_passed_parts():
+    parts = [row("easy", "passed", 92), row("long", "undecided", 80)]
+    assert why_unlike({"parts": parts}, [(SHORT, "en")]) == ""
+    assert "its weakest part, long (50 %" in why_unlike({"parts": parts}, [(SHORT, ""), (LONG, "")])
+    assert "does not say how it reads" in why_unlike({"verdict": "passed"}, [(SHORT, "en")])

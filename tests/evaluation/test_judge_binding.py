@@ -65,6 +65,12 @@ def write_exam(folder, judge, binding, date="2026-01-31", verdict="passed"):
     (folder / "exam.json").write_text(json.dumps(exam))
 
 
+def to_ask(text):
+    """The readings that a forecast says are still to be asked for."""
+    [line] = [line for line in text.splitlines() if line.startswith("judge looking_up_levels")]
+    return int(line.split()[3])
+
+
 def test_a_plug_in_that_changed_after_its_pass_counts_as_not_examined(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -91,7 +97,15 @@ def test_a_plug_in_that_changed_after_its_pass_counts_as_not_examined(tmp_path, 
     row = json.loads((tmp_path / "after/results.jsonl").read_text().splitlines()[0])
     assert row["judge"]["exam"]["changes_since"] == ["file levels.json (edited)"]
     assert row["corrected"] is None
-    code, again = call(*examine, "--set", "answers=120", "--set", "probes=5")
+    small = ("--set", "answers=120", "--set", "probes=5")
+    code, planned = call(*examine, *small, "--dry-run")
+    assert code == 0 and "a dry run imports no code: if that of the judge was changed" in planned
+    monkeypatch.setenv("MEMCALIB_ALLOW_IMPORT", "1")
+    code, planned = call(*examine, *small, "--dry-run")
+    assert code == 0 and to_ask(planned) == to_ask(text) > 0, planned
+    code, again = call(*examine, *small)
+    assert to_ask(again) == to_ask(text)
+    assert to_ask(call(*examine, *small, "--dry-run")[1]) == 0
     assert code == 3 and "it reads all of them again" in again and "looked-up: failed" in again
 
 

@@ -114,7 +114,7 @@ def test_quotes_of_the_other_atoms_must_stand_in_both_answers():
 def test_a_repeated_pair_is_told(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps(ROW) + "\n" + json.dumps(changed(pair_id="p2")) + "\n")
-    with pytest.raises(DataError, match="an answer of its own; line 1"):
+    with pytest.raises(DataError, match="response: .*one of its own; line 1"):
         load_pairs(file, [EXAMPLE])
 
 

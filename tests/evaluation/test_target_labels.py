@@ -214,7 +214,7 @@ def test_a_sample_labelled_up_to_some_answer_counts_as_a_smaller_one():
         (0, {"probability": 0.9}, "as in the rows before"),
         (0, {"level": "D"}, "level"),
         (0, {"labeller": ""}, "who gave this level"),
-        (1, {"atom_id": "a0"}, "2 for this atom; allowed: one"),
+        (1, {"atom_id": "a0"}, "a second one for this atom, the first is in line 1; allowed: one"),
         (0, {"atom_id": "zz"}, "one of a0, a1, a2, a3"),
         (0, {"example_id": "nobody"}, "an answer of the run"),
         (0, {"example_hash": "v2"}, "labels of this data set"),
@@ -230,6 +230,17 @@ def test_rows_that_would_be_scored_wrongly_are_refused_by_line(number, changes, 
     with pytest.raises(DataError, match=words) as caught:
         score(JUDGMENTS, labels=file, resamples=50)
     assert "labels.jsonl:" in str(caught.value)
+
+
+def test_a_row_that_stands_there_twice_is_named_by_its_second_line(tmp_path):
+    from memcalib.io.records import write_jsonl
+
+    rows = labelled_rows()
+    file = write_jsonl(tmp_path / "labels.jsonl", [*rows, rows[0]])
+    with pytest.raises(DataError) as caught:
+        score(JUDGMENTS, labels=file, resamples=50)
+    [fault] = caught.value.violations
+    assert fault.line == len(rows) + 1 and "the first is in line 1" in fault.found
 
 
 def test_a_sample_of_which_answers_were_thrown_away_is_refused():

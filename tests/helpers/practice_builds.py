@@ -113,13 +113,13 @@ def stage_table(entering: Mapping[str, Sequence[Draft]], count: int = 40) -> pd.
     for stage in STAGES:
         for mistake in ("none", *BUILD_TASKS[stage.name].mistakes):
             replies = planted_replies(stage, entering[stage.name], mistake, count)
-            seen = sum(bool(checked(stage, draft, reply)[1]) for draft, reply in replies)
+            noticed = sum(bool(checked(stage, draft, reply)[1]) for draft, reply in replies)
             row = {
                 "stage": stage.name,
                 "mistake": mistake,
                 "planted": len(replies),
-                "seen": seen,
-                "seen %": 100 * seen / len(replies) if replies else float("nan"),
+                "seen": noticed,
+                "seen %": 100 * noticed / len(replies) if replies else float("nan"),
             }
             rows.append(row)
     return pd.DataFrame(rows).set_index(["stage", "mistake"])
@@ -149,12 +149,12 @@ def alteration_table(entering: Mapping[str, Sequence[Draft]], count: int = 40) -
         for kind in ALTERATIONS:
             rng = random.Random(kind)
             drafts = entering[stage.name][:count]
-            seen = 0
+            noticed = 0
             for draft in drafts:
                 sound_reply = BUILD_TASKS[stage.name].make(payload_of(stage, draft))
                 reply = _with_altered_fact(sound_reply, list_name, kind, rng)
                 if checked(stage, draft, reply)[1]:
-                    seen += 1
-            column[kind] = 100 * seen / len(drafts)
+                    noticed += 1
+            column[kind] = 100 * noticed / len(drafts)
         columns[stage.name] = column
     return pd.DataFrame(columns)

@@ -1,6 +1,7 @@
 """Facts and requests of the micro-world for hypothesis, and bounds on a count with a known rate."""
 
 import math
+from itertools import chain
 
 from hypothesis import strategies as st
 
@@ -12,14 +13,14 @@ ATTRIBUTES_WITH_NOUNS = [
     for attribute, domain in ATTRIBUTES.items()
     for noun in WORDS[domain][attribute]
 ]
-THINGS = [("", thing) for things in REQUESTS.values() for thing in things]
+NOUNS_OF_REQUESTS = [("", noun) for noun in chain.from_iterable(REQUESTS.values())]
 
 
 @st.composite
 def every_fact(draw) -> Fact:
     """Any fact that can be stated."""
     owner = draw(st.sampled_from(("user", *OWNERS)))
-    attribute, noun = draw(st.sampled_from(ATTRIBUTES_WITH_NOUNS + THINGS))
+    attribute, noun = draw(st.sampled_from(ATTRIBUTES_WITH_NOUNS + NOUNS_OF_REQUESTS))
     past = draw(st.booleans())
     occasion = draw(st.sampled_from(("", *SCOPES)))
     return Fact(owner, attribute, noun, past, occasion)

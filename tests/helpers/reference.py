@@ -411,14 +411,14 @@ def reasons(detail) -> list[str | None]:
     """Of each pair of an answer and a channel, the first reason why its credit stays uniform;
     None where it was moved.
     """
-    found = []
+    reasons_of_pairs = []
     for k in range(len(detail.row)):
         if not detail.scored[k]:
-            found.append("scoring")
+            reasons_of_pairs.append("scoring")
         elif not detail.above_gate[k]:
-            found.append("weak")
+            reasons_of_pairs.append("weak")
         elif not detail.q[k].sum() > 0:
-            found.append("empty")
+            reasons_of_pairs.append("empty")
         else:
-            found.append(None if detail.strength[k] > 0 else "closed")
-    return found
+            reasons_of_pairs.append(None if detail.strength[k] > 0 else "closed")
+    return reasons_of_pairs

@@ -32,7 +32,7 @@ def judged_answers(
     praised, and those whose reward and advantage point different ways.
     """
     rng = random.Random(seed)
-    asked = []
+    examples = []
     judged = []
     answers = []
     for example in EXAMPLES[:2]:
@@ -54,11 +54,11 @@ def judged_answers(
                     atom.spans = [(start, rng.randint(start + 1, len(text)))]
                 elif kind < 0.25:
                     atom.spans = [(0, len(text))] if text else []
-            asked.append(example)
+            examples.append(example)
             judged.append(judgment)
             answers.append(ids)
-    judged[5] = judgment_for(asked[5], {}, error="timeout")
-    return asked, judged, answers
+    judged[5] = judgment_for(examples[5], {}, error="timeout")
+    return examples, judged, answers
 
 
 def log_probabilities(prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
@@ -106,7 +106,7 @@ class View:
     """A judged batch in lists: what a slow rule may look at."""
 
     config: CreditConfig
-    asked: list[Example]
+    examples: list[Example]
     judged: list[Judgment]
     answers: list[list[int]]
     valid: list[bool]
@@ -118,11 +118,11 @@ class View:
 
     def prompt(self, row: int, gone: Sequence[str] = ()) -> list[int]:
         """The prompt of an answer, without some atoms."""
-        return reference.prompt_ids(TOKENIZER, self.asked[row], "micro", gone)
+        return reference.prompt_ids(TOKENIZER, self.examples[row], "micro", gone)
 
     def pairs(self) -> Iterator[tuple[int, int, tuple[str, ...], bool]]:
-        """Row, channel, atoms, and whether reward and advantage point the same way,
-        of all channels but A+.
+        """Row, channel, atoms, and whether the pair is open, of all channels but A+: reward and
+        advantage point the same way, or, without this condition, there is an advantage.
         """
         for row, judgment in enumerate(self.judged):
             if not self.valid[row] or not self.answers[row]:
@@ -130,8 +130,11 @@ class View:
             sets = reference.atoms_by_channel(judgment, self.config.merge_over_use)
             for h, atoms in sets.items():
                 if h != 0:
-                    aligned = self.rewards[row][h] * self.advantages[row][h] > 0
-                    yield row, h, atoms, aligned
+                    advantage = self.advantages[row][h]
+                    opened = self.rewards[row][h] * advantage > 0
+                    if not self.config.direction_check:
+                        opened = advantage != 0
+                    yield row, h, atoms, opened
 
     def q(self, row: int, h: int, z: list[float], threshold: bool = True) -> list[float]:
         """Weights of a signal, by tokens or by sentences."""
@@ -145,10 +148,10 @@ class View:
 def _counterfactual(view: View, mode: str, by_divergence: bool) -> Iterator[Placement]:
     """Each channel by what its atoms changed."""
     config = view.config
-    for row, h, atoms, aligned in view.pairs():
+    for row, h, atoms, opened in view.pairs():
         if reference.signal(h, [], mode, config.under_use) is None:
             continue
-        if config.threshold_pool == "open" and not aligned:
+        if config.threshold_pool == "open" and not opened:
             continue
         ids = view.answers[row]
         if by_divergence:
@@ -159,7 +162,7 @@ def _counterfactual(view: View, mode: str, by_divergence: bool) -> Iterator[Plac
             d = [a - b for a, b in zip(whole, less, strict=True)]
         z = reference.signal(h, d, mode, config.under_use)
         part = Part(1.0, view.q(row, h, z), z)
-        yield Placement(row, h, aligned, reference._eta(config, h), [part])
+        yield Placement(row, h, opened, reference._eta(config, h), [part])
 
 
 def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
@@ -167,7 +170,7 @@ def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
     and what left no trace uniform or by divergence.
     """
     config = view.config
-    for row, h, atoms, aligned in view.pairs():
+    for row, h, atoms, opened in view.pairs():
         if h in UNDER_USE and config.under_use == "uniform":
             continue
         ids = view.answers[row]
@@ -189,10 +192,10 @@ def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
         z = [float(view.units[row][t] in reached) for t in range(len(ids))]
         share = 0.0 if all(z) else len(shown) / len(atoms)
         parts = [Part(share, view.q(row, h, z, threshold=False))]
-        if with_divergence and h in UNDER_USE and omitted and aligned:
+        if with_divergence and h in UNDER_USE and omitted and opened:
             z = divergences(view.prompt(row), view.prompt(row, omitted), ids)
             parts.append(Part(len(omitted) / len(atoms), view.q(row, h, z), z))
-        yield Placement(row, h, aligned, reference._eta(config, h), parts)
+        yield Placement(row, h, opened, reference._eta(config, h), parts)
 
 
 def _contrast(view: View) -> Iterator[Placement]:
@@ -201,7 +204,7 @@ def _contrast(view: View) -> Iterator[Placement]:
         if not view.valid[row] or not ids:
             continue
         whole = log_probabilities(view.prompt(row), ids)
-        bare = log_probabilities(view.prompt(row, tuple(view.asked[row].levels)), ids)
+        bare = log_probabilities(view.prompt(row, tuple(view.examples[row].levels)), ids)
         q = [2 / (1 + math.exp(b - a)) for a, b in zip(whole, bare, strict=True)]
         yield Placement(row, 0, True, 1.0, [Part(1.0, q)])
 
@@ -231,7 +234,7 @@ class SlowCredit:
     placements: list[Placement]
 
 
-def slow_credit(rule: str, config: CreditConfig, asked, judged, answers) -> SlowCredit:
+def slow_credit(rule: str, config: CreditConfig, examples, judged, answers) -> SlowCredit:
     """Credit by a rule, of answers four to a prompt, with the thresholds at their first values."""
     rows = range(len(answers))
     valid = [judgment.scored for judgment in judged]
@@ -249,7 +252,7 @@ def slow_credit(rule: str, config: CreditConfig, asked, judged, answers) -> Slow
     by_sentence = config.granularity == "sentence"
     view = View(
         config,
-        asked,
+        examples,
         judged,
         answers,
         valid,
@@ -292,7 +295,7 @@ def _with_exact(view: View, uniform: list[list[float]]) -> list[list[float]]:
     """Three quarters by what each atom gained over its group, on the sentences that name it;
     scaled so that means have mean square 1.
     """
-    own = [[0.0] * len(ids) for ids in view.answers]
+    exact = [[0.0] * len(ids) for ids in view.answers]
     for start in range(0, len(view.answers), 4):
         rows = [row for row in range(start, start + 4) if view.valid[row]]
         for k in range(len(view.judged[rows[0]].atoms)):
@@ -307,16 +310,16 @@ def _with_exact(view: View, uniform: list[list[float]]) -> list[list[float]]:
                 ids = view.answers[row]
                 text = TOKENIZER.decode(ids, skip_special_tokens=True)
                 name = view.judged[row].atoms[k].atom_id
-                for sentence in sentence_roles(view.asked[row], text):
+                for sentence in sentence_roles(view.examples[row], text):
                     if sentence.roles.get(name) != "key":
                         continue
                     for t, (_, end) in enumerate(token_spans(TOKENIZER, ids)):
                         if sentence.start < end <= sentence.end:
-                            own[row][t] += gains[row] - mean
-    means = [math.fsum(row) / len(row) for row in own]
+                            exact[row][t] += gains[row] - mean
+    means = [math.fsum(row) / len(row) for row in exact]
     scale = reference.rms(means, view.valid)
     eta = view.config.eta
     return [
         [(1 - eta) * a + eta * b / scale for a, b in zip(*pair, strict=True)]
-        for pair in zip(uniform, own, strict=True)
+        for pair in zip(uniform, exact, strict=True)
     ]

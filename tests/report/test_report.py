@@ -627,6 +627,37 @@ def test_scores_in_the_overview_are_computed():
         diagrams.Overview("q", memory, [answer(2)])
 
 
+def test_the_method_shows_a_suppressed_word_of_a_channel_of_under_use():
+    """Around the word that memory made least likely, even where another was made likelier by
+    more.
+    """
+    used = {"d": [0.0, 2.0, -1.0, 0.0], "m": [0.5, 2.5, 0.5, 0.5]}
+    under = {"d": [9.0, 0.0, 0.0, -1.0], "m": [0.5, 0.5, 0.5, 2.5]}
+    trace = {
+        "tokens": ["Leave", "out", "$Thai", "beef"],
+        "channels": {"AC-": used, "CB-": under},
+    }
+    figure = diagrams.method_diagram(trace, "AC-", under="CB-")
+    bars = [[bar.get_height() for bar in ax.patches] for ax in figure.axes[2:]]
+    assert bars == [used["d"], used["m"], under["d"], under["m"]]
+    framed = [patch for patch in figure.axes[1].patches if patch.get_linewidth() > 1]
+    assert [(round(patch.get_x()), round(patch.get_y())) for patch in framed] == [(2, 0), (1, 2)]
+    narrow = diagrams.method_diagram(trace, "AC-", most=2, under="CB-")
+    labels = [label.get_text() for label in narrow.axes[5].get_xticklabels()]
+    assert labels == ["$Thai", "beef"]
+
+
+def test_counts_that_are_not_known_are_not_drawn_as_zeros():
+    known = np.array([[3.0, 1.0, 0.0], [np.nan, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    figure = figures.channel_figure({"a": known}, down="person", across="judge")
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts.count("not stated") == 1
+    assert texts.count("no atoms") == 3  # a row of zeros has no share
+    assert [text for text in texts if "%" in text] == ["75.0 %", "25.0 %", "0.0 %"]
+    plain = figures.channel_figure({"a": np.nan_to_num(known).astype(int)})
+    assert "not stated" not in [text.get_text() for text in plain.axes[0].texts]
+
+
 def test_the_method_is_drawn_from_a_trace():
     part = {"d": [0.0, 2.0, -1.0], "m": [0.5, 2.0, 0.5]}
     trace = {"tokens": ["Keep", " $Thai", "."], "channels": {"B+": part}}
@@ -636,5 +667,7 @@ def test_the_method_is_drawn_from_a_trace():
     assert len(diagrams.method_diagram(trace, "B+", most=2).axes[2].patches) == 2
     with pytest.raises(ValueError, match=r"channel 'C\+': not in this trace; allowed: B\+"):
         diagrams.method_diagram(trace, "C+")
+    with pytest.raises(ValueError, match=r"channel 'CA-': not in this trace; allowed: B\+"):
+        diagrams.method_diagram(trace, "B+", under="CA-")
     with pytest.raises(ValueError, match="found 1 stages; allowed: six"):
         diagrams.data_diagram([("a", "b")])

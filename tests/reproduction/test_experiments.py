@@ -315,6 +315,31 @@ def test_rows_that_are_not_kept_are_made_again_only_for_those_that_read_them(che
     assert in_process == ["first", "second", "first", "second"]
 
 
+def test_packed_rows_are_read_in_a_clone_instead_of_a_second_run(checkout, in_process):
+    driver.reproduce_experiments([], "smoke", "runs")
+    folder = Path("runs/smoke/first")
+    (folder / "asked").mkdir()
+    (folder / "asked/judgments.jsonl").write_text('{"example_id": "e1"}\n')
+    (folder / "parts").mkdir()
+    (folder / "parts/judgments.jsonl").write_text("{}\n")
+    experiment = driver.open_run("smoke", "runs").experiments["first"]
+    packed = experiment.pack_rows()
+    assert packed == ["rows/asked/judgments.jsonl.gz"] == experiment.pack_rows()
+    content = experiment.record | {"rows": experiment.rows(), "packed": packed}
+    (folder / "experiment.json").write_text(json.dumps(content))
+    (folder / "asked/judgments.jsonl").unlink()  # as in a clone of the repository
+    driver.reproduce_experiments(
+        ["second"], "smoke", "runs", settings=["experiments.second.factor=1"]
+    )
+    assert in_process == ["first", "second", "second"]
+    assert (folder / "asked/judgments.jsonl").read_text() == '{"example_id": "e1"}\n'
+
+
+def test_the_packed_rows_of_the_committed_run_stay_small():
+    packed = Path(__file__).parents[2].glob("runs/micro/*/rows/**/*.gz")
+    assert sum(file.stat().st_size for file in packed) < 15_000_000
+
+
 def test_what_goes_beyond_the_paper_runs_only_when_it_is_named(checkout, in_process):
     notebook(checkout / "nbs/experiments/e04_more.ipynb", *FIRST)
     driver.reproduce_experiments([], "smoke", "runs")

@@ -2,6 +2,7 @@
 and every parameter arrives.
 """
 
+import gzip
 import json
 import resource
 import shutil
@@ -80,14 +81,33 @@ def test_every_label_is_there_in_four_minutes_of_two_cores(smoke):
         for row in rows
         if row["status"] not in ("measured", "published only")
     ] == []
-    assert (folder / "index.html").read_text().count("<tr>") == 1 + len(rows) and (
-        folder / "index.ipynb"
-    ).is_file()
+    lines = 2 + len(rows) + len(PAPER_ITEMS)  # two tables with their heads
+    assert (folder / "index.html").read_text().count("<tr>") == lines
+    assert (folder / "index.ipynb").is_file()
     assert seconds < 2 * 240
     for name in TWELVE:
         text = (folder / name / "notebook.ipynb").read_text()
         assert str(folder) not in text and '"output_type": "error"' not in text, name
         assert list((folder / name / "tables").glob("*.csv")), name
+
+
+def test_the_rows_of_each_table_are_kept_packed_and_come_back(smoke):
+    folder, _ = smoke
+    run = Run(folder, load_profile("smoke"), "smoke")
+    for name in ("main_results", "rpeval_transfer", "model_survey"):
+        experiment = run.experiments[name]
+        record = experiment.record
+        assert "judgments.jsonl" in {Path(row).name for row in record["rows"]}, name
+        assert len(record["packed"]) == len(record["rows"])
+        for row in record["rows"]:
+            kept = experiment.packed(row)
+            assert gzip.decompress(kept.read_bytes()) == (experiment.folder / row).read_bytes()
+    survey = run.experiments["main_results"]
+    before = (survey.folder / "judgments.jsonl").read_bytes()
+    (survey.folder / "judgments.jsonl").unlink()
+    assert survey.complete
+    survey.unpack_rows()
+    assert (survey.folder / "judgments.jsonl").read_bytes() == before
 
 
 def test_a_run_with_nothing_changed_makes_nothing(smoke):

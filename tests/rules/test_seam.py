@@ -190,6 +190,21 @@ class Shuffled(CounterfactualRule):
 SHUFFLED = Shuffled("shuffled", ORDERED.signals)
 
 
+class Bare(CounterfactualRule):
+    """Hands back the weights alone."""
+
+    def weights(self, batch, pairs, scores):
+        return super().weights(batch, pairs, scores).weights
+
+
+BARE = Bare("bare", ORDERED.signals)
+
+
+def test_weights_of_another_type_are_refused_by_name():
+    with pytest.raises(ValueError, match="rule 'bare': its weights are of type Tensor; allowed"):
+        credited(f"{__name__}:BARE")
+
+
 @pytest.mark.parametrize("pool", ["all", "open"])
 def test_a_rule_decides_where_a_pair_may_be_moved(pool):
     """One method, asked for what is read and for what is moved."""

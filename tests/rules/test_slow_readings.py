@@ -67,15 +67,19 @@ def check(rule: str, config: CreditConfig, seed: int, cut: bool) -> None:
     st.sampled_from(["suppressed", "uniform", "absolute"]),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 @pytest.mark.parametrize("rule", PLACING)
-def test_a_rule_is_what_plain_loops_give(rule, seed, granularity, pool, under_use, merged, cut):
+def test_a_rule_is_what_plain_loops_give(
+    rule, seed, granularity, pool, under_use, merged, one_sided, cut
+):
     config = CreditConfig(
         **rule_settings(rule),
         granularity=granularity,
         threshold_pool=pool,
         under_use=under_use,
         merge_over_use=merged,
+        direction_check=one_sided,
         eta=ETA,
         **SMALL,
     )

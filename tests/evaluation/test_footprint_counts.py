@@ -1,0 +1,44 @@
+"""Counts of a memory over many answers, against plain loops."""
+
+import math
+
+import pandas as pd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalib.evaluation.footprints import memory_frame
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["tea", "kayak", "chess"]),
+        st.sampled_from([0.0, 1.0, 2.0, math.nan]),
+        st.sampled_from(["", "follows", "misreads"]),
+    ),
+    max_size=20,
+)
+
+
+def counted_slowly(rows) -> dict[str, list[int]]:
+    counts: dict[str, list[int]] = {}
+    for memory, footprint, stance in rows:
+        line = counts.setdefault(memory, [0, 0, 0, 0, 0])
+        line[0] += 1
+        line[1] += footprint > 0
+        line[2] += footprint == 2
+        line[3] += stance == "misreads"
+        line[4] += math.isnan(footprint)
+    return counts
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(ROWS)
+def test_memories_are_counted_over_answers_and_sorted_by_harm(rows):
+    frame = pd.DataFrame(rows, columns=["memory", "footprint", "stance"])
+    table = memory_frame(frame)
+    expected = counted_slowly(rows)
+    assert len(table) == len(expected)
+    for memory, *counts in table.itertuples(index=False):
+        assert counts == expected[memory]
+    if len(table):
+        order = table[["misread", "decided the answer", "left a trace"]].to_numpy().tolist()
+        assert order == sorted(order, reverse=True)

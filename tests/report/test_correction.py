@@ -1,0 +1,127 @@
+"""Values corrected by an exam: shown, with what they assume beside them, for answers like those
+that the judge read well in it, and withheld for others.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from judge_errors import answers_read, exam_frame_of
+
+from memcalib.evaluation.exam import error_check, exam_counts
+from memcalib.io.records import write_jsonl
+from memcalib.micro.world import make_examples
+from memcalib.problem import Level, Rollout, judgment_for
+from memcalib.report.evaluation_report import (
+    ASSUMES,
+    MODEL_BASED,
+    corrections,
+    evaluation_text,
+    write_evaluation_report,
+)
+from memcalib.report.results import write_results
+from memcalib.report.run_data import load_run
+
+SHORT = "Do it without any garlic. Take it step by step."
+LONG = " ".join([SHORT] * 40)
+GERMAN = "Das ist eine Antwort, und sie ist nicht sehr lang."
+
+
+def part(name, verdict):
+    return {"part": name, "verdict": verdict, "answers": 90, "atoms": 700, "accuracy": 95.0} | {
+        "low": 93.0,
+        "high": 97.0,
+    }
+
+
+def passed_exam(**changes):
+    """What exam.json holds of a judge that errs in 4 of 100 atoms, alike in all answers."""
+    frame = exam_frame_of(answers_read(np.random.default_rng(3), "even", 120, 4, in_exam=True))
+    check = error_check(frame, resamples=100)
+    assert check["inside"].all()
+    return {
+        "schema": "memcalib-exam-1",
+        "judge": "careful",
+        "verdict": "passed",
+        "reasons": [],
+        "date": "2026-11-01",
+        "numbers": {"macro": 96.0},
+        "data": {"hash": "0", "edited": []},
+        "file": "runs/exam/careful/exam.json",
+        "parts": [part("easy", "passed"), part("long", "failed")],
+        "languages": {"en": 90},
+        "question_counts": exam_counts(frame).tolist(),
+        "error_check": json.loads(check.to_json(orient="records")),
+    } | changes
+
+
+def run_of(folder, responses, exam):
+    """The folder of an evaluation with these answers in turn, half of the atoms used as they should
+    be.
+    """
+    examples = make_examples("short", 40, seed=4)
+    generator = np.random.default_rng(0)
+    rollouts = []
+    judgments = []
+    for number, example in enumerate(examples):
+        actual = {}
+        for atom_id, level in example.levels.items():
+            step = generator.choice([-2, -1, 0, 1, 2], p=[0.1, 0.1, 0.5, 0.15, 0.15])
+            actual[atom_id] = Level(int(np.clip(level + step, 0, 2)))
+        response = responses[number % len(responses)]
+        rollouts.append(Rollout(example_id=example.id, model="m", seed=1, response=response))
+        judgments.append(judgment_for(example, actual, model="m", seed=1, judge="careful"))
+    write_jsonl(folder / "examples.jsonl", examples)
+    write_jsonl(folder / "rollouts.jsonl", rollouts)
+    write_jsonl(folder / "judgments.jsonl", judgments)
+    (folder / "exam.json").write_text(json.dumps(exam))
+    return folder
+
+
+def test_beside_every_corrected_value_stands_what_it_assumes_and_how_to_check(tmp_path):
+    folder = run_of(tmp_path, [SHORT], passed_exam())
+    text = evaluation_text(folder)
+    assert f"{MODEL_BASED}\n" in text and "corrected_low" in text
+    assert "it may read them worse" in MODEL_BASED and "--target-labels" in MODEL_BASED
+    page = write_evaluation_report(folder).read_text()
+    assert "it may read them worse" in page and "--target-labels FILE" in page
+    assert ASSUMES in (folder / "tables/judge-corrected.csv").read_text()
+    [row] = map(json.loads, write_results(folder).read_text().splitlines())
+    assert row["corrected"]["assumes"] == ASSUMES and "--target-labels" in ASSUMES
+
+
+@pytest.mark.parametrize(
+    ("responses", "changes", "reason"),
+    [
+        ([SHORT, LONG], {}, "failed, by its weakest part, long (50 % of these answers)"),
+        ([GERMAN], {}, "its weakest part, "),
+        ([SHORT], {"languages": {"zh": 90}}, "language en (100 % of these answers)"),
+        ([SHORT], {"parts": []}, "does not say how it reads answers of their length"),
+        ([SHORT], {"parts": [part("easy", "undecided")]}, "undecided, by its weakest part, easy"),
+        ([SHORT], {"verdict": "failed"}, "ended failed"),
+    ],
+)
+def test_answers_unlike_those_of_passed_parts_are_not_corrected(
+    tmp_path, responses, changes, reason
+):
+    folder = run_of(tmp_path, responses, passed_exam(**changes))
+    text = evaluation_text(folder)
+    assert reason in text and "not corrected for the judge's errors" in text
+    assert "corrected_low" not in text
+    page = write_evaluation_report(folder).read_text()
+    assert "Judge-corrected" not in page and not (folder / "tables/judge-corrected.csv").exists()
+    [row] = map(json.loads, write_results(folder).read_text().splitlines())
+    assert row["corrected"] is None
+
+
+def test_answers_whose_texts_are_gone_are_not_corrected(tmp_path):
+    folder = run_of(tmp_path, [SHORT], passed_exam())
+    (folder / "rollouts.jsonl").unlink()
+    [correction] = corrections(load_run(folder))
+    assert "texts of these answers are not in the folder" in correction.withheld
+
+
+def test_one_long_answer_of_forty_changes_nothing(tmp_path):
+    folder = run_of(tmp_path, [SHORT] * 39 + [LONG], passed_exam())
+    [correction] = corrections(load_run(folder))
+    assert correction.withheld == ""
