@@ -15,7 +15,8 @@ from memcalib.dataset.writing import FAMILIES
 from memcalib.evaluation.exam import edited_files, starter_answers
 from memcalib.evaluation.minimal_pairs import PAIR_FORMS, pair_answers, starter_pairs
 from memcalib.io.settings import package_data
-from memcalib.problem import SUBSETS, Level, load_examples
+from memcalib.problem import SUBSETS, Example, Level, load_examples
+from tools.starter_card import form_cues, form_table
 
 EXAMPLES, ANSWERS = starter_answers()
 EXAMPLE_BY_ID = {example.id: example for example in EXAMPLES}
@@ -117,7 +118,7 @@ def test_lint_finds_no_error_and_in_the_core_warns_of_ignore_only_records_alone(
 
 def test_the_hashes_fit_and_an_edit_is_told(tmp_path):
     assert edited_files() == []
-    for name in ("records.jsonl", "answers.jsonl", "hashes.json"):
+    for name in ("records.jsonl", "answers.jsonl", "pairs.jsonl", "hashes.json"):
         (tmp_path / name).write_bytes(package_data("data", "starter", name).read_bytes())
     text = (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
     edited_text, edits = re.subn(r'("actual": ?)"B"', r'\1"C"', text, count=1)
@@ -179,3 +180,50 @@ def test_the_pairs_have_every_form_direction_and_channel():
     assert len(languages) >= 7
     card = package_data("data", "starter", "card.md").read_text(encoding="utf-8")
     assert f"{len(pairs)} pairs of answers" in card
+
+
+def record_with_used_atom_at(place: int, number: int) -> Example:
+    """A record of one block of three atoms in the same words, one of them at Control."""
+    atoms = []
+    for index in range(3):
+        level = "C" if index == place else "A"
+        text = "The user keeps a blue boat."
+        atoms.append({"atom_id": f"m_a{index}", "text": text, "u_star": level})
+    text_of_block = " ".join(atom["text"] for atom in atoms)
+    block = {
+        "parent_memory_id": "m",
+        "memory_text": text_of_block,
+        "atomic_concat_text": text_of_block,
+        "atom_ids": [atom["atom_id"] for atom in atoms],
+    }
+    return Example.model_validate(
+        {
+            "id": f"r{number}",
+            "domain": "general",
+            "question": "What now?",
+            "memory_blocks": [block],
+            "memories": [{**atom, "parent_memory_id": "m"} for atom in atoms],
+            "language": "en",
+            "subset": "core",
+        }
+    )
+
+
+def test_the_measure_of_form_sees_a_place_that_tells_and_none_where_places_are_even():
+    telling = form_table([record_with_used_atom_at(0, number) for number in range(30)])
+    assert telling["place, block, length"][0] == "100.0" and telling["both"][0] == "100.0"
+    assert telling["words"][0] == "50.0"
+    even = form_table([record_with_used_atom_at(number // 10 % 3, number) for number in range(90)])
+    assert 40 <= float(even["place, block, length"][0]) <= 60
+
+
+def test_the_cues_of_form_say_place_size_and_length():
+    cues = form_cues(record_with_used_atom_at(0, 0))
+    assert cues.keys() == {"m_a0", "m_a1", "m_a2"}
+    assert {"<place 0>", "<places behind 2>", "<size 3>", "<block 0>"} <= cues["m_a0"]
+    assert cues["m_a0"] - cues["m_a2"] == {"<place 0>", "<places behind 2>"}
+
+
+def test_the_card_says_what_form_tells():
+    card = package_data("data", "starter", "card.md").read_text(encoding="utf-8")
+    assert "both, own records" in card and "it is not reached" in card
