@@ -266,6 +266,7 @@ OPTIONAL = {
     "vllm",
     *(
         "omegaconf",
+        "prime_rl",
         "skyrl",
         "transfer_queue",
         "verifiers",

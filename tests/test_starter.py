@@ -13,6 +13,7 @@ from memcalib.dataset.duplicates import similar_pairs
 from memcalib.dataset.lint import lint_files
 from memcalib.dataset.writing import FAMILIES
 from memcalib.evaluation.exam import edited_files, starter_answers
+from memcalib.evaluation.minimal_pairs import PAIR_FORMS, pair_answers, starter_pairs
 from memcalib.io.settings import package_data
 from memcalib.problem import SUBSETS, Example, Level, load_examples
 from tools.starter_card import form_cues, form_table
@@ -117,7 +118,7 @@ def test_lint_finds_no_error_and_in_the_core_warns_of_ignore_only_records_alone(
 
 def test_the_hashes_fit_and_an_edit_is_told(tmp_path):
     assert edited_files() == []
-    for name in ("records.jsonl", "answers.jsonl", "hashes.json"):
+    for name in ("records.jsonl", "answers.jsonl", "pairs.jsonl", "hashes.json"):
         (tmp_path / name).write_bytes(package_data("data", "starter", name).read_bytes())
     text = (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
     edited_text, edits = re.subn(r'("actual": ?)"B"', r'\1"C"', text, count=1)
@@ -157,6 +158,28 @@ def test_a_first_look_is_drawn_evenly_and_the_same_each_time():
     counts = Counter(example.model_extra["subset"] for example in drawn)
     assert max(counts.values()) - min(counts.values()) <= 1
     assert drawn_evenly(EXAMPLES, 10_000) == EXAMPLES
+
+
+def test_the_pairs_have_every_form_direction_and_channel():
+    pairs = starter_pairs(EXAMPLES)
+    assert len(pairs) >= 200
+    forms = Counter(pair.form for pair in pairs)
+    assert set(forms) == set(PAIR_FORMS) and min(forms.values()) >= 10
+    directions = Counter(pair.edit.direction for pair in pairs)
+    assert len(directions) == 7 and min(directions.values()) >= 25
+    channels = Counter()
+    for pair in pairs:
+        example = EXAMPLE_BY_ID[pair.example_id]
+        for answer in pair_answers(pair, example):
+            ideal = example.levels[pair.edit.atom_id]
+            channels[ideal, answer.levels[pair.edit.atom_id]] += 1
+    assert len(channels) == 9 and min(channels.values()) >= 15
+    languages = {
+        pair.language or EXAMPLE_BY_ID[pair.example_id].model_extra["language"] for pair in pairs
+    }
+    assert len(languages) >= 7
+    card = package_data("data", "starter", "card.md").read_text(encoding="utf-8")
+    assert f"{len(pairs)} pairs of answers" in card
 
 
 def record_with_used_atom_at(place: int, number: int) -> Example:

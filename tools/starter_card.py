@@ -1,6 +1,6 @@
-"""Write card.md and hashes.json of the starter set from its files:  python tools/starter_card.py
+"""Write card.md and hashes.json of the starter set from its files:  python -m tools.starter_card
 
-Run it after every change of records.jsonl or answers.jsonl;
+Run it after every change of records.jsonl, answers.jsonl or pairs.jsonl;
 reading.json holds what the blind readings found.
 """
 
@@ -18,9 +18,11 @@ from scipy.sparse import csr_matrix
 from memcalib.dataset.card import composition_table, count_examples, origin_table, structure_table
 from memcalib.evaluation.disputed import disputed_atoms
 from memcalib.evaluation.exam import KnownAnswer, load_known_answers
+from memcalib.evaluation.minimal_pairs import load_pairs
 from memcalib.io.runs import file_hash
 from memcalib.metrics import score
 from memcalib.problem import Example, Level, judgment_for, load_examples
+from tools.starter_pairs import pairs_section
 
 FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
 CANARY = "memcalib starter set canary 8c1f6d52-0b7e-4b53-9a86-61f3a2c0d7e4"
@@ -473,7 +475,8 @@ def main() -> None:
     examples = load_examples(FOLDER / "records.jsonl")
     answers = load_known_answers(FOLDER / "answers.jsonl", examples)
     reading = json.loads((FOLDER / "reading.json").read_text(encoding="utf-8"))
-    hashes = {name: file_hash(FOLDER / name) for name in ("records.jsonl", "answers.jsonl")}
+    hashed = ("records.jsonl", "answers.jsonl", "pairs.jsonl")
+    hashes = {name: file_hash(FOLDER / name) for name in hashed}
     (FOLDER / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
     labels = sum(len(answer.labels) for answer in answers)
     unread = reading.get("not_read", [])
@@ -497,6 +500,8 @@ def main() -> None:
     sections.append("## How it was checked\n")
     sections += [f"{text}\n" for text in reading["text"]]
     sections.append(grid(pd.DataFrame(reading["agreement"])) + "\n")
+    pairs = load_pairs(FOLDER / "pairs.jsonl", examples)
+    sections.append(pairs_section(pairs, examples, reading, grid))
     sections.append("## Files\n")
     sections += [f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()]
     (FOLDER / "card.md").write_text("\n".join(sections) + "\n", encoding="utf-8")

@@ -7,8 +7,13 @@ length.
 import argparse
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+
+from memcalib.commands.exam import Exam
 from memcalib.evaluation.minimal_pairs import MinimalPair, load_pairs, pair_answers
 from memcalib.io.records import DataError
 from memcalib.problem import Example, load_examples
@@ -57,6 +62,72 @@ def counts_of(pairs: list[MinimalPair], examples: list[Example]) -> dict[str, Co
             ideal = example.levels[pair.edit.atom_id]
             counts["channel"][f"{ideal.wire}{actual.wire}"] += 1
     return counts
+
+
+SECTION = """## The minimal pairs
+
+{pairs} pairs of answers (pairs.jsonl) about {records} of the records. The two answers of a pair
+differ in one passage, which changes the level of one atom, or what the answer does with it (its
+stance), and leaves every other atom as it was. A language model wrote them; no person has read
+them. They have 200 to 800 words, with headings, lists, tables and code. `memcalib exam` reads
+{drawn} of them beside the known answers; they change no verdict.
+
+{sizes}
+
+Two separate runs of the same model, which had not written them, read all answers blind, with
+the judge's prompt. The two answers of a pair stood in different halves of their sheets. *Right*
+is a pair whose edited atom was read as it is in both answers (the stance too, where it alone
+changes), with no other atom read otherwise in one answer than in the other:
+
+{by_form}
+
+A third reading, by the run that then mended them and so not blind, took up the {disputed} pairs
+that a reader did not get right and {more} others in which both readers were against a label. It
+upheld {upheld} as they stood (one reader had wavered), and mended {text} in their text and
+{label} in a label alone; none was dropped. **What was mended in the text has not been read
+again blind**, so it is not known to be easier or harder than the rest. The kappas above are of
+the pairs as they were first written. Of the {disputed} pairs that a reader missed, {upheld}
+were a slip of that reader; in the others the pair was at fault.
+
+{without_model}
+"""
+
+
+def pairs_section(
+    pairs: list[MinimalPair],
+    examples: list[Example],
+    reading: dict[str, Any],
+    grid: Callable[[pd.DataFrame], str],
+) -> str:
+    """What the card says of the minimal pairs; `reading` is what reading.json holds."""
+    counts = counts_of(pairs, examples)
+    sizes = []
+    for name in ("direction", "channel", "stance", "language", "record"):
+        listed = ", ".join(f"{value} {count}" for value, count in sorted(counts[name].items()))
+        sizes.append(f"- {name}: {listed}")
+    whole = reading["pairs"][0]
+    missed = whole["pairs"] - whole["right, both"]
+    settled = len(reading["third_reading"])
+    return SECTION.format(
+        pairs=len(pairs),
+        records=len({pair.example_id for pair in pairs}),
+        drawn=Exam.model_fields["pairs"].default,
+        sizes="\n".join(sizes),
+        by_form=grid(pd.DataFrame(reading["pairs"])),
+        disputed=missed,
+        more=settled - missed,
+        upheld=whole["upheld against a reader"],
+        text=whole["mended in a text"],
+        label=whole["mended in a label alone"],
+        without_model=without_model_text(reading, grid),
+    )
+
+
+def without_model_text(reading: dict[str, Any], grid: Callable[[pd.DataFrame], str]) -> str:
+    """What the card says of judges that use no language model."""
+    measured = reading["judge_without_model"]
+    tables = [grid(pd.DataFrame(measured[name])) for name in ("judges", "by form")]
+    return "\n\n".join(["### A judge without a language model", measured["text"], *tables])
 
 
 def main() -> None:

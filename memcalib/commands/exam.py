@@ -78,7 +78,7 @@ class Exam(BaseModel):
     judging: JudgeConfig = JudgeConfig()
     data: str = "starter"  # or a folder with records.jsonl and answers.jsonl
     answers: int | None = Field(default=300, ge=1)  # None: all
-    pairs: int | None = Field(default=None, ge=0)  # minimal pairs; None: all
+    pairs: int | None = Field(default=40, ge=0)  # minimal pairs; None: all
     probes: int = Field(default=40, ge=0)
     repairs: int = Field(default=120, ge=0)  # second tries for unreadable replies, in all
     seed: int = 0
@@ -167,7 +167,12 @@ class ExamRun:
         if exam.data == "starter" and count is not None:
             count = min(count, len(self.answers))
         self.items = exam_items(self.examples, self.answers, count, exam.probes, exam.seed)
-        self.pairs = drawn_pairs(pairs, exam.pairs, exam.seed)
+        if not exam.judging.stance:  # such a judge cannot read a pair that changes stance alone
+            pairs = [pair for pair in pairs if pair.edit.direction != "stance"]
+        count = exam.pairs
+        if count is not None and "pairs" not in exam.model_fields_set:
+            count = min(count, len(pairs))
+        self.pairs = drawn_pairs(pairs, count, exam.seed)
         self.items += pair_items(self.pairs, self.examples)
         if exam.judging.stance:
             self.items += stance_items()

@@ -27,7 +27,7 @@ from ..problem import Example, Judgment, JudgeLike, check_judgment, judgment_for
 from ..rules.base import CreditConfig
 
 # %% ../../nbs/integrations/01_judging.ipynb #188069b7
-ENGINES = {"verl": "0.9", "verifiers": "0.4", "skyrl": "0.3"}  # series
+ENGINES = {"verl": "0.9", "verifiers": "0.4", "skyrl": "0.3", "prime-rl": "0.8"}  # series
 
 
 def check_engine(name: str) -> str:

@@ -45,7 +45,7 @@ def examine(server, *options):
 def sat(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exam")
     priced = at(server).model_copy(update={"price": Price(prompt=2.0, completion=8.0)})
-    run = c.ExamRun(c.Exam(judge=priced, answers=90, probes=10), folder)
+    run = c.ExamRun(c.Exam(judge=priced, answers=90, pairs=0, probes=10), folder)
     return folder, run.forecast(), run.run()
 
 
@@ -57,7 +57,7 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
         and exam["verdict"] in ("passed", "undecided")
     )
     asked = server.stats()["requests"]
-    again = c.ExamRun(c.Exam(judge=at(server), answers=90, probes=10), folder)
+    again = c.ExamRun(c.Exam(judge=at(server), answers=90, pairs=0, probes=10), folder)
     assert (
         again.forecast()["to ask"] == 0
         and again.run() == exam
@@ -73,14 +73,14 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
     )
     assert "seconds of replies, cost in US dollars: 0." in c.exam_text(exam)
     with pytest.raises(ValueError, match="answers"):
-        c.ExamRun(c.Exam(judge=at(server), answers=80, probes=10), folder)
+        c.ExamRun(c.Exam(judge=at(server), answers=80, pairs=0, probes=10), folder)
 
 
 @pytest.mark.slow
 def test_a_stated_confusion_matrix_comes_back(tmp_path):
     noise = np.array([[0.9, 0.08, 0.02], [0.1, 0.8, 0.1], [0.0, 0.15, 0.85]])
     with MicroServer([], practice=c.practice_judge(noise.tolist())) as server:
-        exam = c.ExamRun(c.Exam(judge=at(server), answers=240, probes=0), tmp_path).run()
+        exam = c.ExamRun(c.Exam(judge=at(server), answers=240, pairs=0, probes=0), tmp_path).run()
     counts = np.array(exam["question_counts"]).sum(0).reshape(3, 3, 3).sum(0)
     found = counts / counts.sum(1, keepdims=True)
     n = counts.sum(1, keepdims=True)
@@ -212,7 +212,7 @@ def test_an_exam_stays_below_its_folder(judge, folder):
 def test_an_exam_of_one_answer_that_is_not_read_ends_with_a_verdict(tmp_path):
     with FaultyServer() as server:
         judge = Endpoint(model="sorry", base_url=server.url, key_env="")
-        exam = c.ExamRun(c.Exam(judge=judge, answers=1, probes=0), tmp_path).run()
+        exam = c.ExamRun(c.Exam(judge=judge, answers=1, pairs=0, probes=0), tmp_path).run()
     assert exam["verdict"] == "failed" and "left unread (100.0 %)" in exam["reasons"][0]
     assert (tmp_path / "exam.html").is_file()
     json.loads((tmp_path / "exam.json").read_text())
@@ -242,3 +242,15 @@ def test_a_judge_that_failed_corrects_nothing(tmp_path, monkeypatch):
     page = (tmp_path / "one/report.html").read_text()
     assert "the judge&#39;s exam ended failed" in page or "the judge's exam ended failed" in page
     assert "model-based estimate" not in page
+
+
+def test_forty_pairs_are_read_beside_the_answers_those_of_stance_alone_by_a_judge_of_stance(
+    tmp_path,
+):
+    judge = "micro-exact"
+    by_default = c.ExamRun(c.Exam(judge=judge, answers=1, probes=0), tmp_path / "a", dry_run=True)
+    assert len(by_default.pairs) == 40 and len(by_default.items) == 81
+    assert all(pair.edit.direction != "stance" for pair in by_default.pairs)
+    everything = c.Exam(judge=judge, answers=1, probes=0, pairs=None, judging={"stance": True})
+    pairs = c.ExamRun(everything, tmp_path / "b", dry_run=True).pairs
+    assert len(pairs) > 200 and any(pair.edit.direction == "stance" for pair in pairs)
