@@ -278,7 +278,10 @@ def nuts(**fields) -> str:
     [
         ("", "it is empty"),
         ('{"query": "a b c?", "memories": [{"te', "line 1 cannot be read (json)"),
-        ('{"title": "x", "body": "private words"}\n', "an object with body, title"),
+        (
+            '{"title": "x", "body": "private words"}\n',
+            "shape: found no query in rows with the fields title, body; allowed: a map",
+        ),
         (nuts(), "--set memory.consent=NAME"),
         (nuts(consent=False), "consent refused"),
         (nuts(consent="yes"), "true, false, or the name of an agreement"),

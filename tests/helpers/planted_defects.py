@@ -270,6 +270,13 @@ def empty_field(example: Example, rng: random.Random) -> Example:
     return with_rubric(example, atom, **{name: rng.choice(blanks)})
 
 
+@defect("rubrics_absent")
+def without_rubrics(example: Example, rng: random.Random) -> Example:
+    """No atom has a rubric."""
+    atoms = [atom.model_copy(update={"usage_rubric": {}}) for atom in example.atoms]
+    return rebuilt(example, atoms)
+
+
 # Query and evidence -------------------------------------------------------------------------------
 
 
