@@ -268,7 +268,9 @@ class BatchCredit:
         self.stats["failed_calls"] = sum(judgment.retry for judgment in judgments)
         self.stats["padding_rows"] = len(answers) - len(given)
         self.stats["scored_rows"] = len(request)
-        for name, value in self.last.stats.items():
+        newest = self.credit.last
+        assert newest is not None  # this batch's
+        for name, value in newest.stats.items():
             self.stats[f"credit_{name}"] = float(value)
 
     @property
