@@ -109,18 +109,18 @@ def _pair(questions, kind, drop, samples, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize("max_drop", [0.0, 2.0])
 @pytest.mark.parametrize("kind", ["nothing changed", "everywhere", "in few questions"])
-def test_rates_of_whole_builds_are_as_stated(samples, max_drop, kind):
+def test_rates_of_whole_builds_are_as_stated(samples, kind):
     """Each build is judged at the number of questions that a first pair of runs on 150 states."""
     rng = np.random.default_rng(30)
-    rule = DropRule(max_drop=max_drop)
-    builds = 300
+    rule = DropRule()
+    builds = 100
     failed = 0
     for build in range(builds):
         first, second = _pair(150, "nothing changed", 0, samples, rng)
-        stated = drop_test(drops("SCS", first, second), rule)["needed"]
+        stated = questions_needed(drops("SCS", first, second).std(ddof=1), rule)
         before, after = _pair(stated, kind, 5.0, samples, rng)
         verdict = drop_test(drops("SCS", before, after), rule, seed=build)["verdict"]
         failed += verdict == "failed"
