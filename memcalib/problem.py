@@ -1046,7 +1046,7 @@ def iter_examples(source: ExampleSource, split: str = "train") -> Iterator[Examp
         yield row.example
 
 
-def load_examples(source: ExampleSource = "starter:core", split: str = "train") -> list[Example]:
+def load_examples(source: ExampleSource = "starter", split: str = "train") -> list[Example]:
     """All examples of a source, which may be anything `iter_examples` takes.
 
     Raises `DataError` with every violation of the file when any record is unusable.

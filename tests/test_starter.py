@@ -129,7 +129,7 @@ def test_the_hashes_fit_and_an_edit_is_told(tmp_path):
 
 
 def test_names_of_shipped_sets():
-    assert len(load_examples("samples")) == 9 and load_examples() == CORE
+    assert len(load_examples("samples")) == 9 and load_examples() == EXAMPLES
     with pytest.raises(FileNotFoundError):
         load_examples("stater")
 

@@ -48,11 +48,11 @@ Do not train on this set. Data for training can be searched for its canary:
 
 ## What it is for
 
-`memcalib evaluate` without data uses the {core} core records (`starter:core`); `starter` is all of them, `starter:NAME` one subset,
-and `--quick` 60 drawn evenly over the subsets. `memcalib exam` has a judge read the answers, all of
-which belong to core records. The set is small: the page nbs/evaluation/06_exam.ipynb says which
-differences {core} questions can show. It is not the paper's benchmark, and scores on it cannot be
-compared with the paper's.
+`memcalib evaluate` without data uses all records (`starter`); `starter:NAME` is one subset
+(`starter:core` the first {core}), and `--quick` 60 drawn evenly over the subsets. A report has a row
+for each subset. `memcalib exam` has a judge read the answers, all of which belong to core records,
+and pairs about records of every subset. The set is small: *Which differences it shows* says what to
+expect. It is not the paper's benchmark, and scores on it cannot be compared with the paper's.
 {unread}"""
 
 
@@ -125,9 +125,9 @@ records alone.
 
 The aim is at most 65.0 % by both; it is not reached. Before the edits both told 77.5 % (English 78.7 %,
 other languages 73.1 %), words alone 73.1 %, place, block and length alone 72.8 %; by subset both told 69.9 % (core),
-80.2 % (conversations), 81.4 % (agentic), 76.2 % (long) and 79.0 % (sensitive). In the 100
-edited records both now tell 69.9 % (words 67.8 %, place, block and length 58.8 %), in the 140 others of the second
-edition, which bear minimal pairs and stayed as they were, 72.1 % (69.7 %, 70.4 %). What is left is length where nothing was
+80.2 % (conversations), 81.4 % (agentic), 76.2 % (long) and 79.0 % (sensitive). Right after the edits
+both told 69.9 % in the 100 edited records (words 67.8 %, place, block and length 58.8 %), and 72.1 %
+(69.7 %, 70.4 %) in the 140 others of the second edition, which bear minimal pairs and stayed as they were. What is left is length where nothing was
 edited, and words everywhere.
 """
 

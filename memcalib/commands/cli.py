@@ -235,7 +235,7 @@ Data = Annotated[
     typer.Argument(
         help=(
             "Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; "
-            "or starter:core (the default), starter, samples, published."
+            "or starter (the default), starter:core and its other subsets, samples, published."
         )
     ),
 ]
