@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser, SectionProxy
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -181,6 +182,11 @@ def test_each_chapter_has_one_module():
     assert sorted(names) == sorted(map(dotted, MODULES))
 
 
+def test_no_two_pages_of_a_folder_have_the_same_number():
+    numbers = Counter((page.parent, page.name.partition("_")[0]) for page in CHAPTERS)
+    assert [number for number, count in numbers.items() if count > 1] == []
+
+
 def test_exported_code_imports_what_stands_before_it():
     """Exported code imports what stands before it in nbs/ORDER;
     examples may use what a page of a reader's own would.
@@ -234,10 +240,16 @@ def test_clean_keeps_the_parameters_tag():
     assert "tags" in settings()["allowed_cell_metadata_keys"].split()
 
 
+PYTEST_PLUGIN = "pytest_plugin.py"  # loaded by pytest, and by nothing else
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_package_needs_no_development_tool(path):
     tops = {name.split(".")[0] for name in imports(path.read_text())}
-    assert not tops & {"fastcore", "nbdev", "execnb", "pytest", "hypothesis"}
+    refused = {"fastcore", "nbdev", "execnb", "pytest", "hypothesis"}
+    if path.name == PYTEST_PLUGIN:
+        refused.remove("pytest")
+    assert not tops & refused
 
 
 def settings() -> SectionProxy:
@@ -262,6 +274,7 @@ NAMED = {
 OPTIONAL = {
     "deepspeed",
     "inspect_ai",
+    "pytest",
     "spacy",
     "vllm",
     *(
@@ -277,7 +290,7 @@ OPTIONAL = {
 
 def test_every_import_is_declared():
     """An imported package stands in settings.ini; an optional one is imported in a function,
-    or by the page of Inspect.
+    or by the pages of Inspect and pytest.
     """
     needed = [settings()[f"{kind}requirements"] for kind in ("", "train_", "build_", "notebook_")]
     declared = distributions(" ".join(needed))
@@ -290,7 +303,7 @@ def test_every_import_is_declared():
         for name in tops - sys.stdlib_module_names - OPTIONAL:
             if canonicalize_name(NAMED.get(name, name)) not in declared:
                 missing.setdefault(name, []).append(dotted(path))
-        if path.name != "inspect_task.py":
+        if path.name not in ("inspect_task.py", PYTEST_PLUGIN):
             first = ast.Module(
                 [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], []
             )
