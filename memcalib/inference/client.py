@@ -504,6 +504,7 @@ _REFUSABLE_FIELDS = {  # fields that a server may not take, and the sign of it i
 # bytes of one reply; a few kilobytes of compressed zeros could fill the memory
 LARGEST_REPLY = 100_000_000
 _UPLOAD_SPEED = 5e6  # bytes a second
+_EVENT = re.compile(r"\s*(?:data|event|id|retry)?:")  # how a stream of server-sent events begins
 
 Messages = list[dict[str, str]]
 LONGEST_HEADER = 65_536  # bytes of a header of a reply; gateways send long ones
@@ -749,12 +750,14 @@ class _Server:
         """The error for something that came with status 200 and is no completion."""
         url = self.endpoint.url
         if isinstance(completion, str):
+            sent = "a stream of events" if _EVENT.match(completion) else "a page"
             if self.worked:
-                message = f"{url} sent a page, not a chat completion, in between good replies"
+                message = f"{url} sent {sent}, not a chat completion, in between good replies"
                 return CallError("server", message)
+            beginning = self._clean(completion[:1000])[:80]
             message = (
-                f"{url} sent a page, not a chat completion; does the address end as it should "
-                "(mostly in /v1)?"
+                f"{url} sent {sent}, not a chat completion; does the address end as it should "
+                f"(mostly in /v1)? It begins: {beginning}"
             )
             return CallError("not_found", message)
         choices = getattr(completion, "choices", None)
