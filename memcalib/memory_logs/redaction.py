@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from ..dataset.screening import load_screen
-from ..io.settings import import_object, package_data, read_yaml
+from memcalib.io.settings import (
+    code_refused,
+    import_object,
+    imports_own,
+    package_data,
+    read_yaml,
+)
 from ..problem import text_hash
 from ..io.records import short_repr
 
@@ -1450,6 +1456,8 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
     if "find" in entry:
         path = str(entry["find"])
         try:
+            if not imports_own():  # a preview would call it
+                raise code_refused(path)
             function = import_object(path)
         except ValueError as error:
             raise ValueError(f"{place}.find: {error}") from None
