@@ -40,7 +40,7 @@ from memcalib.inference.endpoint import (
     hide_key,
     retry_after,
 )
-from ..io.records import one_line, printable, short_repr, unique_keys
+from ..io.records import cut_text, one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5
 if TYPE_CHECKING:
@@ -647,7 +647,11 @@ class _Server:
             if is_page:
                 return buffer.decode("utf-8", "replace")
             raise
-        return ChatCompletion.construct(**completion) if isinstance(completion, dict) else None
+        if not isinstance(completion, dict):
+            return None
+        if isinstance(completion.get("choices"), list):
+            completion["choices"] = completion["choices"][:1]  # one is asked for, and one is read
+        return ChatCompletion.construct(**completion)
 
     def _open(self) -> "openai.AsyncOpenAI":
         import openai
@@ -773,6 +777,7 @@ class _Server:
 
 # %% ../../nbs/inference/03_client.ipynb #0ther34a
 _VERSION = re.compile(r"[-@:._]v?\d[\w.-]*|[-:]latest")  # behind the name of a model
+_LONGEST_NAME = 200  # characters kept of a name or a reason that a server sends
 
 
 def other_model(asked: str, named: object) -> str:
@@ -788,7 +793,7 @@ def other_model(asked: str, named: object) -> str:
     ending = own_name.removeprefix(asked_name)
     if not ending or (own_name.startswith(asked_name) and _VERSION.fullmatch(ending)):
         return ""
-    return printable(named)
+    return cut_text(printable(named[:1000]), _LONGEST_NAME)
 
 # %% ../../nbs/inference/03_client.ipynb #94d7f4ce
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for
@@ -1030,7 +1035,7 @@ class Client:
             self._tokens.correct(used_tokens - booked_tokens)
         choice = completion.choices[0]
         text = _without_surrogates(_text_of(choice.message))
-        finish_reason = choice.finish_reason or "stop"
+        finish_reason = cut_text(printable((choice.finish_reason or "stop")[:1000]), _LONGEST_NAME)
         if not text.strip() and getattr(choice.message, "tool_calls", None):
             finish_reason = "tool_calls"  # some servers say stop
         refusal = getattr(choice.message, "refusal", None)

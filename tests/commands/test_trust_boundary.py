@@ -166,6 +166,7 @@ def test_a_key_goes_only_to_the_host_it_was_given_for(folder, monkeypatch):
             False,
         ),
         ({"base_url": "https://api.deepseek.com/v1", "key_env": "AWS_SECRET_KEY"}, [], False),
+        ({"base_url": "http://api.deepseek.com/v1", "key_env": "DEEPSEEK_API_KEY"}, [], False),
         ({"base_url": "https://gateway.example/v1"}, [], False),  # OpenAI's key, by default
         ({"base_url": "http://127.0.0.1:8000/v1", "key_env": "ANY_KEY"}, [], True),
         ({"base_url": "https://collect.example/v1", "key_env": ""}, [], True),
