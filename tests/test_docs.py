@@ -519,3 +519,18 @@ def test_messages_of_the_page_of_questions_are_those_of_the_package():
     for head in heads:
         for part in head.split(" … "):
             assert part.replace("OPENAI_API_KEY", "{self.key_env}") in joined, part
+
+
+def test_every_number_that_a_training_logs_is_explained():
+    """The names that the code lists, and those of a row by the other parts of a step."""
+    from memcalib.redistribution import FALLBACKS, PERCENTILES
+    from memcalib.trainer.callbacks import LOGGED, LOST, STATS
+
+    cells = json.loads((NBS / "logged_numbers.ipynb").read_text())["cells"]
+    text = "".join("".join(each["source"]) for each in cells)
+    explained = set(re.findall(r"`([a-z_A-Z0-9]+)(?:/CHANNEL)?`", text))
+    expected = {*STATS, *LOGGED, *PERCENTILES, *(f"fallback_{each}" for each in FALLBACKS)}
+    expected |= {f"lost_{each}" for each in LOST}
+    expected |= {f"valid_{each}" for each in ("SCS", "Exact", "sMOS", "sMUS", "AOR", "AUR")}
+    expected |= {"trigger", "nondegenerate", "all_best", "all_worst", "all_middle", "mixed"}
+    assert expected - explained == set()

@@ -89,7 +89,9 @@ def sections(nbs: Path) -> dict[str, list[str | dict]]:
     def inside(folder, among):
         return [page for page in among if page.startswith(f"{folder}/")]
 
-    reference = ["public_api.ipynb", "glossary.ipynb", "paper_index.ipynb"]
+    reference = [
+        f"{name}.ipynb" for name in ("public_api", "glossary", "paper_index", "logged_numbers")
+    ]
     first = ["index.ipynb", "start.ipynb", "faq.ipynb"]
     start = [page for page in more if "/" not in page and page not in (*first, *reference)]
     found = {"Start": [*(page for page in first if page in more), *start]}
