@@ -244,7 +244,7 @@ Data = Annotated[
     typer.Argument(
         help=(
             "Examples: JSONL, JSONL.gz, Parquet, a `datasets` folder or hub id; an RPEval file; "
-            "or starter:core (the default), starter, samples, published."
+            "or starter (the default), starter:core and its other subsets, samples, published."
         )
     ),
 ]
@@ -446,21 +446,28 @@ def validate(
     """Check every record of a file; list all violations with file, line, id, value found and values
     allowed.
 
-    Exits 1 when a record is unusable. Warnings are listed and do not count.
+    Exits 1 when a record is unusable. Warnings are listed and do not count. Files of the starter
+    set that were edited are named.
     """
     import json
     from dataclasses import asdict
 
+    from memcalib.evaluation.exam import edited_files
     from memcalib.problem import validate_examples
 
     result = validate_examples(file, split, limit)
+    edited = edited_files() if file.split(":")[0] == "starter" else []
     if as_json:
         violations = [asdict(violation) for violation in result.violations]
         content = {"file": file, "examples": result.examples, "violations": violations}
+        if edited:
+            content["edited"] = edited
         print(json.dumps(content, ensure_ascii=False, indent=1))
     else:
         for violation in result.violations:
             print(f"{violation.severity}: {violation}")
+        for line in edited:
+            print(f"warning: {line}")
         warnings = len(result.violations) - len(result.errors)
         print(
             f"{result.examples} usable examples, {len(result.errors)} "

@@ -104,7 +104,7 @@ class Evaluation(FrozenSettings):
     ones.
     """
 
-    data: Name = "starter:core"
+    data: Name = "starter"
     format: Literal["memcalib", "rpeval"] = "memcalib"
     split: str = "train"
     limit: int | None = Field(default=None, ge=1)
