@@ -76,7 +76,7 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
     return dict(content)
 
 
-def _with_value(content: Any, names: Sequence[str], value: Any) -> dict[str, Any]:
+def _with_value(content: object, names: Sequence[str], value: object) -> dict[str, Any]:
     """A copy of nested settings in which the setting at these names has this value;
     what is no mapping on the way is replaced.
     """
@@ -86,7 +86,7 @@ def _with_value(content: Any, names: Sequence[str], value: Any) -> dict[str, Any
     return copy
 
 # %% ../../nbs/commands/01_settings_files.ipynb #5a23afe7
-def given(options: Any) -> Any:
+def given(options: object) -> Any:
     """Nested settings without what is `None` and without mappings that are left empty."""
     if not isinstance(options, dict):
         return options
@@ -123,7 +123,7 @@ def read_settings(
 SettingsClasses = dict[str | None, type[BaseModel] | None]  # by tag; None for texts and the like
 
 
-def _settings_classes(annotation: Any, tag: str | None = None) -> SettingsClasses:
+def _settings_classes(annotation: object, tag: str | None = None) -> SettingsClasses:
     """The settings classes inside an annotation, by their tags;
     `None` for a tagged kind that is not a mapping.
     """
@@ -181,7 +181,7 @@ def locate(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation
     return SettingLocation(names, owner, issubclass(owner, Endpoint) or _only_endpoints(classes))
 
 
-def _has_alternatives(annotation: Any) -> bool:
+def _has_alternatives(annotation: object) -> bool:
     """Whether a field may have values of several types; nothing (None) is not counted."""
     if get_origin(annotation) not in (Union, UnionType):
         return False
@@ -379,7 +379,7 @@ def endpoints_in(
                     yield (*names, name, str(position)), item
 
 # %% ../../nbs/commands/01_settings_files.ipynb #167ccae9
-def _is_typed(typed: Any, names: Sequence[str], endpoint: Endpoint) -> bool:
+def _is_typed(typed: object, names: Sequence[str], endpoint: Endpoint) -> bool:
     """Whether the address of an endpoint was typed, and its variable typed or the default one."""
     for name in names:
         typed = typed.get(name) if isinstance(typed, Mapping) else None
@@ -418,16 +418,27 @@ def _ask_about(variable: str, host: str, file: str | Path) -> bool:
     return True
 
 
+def _host_to_agree_to(endpoint: Endpoint) -> str:
+    """The host about which a person is asked; with http:// before it where the key would travel
+    readable.
+    """
+    address = urlsplit(endpoint.url)
+    host = address.hostname or ""
+    return host if address.scheme == "https" else f"{address.scheme}://{host}"
+
+
 def _host_allowed(endpoint: Endpoint) -> bool:
     """Whether the host of an endpoint may get its key without a question."""
-    host = urlsplit(endpoint.url).hostname or ""
+    address = urlsplit(endpoint.url)
+    host = address.hostname or ""
+    is_given = host in KEY_HOSTS.get(endpoint.key_env, ()) and address.scheme == "https"
     by_variable = os.environ.get("MEMCALIB_ALLOW_HOST", "").split(",")
     named = {name.strip().lower() for name in (*_ALLOWED_HOSTS.get(), *by_variable)}
     return (
         host in THIS_MACHINE
-        or host in KEY_HOSTS.get(endpoint.key_env, ())
+        or is_given
         or host in named
-        or _was_agreed(endpoint.key_env, host)
+        or _was_agreed(endpoint.key_env, _host_to_agree_to(endpoint))
     )
 
 
@@ -458,13 +469,16 @@ def check_key_hosts(
             continue
         if _host_allowed(endpoint) or _is_typed(typed, names, endpoint):
             continue
-        if _ask_about(endpoint.key_env, host, file):
+        to_agree_to = _host_to_agree_to(endpoint)
+        if _ask_about(endpoint.key_env, to_agree_to, file):
             continue
         allowed = (
             f"the key in {endpoint.key_env} was not given for this host; "
             f"allowed with --allow-host {host}"
         )
-        errors.append(SettingError(".".join((*names, "base_url")), allowed, short_repr(host)))
+        errors.append(
+            SettingError(".".join((*names, "base_url")), allowed, short_repr(to_agree_to))
+        )
     if errors:
         raise SettingErrors(errors, str(file))
 
@@ -561,7 +575,7 @@ def _judge_name(name: str) -> str:
     return name
 
 
-def _judge_tag(judge: Any) -> str:
+def _judge_tag(judge: object) -> str:
     """Which kind of judge is described: one that is named by a text, or an endpoint."""
     return "named" if isinstance(judge, str) else "endpoint"
 
