@@ -17,7 +17,7 @@ from memcalib.problem import Example, Level, Rollout, judgment_for
 MOST_SECONDS = 60
 MOST_MEGABYTES = 1000
 STORE = 2000  # memories
-WORDS = "lake train chess garden office recipe invoice doctor summer keyboard".split()
+WORDS = ("lake", "train", "chess", "garden", "office", "recipe", "invoice", "doctor", "summer")
 
 
 def store_memory(number: int) -> dict[str, str]:
