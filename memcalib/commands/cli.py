@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'ResumeAnyway', 'RetryUnscored', 'Config', 'Data', 'Limit',
            'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache',
-           'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LogMap', 'LogStore', 'LogConsent', 'Profile', 'cache_verbs',
-           'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of',
-           'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options', 'logs', 'levels', 'evaluate',
-           'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'citations',
-           'numbers_of', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build', 'default_folder',
-           'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
+           'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'Profile',
+           'cache_verbs', 'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options',
+           'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options', 'logs', 'levels',
+           'evaluate', 'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories',
+           'citations', 'numbers_of', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear',
+           'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -477,6 +478,9 @@ def validate(
     raise typer.Exit(1 if result.errors else 0)
 
 # %% ../../nbs/commands/07_cli.ipynb #f5fe97d9
+LARGE_FILES = 20_000_000  # bytes, from which on rows are checked by several processes
+
+
 @app.command()
 def lint(
     files: Annotated[
@@ -490,6 +494,12 @@ def lint(
         str | None,
         typer.Option(help="Folder or hub id of a sentence model: query leakage by meaning too."),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Check rows side by side; default: all cores above 20 MB, else 1."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check what a valid record can still have wrong: rubrics, leaks, paragraphs, evidence, copies
@@ -498,11 +508,15 @@ def lint(
     Exits 1 when a check of severity error found something. Warnings are listed and do not count.
     """
     import json
+    import os
 
     from memcalib.dataset.lint import lint_files
     from memcalib.io.records import printable
 
-    result = lint_files(files, rule, model)
+    if processes is None:
+        size = sum(Path(file).stat().st_size for file in files if Path(file).is_file())
+        processes = os.cpu_count() or 1 if size > LARGE_FILES else 1
+    result = lint_files(files, rule, model, processes=processes)
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False, indent=1))
     else:

@@ -440,6 +440,34 @@ def test_the_same_findings_in_memory_and_from_files(tmp_path):
     ] == [(f.rule, f.example_id, f.item) for f in each]
 
 
+def test_processes_change_nothing_in_the_result(tmp_path):
+    rng = random.Random(3)
+    rows = []
+    for number, (row, name) in enumerate(zip(SETS["invented"], list(DEFECTS) * 7, strict=False)):
+        spoiled = plant(row, name, rng) or row
+        rows.append(spoiled.model_copy(update={"id": str(number)}))
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+    with open(path, "ab") as file:
+        file.write(b'{"id": 4}\n' + RECORDS[2].to_json().encode() + b"\n")
+
+    @lint("warning")
+    def own_check(view):
+        """An id of one character."""
+        return [("id", view.example.id, "two characters")] if len(view.example.id) == 1 else []
+
+    try:
+        alone = lint_files([path])
+        beside = lint_files([path], processes=2)
+    finally:
+        del LINTS["own_check"]
+    assert beside.findings == alone.findings and len(alone.findings) > 60
+    assert beside.checked == alone.checked and beside.flagged == alone.flagged
+    assert beside.rows == alone.rows == len(rows) + 2
+    assert alone.flagged["own_check"] == 10 and len(alone.of("structure")) > 0
+    with pytest.raises(ValueError, match=r"found processes=0; allowed: 1 and more"):
+        lint_files([path], processes=0)
+
+
 def test_splits_share_no_question_and_no_id():
     again = RECORD.model_copy(update={"id": "again", "question": RECORD.question.upper() + "!"})
     near = RECORD.model_copy(
