@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..io.records import DataError, Violation, one_line, only_dicts, printable
+from ..io.records import DataError, Violation, one_line, only_dicts, printable, short_repr
 from ..dataset.sources import Dropped
 from memcalib.memory_logs.exports import (
     ANSWER_FIELDS,
@@ -335,6 +335,7 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
             there = list(dict.fromkeys(p for record in searched[:20] for p in places_of(record)))
             found = f"{name}={place}, which none of the first {len(searched)} has"
             allowed = f"a field that is there: {', '.join(there[:40]) or kind_of(searched[0])}"
+            allowed += _rows_inside(rows)
             violations.append(Violation("map", found, allowed, file=source_name(source)))
     if violations:
         raise DataError(violations)
@@ -342,6 +343,23 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     if rows and _has_no_query(rows, names):
         raise DataError([_unmapped(rows, source_name(source))])
     return names
+
+
+def _rows_inside(rows: Sequence[Mapping]) -> str:
+    """Where the rows may be of a file that is one object around them; empty for any other."""
+    if len(rows) != 1:
+        return ""
+    for name, value in rows[0].items():
+        if isinstance(value, list) and len(value) > 1 and all(map(_is_object, value)):
+            return (
+                f"; {short_repr(name)} holds {len(value):,} objects: are they the rows? "
+                "Then write them to a file of their own, one a line"
+            )
+    return ""
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
