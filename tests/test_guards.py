@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser, SectionProxy
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -179,6 +180,11 @@ def test_each_chapter_has_one_module():
     names = [module_name(path) for path in CHAPTERS]
     assert len(set(names)) == len(names)
     assert sorted(names) == sorted(map(dotted, MODULES))
+
+
+def test_no_two_pages_of_a_folder_have_the_same_number():
+    numbers = Counter((page.parent, page.name.partition("_")[0]) for page in CHAPTERS)
+    assert [number for number, count in numbers.items() if count > 1] == []
 
 
 def test_exported_code_imports_what_stands_before_it():
