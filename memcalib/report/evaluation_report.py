@@ -248,6 +248,11 @@ def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
     return f"{text}; and {len(reasons) - most} more" if len(reasons) > most else text
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
+def _of_log(run: Run) -> bool:
+    """Whether the answers stood in a log, so that no model was asked."""
+    return bool(run.parameters.get("log"))
+
+
 def evaluation_costs(run: Run) -> "pd.DataFrame":
     """`cost_table` of the model, the judge and the second judge, as far as the folder has them;
     answers of a log cost nothing here.
@@ -544,11 +549,6 @@ def protocol(run: Run) -> list[tuple[str, str]]:
     if _of_log(run):
         pairs = [pair for pair in pairs if pair[0] not in ("Memory", "Seeds", "Sampling")]
     return [(name, printable(text)) for name, text in pairs if text != UNKNOWN]
-
-
-def _of_log(run: Run) -> bool:
-    """Whether the answers stood in a log, so that no model was asked."""
-    return bool(run.parameters.get("log"))
 
 
 def _data_hash(run: Run) -> str:
