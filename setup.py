@@ -71,6 +71,8 @@ setup(
     entry_points={
         "console_scripts": [cfg["console_scripts"]],
         "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
+        # under the name of its module: `pytest -p` with that name then loads it once
+        "pytest11": ["memcalib.integrations.pytest_plugin = memcalib.integrations.pytest_plugin"],
         "nbdev": ["memcalib = memcalib._modidx:d"],
     },
     zip_safe=False,

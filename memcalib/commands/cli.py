@@ -8,8 +8,9 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'RetryUnscor
            'File', 'Split', 'LogMap', 'LogStore', 'LogConsent', 'Profile', 'cache_verbs', 'stop', 'main',
            'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of', 'command_line', 'validate',
            'lint', 'show', 'forecast_text', 'log_options', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate',
-           'judge', 'report', 'compare', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train',
-           'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
+           'judge', 'report', 'compare', 'metric_limits', 'gate', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear',
+           'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -1088,6 +1089,106 @@ def compare(
     comparison = compare_runs(runs, common=common, any_judge=judges)
     page = write_comparison(comparison, out)
     print(f"{comparison_text(comparison)}\n{page}")
+
+# %% ../../nbs/commands/07_cli.ipynb #287d1b98
+def metric_limits(option: str, entries: Sequence[str] | None) -> dict[str, float]:
+    """Limits such as `SCS=60` by metric; raises `ValueError` for entries of another form."""
+    limits = {}
+    for entry in entries or ():
+        metric, _, value = entry.partition("=")
+        try:
+            limits[metric.strip()] = float(value)
+        except ValueError:
+            raise ValueError(
+                f"{option}: found {entry!r}; allowed: METRIC=POINTS, such as SCS=60"
+            ) from None
+    return limits
+
+
+@app.command(cls=_command_with("memcalib.report.gate:GateSettings"))
+def gate(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run folder of the evaluation to be checked.")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Run folder, or folder of --save, on the same questions."),
+    ] = None,
+    max_drop: Annotated[
+        float | None, typer.Option(help="By so many points each metric may get worse [2].")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metrics to compare, with commas between [SCS].")
+    ] = None,
+    min_: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="METRIC=POINTS", help="Least value, e.g. SCS=60."),
+    ] = None,
+    max_: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="METRIC=POINTS", help="Largest value, e.g. sMOS=20."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for gate.md (Markdown), gate.xml (JUnit) and gate.json.")
+    ] = Path("runs/gate"),
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Checks that noise may explain fail, too.")
+    ] = False,
+    side: Annotated[str | None, typer.Option(help="Which model, where a run has several.")] = None,
+    common: Annotated[
+        bool, typer.Option("--common", help="Compare on the questions that both runs have.")
+    ] = False,
+    judges: Annotated[
+        bool, typer.Option("--different-judges", help="Allow a baseline of another judge.")
+    ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep the run as a baseline, without any text."),
+    ] = None,
+    workflow: Annotated[
+        bool, typer.Option("--workflow", help="Print a GitHub workflow to copy, and stop.")
+    ] = False,
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Fail a build after which memory is used worse: a run against its baseline, and against
+    limits.
+
+    A fall counts when it is larger than --max-drop and is no noise: without a change at most 1
+    build of 100 fails (--set false_alarms=0.01). What may be noise is undecided, with the number
+    of questions that would tell; it fails with --strict. Exit code: 0 passed, 3 failed, 1 the runs
+    cannot be compared, 2 wrong call. Frequent settings: false_alarms, caught, drop, max_unscored.
+
+    Example: memcalib gate runs/new --baseline evals/baseline --max-drop 2 --min SCS=60
+    """
+    from memcalib.commands.settings_files import given, load_settings
+    from memcalib.report.gate import GateSettings, run_gate, save_baseline, workflow_text
+    from memcalib.report.gate import write_gate
+
+    if workflow:
+        print(workflow_text(), end="")
+        return
+    if run is None:
+        raise ValueError("gate: found no run; allowed: the run folder of an evaluation")
+    if save is not None:
+        print(save_baseline(run, save, side))
+        return
+    options = {
+        "metrics": None if metric is None else [name.strip() for name in metric.split(",")],
+        "max_drop": max_drop,
+        "minimum": metric_limits("--min", min_),
+        "maximum": metric_limits("--max", max_),
+        "strict": strict or None,
+        "side": side,
+        "common": common or None,
+        "different_judges": judges or None,
+    }
+    settings = load_settings(GateSettings, config, given(options), set_ or ())
+    checked = run_gate(run, baseline, settings)
+    write_gate(checked, out)
+    print(checked.line)
+    if not checked.passed:
+        raise typer.Exit(3)
 
 # %% ../../nbs/commands/07_cli.ipynb #47f3df43
 @app.command()

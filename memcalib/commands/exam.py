@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..annotation.labels import LabelBook, LabelItem, audit_frame, label_items
-from .evaluate import JUDGED_TOKENS, make_judge, role_forecast
+from .evaluate import judge_reply_tokens, make_judge, role_forecast
 from .settings_files import EXACT, Bar, JudgeSetting
 from ..evaluation.agreement import agreement, judged_atoms, sample_atoms
 from memcalib.evaluation.exam import (
@@ -212,7 +212,8 @@ class ExamRun:
             for item in waiting:
                 request = judge_request(item.example, item.rollout().response, self.exam.judging)
                 prompt_tokens += estimate_tokens(request.messages)
-                reply_tokens += JUDGED_TOKENS[0] + JUDGED_TOKENS[1] * len(item.example.atoms)
+                every_quote = self.exam.judging.every_quote
+                reply_tokens += judge_reply_tokens(len(item.example.atoms), every_quote)
         return role_forecast(
             "judge", judge, len(self.items), len(waiting), prompt_tokens, reply_tokens
         )

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
-           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'compare', 'sign_flip_p', 'holm', 'with_holm',
-           'score_text']
+           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'question_means', 'compare', 'sign_flip_p',
+           'holm', 'with_holm', 'score_text']
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #ffb42da4
 import json
@@ -274,12 +274,12 @@ def atom_table(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #e9edfe5e
-def _per_question(
-    frame: "pd.DataFrame", source: str | tuple[str, str], rho: float
+def question_means(
+    frame: "pd.DataFrame", source: str | tuple[str, str], rho: float = 0.5
 ) -> "pd.DataFrame":
-    """The mean metrics of one run on each question, indexed by domain and question.
+    """The mean metrics of one run on each question, from 0 to 100, indexed by domain and question.
 
-    Raises `ValueError` unless exactly one run has that model (and condition).
+    `frame` is a `response_frame`; a run is a model name or a pair (model, condition). Raises `ValueError` unless exactly one run has that model (and condition).
     """
     import pandas as pd
 
@@ -327,8 +327,8 @@ def compare(
     import pandas as pd
 
     frame = response_frame(judgments)
-    before = _per_question(frame, first, rho)
-    after = _per_question(frame, second, rho)
+    before = question_means(frame, first, rho)
+    after = question_means(frame, second, rho)
     before, after = before.align(after, join="inner", axis=0)
     if before.empty:
         raise ValueError(

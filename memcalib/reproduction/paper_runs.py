@@ -17,8 +17,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..commands.evaluate import JUDGED_TOKENS
-from ..trainer.forecast import ASSUMED, epoch_work, judge_work, measure_texts, teaching_work
+from ..commands.evaluate import judge_reply_tokens
+from memcalib.trainer.forecast import (
+    ASSUMED,
+    epoch_work,
+    judge_work,
+    measure_texts,
+    teaching_work,
+    tokens_passed,
+)
 from ..trainer.recipe import Recipe, Start, load_recipe, method_config, preflight
 from ..commands.settings_files import check_key, load_settings, read_settings, shipped
 from ..inference.endpoint import Endpoint
@@ -154,12 +161,8 @@ def missing_key(endpoint: Endpoint, place: str) -> Iterator[str]:
 # %% ../../nbs/reproduction/07_paper_runs.ipynb #042c3d2a
 def _training_hours(epoch: Mapping[str, float], speed: Speed) -> float:
     """GPU hours of a training, from the tokens that one of its epochs samples and reads."""
-    tokens_read = 0.0
-    for name, tokens in epoch.items():
-        if name.startswith("tokens read"):
-            passes = 3 if name.endswith("the update") else 1  # forward, and backward twice as much
-            tokens_read += passes * tokens
-    seconds = epoch.get("tokens sampled", 0) / speed.sampled + tokens_read / speed.read
+    sampled_seconds = epoch.get("tokens sampled", 0) / speed.sampled
+    seconds = sampled_seconds + tokens_passed(epoch) / speed.read
     return epoch.get("epochs", 1.0) * seconds / 3600
 
 
@@ -225,11 +228,10 @@ def evaluation_work(
     endpoint; `missing_for_model` is what else is missing.
     """
     answers = examples * len(plan.eval_seeds)
-    frame_tokens, atom_tokens = JUDGED_TOKENS
     rubric_tokens = ASSUMED["atoms"] * ASSUMED["rubric"]
     judge_prompt_tokens = ASSUMED["judge frame"] + rubric_tokens + ASSUMED["answer"]
     prompt_tokens = answers * judge_prompt_tokens
-    completion_tokens = answers * (frame_tokens + atom_tokens * ASSUMED["atoms"])
+    completion_tokens = answers * judge_reply_tokens(ASSUMED["atoms"])
     hours = 0.0
     if speed is not None:
         answer_seconds = ASSUMED["answer"] / speed.sampled + ASSUMED["prompt"] / speed.read

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ASSUMED', 'SAMPLED', 'TokenCounter', 'GIB', 'Strategy', 'LOGITS', 'READ', 'RUNTIME', 'LONGEST', 'Setting', 'resolved',
-           'Texts', 'measure_texts', 'epoch_work', 'teaching_work', 'judge_work', 'Shape', 'model_shape', 'StateBytes',
-           'Plan', 'Memory', 'estimate_memory', 'launch_file', 'strategy', 'training_plan', 'recipe_shape',
-           'warnings_of', 'Forecast', 'forecast']
+           'Texts', 'measure_texts', 'tokens_passed', 'epoch_work', 'teaching_work', 'quotes_every_place', 'judge_work',
+           'Shape', 'model_shape', 'StateBytes', 'Plan', 'Memory', 'estimate_memory', 'launch_file', 'strategy',
+           'training_plan', 'recipe_shape', 'warnings_of', 'Forecast', 'beside_gdpo', 'forecast']
 
 # %% ../../nbs/trainer/11_forecast.ipynb #4597ad72
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..commands.evaluate import JUDGED_TOKENS
+from ..commands.evaluate import QUOTED_TOKENS, judge_reply_tokens
 from ..commands.settings_files import EXACT, with_settings
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.settings import package_data, read_yaml
-from ..judge import judge_request
+from ..judge import JudgeConfig, judge_request, system_prompt
 from ..problem import Example, encode_prompt, iter_examples, render
 from .distillation import teacher_messages
 from memcalib.trainer.recipe import (
@@ -277,6 +277,16 @@ def _assumed_answer(config: MethodConfig) -> int:
     return ASSUMED["answer"]
 
 
+def tokens_passed(work: Mapping[str, float]) -> float:
+    """Tokens of an epoch that pass the model forward; the update's count three times, since
+    backward is twice the work. Sampled tokens are not among them."""
+    passed = 0.0
+    for name, tokens in work.items():
+        if name.startswith("tokens read"):
+            passed += tokens * (3 if name.endswith("the update") else 1)
+    return passed
+
+
 def epoch_work(config: TrainConfig, texts: Texts) -> dict[str, float]:
     """Steps, answers and tokens of one epoch of a method that samples answers;
     tokens rest on what is assumed of answers and channels."""
@@ -328,6 +338,17 @@ def _teaching_row_count(recipe: Recipe, texts: Texts) -> int:
     return sum(bool(line.strip()) for line in lines)
 
 # %% ../../nbs/trainer/11_forecast.ipynb #2c2ddbd7
+def quotes_every_place(config: MethodConfig) -> bool:
+    """Whether the judge of a training is asked for every place at which an atom shows."""
+    return isinstance(config, TrainConfig) and config.credit.rule.needs_quotes
+
+
+def _quote_prompt_tokens(judging: JudgeConfig) -> int:
+    """How much longer a judge's prompt is when it asks for every place."""
+    asked = judging.model_copy(update={"every_quote": True})
+    return estimate_tokens(system_prompt(asked)) - estimate_tokens(system_prompt(judging))
+
+
 def judge_work(
     recipe: Recipe, config: MethodConfig, texts: Texts, work: Mapping[str, float]
 ) -> dict[str, float | None]:
@@ -341,9 +362,13 @@ def judge_work(
     reply_tokens = 0
     cost = 0.0 if recipe.judge in (None, EXACT) else None
     if isinstance(recipe.judge, Endpoint):
-        frame, line = JUDGED_TOKENS
+        judging = recipe.judging
         prompt_tokens = (texts.judged + _assumed_answer(config)) * calls
-        reply_tokens = (frame + line * texts.atoms) * calls
+        reply_tokens = judge_reply_tokens(texts.atoms, judging.every_quote) * validated_answers
+        every_quote = quotes_every_place(config) or judging.every_quote
+        reply_tokens += judge_reply_tokens(texts.atoms, every_quote) * judged_answers
+        if quotes_every_place(config):
+            prompt_tokens += _quote_prompt_tokens(judging) * judged_answers
         price = recipe.judge.price
         cost = price.cost(prompt_tokens, reply_tokens) if price else None
     return {
@@ -805,6 +830,7 @@ class Forecast:
     assumptions: list[str]
     warnings: list[str]
     refused: list[str]
+    beside_gdpo: dict[str, float] = field(default_factory=dict)  # `beside_gdpo`, where it says more
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; memory in bytes."""
@@ -825,6 +851,8 @@ class Forecast:
         judging = {"judge": self.judged_by}
         judging.update(_numbers(self.judge))
         lines += _block("Judge, one epoch (cost in US dollars)", judging)
+        if self.beside_gdpo:
+            lines += _block("A step, in steps of GDPO", _numbers(self.beside_gdpo))
         if self.memory:
             lines += self._memory_lines()
         notes = {
@@ -888,6 +916,27 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, str]:
     return texts
 
 # %% ../../nbs/trainer/11_forecast.ipynb #5ffbd99f
+def beside_gdpo(recipe: Recipe, config: MethodConfig, texts: Texts) -> dict[str, float]:
+    """How many times the tokens of a step of GDPO a step takes: read by the model (`tokens_passed`,
+    sampled ones apart), read and written by the judge. Empty for a method without rewards, and for
+    GDPO itself; without the judge's where it is no endpoint."""
+    if not isinstance(config, TrainConfig) or not asks_judge(config.method, config, 0):
+        return {}
+    config = config.model_copy(update={"eval_every": 0})  # a step alone, no validation
+    gdpo = config.model_copy(update={"method": "gdpo"})
+    if config.credit == gdpo.credit:
+        return {}
+    work = epoch_work(config, texts)
+    gdpo_work = epoch_work(gdpo, texts)
+    ratios = {"read by the model": tokens_passed(work) / tokens_passed(gdpo_work)}
+    if isinstance(recipe.judge, Endpoint):
+        judged = judge_work(recipe, config, texts, work)
+        gdpo_judged = judge_work(recipe, gdpo, texts, gdpo_work)
+        for name in ("prompt tokens", "completion tokens"):
+            ratios[f"judge, {name}"] = judged[name] / gdpo_judged[name]
+    return ratios
+
+
 def _memory(
     recipe: Recipe, config: MethodConfig, texts: Texts, shape: Shape | None
 ) -> tuple[dict[str, Memory], list[str]]:
@@ -932,6 +981,11 @@ def forecast(
     assumptions += [*texts.assumptions, *memory_notes]
     if isinstance(config, TrainConfig):
         work = epoch_work(config, texts)
+        if quotes_every_place(config):
+            assumptions.append(
+                f"a judge's line grows by {QUOTED_TOKENS} tokens where it quotes every place, "
+                "as measured on short answers of the starter set"
+            )
         rereading = _rereading(config, texts)
         if rereading.assumption:
             assumptions.append(rereading.assumption)
@@ -950,4 +1004,5 @@ def forecast(
         assumptions=assumptions,
         warnings=list(warnings_of(recipe, config, shape, memory)),
         refused=list(preflight(recipe, method, config, counted, texts.validation, local=True)),
+        beside_gdpo=beside_gdpo(recipe, config, texts),
     )

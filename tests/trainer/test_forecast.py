@@ -375,6 +375,50 @@ def test_counterfactuals_are_read_by_one_method_alone():
     assert any("left atoms out" in text for text in by["evidence-kl"].assumptions)
 
 
+QUOTING = """
+from memcalib.rules.base import CreditRule
+
+
+class Quoting(CreditRule):
+    name = "quoting"
+    needs_quotes = QUOTES
+
+
+RULE = Quoting()
+"""
+
+
+@pytest.mark.parametrize("quotes", [True, False])
+def test_a_judge_writes_more_for_any_rule_that_needs_quotes(tmp_path, monkeypatch, quotes):
+    module = f"quoting_{quotes}".lower()
+    (tmp_path / f"{module}.py").write_text(QUOTING.replace("QUOTES", str(quotes)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gdpo = forecast(load_recipe("qwen3-8b", [PRICED]), "gdpo").judge
+    recipe = load_recipe("qwen3-8b", [PRICED, f"train.mode={module}:RULE"])
+    plan = forecast(recipe, "memcalib-rl")
+    read = plan.judge["prompt tokens"] - gdpo["prompt tokens"]
+    written = plan.judge["completion tokens"] - gdpo["completion tokens"]
+    # 64,000 answers are trained on; 7,500 of validation are judged as always
+    assert written == (64_000 * 15.5 * 2 if quotes else 0)
+    assert (150 * 64_000 < read < 250 * 64_000) if quotes else read == 0
+    assert any("quotes every place" in text for text in plan.assumptions) == quotes
+    assert plan.beside_gdpo["read by the model"] == 1
+    assert (plan.beside_gdpo["judge, completion tokens"] > 1) == quotes
+
+
+@pytest.mark.parametrize("method", ["gdpo", "opsd-pg", "sft"])
+def test_what_has_no_rule_of_its_own_is_not_set_beside_gdpo(method):
+    plan = forecast(load_recipe("qwen3-8b"), method)
+    assert plan.beside_gdpo == {}
+    assert "in steps of GDPO" not in plan.text()
+
+
+def test_a_step_is_set_beside_one_of_gdpo():
+    text = forecast(load_recipe("qwen3-8b", ["train.mode=evidence-kl"]), "memcalib-rl").text()
+    lines = text.partition("A step, in steps of GDPO\n")[2].splitlines()[:3]
+    assert [line.split()[-1] for line in lines] == ["1.32", "1.03", "1.03"]
+
+
 def test_a_distilled_policy_holds_one_frozen_copy():
     recipe = load_recipe("qwen3-8b")
     without_reference = load_recipe("qwen3-8b", ["train.beta=0"])
