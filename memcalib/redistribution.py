@@ -463,6 +463,23 @@ def _one_process(values: Tensor) -> Tensor:
     return values
 
 
+def _batch_scale(
+    advantages: Float[Tensor, "row column"],
+    valid: Bool[Tensor, " row"],
+    lengths: Int[Tensor, " row"],
+    config: CreditConfig,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """What is subtracted from the advantages of a batch, and what they are then divided by: 0 and
+    1 for the base 'grpo', else centre and RMS of the scored answers of all processes. `lengths`
+    are their numbers of tokens."""
+    if config.rule.base == "grpo":
+        return advantages.new_zeros(()), advantages.new_ones(())
+    weights = lengths if config.scale_unit == "token" else None
+    return rms_scale(
+        advantages.sum(1), valid, eps=config.eps_scale, center=config.center, weights=weights
+    )
+
+
 def credit(
     rewards: Float[Tensor, "row channel"],
     group: Int[Tensor, " row"],
@@ -497,13 +514,10 @@ def credit(
     gather = gather or _one_process
     _check_answers(rewards, valid[local], mask)
     columns, advantages = column_advantages(rewards, group, valid, config)
-    shift = advantages.new_zeros(())
-    scale = advantages.new_ones(())
-    if rule.base != "grpo":
-        lengths = gather(mask.sum(1)) if config.scale_unit == "token" else None
-        shift, scale = rms_scale(
-            advantages.sum(1), valid, eps=config.eps_scale, center=config.center, weights=lengths
-        )
+    lengths = mask.sum(1)
+    if config.scale_unit == "token":
+        lengths = gather(lengths)
+    shift, scale = _batch_scale(advantages, valid, lengths, config)
     batch = JudgedBatch(
         config=config,
         rewards=columns[local],

@@ -76,6 +76,7 @@ from memcalib.trainer.rewards import (
 )
 from memcalib.trainer.train_config import (
     CreditGRPOConfig,
+    TrainingMethod,
     TrainConfig,
     check_loggers,
     check_model,
@@ -160,6 +161,29 @@ def _reference_of(
     by_main(lambda: _keep_reference(folder, model, checkpoint))
     model.config._name_or_path = str(folder)
     return folder
+
+
+def _weights_of(reference: Path | None) -> dict[str, str] | None:
+    """The hashes of a reference policy's weights, as the main process reads them; None without."""
+    if reference is None:
+        return None
+    return by_main(partial(saved_weights, reference))
+
+
+def _credit_args(args: object | None, model_name: str) -> CreditGRPOConfig:
+    """The arguments of a trainer, by default those of the method in a folder named after the model;
+    `ValueError` for those of another trainer."""
+    if args is None:
+        return CreditGRPOConfig(f"{Path(model_name).name}-credit")
+    if not isinstance(args, CreditGRPOConfig):
+        raise ValueError(f"args: found {type(args).__name__}; allowed: CreditGRPOConfig")
+    return args
+
+
+def _check_judge(method: TrainingMethod, judge: JudgeLike | None) -> None:
+    """Raises `ValueError` for a method that needs a judge and has none."""
+    if judge is None and method.needs_judge:
+        raise ValueError(f"method {method.name!r} needs a judge: found None")
 
 # %% ../nbs/07_training.ipynb #ba18bde2
 class _QuietAboutUnscored(logging.Filter):
@@ -344,6 +368,9 @@ class CreditTrainer(GRPOTrainer):
     loss_sum = 0.0  # of the parts of this update
     at_once = 0  # answers that are sampled at once, as far as is known; 0: none was sampled yet
     lost: Counter | None = None  # rows without log-probabilities in this step, by reason
+    stopped: str | None = None  # why the run ended early
+    credit = None  # of the last batch
+    pairs = None  # what was scored for it
 
     def __init__(
         self,
@@ -361,38 +388,27 @@ class CreditTrainer(GRPOTrainer):
     ):
         _refuse(reward_funcs, options)
         model_name = getattr(model, "name_or_path", model)
-        if args is None:
-            args = CreditGRPOConfig(f"{Path(str(model_name)).name}-credit")
-        if not isinstance(args, CreditGRPOConfig):
-            raise ValueError(f"args: found {type(args).__name__}; allowed: CreditGRPOConfig")
+        args = _credit_args(args, str(model_name))
         self.config = args.settings()
         config = self.config
         method = training_method(config.method)
-        if judge is None and method.needs_judge:
-            raise ValueError(f"method {method.name!r} needs a judge: found None")
+        _check_judge(method, judge)
         check_sampler(config)
         out = Path(str(args.output_dir))
         _check_fresh(out, args.resume_from_checkpoint)
         tokenizer = processing_class or AutoTokenizer.from_pretrained(model_name)
         examples = _examples(train_dataset)
-        self.stopped: str | None = None
-        self.credit = None
-        self.pairs = None
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
-        self.judge: RetryingJudge | None = None
-        if judge is not None:
-            self.judge = retrying_judge(judge, config).join(self.sum_over_processes, self.signals)
+        self.judge = self._patient_judge(judge)
         self.judged = ChannelRewards(self._reward_judge(), examples, config.merge_over_use)
         self.encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
         self.token_credit = TokenCredit(tokenizer, config.credit, self.encode)
         self.thresholds = self.token_credit.thresholds
         self.start_checkpoint = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
-        self.reference: Path | None = None
-        self.reference_weights: dict[str, str] | None = None
+        self.reference = None
         if not peft_config:
             self.reference = _reference_of(model, config, out, self.start_checkpoint)
-        if self.reference:
-            self.reference_weights = by_main(partial(saved_weights, self.reference))
+        self.reference_weights = _weights_of(self.reference)
         dataset = prompt_dataset(config, tokenizer, examples, out)
         frozen_copy = args.beta > 0 or method.needs_teacher
         rollout = _shared_rollout if config.sampler == "shared" else None
@@ -409,10 +425,7 @@ class CreditTrainer(GRPOTrainer):
                 peft_config=peft_config,
                 **options,
             )
-        self.token_credit.device = self.accelerator.device
-        self.token_credit.process = self.accelerator.process_index
-        if self.accelerator.num_processes > 1:
-            self.token_credit.gather = self.concatenate
+        self._join_credit()
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         check_context(config, tokenizer, examples, dataset, context)
         self.checkpoints = CreditCheckpoints(self, config.minibatches)
@@ -421,6 +434,20 @@ class CreditTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         for callback in (self.checkpoints, self.rows, self.guard):
             self.add_callback(callback)
+
+    def _join_credit(self) -> None:
+        """Tell the credit of tokens where its tensors live and which process this is."""
+        self.token_credit.device = self.accelerator.device
+        self.token_credit.process = self.accelerator.process_index
+        if self.accelerator.num_processes > 1:
+            self.token_credit.gather = self.concatenate
+
+    def _patient_judge(self, judge: JudgeLike | None) -> RetryingJudge | None:
+        """The judge that asks again after a failure, and of which all processes know the number of
+        failures; None without a judge."""
+        if judge is None:
+            return None
+        return retrying_judge(judge, self.config).join(self.sum_over_processes, self.signals)
 
     def _reward_judge(self) -> JudgeLike | None:
         """The judge of a batch: shown what the policy reads, and asked for quotes where the rule
@@ -715,7 +742,7 @@ class CreditTrainer(GRPOTrainer):
 _REPLACED = ("environment_factory", "reward_processing_classes", "rollout_func", "tools")
 
 
-def _refuse(reward_funcs: Any, options: Mapping[str, Any]) -> None:
+def _refuse(reward_funcs: object, options: Mapping[str, Any]) -> None:
     """Raises `ValueError` naming an option of the base trainer that this one fills itself."""
     refused = [name for name in _REPLACED if name in options]
     if reward_funcs is not None:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import copy_context
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -281,7 +282,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-def _settings_inside(annotation: Any) -> "Iterator[type[BaseModel]]":
+def _settings_inside(annotation: object) -> "Iterator[type[BaseModel]]":
     """The settings classes inside an annotation, such as an endpoint's in `Endpoint | None`."""
     from pydantic import BaseModel
 
@@ -1675,7 +1676,7 @@ def grid(
         memcalib grid --rule my_rules:MyRule --noise 0.1 --noise 0.4
     """
     from memcalib.reproduction.rule_grid import TESTBED, grid_counts, load_plan, plan_rows, run_plan
-    from memcalib.reproduction.rule_report import gains, write_rule_report
+    from memcalib.reproduction.rule_report import resampled_differences, write_rule_report
     from memcalib.commands.settings_files import settings_text
     from memcalib.reproduction.rule_runs import stored_rows
 
@@ -1706,8 +1707,8 @@ def grid(
     for name, (runs, done) in grid_counts(grid_plan, rows).items():
         print(f"{name}: {done} of {runs} runs")
     if not dry_run and (is_testbed or rules):
-        rows_of_plan = [row for of_stage in plan_rows(grid_plan, rows).values() for row in of_stage]
-        if gains(rows_of_plan).empty:
+        rows_of_plan = list(chain.from_iterable(plan_rows(grid_plan, rows).values()))
+        if resampled_differences(rows_of_plan).empty:
             print("no report yet: it needs test runs of GDPO and another rule under one judge")
         else:
             print(f"report: {write_rule_report(out, grid_plan, rows_of_plan)}")

@@ -86,7 +86,7 @@ class Weights(FrozenSettings):
     options: dict[str, Any] = Field(default_factory=dict)
 
 # %% ../../nbs/commands/02_evaluate.ipynb #76c65ae3
-def _model_tag(model: Any) -> str:
+def _model_tag(model: object) -> str:
     """Which kind of model is described: weights, or an endpoint."""
     if isinstance(model, Weights) or (isinstance(model, dict) and "path" in model):
         return "weights"
@@ -121,7 +121,7 @@ class Evaluation(FrozenSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _answers_of_a_log(cls, settings: Any) -> Any:
+    def _answers_of_a_log(cls, settings: object) -> Any:
         """A log takes the place of data and model; `map` at the top is its map."""
         if not isinstance(settings, dict):
             return settings
@@ -147,7 +147,7 @@ class Evaluation(FrozenSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _rpeval_judging(cls, settings: Any) -> Any:
+    def _rpeval_judging(cls, settings: object) -> Any:
         """RPEval has a way of judging of its own, in which single settings may be changed."""
         if not isinstance(settings, dict) or settings.get("format") != "rpeval":
             return settings

@@ -76,7 +76,7 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
     return dict(content)
 
 
-def _with_value(content: Any, names: Sequence[str], value: Any) -> dict[str, Any]:
+def _with_value(content: object, names: Sequence[str], value: object) -> dict[str, Any]:
     """A copy of nested settings in which the setting at these names has this value;
     what is no mapping on the way is replaced.
     """
@@ -86,7 +86,7 @@ def _with_value(content: Any, names: Sequence[str], value: Any) -> dict[str, Any
     return copy
 
 # %% ../../nbs/commands/01_settings_files.ipynb #5a23afe7
-def given(options: Any) -> Any:
+def given(options: object) -> Any:
     """Nested settings without what is `None` and without mappings that are left empty."""
     if not isinstance(options, dict):
         return options
@@ -123,7 +123,7 @@ def read_settings(
 SettingsClasses = dict[str | None, type[BaseModel] | None]  # by tag; None for texts and the like
 
 
-def _settings_classes(annotation: Any, tag: str | None = None) -> SettingsClasses:
+def _settings_classes(annotation: object, tag: str | None = None) -> SettingsClasses:
     """The settings classes inside an annotation, by their tags;
     `None` for a tagged kind that is not a mapping.
     """
@@ -181,7 +181,7 @@ def locate(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation
     return SettingLocation(names, owner, issubclass(owner, Endpoint) or _only_endpoints(classes))
 
 
-def _has_alternatives(annotation: Any) -> bool:
+def _has_alternatives(annotation: object) -> bool:
     """Whether a field may have values of several types; nothing (None) is not counted."""
     if get_origin(annotation) not in (Union, UnionType):
         return False
@@ -379,7 +379,7 @@ def endpoints_in(
                     yield (*names, name, str(position)), item
 
 # %% ../../nbs/commands/01_settings_files.ipynb #167ccae9
-def _is_typed(typed: Any, names: Sequence[str], endpoint: Endpoint) -> bool:
+def _is_typed(typed: object, names: Sequence[str], endpoint: Endpoint) -> bool:
     """Whether the address of an endpoint was typed, and its variable typed or the default one."""
     for name in names:
         typed = typed.get(name) if isinstance(typed, Mapping) else None
@@ -561,7 +561,7 @@ def _judge_name(name: str) -> str:
     return name
 
 
-def _judge_tag(judge: Any) -> str:
+def _judge_tag(judge: object) -> str:
     """Which kind of judge is described: one that is named by a text, or an endpoint."""
     return "named" if isinstance(judge, str) else "endpoint"
 

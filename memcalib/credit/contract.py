@@ -366,14 +366,13 @@ def reference_cases(path: str | Path | None = None) -> list[ReferenceCase]:
     if content["contract"] != CONTRACT:
         raise ValueError(f"{file}: contract {content['contract']!r}; allowed: {CONTRACT}")
     records = [Example.model_validate(record) for record in content["records"]]
-    return [
-        ReferenceCase(
-            case["name"],
-            CreditConfig(**case["settings"]),
-            [_batch_of(row, content["inputs"][row["inputs"]], records) for row in case["batches"]],
-        )
-        for case in content["cases"]
-    ]
+    cases = []
+    for case in content["cases"]:
+        batches = []
+        for row in case["batches"]:
+            batches.append(_batch_of(row, content["inputs"][row["inputs"]], records))
+        cases.append(ReferenceCase(case["name"], CreditConfig(**case["settings"]), batches))
+    return cases
 
 
 def port_faults(

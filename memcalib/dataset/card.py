@@ -633,7 +633,7 @@ _SPLITS_TEXT = (
 )
 
 # %% ../../nbs/dataset/11_card.ipynb #eee44400
-def _shown_cell(value: Any) -> Any:
+def _shown_cell(value: object) -> Any:
     """A cell as a card shows it: a dash for a missing value, numbers with separators,
     text without control characters.
     """

@@ -590,7 +590,7 @@ def server_name(endpoint: Endpoint) -> str:
     return host if host == "this machine" else endpoint.url
 
 # %% ../../nbs/dataset/10_pilot.ipynb #6a16cdef
-def _short_text(value: Any) -> str:
+def _short_text(value: object) -> str:
     """A setting as a short text; a long one is named by its hash. 1 and 1.0 are one setting."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -599,7 +599,7 @@ def _short_text(value: Any) -> str:
     return value if len(value) <= 60 else f"sha256 {text_hash(value)}"
 
 
-def _named_values(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def _named_values(value: object, name: str) -> Iterator[tuple[str, str]]:
     """(dotted name, short text) of every single value in nested settings."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():

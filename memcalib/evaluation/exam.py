@@ -416,7 +416,8 @@ def stance_verdict(
         ("false_alarms", "others called misread", limits.false_alarms, -1),
     )
     for name, words, limit, direction in named:
-        low, high = numbers[f"{name}_low"], numbers[f"{name}_high"]
+        low = numbers[f"{name}_low"]
+        high = numbers[f"{name}_high"]
         if low is None:
             doubts.append(f"{words}: not measured")
             continue

@@ -97,7 +97,7 @@ class _Setting:
     several: bool  # a row holds a list of preferences, not one
 
     @classmethod
-    def of(cls, row: Any) -> "_Setting":
+    def of(cls, row: object) -> "_Setting":
         if not isinstance(row, dict):
             return cls(implicit=False, several=False)
         return cls("implicit_persona" in row, isinstance(row.get("persona"), list))
@@ -120,7 +120,7 @@ class _Setting:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _text_fault(value: Any) -> bool:
+def _text_fault(value: object) -> bool:
     return not isinstance(value, str) or not value.strip() or bool(_SURROGATE.search(value))
 
 
@@ -238,7 +238,7 @@ def load_rpeval(path: str | Path, setting: str | None = None) -> list[Example]:
     return [_to_example(row, file_setting, index) for index, row in enumerate(rows)]
 
 
-def _row_faults(row: Any, setting: _Setting) -> list[Violation]:
+def _row_faults(row: object, setting: _Setting) -> list[Violation]:
     """What is wrong with a row; its labels are looked at where its fields are right."""
     if not isinstance(row, dict):
         return [Violation("row", repr(row), "an object")]

@@ -1138,7 +1138,7 @@ def _json_escape(match: re.Match[str]) -> str:
     return json.dumps(character)[1:-1]  # two escapes for a character above U+FFFF
 
 # %% ../../nbs/inference/03_client.ipynb #327f4191
-def to_data(value: Any) -> str:
+def to_data(value: object) -> str:
     """JSON in which no chat control token and no invisible character occurs; reads back as the same
     value.
     """

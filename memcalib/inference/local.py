@@ -165,6 +165,24 @@ def group_sync(model: torch.nn.Module) -> Callable[[bool], bool] | None:
     return is_any_busy
 
 # %% ../../nbs/inference/05_local.ipynb #3ded0134
+def _token_limits(
+    max_tokens: int | Sequence[int], rows: int, device: torch.device
+) -> Int[Tensor, " row"]:
+    """How many tokens each of `rows` answers may have, from one limit or one for each."""
+    if isinstance(max_tokens, int):
+        return torch.full((rows,), max_tokens, device=device)
+    return torch.tensor(list(max_tokens), device=device)
+
+
+def _row_numbers(
+    seeds: Sequence[int] | None, width: int, device: torch.device
+) -> Float[Tensor, "row token"] | None:
+    """Each row's own random numbers; None where no seeds are given."""
+    if seeds is None:
+        return None
+    return torch.tensor(uniform_numbers(seeds, width), device=device)
+
+
 @torch.no_grad()
 def sample_tokens(
     model: PreTrainedModel,
@@ -184,18 +202,14 @@ def sample_tokens(
     else `generator` serves all. Raises `FloatingPointError` when the model's logits are NaN.
     """
     device = model.device
-    if isinstance(max_tokens, int):
-        max_tokens = [max_tokens] * len(prompts)
-    limits = torch.tensor(list(max_tokens), device=device)
+    limits = _token_limits(max_tokens, len(prompts), device)
     longest = int(limits.max())
-    numbers = None
-    if seeds is not None:
-        numbers = torch.tensor(uniform_numbers(seeds, longest), device=device)
+    numbers = _row_numbers(seeds, longest, device)
+    end_ids = torch.tensor(ends, device=device)
     with evaluating(model):
         rows = _prefill(model, prompts, pad=ends[0])
         if torch.isnan(rows.logits).any():
             raise FloatingPointError("the policy's logits are NaN: its weights are damaged")
-        end_ids = torch.tensor(ends, device=device)
         answers = torch.full((len(prompts), longest), -1, device=device)
         unfinished = torch.ones(len(prompts), dtype=torch.bool, device=device)
         unfinished_count = len(prompts)

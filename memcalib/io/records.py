@@ -198,7 +198,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, cut_short
 
 # %% ../../nbs/io/01_records.ipynb #0b32a604
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> Any:
     """The value without keys whose value is null, at any depth."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}

@@ -205,6 +205,17 @@ def _wordiest_field(items: Sequence[Mapping]) -> str:
     return max(often, key=words.__getitem__, default="")
 
 
+def _items_of(row: Mapping, fields: Mapping[str, str]) -> list:
+    """The memories of a row as they stand there, by the place that `fields` names for them or as a
+    memory system writes them; none where there are none."""
+    value: object = dict(row)
+    if "memories" in fields:
+        value = value_at(row, fields["memories"])
+    if value is MISSING:
+        return []
+    return _memory_items(value) or []
+
+
 def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> dict[str, str]:
     """The names that a log seems to use for what neither it nor `given` names in the plain way."""
     rows = [record for record in records if isinstance(record, Mapping)]
@@ -221,8 +232,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
     fields = {**guessed, **given}
     items: list[Mapping] = []
     for row in rows[:20]:
-        value = value_at(row, fields["memories"]) if "memories" in fields else dict(row)
-        items += only_dicts((None if value is MISSING else _memory_items(value)) or [])
+        items += only_dicts(_items_of(row, fields))
     unknown = [item for item in items if not shape_of(item)]
     if "text" not in given and items and 2 * len(unknown) >= len(items):
         other = _guess("text", MEMORY_FIELDS["text"], unknown) or _wordiest_field(unknown)
@@ -326,17 +336,12 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     rows = [record for record in records if isinstance(record, Mapping)]
     items: list[object] = []
     for row in rows:
-        value = value_at(row, given["memories"]) if "memories" in given else dict(row)
-        items += (None if value is MISSING else _memory_items(value)) or []
+        items += _items_of(row, given)
     violations = []
     for name, place in given.items():
         searched = rows if name in ROW_FIELDS else items
         if searched and all(value_at(record, place) is MISSING for record in searched):
-            there = list(dict.fromkeys(p for record in searched[:20] for p in places_of(record)))
-            found = f"{name}={place}, which none of the first {len(searched)} has"
-            allowed = f"a field that is there: {', '.join(there[:40]) or kind_of(searched[0])}"
-            allowed += _rows_inside(rows)
-            violations.append(Violation("map", found, allowed, file=source_name(source)))
+            violations.append(_missing_place(name, place, searched, source_name(source)))
     if violations:
         raise DataError(violations)
     names = FieldNames(dict(given), guess_fields(rows, given))
@@ -345,21 +350,33 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     return names
 
 
-def _rows_inside(rows: Sequence[Mapping]) -> str:
+def _fields_of(records: Sequence[object]) -> list[str]:
+    """The places of the first twenty records, each once."""
+    fields: dict[str, None] = {}
+    for record in records[:20]:
+        fields.update(dict.fromkeys(places_of(record)))
+    return list(fields)
+
+
+def _missing_place(name: str, place: str, searched: Sequence[object], file: str) -> Violation:
+    """The fault of a map that names a place which no record has, with those that are there."""
+    fields = ", ".join(_fields_of(searched)[:40]) or kind_of(searched[0])
+    found = f"{name}={place}, which none of the first {len(searched)} has"
+    allowed = f"a field that is there: {fields}{_rows_inside(searched)}"
+    return Violation("map", found, allowed, file=file)
+
+
+def _rows_inside(records: Sequence[object]) -> str:
     """Where the rows may be of a file that is one object around them; empty for any other."""
-    if len(rows) != 1:
+    if len(records) != 1 or not isinstance(records[0], Mapping):
         return ""
-    for name, value in rows[0].items():
-        if isinstance(value, list) and len(value) > 1 and all(map(_is_object, value)):
+    for name, value in records[0].items():
+        if isinstance(value, list) and len(value) > 1 and len(only_dicts(value)) == len(value):
             return (
-                f"; {short_repr(name)} holds {len(value):,} objects: are they the rows? "
-                "Then write them to a file of their own, one a line"
+                f"; {short_repr(name)} holds {len(value):,} objects: are they the rows? Then write "
+                "them to a file of their own, one a line"
             )
     return ""
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
@@ -376,8 +393,9 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
     """The fault of a log in which nothing is recognized as a query, with the fields that a map can
     name.
     """
-    there = list(dict.fromkeys(place for row in rows[:20] for place in places_of(row)))
-    plain_places = [place for place in there if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", place)]
+    plain_places = [
+        place for place in _fields_of(rows) if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", place)
+    ]
     allowed = (
         "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE "
         "(dots for what lies deeper), or rows in a form that is known (`known_shapes()`)"

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def _redacted(row: LogRow, redactor: Redactor, plan: LogPlan) -> tuple[_Redacted
         [memory.unread_time for memory in memories],
         [consent_in_words(row, plan), row.domain or plan.domain, row.model or plan.model],
     ]
-    redaction = redactor.row([text for group in groups for text in group], row.user)
+    redaction = redactor.row(list(chain.from_iterable(groups)), row.user)
     texts = iter(redaction.texts)
     query, memory_texts, answer, turns, times, terms = (
         list(islice(texts, len(group))) for group in groups
@@ -143,7 +143,9 @@ def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict
     or type is redacted.
     """
     memories = row.memories[: plan.memories]
-    texts = [text for memory in memories for text in (memory.id, memory.source, memory.type)]
+    texts = []
+    for memory in memories:
+        texts += [memory.id, memory.source, memory.type]
     to_check = list(dict.fromkeys(text for text in texts if text and not _SAFE_ID.fullmatch(text)))
     redacted = dict(zip(to_check, redactor.row(to_check, row.user).texts, strict=True))
     about = []
@@ -157,6 +159,50 @@ def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict
     return about
 
 
+def _block_and_atom(
+    row: LogRow,
+    positions: Sequence[int],
+    texts: _RedactedTexts,
+    about: Sequence[Mapping[str, str]],
+    level: Level | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The block of memories that say the same, and its one atom: with words and rank of the first,
+    the others its members; `level` is None where ideal levels are not known."""
+    first = positions[0]
+    memory = row.memories[first]
+    text = texts.memories[first].strip()
+    members = [texts.memories[position].strip() for position in positions[1:]]
+    block_id = f"m{first + 1}"
+    atom: dict[str, Any] = {
+        "atom_id": f"{block_id}_a1",
+        "parent_memory_id": block_id,
+        "text": text,
+        "u_star": (UNKNOWN_LEVEL if level is None else level).wire,
+    }
+    if memory.action and level is not None:
+        atom["memory_action"] = memory.action
+    if members:
+        atom["members"] = members
+    block: dict[str, Any] = {
+        "parent_memory_id": block_id,
+        "memory_text": "\n".join(dict.fromkeys([text, *members])),
+        "atomic_concat_text": text,
+        "atom_ids": [f"{block_id}_a1"],
+    }
+    time = memory.created_at or texts.unread_times[first]
+    if time:
+        block["time"] = time
+    if memory.score is not None:
+        block["score"] = memory.score
+    for name in ("source", "type"):
+        if about[first][name]:
+            block[name] = about[first][name]
+    store_ids = [about[position]["id"] for position in positions]
+    if any(store_ids):
+        block["store_ids"] = [store_id for store_id in store_ids if store_id]
+    return block, atom
+
+
 def _example_row(
     row: LogRow, texts: _RedactedTexts, about: Sequence[Mapping[str, str]], plan: LogPlan
 ) -> dict[str, Any]:
@@ -166,43 +212,13 @@ def _example_row(
     blocks = []
     atoms = []
     memories = row.memories[: plan.memories]
-    all_known = not plan.unlabelled and all(memory.level is not None for memory in memories)
+    all_levels_known = not plan.unlabelled and all(memory.level is not None for memory in memories)
     groups = [[position] for position in range(len(memories))]
     if plan.merge:
         groups = same_groups(memories, texts.memories)
-    for first, *others in groups:
-        memory = memories[first]
-        text = texts.memories[first].strip()
-        members = [texts.memories[position].strip() for position in others]
-        block_id = f"m{first + 1}"
-        level = memory.level if all_known and memory.level is not None else UNKNOWN_LEVEL
-        atom = {
-            "atom_id": f"{block_id}_a1",
-            "parent_memory_id": block_id,
-            "text": text,
-            "u_star": level.wire,
-        }
-        if memory.action and all_known:
-            atom["memory_action"] = memory.action
-        if members:
-            atom["members"] = members
-        block = {
-            "parent_memory_id": block_id,
-            "memory_text": "\n".join(dict.fromkeys([text, *members])),
-            "atomic_concat_text": text,
-            "atom_ids": [f"{block_id}_a1"],
-        }
-        time = memory.created_at or texts.unread_times[first]
-        if time:
-            block["time"] = time
-        if memory.score is not None:
-            block["score"] = memory.score
-        for name in ("source", "type"):
-            if about[first][name]:
-                block[name] = about[first][name]
-        store_ids = [about[position]["id"] for position in (first, *others)]
-        if any(store_ids):
-            block["store_ids"] = [store_id for store_id in store_ids if store_id]
+    for positions in groups:
+        level = memories[positions[0]].level if all_levels_known else None
+        block, atom = _block_and_atom(row, positions, texts, about, level)
         blocks.append(block)
         atoms.append(atom)
     consent, domain, _ = texts.terms
@@ -221,7 +237,7 @@ def _example_row(
         ]
     contents = "\n".join([texts.query, *texts.memories, *texts.turns])
     record["group"] = f"log {text_hash(row.group or contents)}"
-    if not all_known:
+    if not all_levels_known:
         record["levels"] = "unknown"
     return record
 

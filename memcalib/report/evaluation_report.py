@@ -610,13 +610,13 @@ def settings_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(settings) or UNKNOWN
 
 
-def _setting_value(value: Any) -> str:
+def _setting_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return " and ".join(map(_plain_value, value)) or "nothing"
     return _plain_value(value)
 
 
-def _plain_value(value: Any) -> str:
+def _plain_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOMS_WITH_TEMPLATES = ("annotation", "reproduction")  # beside report, whose names need no folder
 
 
-def _plain_text(value: Any) -> Any:
+def _plain_text(value: object) -> Any:
     """A value as a page shows it: texts without control characters;
     what is marked as HTML stays.
     """
@@ -80,12 +80,12 @@ class Cell:
     style: str = ""
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     """Whether a value of a frame is NaN or None."""
     return value is None or value != value
 
 
-def _value_text(value: Any, decimals: int) -> str:
+def _value_text(value: object, decimals: int) -> str:
     """A value of a frame as text; numbers with so many decimals."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return f"{value:,}"
@@ -231,7 +231,7 @@ def p_value(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 # %% ../../nbs/report/04_page.ipynb #13c319d3
-def flatten(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
+def flatten(value: object, name: str = "") -> Iterable[tuple[str, str]]:
     """A nested manifest as (dotted name, text) pairs."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():

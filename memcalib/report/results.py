@@ -154,7 +154,7 @@ def write_results(folder: str | Path) -> Path:
     return write_whole(Path(folder) / "results.jsonl", text)
 
 # %% ../../nbs/report/10_results.ipynb #c9480749
-def _result_faults(row: Any) -> Iterator[Violation]:
+def _result_faults(row: object) -> Iterator[Violation]:
     """What keeps a row of a file from being a result."""
     schema = row.get("schema") if isinstance(row, dict) else type(row).__name__
     if not isinstance(row, dict) or schema != RESULT_SCHEMA:

@@ -526,7 +526,7 @@ def flat_headings(table: "pd.DataFrame") -> list[str]:
     return headings
 
 
-def _leading_number(cell: Any) -> float:
+def _leading_number(cell: object) -> float:
     """The number that a cell begins with, as printed; NaN where it begins with none."""
     match = re.match(r"[+-]?\d+(\.\d+)?", str(cell))
     return float(match[0]) if match else np.nan
@@ -568,7 +568,7 @@ def best_and_second(
     return MarkedTable(cells, marks)
 
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
-def csv_cell(value: Any) -> Any:
+def csv_cell(value: object) -> Any:
     """A cell that no spreadsheet runs: text that would be read as a formula gets a leading
     apostrophe, a number stays.
     """
@@ -577,7 +577,7 @@ def csv_cell(value: Any) -> Any:
     return sheet_cell(value)
 
 
-def markdown_cell(value: Any) -> str:
+def markdown_cell(value: object) -> str:
     """A cell on one line with the characters that Markdown would read as structure escaped."""
     one_line = " ".join(str(value).split())
     return re.sub(r"([\\|`*_\[\]~$])", r"\\\1", html.escape(one_line, quote=False))
@@ -608,7 +608,7 @@ _LATEX_COMMANDS = {"\ue000": r"\textbf{", "\ue001": r"\textit{", "\ue002": "}"}
 _NO_COMMANDS = dict.fromkeys(map(ord, _LATEX_COMMANDS))
 
 
-def _latex_cell(value: Any) -> Any:
+def _latex_cell(value: object) -> Any:
     """A cell on one line, without the characters that stand for commands; a number stays."""
     if isinstance(value, int | float):
         return value

@@ -112,7 +112,7 @@ class Source(FrozenSettings):
     limit: int | None = Field(default=None, ge=1)
 
 
-def _path_alone(source: Any) -> Any:
+def _path_alone(source: object) -> Any:
     """A source that is written as a path, with its name."""
     return {"path": source} if isinstance(source, str) else source
 
@@ -431,7 +431,7 @@ def read_splits(recipe: Recipe) -> Examples:
     return Examples(train, validation)
 
 # %% ../../nbs/trainer/10_recipe.ipynb #d8c67710
-def _is_messages(value: Any) -> bool:
+def _is_messages(value: object) -> bool:
     """Whether this is a list of messages, each with role and content."""
     return isinstance(value, list) and all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value

@@ -346,7 +346,7 @@ class TrainConfig(TrainSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _spread_credit(cls, settings: Any) -> Any:
+    def _spread_credit(cls, settings: object) -> Any:
         credit = settings.get("credit") if isinstance(settings, Mapping) else None
         if not isinstance(credit, CreditConfig):
             return settings

@@ -11,7 +11,7 @@ from memcalib.commands.cli import main
 from memcalib.reproduction import rule_report, rule_runs
 from memcalib.reproduction.rule_grid import grid_code, grid_counts, load_plan, plan_rows
 from memcalib.reproduction.rule_report import (
-    gains,
+    resampled_differences,
     placement_table,
     rule_sentence,
     step_costs,
@@ -76,16 +76,16 @@ def test_gains_are_paired_by_seed_and_question_under_one_judge():
         row_of("evidence", 3, under=[0, 0, 0, 0]),  # GDPO has no such seed
         row_of("evidence", 1, under=[0, 0, 0, 0], fault="levels", rate=0.2),  # nor such a judge
     ]
-    [line] = gains(rows).to_dict("records")
+    [line] = resampled_differences(rows).to_dict("records")
     # one of eight answers is at 100 in the place of 50
     assert line["difference"] == pytest.approx(50 / 8)
     assert line["low"] <= line["difference"] <= line["high"]
     assert (line["domain"], line["seeds"], line["questions"]) == ("exact judge", 2, 4)
     assert line["derailed"] == 1
-    assert gains(rows[2:]).empty
+    assert resampled_differences(rows[2:]).empty
     validation = rows[0].run.model_copy(update={"split": "validation"})
     rows[0] = rows[0].model_copy(update={"run": validation})
-    assert gains(rows).iloc[0]["seeds"] == 1
+    assert resampled_differences(rows).iloc[0]["seeds"] == 1
 
 
 def test_costs_are_ratios_of_one_seed_and_judge():
@@ -137,7 +137,7 @@ def test_a_sentence_says_what_is_shown_and_what_is_not():
     rows += [row_of("ordered", seed, under=[3] * 4, derailed=["x"]) for seed in (1, 2)]
     nothing = placement_table(RuleCredit([[OTHER]], [[1]], {"exact": credit([0.0])}))
     sentences = [
-        rule_sentence(rule, gains(rows), step_costs(rows), nothing)
+        rule_sentence(rule, resampled_differences(rows), step_costs(rows), nothing)
         for rule in ("evidence", "ordered")
     ]
     assert "SCS +87.5 [+87.5, +87.5] against GDPO (exact judge): a gain is shown" in sentences[0]

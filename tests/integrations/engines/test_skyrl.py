@@ -21,26 +21,15 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import (
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.generators.base import BatchMetadata, GeneratorInterface, TrajectoryID
 from skyrl.train.trainer import RayPPOTrainer
+from sampled_answers import ASKED, ENCODE, EXAMPLES, IDS, POLICY, TEXTS, TOKENIZER
 
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import TokenCredit
-from memcalib.inference.local import prompt_encoder, sample_tokens
 from memcalib.integrations.judging import engine_settings
 from memcalib.integrations.skyrl import credited_generator, register, skyrl_rows
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.world import exact_judge
 from memcalib.practice.server import MicroServer
 
-torch.set_num_threads(1)
-POLICY, TOKENIZER = load_policy("cold-short")
-EXAMPLES = make_examples("short", 2, seed=4)
-ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
-ASKED = [example for example in EXAMPLES for _ in range(4)]
-torch.manual_seed(0)
-IDS = sample_tokens(
-    POLICY, [ENCODE(example) for example in ASKED], ends=[TOKENIZER.eos_token_id], max_tokens=40
-)
-TEXTS = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in IDS]
 register()
 
 

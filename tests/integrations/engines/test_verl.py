@@ -27,28 +27,17 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.reward import load_reward_manager
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from sampled_answers import ASKED, ENCODE, EXAMPLES, IDS, POLICY, TEXTS, TOKENIZER
 
 from memcalib.credit.contract import JudgedAnswer, TooManyUnscored
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import TokenCredit
-from memcalib.inference.local import prompt_encoder, sample_tokens
 from memcalib.integrations.judging import engine_settings
 from memcalib.integrations.verl import STATE, handing_over, write_verl_data
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import exact_judge, make_examples
+from memcalib.micro.world import exact_judge
 from memcalib.practice.server import MicroServer
 from memcalib.problem import judgment_for
 
-torch.set_num_threads(1)
-POLICY, TOKENIZER = load_policy("cold-short")
-EXAMPLES = make_examples("short", 2, seed=4)
-ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
-ASKED = [example for example in EXAMPLES for _ in range(4)]
-torch.manual_seed(0)
-IDS = sample_tokens(
-    POLICY, [ENCODE(example) for example in ASKED], ends=[TOKENIZER.eos_token_id], max_tokens=40
-)
-TEXTS = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in IDS]
 JUDGED = [exact_judge(example, text) for example, text in zip(ASKED, TEXTS, strict=True)]
 JUDGED[2] = judgment_for(ASKED[2], {}, error="timeout: no reply", retry=True)
 
