@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..io.records import DataError, Violation, one_line, only_dicts, printable
+from ..io.records import DataError, Violation, one_line, only_dicts, printable, short_repr
 from ..dataset.sources import Dropped
 from memcalib.memory_logs.exports import (
     ANSWER_FIELDS,
@@ -44,6 +44,7 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
         "recall",
         "hits",
     ),
+    "candidates": ("all_candidates", "retrieval_candidates", "considered"),
     "answer": ("response", "output", "reply", "completion", "assistant_message", "prediction"),
     "turns": ("history", "chat_history", "conversation", "messages", "dialogue"),
     "group": ("question_group",),
@@ -73,6 +74,7 @@ MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
     "memory_id": ("id", "key", "uuid", "mem_id", "mid", "_id"),
     "source": ("origin",),
     "type": ("memory_type", "kind", "category"),
+    "in_prompt": ("injected", "included", "selected"),
 }  # what a memory has
 
 
@@ -165,6 +167,7 @@ def _is_text(value: object) -> bool:
 _FITS: dict[str, Callable[[object], bool]] = {
     "query": _is_text,
     "memories": lambda value: isinstance(value, list | Mapping) and bool(_memory_items(value)),
+    "candidates": lambda value: isinstance(value, list),
     "answer": lambda value: _is_text(_answer_text(value)),
     "turns": lambda value: isinstance(value, list),
 }
@@ -239,7 +242,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         if other:
             guessed["text"] = other
     if "text" in given or "text" in guessed:
-        for name in ("time", "score", "memory_id", "source", "type"):
+        for name in ("time", "score", "memory_id", "source", "type", "in_prompt"):
             other = "" if name in given else _guess(name, MEMORY_FIELDS[name], items)
             if other:
                 guessed[name] = other
@@ -288,6 +291,8 @@ class FieldNames:
             items = find_memories(plain)
         if items is not None:
             plain["memories"] = [self._memory(item) for item in items]
+        if isinstance(plain.get("candidates"), list):
+            plain["candidates"] = [self._memory(item) for item in plain["candidates"]]
         return plain
 
     def _memory(self, item: object) -> object:
@@ -306,7 +311,7 @@ class FieldNames:
             if value is not MISSING:
                 memory[_PLAIN_NAMES.get(name, name)] = value
         memory.setdefault("text", None)
-        for name in ("id", "source", "type"):
+        for name in ("id", "source", "type", "in_prompt"):
             if name in item and item[name] is not None:
                 memory.setdefault(name, item[name])
         if isinstance(memory.get("score"), str):
@@ -362,7 +367,21 @@ def _missing_place(name: str, place: str, searched: Sequence[object], file: str)
     """The fault of a map that names a place which no record has, with those that are there."""
     fields = ", ".join(_fields_of(searched)[:40]) or kind_of(searched[0])
     found = f"{name}={place}, which none of the first {len(searched)} has"
-    return Violation("map", found, f"a field that is there: {fields}", file=file)
+    allowed = f"a field that is there: {fields}{_rows_inside(searched)}"
+    return Violation("map", found, allowed, file=file)
+
+
+def _rows_inside(records: Sequence[object]) -> str:
+    """Where the rows may be of a file that is one object around them; empty for any other."""
+    if len(records) != 1 or not isinstance(records[0], Mapping):
+        return ""
+    for name, value in records[0].items():
+        if isinstance(value, list) and len(value) > 1 and len(only_dicts(value)) == len(value):
+            return (
+                f"; {short_repr(name)} holds {len(value):,} objects: are they the rows? Then write "
+                "them to a file of their own, one a line"
+            )
+    return ""
 
 
 def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:
@@ -452,6 +471,9 @@ class LogReading:
             f"with an id of their store: {sum(bool(memory.id) for memory in memories):,} {of_all}",
             f"with a conversation before the query: {counted(with_turns, 'row')}",
         ]
+        outside = sum(memory.in_prompt is False for memory in memories)
+        if outside:
+            lines.append(f"candidates that did not enter the prompt: {outside:,} {of_all}")
         if unread:
             lines.append(f"{counted(len(unread), 'time')} cannot be read, kept as text")
         without_text = sum(row.left_out_memories for row in self.rows)
