@@ -314,6 +314,18 @@ def test_quotes_at_fault_are_uniform_and_counted():
     )
 
 
+def test_a_quote_of_the_whole_answer_shows_no_token():
+    example = EXAMPLES[0]
+    text = answer(example, random.Random(0))
+    ids = TOKENIZER(text, add_special_tokens=False).input_ids
+    judgment = exact_judge(example, text)
+    for atom in judgment.atoms:
+        atom.spans = [(0, len(text))]
+    credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
+    pairs = credit.requests([example], [judgment], [ids]).pairs
+    assert len(pairs) and not pairs.shown.any() and not pairs.shares.any()
+
+
 def slow_divergence(model, prompt, without, answer, temperature) -> list[float]:
     sides = []
     with torch.no_grad():
