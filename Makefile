@@ -67,7 +67,7 @@ lint: setup ## ruff on the package, and the form of pages, tests, tools and benc
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
 	$(BIN)/pyright
 
-docs: setup ## check every page of the site in headless Chromium; with Quarto on the path, build it in _docs
+docs: setup ## build the site in _docs with Quarto and check it in headless Chromium; without Quarto, check a preview
 	PYTHONPATH=. $(BIN)/python -m tools.site
 
 lab: setup ## JupyterLab, opened at the start page

@@ -4,6 +4,10 @@
 """
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +18,30 @@ import memcalib
 
 from tools.check_docs import (
     Page,
+    blank_line_faults,
     browser_faults,
     configuration_faults,
+    front_matter_faults,
     link_faults,
     links,
     option_faults,
     picture_faults,
     read_pages,
     size_faults,
+    widget_faults,
 )
+from tools.check_site import static_faults
+from tools.generated_pages import cite_page, command_page, news_page, samples_page, verbs
+from tools.quarto_pages import as_markdown, first_screen, for_quarto, install_line, numbered
 from tools.release_notes import release_notes
-from tools.show_docs import find, homes, link_names, pages, parameter_table
+from tools.samples import SAMPLES
+from tools.search_index import add_wishes, wishes
+from tools.show_docs import find, homes, link_names, pages, parameter_table, signature
 from tools.site import menus, sections
 
 ROOT = Path(__file__).parents[1]
 NBS = ROOT / "nbs"
+WIDGET = "jupyter.widget-view"
 
 
 def page(path: str, *cells: tuple[str, str, list]) -> Page:
@@ -84,6 +97,7 @@ def test_every_option_of_a_cell_is_yaml(notebooks):
         ),
         ("#| export\n#| fig-alt: [a\nplot()", "`#| fig-alt: [a` is no YAML"),
         ('#| fig-alt: "more runs: 8 prompts"\nplot()', None),
+        ("#| code-fold: true\n#| code-fold: show\nx = 1", "gives 'code-fold' a second time"),
         ("#| default_exp io.records\n#| export\nx = 1\n#| a: b: c", None),
     ],
 )
@@ -98,6 +112,45 @@ def test_an_option_that_is_no_yaml_is_named_with_page_and_cell(source, fault):
             and faults[0].startswith("a/one.ipynb: cell c0: ")
             and fault in faults[0]
         )
+
+
+def test_front_matter_is_yaml_headings_stand_free_and_no_widget_is_stored(notebooks):
+    assert list(front_matter_faults(notebooks)) == []
+    assert list(blank_line_faults(notebooks)) == []
+    assert list(widget_faults(notebooks)) == []
+
+
+def test_front_matter_that_is_no_yaml_is_named_with_page_cell_and_line():
+    bad = page("one.ipynb", ("raw", "---\ntitle: a\ndescription: b: c\n---", []))
+    (fault,) = front_matter_faults([bad])
+    assert fault.startswith("one.ipynb: cell c0: line 3: 'description: b: c' is no YAML")
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("prose\n## Heading", 1),
+        ("prose\n- item", 1),
+        ("prose\n| a | b |", 1),
+        ("prose\n\n## Heading\n\n- one\n- two\n  more\n- three", 0),
+        ("```bash\nls\n# comment\n```", 0),
+    ],
+)
+def test_what_pandoc_would_take_for_prose_is_found(text, faults):
+    assert len(list(blank_line_faults([page("one.ipynb", ("markdown", text, []))]))) == faults
+
+
+def test_a_stored_widget_is_named():
+    out = {"output_type": "display_data", "data": {f"application/vnd.{WIDGET}+json": {}}}
+    (fault,) = widget_faults([page("one.ipynb", ("code", "load()", [out]))])
+    assert "one.ipynb: cell c0" in fault and "tools.strip_widgets" in fault
+
+
+def test_a_link_to_a_page_that_was_moved_names_the_page():
+    here = page("one.ipynb", ("markdown", "[x](old/03_judge.ipynb)", []))
+    moved = page("02_judge.ipynb", ("markdown", "# Judge", []))
+    (fault,) = link_faults([here, moved], NBS / "nowhere")
+    assert fault.endswith("no such page or file; moved to 02_judge.ipynb?")
 
 
 def test_no_page_is_heavier_than_its_figures_explain():
@@ -156,11 +209,12 @@ def test_the_menus_hold_every_page_once_in_the_order_of_reading():
     ]
     assert sorted(listed, key=order.index)[:8] == listed[:8]
     bars = [item["text"] for item in menus(NBS)["website"]["navbar"]["left"]]
-    assert bars[0] == "Start" and bars[-2:] == ["Reference", "Paper index"] and "The method" in bars
+    assert bars[0] == "Start" and bars[-1] == "Reference" and "The method" in bars
+    assert parts["Tutorials"][0] == "tutorials/evaluate_your_model.ipynb"
 
 
 def test_configuration_names_files_that_exist(tmp_path):
-    for name in ("styles.css", "favicon.svg"):
+    for name in ("styles.css", "site.scss", "copy_page.html", "favicon.svg"):
         (tmp_path / name).write_text("")
     (tmp_path / "_quarto.yml").write_text((ROOT / "_quarto.yml").read_text())
     for found in read_pages(NBS):
@@ -222,14 +276,16 @@ def test_every_name_of_the_paper_index_links():
 
 def test_a_definition_shows_its_parameters_and_its_source():
     home = homes()["metrics"]["calibration_metrics"]
-    assert "| `rho` | `float` | `0.5` |" in parameter_table(home)
+    assert "    rho: float = 0.5,\n" in signature(home)
     line = int(home.source.rpartition("#L")[2])
     assert (
         "def calibration_metrics("
         in (ROOT / "memcalib" / "metrics.py").read_text().splitlines()[line - 1]
     )
     settings = parameter_table(homes()["trainer.train_config"]["TrainConfig"])
-    assert "| `lr` |" in settings and "| `trl` |" in settings
+    assert "| <code>lr</code> |" in settings and "| <code>trl</code> |" in settings
+    # a bar in code: Pandoc would show the backslash that escapes it
+    assert "&#124; None</code>" in settings and r"\|" not in settings
 
 
 @pytest.mark.slow
@@ -286,3 +342,195 @@ def test_a_search_for_what_people_want_finds_the_start_page(notebooks):
     assert {"tutorials/evaluate_your_model.ipynb", "lab/label_answers.ipynb"} <= {
         target for _, target in links(start)
     }
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"),
+    [
+        ("judge", "NamedBlock", "class NamedBlock(name: str, block: Block, atoms: list"),
+        ("judge", "Judge", "class Judge"),
+        ("judge", "Reading", "    verdicts: dict[str, dict[str, Any]] = dict(),\n"),
+        ("problem", "Level", "class Level(IntEnum)"),
+        ("judge", "judge_rollouts", "    *,\n    on_row: Callable[[Judgment], None] | None = None"),
+        ("inference.endpoint", "Endpoint", "    rpm: float | None = None,\n"),
+    ],
+)
+def test_a_signature_says_how_an_object_is_made(module, name, text):
+    """nbdev shows `**data` for a class of pydantic, and `*args` for many others."""
+    shown = signature(homes()[module][name])
+    assert text in shown and "**data" not in shown
+
+
+def test_no_signature_is_that_of_pydantic_itself():
+    shown = [signature(home) for names in homes().values() for home in names.values()]
+    assert len(shown) > 500 and [text for text in shown if "**data" in text] == []
+
+
+def cell(kind: str, source: str, outputs: list | None = None) -> dict:
+    made = {"cell_type": kind, "id": "c0", "metadata": {}, "source": source}
+    return made | ({"outputs": outputs or []} if kind == "code" else {})
+
+
+def test_a_page_for_quarto_has_no_widget_no_script_and_no_backslash_in_a_table():
+    html = "<style scoped>a {}</style>\n<table><tr><td>1</td></tr></table><script>x()</script>"
+    outputs = [
+        {"output_type": "display_data", "data": {f"application/vnd.{WIDGET}+json": {}}},
+        {"output_type": "execute_result", "data": {"text/html": html, "text/plain": "1"}},
+    ]
+    table = r"| a |" + "\n|---|\n" + r"| `str \| None` |"
+    made = for_quarto(
+        "io/01_records.ipynb",
+        {
+            "metadata": {"widgets": {}},
+            "cells": [cell("markdown", table), cell("code", "x", outputs)],
+        },
+    )
+    assert made["metadata"] == {} and "<code>str &#124; None</code>" in made["cells"][0]["source"]
+    (shown,) = made["cells"][1]["outputs"]
+    assert list(shown["data"]) == ["text/markdown"]
+    assert "<td>1</td>" in shown["data"]["text/markdown"]
+    assert "style" not in shown["data"]["text/markdown"]
+    assert "script" not in shown["data"]["text/markdown"]
+
+
+def test_titles_have_the_number_of_the_chapter_and_of_the_experiment():
+    assert numbered("02_judge.ipynb", "The judge") == "Chapter 2: The judge"
+    assert numbered("experiments/e05_x.ipynb", "X") == "e05: X"
+    assert numbered("io/01_records.ipynb", "Records") == "Records"
+
+
+def test_an_experiment_begins_with_what_came_out():
+    cells = [
+        cell("raw", "---\ntitle: X\noutput-file: x.html\n---"),
+        cell("markdown", "Why."),
+        cell("code", "import x"),
+        cell("markdown", "## Runs"),
+        cell("code", "run()"),
+        cell("markdown", "## What came out"),
+        cell("markdown", "A tie."),
+        cell("markdown", "## Files"),
+    ]
+    made = for_quarto("experiments/e05_x.ipynb", {"metadata": {}, "cells": cells})["cells"]
+    words = [made_cell["source"].splitlines()[-1] for made_cell in made[1:]]
+    assert words == [
+        *("Why.", "## What came out", "A tie.", "import x", "## Runs", "run()", "## Files")
+    ]
+    assert made[4]["source"].startswith("#| code-fold: true")
+    assert "image: /images/social.png" in made[0]["source"]
+
+
+def test_every_experiment_has_a_section_on_what_came_out(notebooks):
+    pages_of = [found for found in notebooks if found.path.startswith("experiments/")]
+    without = [
+        found.path
+        for found in pages_of
+        if not any(each["source"].startswith("## What came out") for each in found.cells)
+    ]
+    assert len(pages_of) == 15 and without == []
+
+
+def test_a_page_as_markdown_holds_prose_code_and_text():
+    head = cell("raw", "---\ntitle: X\ndescription: what\noutput-file: x.html\n---")
+    out = [{"output_type": "execute_result", "data": {"text/plain": "3"}}]
+    text = as_markdown({"cells": [head, cell("markdown", "Prose."), cell("code", "1 + 2", out)]})
+    assert text == "# X\n\n> what\n\nProse.\n\n```python\n1 + 2\n```\n\n```\n3\n```\n"
+
+
+def test_the_install_line_is_said_in_one_place():
+    line = install_line()
+    assert line.startswith("pip install ") and line in first_screen()
+    assert "INSTALL" not in first_screen()
+    assert line not in (ROOT / "tools" / "first_screen.md").read_text()
+
+
+def test_each_verb_has_a_page_with_all_its_options():
+    for verb, command in verbs().items():
+        text = command_page(verb, command)
+        for parameter in command.params:
+            if not parameter.hidden and parameter.param_type_name == "option":
+                assert max(parameter.opts, key=len) in text, f"{verb}: {parameter.opts}"
+    assert "cache clear" in verbs() and "--judge-key-env" in command_page(
+        "evaluate", verbs()["evaluate"]
+    )
+
+
+def test_generated_pages_hold_what_their_sources_say():
+    assert "2609.24259" in cite_page() and "Cao, Ruike" in cite_page()
+    assert f"## {memcalib.__version__}" in news_page() and "](nbs/" not in news_page()
+    assert all(f"samples/{name}.html" in samples_page() for name in SAMPLES)
+
+
+def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path):
+    start = json.loads((NBS / "start.ipynb").read_text())
+    found = wishes(start)
+    assert ("evaluate my own model", "tutorial", "tutorials/evaluate_your_model.ipynb") in found
+    assert len(found) >= 12
+    (tmp_path / "tutorials").mkdir()
+    row = "| I want to | read |\n|---|---|\n| evaluate my own model | [t](tutorials/t.ipynb) |"
+    (tmp_path / "start.ipynb").write_text(json.dumps({"cells": [cell("markdown", row)]}))
+    head = cell("raw", "---\ntitle: T\noutput-file: t.html\n---")
+    (tmp_path / "tutorials" / "t.ipynb").write_text(json.dumps({"cells": [head]}))
+    (tmp_path / "search.json").write_text('[{"title": "Other"}]')
+    add_wishes(tmp_path / "start.ipynb", tmp_path / "search.json")
+    entries = json.loads((tmp_path / "search.json").read_text())
+    titles = [entry["title"] for entry in entries]
+    assert titles == ["Evaluate my own model", "Evaluate my model", "Other"]
+    assert entries[0]["href"] == "tutorials/t.html"
+
+
+def test_faults_of_a_built_site_are_named(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<a href="sub/">s</a><a href="sub/a.html#there">a</a><a href="sub/a.html#gone">b</a>'
+        '<a href="gone.html">c</a><a href="https://example.org/x">d</a><img src="p.png">'
+    )
+    (tmp_path / "sub" / "index.html").write_text('<a href="/index.html">up</a>')
+    (tmp_path / "sub" / "a.html").write_text('<h2 id="there">T</h2><img src="q.png" alt="q">')
+    assert list(static_faults(tmp_path)) == [
+        "index.html: picture 'p.png' without alternative text",
+        "index.html: link to 'sub/a.html#gone': no such place on sub/a.html",
+        "index.html: link to 'gone.html': no such page or file",
+    ]
+
+
+def test_another_quarto_is_named_before_anything_is_rendered(tmp_path):
+    program = tmp_path / "quarto"
+    program.write_text("#!/bin/sh\necho 1.4.0\n")
+    program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "tools.site"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == "found Quarto 1.4.0 on the path; allowed: 1.7.34, or --any-quarto\n"
+
+
+def test_messages_of_the_page_of_questions_are_those_of_the_package():
+    """Each heading below *Errors* is cut from a message, its parts joined by an ellipsis."""
+    cells = json.loads((NBS / "faq.ipynb").read_text())["cells"]
+    errors = next(text for each in cells if "## Errors" in (text := "".join(each["source"])))
+    files = (ROOT / "memcalib").rglob("*.py")
+    source = " ".join(file.read_text() for file in files)
+    joined = re.sub(r'"\s+f?"', "", source)
+    heads = re.findall(r"^### (.+)", errors, re.M)[:-1]  # the last one is no message
+    assert len(heads) > 6
+    for head in heads:
+        for part in head.split(" … "):
+            assert part.replace("OPENAI_API_KEY", "{self.key_env}") in joined, part
+
+
+def test_every_number_that_a_training_logs_is_explained():
+    """The names that the code lists, and those of a row by the other parts of a step."""
+    from memcalib.redistribution import FALLBACKS, PERCENTILES
+    from memcalib.trainer.callbacks import LOGGED, LOST, STATS
+
+    cells = json.loads((NBS / "logged_numbers.ipynb").read_text())["cells"]
+    text = "".join("".join(each["source"]) for each in cells)
+    explained = set(re.findall(r"`([a-z_A-Z0-9]+)(?:/CHANNEL)?`", text))
+    expected = {*STATS, *LOGGED, *PERCENTILES, *(f"fallback_{each}" for each in FALLBACKS)}
+    expected |= {f"lost_{each}" for each in LOST}
+    expected |= {f"valid_{each}" for each in ("SCS", "Exact", "sMOS", "sMUS", "AOR", "AUR")}
+    expected |= {"trigger", "nondegenerate", "all_best", "all_worst", "all_middle", "mixed"}
+    assert expected - explained == set()

@@ -170,7 +170,15 @@ def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -
                         f"{allowed}"
                     )
             elif not (folder / full).exists() and not (root and (root / path).exists()):
-                yield f"{page.path}: {place}: link to {target!r}: no such page or file"
+                moved = [name for name in anchors if same_name(name, full)]
+                hint = f"; moved to {', '.join(moved)}?" if moved else ""
+                yield f"{page.path}: {place}: link to {target!r}: no such page or file{hint}"
+
+
+def same_name(path: str, other: str) -> bool:
+    """Whether two pages have one name, but for the number and the folder."""
+    names = [re.sub(r"^[0-9]+_", "", Path(each).stem) for each in (path, other)]
+    return names[0] == names[1] and other.endswith(".ipynb")
 
 
 def near(anchor: str, known: set[str]) -> str:
@@ -234,11 +242,72 @@ def option_faults(pages: Iterable[Page]) -> Iterator[str]:
         for cell in page.cells:
             if cell["cell_type"] != "code":
                 continue
+            names: set[str] = set()
             for line in option_lines(cell):
+                where = f"{page.path}: cell {cell.get('id')}: `#| {line}`"
                 try:
                     yaml.safe_load(line)
                 except yaml.YAMLError:
-                    yield f"{page.path}: cell {cell.get('id')}: `#| {line}` is no YAML; {allowed}"
+                    yield f"{where} is no YAML; {allowed}"
+                name = line.partition(":")[0]
+                if name in names:
+                    yield f"{where} gives {name!r} a second time; allowed: each option once"
+                names.add(name)
+
+
+def front_matter_faults(pages: Iterable[Page]) -> Iterator[str]:
+    """A fault for each raw cell in front of a page that is no YAML: it stops the whole site."""
+    for page in pages:
+        for cell in page.cells:
+            if cell["cell_type"] != "raw" or not cell["source"].startswith("---"):
+                continue
+            try:
+                yaml.safe_load(cell["source"].strip().strip("-"))
+            except yaml.YAMLError as error:
+                mark = getattr(error, "problem_mark", None)
+                number = mark.line if mark else 0
+                line = cell["source"].splitlines()[number]
+                yield (
+                    f"{page.path}: cell {cell.get('id')}: line {number + 1}: {line!r} is no YAML; "
+                    "allowed is `name: value` in YAML between two lines of ---"
+                )
+
+
+NEEDS_BLANK = re.compile(r"#{1,6} |[-*+] |\d+\. |\|")  # heading, list, table: as Pandoc reads them
+
+
+def blank_line_faults(pages: Iterable[Page]) -> Iterator[str]:
+    """A fault for each heading, list or table right below a line of prose: Jupyter shows it, Pandoc
+    takes it for more prose.
+    """
+    for page in pages:
+        for cell in page.cells:
+            if cell["cell_type"] != "markdown":
+                continue
+            is_fenced = False
+            before = ""
+            for line in cell["source"].splitlines():
+                begins = NEEDS_BLANK.match(line)
+                continues = NEEDS_BLANK.match(before) or before.startswith((" ", ">", ":::"))
+                if begins and before.strip() and not is_fenced and not continues:
+                    yield (
+                        f"{page.path}: cell {cell.get('id')}: {line[:60]!r} right below a line of "
+                        "prose; allowed: a blank line between them"
+                    )
+                is_fenced ^= line.lstrip().startswith("```")
+                before = line
+
+
+def widget_faults(pages: Iterable[Page]) -> Iterator[str]:
+    """A fault for each stored widget, most of them progress bars: they call other hosts."""
+    for page in pages:
+        for cell in page.cells:
+            kinds = {kind for out in cell.get("outputs", []) for kind in out.get("data", {})}
+            if any("widget" in kind for kind in kinds):
+                yield (
+                    f"{page.path}: cell {cell.get('id')}: a stored widget; "
+                    "`python -m tools.strip_widgets` takes it out"
+                )
 
 
 def option(cell: dict, name: str) -> str:
@@ -266,7 +335,8 @@ def configuration_faults(folder: Path) -> Iterator[str]:
         else:
             yield f"_quarto.yml: metadata-files: found no file {name!r}"
     style = config["format"]["html"]
-    named = [style["css"], config["website"]["favicon"]]
+    named = [style["css"], style["include-after-body"], config["website"]["favicon"]]
+    named += [name for name in style["theme"]["light"] if name.endswith(".scss")]
     menus = [page for part in parts for page in pages_in(part.get("website", {}))]
     yield from (
         f"_quarto.yml: found no file {name!r}"
@@ -310,13 +380,14 @@ def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -
     from tools.preview import write_site
 
     pages = read_pages(folder)
-    unreadable = [*option_faults(pages)]
+    unreadable = [*option_faults(pages), *front_matter_faults(pages)]
     if unreadable:
         return unreadable
     faults = [
         *configuration_faults(folder),
         *link_faults(pages, folder),
         *picture_faults(pages),
+        *blank_line_faults(pages),
         *size_faults(folder),
     ]
     made = write_site(folder, pages, folder / "_html")
@@ -353,17 +424,18 @@ MAIN = [
 ]
 
 
+def chromium_on_path() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
 def browser_faults(site: Path, paths: Iterable[str], pictures: Path | None = None) -> list[str]:
     """What headless Chromium finds on the pages at both widths;
     with `pictures`, saves there how the main pages look.
     """
     from playwright.sync_api import sync_playwright
 
-    chromium = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
+    chromium = chromium_on_path()
     if chromium is None:
         return [
             (

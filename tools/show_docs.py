@@ -1,12 +1,13 @@
 """What nbdev does to a page before Quarto sees it, where this project wants something else;
 settings.ini names these parts.
 
-`Renderer` shows an annotation that cannot be evaluated as it is written. `FoldPlumbing` keeps the
-code of plumbing on the page, folded. `Names` adds parameter tables, and links each name of the
-package to its definition and source.
+No page is run for it: `Names` shows each definition as the source has it, with its signature,
+docstring and commented parameters, and links each name of the package to its definition.
+`FoldPlumbing` keeps the code of plumbing on the page, folded.
 """
 
 import ast
+import html
 import os
 import re
 from collections.abc import Callable
@@ -17,38 +18,6 @@ from typing import NamedTuple
 
 from nbdev.config import get_config
 from nbdev.process import Processor
-from nbdev.showdoc import BasicMarkdownRenderer
-
-
-class AsWritten:
-    """The text of an annotation, shown without quotes."""
-
-    def __init__(self, text: str) -> None:
-        self.__name__ = text
-
-
-def keep_unresolved(function) -> None:
-    """Replace each string annotation of `function` that does not evaluate by its text."""
-    notes = getattr(function, "__annotations__", None)
-    names = getattr(function, "__globals__", None)
-    if not isinstance(notes, dict) or names is None:
-        return
-    for name, note in notes.items():
-        if isinstance(note, str):
-            try:
-                eval(note, names)  # noqa: S307 - what inspect.signature(eval_str=True) does next
-            except (NameError, AttributeError):
-                notes[name] = AsWritten(note)
-
-
-class Renderer(BasicMarkdownRenderer):
-    def __init__(self, sym, *args, **options) -> None:
-        functions = [sym]
-        for name in ("__init__", "__new__", "__call__", "fget", "func", "__func__"):
-            functions.append(getattr(sym, name, None))
-        for function in functions:
-            keep_unresolved(getattr(function, "__wrapped__", function))
-        super().__init__(sym, *args, **options)
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -269,41 +238,130 @@ def parameters(home: Home) -> list[tuple[str, str, str, str]]:
     texts = []
     for row in rows:
         comment = home.lines[row.line - 1].partition("  # ")[2].removeprefix("noqa").strip()
-        annotation = row.annotation
-        if isinstance(annotation, ast.Constant):  # a quoted annotation
-            annotation = ast.parse(str(annotation.value), mode="eval").body
-        texts.append((row.name, source_text(annotation), source_text(row.default), comment))
+        annotation = note(row.annotation) if row.annotation else ""
+        default = default_of(row.default) if row.default else ""
+        texts.append((row.name, annotation, default, comment))
     return texts
 
 
-def source_text(node: ast.expr | None) -> str:
-    return ast.unparse(node) if node else ""
-
-
 def parameter_table(home: Home) -> str:
-    """The parameters as Markdown; empty where the signature says as much:
-    below three of them, and no comment.
+    """What the comments beside the parameters say, as Markdown; empty where there is none:
+    types and defaults stand in the signature.
     """
     rows = parameters(home)
-    has_comments = any(comment for *_, comment in rows)
-    if len(rows) < 3 and not has_comments:
+    if not any(comment for *_, comment in rows):
         return ""
-    columns = ["parameter", "type", "default"]
-    if has_comments:
-        columns.append("what")
-    table = [columns, ["---"] * len(columns)]
+    table = ["| parameter | type | default | what |", "| --- | --- | --- | --- |"]
     for name, annotation, default, comment in rows:
         cells = [code_cell(name), code_cell(annotation), code_cell(default), comment]
-        table.append(cells[: len(columns)])
-    lines = []
-    for row in table:
-        escaped = [cell.replace("|", r"\|") for cell in row]
-        lines.append(f"| {' | '.join(escaped)} |")
-    return "\n".join(["", '<div class="parameters">', "", *lines, "", "</div>", ""])
+        table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(['<div class="parameters">', "", *table, "", "</div>"])
 
 
 def code_cell(text: str) -> str:
-    return f"`{' '.join(text.split())}`" if text else ""
+    """Code in a table. Pandoc would show the backslash of an escaped bar in backticks."""
+    words = html.escape(" ".join(text.split()), quote=False).replace("|", "&#124;")
+    return f"<code>{words}</code>" if text else ""
+
+
+RECORDS = {"BaseModel", "NamedTuple", "TypedDict"}  # classes that are made from their fields
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """Whether an object of a class is made from the fields that the class lists."""
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if any(re.match(r"(dataclasses\.)?dataclass\b", decorator) for decorator in decorators):
+        return True
+    for base in node.bases:
+        name = ast.unparse(base).rpartition(".")[2]
+        if name in RECORDS:
+            return True
+        homes_of_base = [names[name] for names in homes().values() if name in names]
+        if len(homes_of_base) == 1 and isinstance(homes_of_base[0].node, ast.ClassDef):
+            if is_record(homes_of_base[0].node):
+                return True
+    return False
+
+
+def default_of(node: ast.expr) -> str:
+    """The default of a field, also where `field` or `Field` says how it is made."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func).lower() != "field":
+        return ast.unparse(node)
+    options = {keyword.arg: keyword.value for keyword in node.keywords}
+    if "default_factory" in options:
+        factory = options["default_factory"]
+        if isinstance(factory, ast.Lambda):
+            return ast.unparse(factory.body)
+        return f"{ast.unparse(factory)}()"
+    value = options.get("default", node.args[0] if node.args else None)
+    is_required = value is None or ast.unparse(value) == "..."
+    return "" if is_required else ast.unparse(value)
+
+
+def note(annotation: ast.expr) -> str:
+    """An annotation without quotes, and without what `Annotated` adds."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        annotation = ast.parse(annotation.value, mode="eval").body
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        annotation = annotation.slice.elts[0]
+    return ast.unparse(annotation)
+
+
+def written(parameter: Parameter) -> str:
+    """A parameter as a signature shows it."""
+    annotation = parameter.annotation
+    text = parameter.name
+    if annotation is not None:
+        text += f": {note(annotation)}"
+    default = default_of(parameter.default) if parameter.default is not None else ""
+    if default:
+        text += f" = {default}" if annotation is not None else f"={default}"
+    return text
+
+
+def signature(home: Home) -> str:
+    """How a function is called, or an object of a class is made: in one line if it has room,
+    else a parameter to a line.
+    """
+    node = home.node
+    if isinstance(node, ast.ClassDef):
+        methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+        if "__init__" in methods:
+            texts = function_texts(methods["__init__"])
+        elif is_record(node):
+            texts = [written(row) for row in field_parameters(node, home.lines)]
+        else:
+            bases = ", ".join(ast.unparse(base) for base in node.bases)
+            return f"class {node.name}({bases})" if bases else f"class {node.name}"
+        start, end = f"class {node.name}(", ")"
+    else:
+        texts = function_texts(node)
+        kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+        start = f"{kind} {home.name}("
+        end = f") -> {note(node.returns)}" if node.returns else ")"
+    line = f"{start}{', '.join(texts)}{end}"
+    if len(line) <= 76:
+        return line
+    return "\n".join([start, *(f"    {text}," for text in texts), end])
+
+
+def function_texts(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The parameters of a function as its signature shows them, starred ones too."""
+    rows = {row.name: written(row) for row in function_parameters(node)}
+    positional = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    texts = [rows[name] for name in positional if name in rows]
+    if node.args.vararg:
+        texts.append(f"*{starred(node.args.vararg)}")
+    elif node.args.kwonlyargs:
+        texts.append("*")
+    texts += [rows[arg.arg] for arg in node.args.kwonlyargs]
+    if node.args.kwarg:
+        texts.append(f"**{starred(node.args.kwarg)}")
+    return texts
+
+
+def starred(argument: ast.arg) -> str:
+    return argument.arg + (f": {note(argument.annotation)}" if argument.annotation else "")
 
 
 class Names(Processor):
@@ -327,23 +385,31 @@ class Names(Processor):
         if cell.cell_type != "code":
             return
         shown = re.search(r"^show_doc\((\w+)\)", cell.source, re.M)
-        home = homes().get(self.module, {}).get(shown[1]) if shown else None
-        if home is None:
+        if shown is None:
             return
-        for out in cell.get("outputs", []):
-            text = self.definition("".join(out["data"]["text/markdown"]), home)
-            out["data"] = {"text/markdown": text.splitlines(keepends=True)}
+        home = homes().get(self.module, {}).get(shown[1])
+        if home is None:  # not public, or not a function or class
+            del cell["source"]
+            return
+        text = self.definition(home).splitlines(keepends=True)
+        data = {"text/markdown": text}
+        cell.outputs = [{"output_type": "display_data", "data": data, "metadata": {}}]
 
     def linked(self, text: str) -> str:
         return link_names(text, self.page, self.module, self.imported)
 
-    def definition(self, text: str, home: Home) -> str:
-        """What nbdev shows of a definition, under its name, with its source and its parameters."""
-        text = re.sub(r"\\\((.+?)\\\)", r"$\1$", text)  # as docstrings write mathematics
-        heading = f"### {home.name}"  # a decorator may have changed it
-        text = re.sub(r"^### .*", heading, text, count=1, flags=re.M)
-        text = re.sub(r"\[source\]\([^)]*\)", f"[source]({home.source})", text, count=1)
-        return f"{self.linked(text)}\n{parameter_table(home)}"
+    def definition(self, home: Home) -> str:
+        """A definition under its name: its source, its signature, its docstring, its parameters."""
+        docstring = ast.get_docstring(home.node) or ""
+        docstring = re.sub(r"\\\((.+?)\\\)", r"$\1$", docstring)  # as docstrings write mathematics
+        parts = [
+            f"### {home.name}",
+            f'[source]({home.source}){{.source target="_blank"}}',
+            f"```python\n{signature(home)}\n```",
+            self.linked(docstring),
+            parameter_table(home),
+        ]
+        return "\n\n".join(part for part in parts if part)
 
     def to_site(self, text: str) -> str:
         """Links to files of the repository that are no page lead to the repository;
@@ -370,9 +436,12 @@ class Names(Processor):
         return match[0]
 
 
+LONG = 15  # lines of code above which a cell is folded
+
+
 class FoldPlumbing(Processor):
     """What a cell exports is described above it, in the order of definition;
-    plumbing is folded, imports are left out.
+    plumbing and long code are folded, imports are left out.
     """
 
     def begin(self) -> None:
@@ -384,9 +453,15 @@ class FoldPlumbing(Processor):
                 end += 1
             descriptions = cells[start + 1 : end]  # nbdev puts the last definition first
             cells[start:end] = [*reversed(descriptions), cell]
-            if self.is_plumbing(cell):
+            if self.is_plumbing(cell) or self.is_long(cell):
+                cell.source = re.sub(r"^#\| *code-(fold|summary):.*\n", "", cell.source, flags=re.M)
                 options = f'#| code-fold: true\n#| code-summary: "{self.summary(cell)}"\n'
                 cell.source = options + cell.source
+
+    @staticmethod
+    def is_long(cell) -> bool:
+        """Whether shown code is too long to read in passing."""
+        return "exports" in cell.directives_ and len(cell.source.splitlines()) > LONG
 
     @staticmethod
     def exports(cell) -> bool:

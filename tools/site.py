@@ -1,10 +1,13 @@
-"""The web site: pages as Quarto reads them, its menus, and the site itself where Quarto is at hand.
+"""The web site, built by Quarto, and checked as Quarto builds it.
 
-`python -m tools.site` writes to _proc/ (ignored by git) what nbdev makes of nbs/, with menus drawn
-from nbs/ORDER and from what lies on disk, checks it (`tools.check_docs`), and has Quarto build
-_docs/. Without Quarto it says how to get it.
+`python -m tools.site` writes to _proc/ (ignored by git) what nbdev makes of nbs/, checks what can
+be checked before a page is rendered (`tools.check_docs`), adds the pages that are generated
+(`tools.generated_pages`), has Quarto build _docs/, and opens every page of it in headless Chromium
+(`tools.check_site`). Without Quarto the own preview is checked instead, and one line says what that
+does not cover.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,18 +18,54 @@ import yaml
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
-from tools.check_docs import check
+from tools.check_docs import check, pages_in, read_pages
+from tools.check_site import site_faults
+from tools.generated_pages import COMMANDS, START, llms_index, write_pages
+from tools.quarto_pages import (
+    SOCIAL_IMAGE,
+    as_markdown,
+    for_quarto,
+    front_matter,
+    read_notebook,
+    write_notebook,
+)
+from tools.samples import write_samples
+from tools.search_index import add_wishes
 from tools.show_docs import pages
 
 ROOT = Path(__file__).parents[1]
-GET_QUARTO = (
-    "Quarto is not on the path, so _docs/ was not built; everything that can be checked without it "
-    "was.\n"
-    "It needs no administrator: unpack quarto-VERSION-linux-amd64.tar.gz from "
-    "https://quarto.org/docs/download/\n"
-    "anywhere, put its bin/ on PATH, and say `make docs` again."
+QUARTO = "1.7.34"  # the version with which the site is checked
+NO_QUARTO = (
+    "Quarto is not on the path: the own preview was checked instead, which says nothing about what "
+    "Quarto makes of the pages (search, menus, folded code, warnings). Unpack "
+    f"quarto-{QUARTO}-linux-amd64.tar.gz of https://quarto.org/docs/download/ and put its bin/ on "
+    "PATH."
 )
 FIRST = ("tutorials",)  # folders of pages that stand before the chapters
+TUTORIALS = (
+    "evaluate_your_model",
+    "evaluate_your_logs",
+    "benchmark_from_logs",
+    "train",
+    "training_loop",
+)
+FOLDERS = {
+    "commands": "What a command does",
+    "evaluation": "Evaluation, and the judge's exam",
+    "report": "Tables, figures, report pages",
+    "memory_logs": "Logs of memory systems",
+    "dataset": "Building a benchmark",
+    "annotation": "Labels by people",
+    "inference": "Asking models",
+    "io": "Files, settings, runs",
+    "trainer": "Training",
+    "rules": "Rules of credit",
+    "credit": "Credit of tokens",
+    "integrations": "Other training engines",
+    "micro": "The micro-world",
+    "practice": "Practice models and server",
+    "reproduction": "The paper's experiments",
+}  # what a folder of the package holds, in the order of the menu
 
 
 def sections(nbs: Path) -> dict[str, list[str | dict]]:
@@ -50,24 +89,35 @@ def sections(nbs: Path) -> dict[str, list[str | dict]]:
     def inside(folder, among):
         return [page for page in among if page.startswith(f"{folder}/")]
 
-    reference = ["public_api.ipynb", "glossary.ipynb"]
-    first = ["index.ipynb", "start.ipynb"]
-    start = [
-        page
-        for page in more
-        if "/" not in page and page not in (*first, *reference, "paper_index.ipynb")
+    reference = [
+        f"{name}.ipynb" for name in ("public_api", "glossary", "paper_index", "logged_numbers")
     ]
+    first = ["index.ipynb", "start.ipynb", "faq.ipynb"]
+    start = [page for page in more if "/" not in page and page not in (*first, *reference)]
     found = {"Start": [*(page for page in first if page in more), *start]}
-    found |= {name.capitalize(): inside(name, more) for name in FIRST if name in folders}
+    for name in FIRST:
+        if name in folders:
+            found[name.capitalize()] = sorted(inside(name, more), key=by_use)
     found["The method"] = chapters
     found |= {
         name.capitalize(): inside(name, more) for name in folders if name not in (*FIRST, *parts)
     }
     found["Reference"] = [page for page in reference if page in more]
+    order = [*FOLDERS, *parts]
     found["Reference"] += [
-        {"section": part, "contents": inside(part, ordered) + inside(part, more)} for part in parts
+        {
+            "section": FOLDERS.get(part, part.capitalize()),
+            "contents": inside(part, ordered) + inside(part, more),
+        }
+        for part in sorted(parts, key=order.index)
     ]
-    return found | {"Paper index": ["paper_index.ipynb"]}
+    return found
+
+
+def by_use(page: str) -> tuple[int, str]:
+    """Where a tutorial stands: in the order of use, a new one at the end."""
+    name = Path(page).stem
+    return (TUTORIALS.index(name) if name in TUTORIALS else len(TUTORIALS), name)
 
 
 def hidden(path: Path) -> bool:
@@ -75,25 +125,32 @@ def hidden(path: Path) -> bool:
 
 
 def menus(nbs: Path) -> dict:
-    """Navbar and sidebars as Quarto reads them; the method's chapters are a menu."""
+    """Navbar and sidebars as Quarto reads them, generated pages among them;
+    the chapters of the method are a menu.
+    """
     bars = []
     sides = []
     for title, contents in sections(nbs).items():
+        entries = list(contents)
+        if title == "Start":
+            entries += START
+        if title == "Reference":
+            entries.insert(0, {"section": "Command line", "contents": COMMANDS})
         name = title.lower().replace(" ", "-")
-        first = contents[0] if isinstance(contents[0], str) else contents[0]["contents"][0]
+        first = next(pages_in(contents))
         bars.append(
-            {"text": title, "menu": contents}
+            {"text": title, "menu": entries}
             if title == "The method"
             else {"text": title, "href": first}
         )
-        if len(contents) > 1:
+        if len(entries) > 1:
             sides.append(
                 {
                     "id": name,
                     "title": title,
                     "style": "floating",
                     "collapse-level": 1,
-                    "contents": contents,
+                    "contents": entries,
                 }
             )
     return {"website": {"navbar": {"left": bars}, "sidebar": sides}}
@@ -106,6 +163,16 @@ def settings() -> dict:
         "title": cfg.title,
         "description": cfg.description,
         "site-url": f"{cfg.doc_host}{cfg.doc_baseurl}",
+        "image": SOCIAL_IMAGE,
+        "page-footer": {
+            "left": f"{cfg.title} {cfg.version}, Apache-2.0",
+            "center": [
+                {"text": "What is new", "href": "news.qmd"},
+                {"text": "Cite this", "href": "cite.qmd"},
+                {"text": "Licence", "href": f"{cfg.git_url}/blob/{cfg.branch}/LICENSE"},
+            ],
+            "right": [{"icon": "github", "href": cfg.git_url, "aria-label": "Repository"}],
+        },
     }
     repository = {
         "repo-url": cfg.git_url,
@@ -126,6 +193,51 @@ def process() -> Path:
     return made
 
 
+def quarto_version() -> str:
+    """The version of Quarto on the path, or no text."""
+    if shutil.which("quarto") is None:
+        return ""
+    done = subprocess.run(["quarto", "--version"], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
+
+
+def prepare(made: Path, work: Path) -> None:
+    """A copy of the processed pages in `work`, as Quarto is to read them,
+    with the pages that are generated.
+    """
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(made, work, ignore=shutil.ignore_patterns("_html", "_docs", ".quarto"))
+    for page in read_pages(work):
+        notebook = for_quarto(page.path, read_notebook(work / page.path))
+        write_notebook(work / page.path, notebook)
+    write_pages(work)
+
+
+def render(work: Path) -> list[str]:
+    """Have Quarto build `work`/_docs; returns its warnings."""
+    command = ["quarto", "render", "--no-execute"]
+    done = subprocess.run(command, cwd=work, stderr=subprocess.PIPE, text=True)
+    (work / "quarto.log").write_text(done.stderr, encoding="utf-8")
+    if done.returncode:
+        sys.exit(f"quarto render: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr).splitlines()
+    return [f"quarto: {line}" for line in lines if re.match(r"\W*(WARN|ERROR)", line)]
+
+
+def add_markdown(work: Path) -> None:
+    """Beside each page its Markdown, and llms.txt, which lists them."""
+    site = work / "_docs"
+    entries = []
+    for page in read_pages(work):
+        notebook = read_notebook(work / page.path)
+        head = front_matter(notebook)
+        file = Path(page.path).with_name(str(head.get("output-file", Path(page.path).name)))
+        target = (site / file).with_suffix(".md")
+        target.write_text(as_markdown(notebook), encoding="utf-8")
+        entries.append((target.relative_to(site).as_posix(), head))
+    (site / "llms.txt").write_text(llms_index(entries), encoding="utf-8")
+
+
 def main() -> int:
     parser = ArgumentParser(prog="python -m tools.site", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -134,19 +246,31 @@ def main() -> int:
     parser.add_argument(
         "--pictures", type=Path, help="a folder for pictures of the main pages at both widths"
     )
+    parser.add_argument(
+        "--any-quarto", action="store_true", help=f"render with another version than {QUARTO}"
+    )
     options = parser.parse_args()
+    version = quarto_version()
+    if version and version != QUARTO and not options.any_quarto:
+        print(f"found Quarto {version} on the path; allowed: {QUARTO}, or --any-quarto")
+        return 2
     made = process()
-    faults = check(made, browser=not options.no_browser, pictures=options.pictures)
-    print("\n".join(faults))
-    if faults:
-        return 1
-    if shutil.which("quarto") is None:
-        print(GET_QUARTO)
-        return 0
-    subprocess.run(["quarto", "render", "--no-execute"], cwd=made, check=True)
+    preview = not options.no_browser and not version
+    faults = check(made, browser=preview, pictures=options.pictures if preview else None)
+    if faults or not version:
+        print("\n".join([*faults, *([] if version else [NO_QUARTO])]))
+        return 1 if faults else 0
+    work = made / "_site"
+    prepare(made, work)
+    faults = render(work)
+    write_samples(work / "_docs" / "samples")
+    add_markdown(work)
+    add_wishes(work / "start.ipynb", work / "_docs" / "search.json")
+    faults += site_faults(work / "_docs", browser=not options.no_browser, pictures=options.pictures)
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
-    shutil.move(made / "_docs", ROOT / "_docs")
-    return 0
+    shutil.move(work / "_docs", ROOT / "_docs")
+    print("\n".join(faults) or f"the site is in {ROOT / '_docs'}")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""What Quarto built, checked as a visitor meets it.
+
+Links and their anchors, alternative texts; then each page in headless Chromium, as wide as a desk
+and as a phone: no request to another host, no error on the console, nothing wider than the page;
+the weight of the home page. A fault is one line: the page, what was found, what is allowed.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+from tools.check_docs import MAIN, TOO_WIDE, WIDTHS, chromium_on_path
+
+HOME_LIMIT = 1_000_000  # bytes of the home page with all that it asks for
+
+
+class Built(HTMLParser):
+    """A page of the built site: its ids, links and pictures."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.bare: list[str] = []  # pictures without alternative text
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag == "img" and not (given.get("alt") or "").strip():
+            if given.get("aria-hidden") != "true" and given.get("role") != "presentation":
+                self.bare.append((given.get("src") or "")[:60])
+
+
+def built_pages(site: Path) -> dict[str, Built]:
+    """Every page of the site by its path; the libraries that Quarto ships are none."""
+    read = {}
+    for file in sorted(site.rglob("*.html")):
+        path = file.relative_to(site).as_posix()
+        if not path.startswith("site_libs/"):
+            read[path] = Built(file.read_text(encoding="utf-8"))
+    return read
+
+
+def static_faults(site: Path) -> Iterator[str]:
+    """A fault for each link that leads nowhere and each picture without alternative text."""
+    read = built_pages(site)
+    for path, page in read.items():
+        for source in page.bare:
+            yield f"{path}: picture {source!r} without alternative text"
+        for link in dict.fromkeys(page.links):
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            target, _, anchor = link.partition("#")
+            target = unquote(target.partition("?")[0])
+            full = path
+            if target:
+                full = os.path.normpath(Path(path).parent / target).replace(os.sep, "/")
+                full = target.lstrip("/") if target.startswith("/") else full
+                full = f"{full}/index.html".removeprefix("./") if (site / full).is_dir() else full
+            if full not in read:
+                if not (site / full).is_file():
+                    yield f"{path}: link to {link!r}: no such page or file"
+            elif anchor and not anchor.startswith(":~:") and unquote(anchor) not in read[full].ids:
+                yield f"{path}: link to {link!r}: no such place on {full}"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
+    """What Chromium finds on the pages, served from this machine; with `pictures`, saves there how
+    the main pages look, in both widths, light and dark.
+    """
+    from playwright.sync_api import sync_playwright
+
+    chromium = chromium_on_path()
+    if chromium is None:
+        return [
+            "browser: found no Chromium on the path; allowed: `apt-get install chromium`, or "
+            "`--no-browser`"
+        ]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    home = f"http://127.0.0.1:{server.server_port}/"
+    faults: list[str] = []
+    heard: list[str] = []  # from the page that is open
+    weights: list[int] = []  # of what the page that is open asked for
+
+    def on_request(asked) -> None:
+        if not asked.url.startswith((home, "data:", "blob:")):
+            heard.append(f"asks for {asked.url}")
+
+    def on_response(answer) -> None:
+        weights.append(int(answer.headers.get("content-length", 0)))
+
+    with sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=chromium)
+        tab = browser.new_page()
+        tab.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
+        tab.on("pageerror", lambda error: heard.append(str(error)))
+        tab.on("request", on_request)
+        tab.on("response", on_response)
+        for path in built_pages(site):
+            heard.clear()
+            weights.clear()
+            for width in WIDTHS:
+                tab.set_viewport_size({"width": width, "height": 900})
+                if width == WIDTHS[0]:
+                    tab.goto(home + path, wait_until="load")
+                wide = tab.evaluate(TOO_WIDE)
+                faults += [f"{path}: at {width} px wider than the page: {each}" for each in wide]
+                if pictures and path in MAIN_PAGES:
+                    save_pictures(tab, pictures / f"{path.replace('/', '-')}-{width}")
+            faults += [f"{path}: {message}" for message in dict.fromkeys(heard)]
+            if path == "index.html" and sum(weights) > HOME_LIMIT:
+                faults.append(f"{path}: weighs {sum(weights):,} bytes; allowed: {HOME_LIMIT:,}")
+        browser.close()
+    server.shutdown()
+    return faults
+
+
+MAIN_PAGES = {re.sub(r"(^|/)[0-9]+[a-z]?_", r"\1", name) + ".html" for name in MAIN}
+
+
+def save_pictures(tab, name: Path) -> None:
+    name.parent.mkdir(parents=True, exist_ok=True)
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        tab.screenshot(path=f"{name}-{scheme}.png")
+    tab.emulate_media(color_scheme="light")
+
+
+def site_faults(site: Path, *, browser: bool = True, pictures: Path | None = None) -> list[str]:
+    """Every fault of a built site."""
+    faults = list(static_faults(site))
+    if browser:
+        faults += browser_faults(site, pictures)
+    return faults
