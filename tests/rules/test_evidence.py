@@ -326,6 +326,17 @@ def test_a_quote_of_the_whole_answer_shows_no_token():
     assert len(pairs) and not pairs.shown.any() and not pairs.shares.any()
 
 
+def test_thresholds_that_divergences_have_do_not_hold_for_quotes():
+    asked, judged, answers = batch(3)
+    placed = []
+    for threshold in (0.02, 1.5):
+        config = CreditConfig(mode="evidence", threshold_start=threshold)
+        credit = TokenCredit(TOKENIZER, config, ENCODE)
+        placed.append(credit.assign(credit.requests(asked, judged, answers)))
+        assert credit.last.stats["localized"] > 0
+    assert torch.equal(*placed)
+
+
 def slow_divergence(model, prompt, without, answer, temperature) -> list[float]:
     sides = []
     with torch.no_grad():
