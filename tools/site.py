@@ -255,8 +255,9 @@ def main() -> int:
         print(f"found Quarto {version} on the path; allowed: {QUARTO}, or --any-quarto")
         return 2
     made = process()
-    preview = not options.no_browser and not version
-    faults = check(made, browser=preview, pictures=options.pictures if preview else None)
+    faults = check(
+        made, preview=not version, browser=not options.no_browser, pictures=options.pictures
+    )
     if faults or not version:
         print("\n".join([*faults, *([] if version else [NO_QUARTO])]))
         return 1 if faults else 0
