@@ -34,7 +34,8 @@ from pathlib import Path
 
 KEY = "MEMCALIB_BENCH_KEY"
 SEEDS = (42, 43, 44)
-TIMEOUT = 2.0
+TIMEOUT = 2.0  # seconds for a reply of a server that sometimes hangs
+PATIENT = 30.0  # of one that never does: a busy machine is no fault
 STARTED: list[subprocess.Popen] = []
 
 
@@ -51,7 +52,8 @@ def client(plan: dict) -> dict:
     from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 
     limits = {name: plan[name] for name in ("rpm", "concurrency", "attempts") if plan.get(name)}
-    place = {"base_url": plan["url"], "key_env": KEY, "timeout": TIMEOUT, "backoff": 0.5} | limits
+    timeout = plan.get("timeout", PATIENT)
+    place = {"base_url": plan["url"], "key_env": KEY, "timeout": timeout, "backoff": 0.5} | limits
     examples = load_examples(plan["examples"])
     folder = Path(plan["folder"])
     sampling = Sampling(seeds=tuple(plan.get("seeds", SEEDS)), ask_again=("empty", "length"))
@@ -395,7 +397,7 @@ def main(small: bool, folder: Path) -> int:
 
     title("With 5 % of each fault")
     with server(examples, five) as (url, read):
-        used = run(plan("chaos", url))
+        used = run(plan("chaos", url, timeout=TIMEOUT))
         stats = read()
     report(used)
     same(check, outcome(folder / "chaos"), clean, rows)
@@ -410,7 +412,7 @@ def main(small: bool, folder: Path) -> int:
     chance = random.Random(count)
     moments = sorted(chance.uniform(0.05, 0.95) for _ in range(3))
     with server(examples, five) as (url, read):
-        used, times = killed(plan("killed", url), read, total, moments)
+        used, times = killed(plan("killed", url, timeout=TIMEOUT), read, total, moments)
         stats = read()
     report(used)
     same(check, outcome(folder / "killed"), clean, rows)
@@ -424,7 +426,10 @@ def main(small: bool, folder: Path) -> int:
 
     title("Two processes on one cache, with 5 % of each fault")
     with server(examples, five) as (url, read):
-        both = [start("client", plan(name, url, cache="shared")) for name in ("first", "second")]
+        both = []
+        for name in ("first", "second"):
+            shared = plan(name, url, cache="shared", timeout=TIMEOUT)
+            both.append(start("client", shared))
         used = [result_of(process) for process in both]
         stats = read()
     for one in used:
@@ -519,40 +524,39 @@ def main(small: bool, folder: Path) -> int:
     check("answers without a judgment", flaky["unscored"], 0)
     check("the weights are the same", flaky["weights"] == calm["weights"], True)
 
-    title("The disk of the run is full in the middle of the judgments")
-    with server(examples, large) as (url, read):
-        full = plan("full", url, rows_on_disk=rows // 3)
-        code, error = stopped(full, read)
-        before = read()
-    check("it ended as it should", code, 1)
-    check("the reason and the file are given", "judgments.jsonl" in error, True)
-    url = urllib.parse.urlsplit(url)
-    with server(examples, large, port=url.port) as (url, read):
-        used = run(plan("full", url))
-        stats = read()
-    report(used)
-    same(check, outcome(folder / "full"), clean, rows)
-    check(
-        "clean replies, before and after, as many as without a stop",
-        before["successes"] + stats["successes"],
-        total,
-    )
-
-    for name, faults, enough in (
-        ("Ctrl-C in the middle of the answers", {}, 0.3 * total),
-        ("Ctrl-C in the middle of the judgments", {}, 0.7 * total),
-        ("The key is withdrawn in the middle", {"revoked": int(0.3 * total)}, None),
-        ("The judge goes down in the middle", {"judge_down": int(0.2 * total)}, None),
+    for name, reason, faults, more, enough in (
+        (
+            "The disk of the run is full in the middle of the judgments",
+            "judgments.jsonl",
+            {},
+            {"rows_on_disk": rows // 3},
+            None,
+        ),
+        ("Ctrl-C in the middle of the answers", "KeyboardInterrupt", {}, {}, 0.3 * total),
+        ("Ctrl-C in the middle of the judgments", "KeyboardInterrupt", {}, {}, 0.7 * total),
+        (
+            "The key is withdrawn in the middle",
+            "answered 401",
+            {"revoked": int(0.3 * total)},
+            {},
+            None,
+        ),
+        (
+            "The judge goes down in the middle",
+            "judgments in a row failed alike",
+            {"judge_down": int(0.2 * total)},
+            {},
+            None,
+        ),
     ):
         title(name)
         place = f"stopped-{name.split()[1]}-{enough}"
         with server(examples, large | faults, latency=0.2) as (url, read):
-            again = plan(place, url, attempts=2)
-            code, error = stopped(again, read, enough)
+            code, error = stopped(plan(place, url, attempts=2, **more), read, enough)
             before = read()
         check("it ended as it should", code, -signal.SIGINT if enough else 1)
+        check("the reason is given", reason in error, True)
         if "judge_down" in faults:
-            check("the reason is given", "judgments in a row failed alike" in error, True)
             spent = before["requests"] - before["successes"]
             check("calls to a judge that is down", spent, lambda count: count <= 2 * (20 + 2 * 32))
         url = urllib.parse.urlsplit(url)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib import resources
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, cast, get_args
 
@@ -890,8 +890,8 @@ def parsed_time(text: object) -> datetime | None:
 
 
 def _turn_rules(row: dict) -> Iterator[Violation]:
-    """Turns have a role and words; where their times can be read,
-    none is before the turn above it.
+    """Turns have a role and words, and an order in which people and tools speak; where their times
+    can be read, none is before the turn above it.
     """
     if row.get("turns") is None:
         return
@@ -910,6 +910,28 @@ def _turn_rules(row: dict) -> Iterator[Violation]:
             allowed = f"not before the turn above it, {last_time.isoformat()}"
             yield Violation("time", short_repr(turn["time"]), allowed, item)
         last_time = time or last_time
+    roles = [turn.get("role") for turn in only_dicts(row["turns"])]
+    if roles and set(roles) <= set(TURN_ROLES):
+        yield from _turn_order_rule(roles)
+
+
+def _turn_order_rule(roles: Sequence[str]) -> Iterator[Violation]:
+    """Warnings: no turn of the user, a result of a tool before anybody has spoken, a user who
+    speaks twice in a row, the last time in the query.
+    """
+    if "user" not in roles:
+        allowed = "a turn of the user before the query, or no turns at all"
+        yield Violation("turns", "no turn of the user", allowed, severity="warning")
+    if roles[0] == "tool":
+        allowed = "user or assistant in the first turn"
+        yield Violation("role", "tool", allowed, "turn 1", severity="warning")
+    for number, (above, role) in enumerate(pairwise(roles), 2):
+        if role == above == "user":
+            allowed = "assistant or tool after the user"
+            yield Violation("role", "user", allowed, f"turn {number}", severity="warning")
+    if roles[-1] == "user":
+        allowed = "assistant or tool in the last turn; the query is what the user says after it"
+        yield Violation("role", "user", allowed, f"turn {len(roles)}", severity="warning")
 
 
 def check_example(row: object) -> list[Violation]:
@@ -1046,7 +1068,7 @@ def iter_examples(source: ExampleSource, split: str = "train") -> Iterator[Examp
         yield row.example
 
 
-def load_examples(source: ExampleSource = "starter:core", split: str = "train") -> list[Example]:
+def load_examples(source: ExampleSource = "starter", split: str = "train") -> list[Example]:
     """All examples of a source, which may be anything `iter_examples` takes.
 
     Raises `DataError` with every violation of the file when any record is unusable.

@@ -368,7 +368,9 @@ def _check_scores(
         _check_full(batch)
     unscored = [row for row in pairs.rows if not bool(batch.valid[row])]
     if unscored:
-        raise ValueError(f"row {unscored[0]}: pair of an unscored answer, must be left out")
+        raise ValueError(
+            f"rule {rule.name!r}, row {unscored[0]}: pair of an unscored answer, must be left out"
+        )
 
 
 def _check_units(batch: JudgedBatch, thresholds: Thresholds) -> None:

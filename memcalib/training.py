@@ -603,6 +603,7 @@ class CreditTrainer(GRPOTrainer):
         noise_floor = None
         if rule.reads == LOG_PROBABILITIES and not self.state.global_step:
             noise_floor = self.noise_floor(policy)
+        self.token_credit.step = self._step_number
         self.credit, self.pairs = assign_credit(
             policy,
             self.token_credit,
@@ -616,16 +617,20 @@ class CreditTrainer(GRPOTrainer):
             self.credit.stats["noise_floor"] = noise_floor
         return self.credit.advantages
 
+    @property
+    def _step_number(self) -> int:
+        """The number of the step under way, from 1, as errors name it."""
+        return self.state.global_step // self.config.minibatches + 1
+
     def _check_rewards(self) -> None:
         """Raises `ValueError` naming a reward of a scored answer that is not finite."""
         judged = self.judged
         bad = (judged.valid[:, None] & ~judged.rewards.isfinite()).nonzero().tolist()
         if bad:
             row, channel = bad[0]
-            step = self.state.global_step // self.config.minibatches + 1
             example = judged.examples[row].id
             raise ValueError(
-                f"step {step}, row {row} (example {example!r}), channel {CHANNELS[channel]}: "
+                f"step {self._step_number}, row {row} (example {example!r}), channel {CHANNELS[channel]}: "
                 f"reward {judged.rewards[row, channel].item()} of a scored answer, must be finite"
             )
 

@@ -181,6 +181,29 @@ def test_a_fault_is_named_with_its_place(tmp_path, spoil, needle):
         load_examples(file)
 
 
+@pytest.mark.parametrize(
+    ("roles", "named"),
+    [
+        ("user assistant tool", []),
+        ("user tool tool assistant", []),
+        ("assistant tool", ["turns: found no turn of the user"]),
+        ("tool user assistant", ["turn 1: role: found tool"]),
+        ("user user assistant", ["turn 2: role: found user"]),
+        (
+            "user assistant user",
+            ["turn 3: role: found user; allowed: assistant or tool in the last"],
+        ),
+    ],
+)
+def test_turns_out_of_order_are_named_and_stay_usable(roles, named):
+    row = rich_row()
+    row["turns"] = [{"role": role, "content": f"Turn {n}."} for n, role in enumerate(roles.split())]
+    warnings = [str(v) for v in check_example(row) if "turn" in str(v)]
+    assert errors_of(row) == [] and len(warnings) == len(named)
+    for warning, words in zip(warnings, named, strict=True):
+        assert words in warning
+
+
 def test_a_time_that_cannot_be_read_is_kept_as_text():
     row = rich_row()
     row["turns"] = [{"role": "user", "content": "Hello.", "time": "last spring"}]

@@ -2,10 +2,12 @@
 no leak, hashes.
 """
 
+import json
 import re
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 
 from memcalib.commands.evaluate import Evaluation, data_notes, drawn_evenly, subsets_not_read
@@ -17,6 +19,14 @@ from memcalib.evaluation.minimal_pairs import PAIR_FORMS, pair_answers, starter_
 from memcalib.io.settings import package_data
 from memcalib.problem import SUBSETS, Example, Level, load_examples
 from tools.starter_card import form_cues, form_table
+from tools.starter_differences import (
+    SHAPES,
+    base_rate,
+    error_rates,
+    expected_score,
+    practice_judgments,
+    scores_by_question,
+)
 
 EXAMPLES, ANSWERS = starter_answers()
 EXAMPLE_BY_ID = {example.id: example for example in EXAMPLES}
@@ -129,7 +139,7 @@ def test_the_hashes_fit_and_an_edit_is_told(tmp_path):
 
 
 def test_names_of_shipped_sets():
-    assert len(load_examples("samples")) == 9 and load_examples() == CORE
+    assert len(load_examples("samples")) == 9 and load_examples() == EXAMPLES
     with pytest.raises(FileNotFoundError):
         load_examples("stater")
 
@@ -222,6 +232,30 @@ def test_the_cues_of_form_say_place_size_and_length():
     assert cues.keys() == {"m_a0", "m_a1", "m_a2"}
     assert {"<place 0>", "<places behind 2>", "<size 3>", "<block 0>"} <= cues["m_a0"]
     assert cues["m_a0"] - cues["m_a2"] == {"<place 0>", "<places behind 2>"}
+
+
+def test_the_card_says_which_differences_the_set_shows():
+    card = package_data("data", "starter", "card.md").read_text(encoding="utf-8")
+    reading = json.loads(package_data("data", "starter", "reading.json").read_text("utf-8"))
+    rows = reading["differences"]
+    sizes = Counter(example.model_extra["subset"] for example in EXAMPLES)
+    assert {row["records"]: row["questions"] for row in rows} == {"all": len(EXAMPLES), **sizes}
+    for row in rows:
+        assert f"| {' | '.join(str(value) for value in row.values())} |" in card
+
+
+def test_a_practice_model_of_a_score_reaches_it():
+    examples = load_examples("starter:sensitive")
+    difficulty = np.random.default_rng(1).lognormal(0.0, 0.8, len(examples))
+    for shape in SHAPES:
+        base = base_rate(examples, difficulty, 60, shape)
+        rates = error_rates(examples, difficulty, base, shape)
+        assert expected_score(examples, rates) == pytest.approx(60, abs=0.01)
+        generator = np.random.default_rng(2)
+        judgments = []
+        for number in range(20):
+            judgments += practice_judgments(examples, rates, f"model {number}", generator)
+        assert scores_by_question(judgments).mean() == pytest.approx(60, abs=3)
 
 
 def test_the_card_says_what_form_tells():

@@ -22,6 +22,7 @@ from memcalib.evaluation.minimal_pairs import load_pairs
 from memcalib.io.runs import file_hash
 from memcalib.metrics import score
 from memcalib.problem import Example, Level, judgment_for, load_examples
+from tools.starter_differences import SPREAD
 from tools.starter_pairs import pairs_section
 
 FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
@@ -39,8 +40,9 @@ tags: [memory, agents, evaluation]
 **Written and checked by a large language model. No person has read it yet.** A language model wrote
 the records, the rubrics, the answers and their labels for this package, from no source. The numbers
 on agreement below are the self-agreement of one language model; they are no evidence that people
-would agree. `memcalib exam --sheet FILE` writes a sheet for a person to label, and
-`memcalib exam --labels FILE` says how far a filled one agrees.
+would agree. For people: `python -m tools.starter_people sheet --out FOLDER` writes a sheet of 300 drawn
+memories whose ideal level is to be labelled, with instructions, ready to send, and `read` compares
+what comes back; `memcalib exam --sheet FILE` and `--labels FILE` do the same for actual levels.
 
 Do not train on this set. Data for training can be searched for its canary:
 
@@ -48,11 +50,11 @@ Do not train on this set. Data for training can be searched for its canary:
 
 ## What it is for
 
-`memcalib evaluate` without data uses the {core} core records (`starter:core`); `starter` is all of them, `starter:NAME` one subset,
-and `--quick` 60 drawn evenly over the subsets. `memcalib exam` has a judge read the answers, all of
-which belong to core records. The set is small: the page nbs/evaluation/06_exam.ipynb says which
-differences {core} questions can show. It is not the paper's benchmark, and scores on it cannot be
-compared with the paper's.
+`memcalib evaluate` without data uses all records (`starter`); `starter:NAME` is one subset
+(`starter:core` the first {core}), and `--quick` 60 drawn evenly over the subsets. A report has a row
+for each subset. `memcalib exam` has a judge read the answers, all of which belong to core records,
+and pairs about records of every subset. The set is small: *Which differences it shows* says what to
+expect. It is not the paper's benchmark, and scores on it cannot be compared with the paper's.
 {unread}"""
 
 
@@ -69,6 +71,20 @@ Two ideal levels can be defended for {atoms} atoms of {records} records; {named}
 its reason (`alternative`), any others are only marked `disputed`. No person has decided between them. `memcalib evaluate` gives the metrics under the first
 reading, under the best of both and without these atoms, and says where that makes a difference. A model that is perfect under
 the other reading of every disputed atom has an SCS of {scs:.1f} and an Exact of {exact:.1f} under the first.
+"""
+
+
+DIFFERENCES = """### Which differences it shows
+
+Two practice models of each SCS answer every record with three seeds (`python -m
+tools.starter_differences`): ± is half the width of the 95 % interval of SCS (questions resampled), and
+*difference* the smallest true difference of two such models that is found four times in five at the
+5 % level, paired by question. The models are simulated: an atom is moved to another level at a
+rate that differs by record (log-normal, standard deviation {spread}) and either is alike for all atoms (*errors
+anywhere*) or, for Ignore, half as high in hard distractors and a twentieth in other atoms (*errors
+by kind*). Models that fail on questions of their own, as real ones do, need somewhat more.
+
+{table}
 """
 
 
@@ -125,9 +141,9 @@ records alone.
 
 The aim is at most 65.0 % by both; it is not reached. Before the edits both told 77.5 % (English 78.7 %,
 other languages 73.1 %), words alone 73.1 %, place, block and length alone 72.8 %; by subset both told 69.9 % (core),
-80.2 % (conversations), 81.4 % (agentic), 76.2 % (long) and 79.0 % (sensitive). In the 100
-edited records both now tell 69.9 % (words 67.8 %, place, block and length 58.8 %), in the 140 others of the second
-edition, which bear minimal pairs and stayed as they were, 72.1 % (69.7 %, 70.4 %). What is left is length where nothing was
+80.2 % (conversations), 81.4 % (agentic), 76.2 % (long) and 79.0 % (sensitive). Right after the edits
+both told 69.9 % in the 100 edited records (words 67.8 %, place, block and length 58.8 %), and 72.1 %
+(69.7 %, 70.4 %) in the 140 others of the second edition, which bear minimal pairs and stayed as they were. What is left is length where nothing was
 edited, and words everywhere.
 """
 
@@ -494,6 +510,8 @@ def main() -> None:
     for title, table in tables(examples, answers):
         sections.append(f"### {title}\n\n{grid(table)}\n")
     sections.append(disputed_text(examples))
+    differences = grid(pd.DataFrame(reading["differences"]))
+    sections.append(DIFFERENCES.format(table=differences, spread=SPREAD))
     surface = grid(surface_table(examples))
     sections.append(SURFACE.format(table=surface, form=grid(form_table(examples))))
     sections.append(GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0])))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JUDGMENTS', 'JUDGED_TOKENS', 'QUOTED_TOKENS', 'AnswerKey', 'UNREAD_STARTER', 'NOT_READ_BLIND', 'QUICK_EXAMPLES',
-           'BINDINGS', 'RowHandler', 'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation',
+           'BINDINGS', 'LIBRARIES', 'RowHandler', 'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation',
            'judge_reply_tokens', 'forecast', 'role_forecast', 'make_backend', 'make_judge', 'subsets_not_read',
            'data_notes', 'drawn_evenly', 'read_examples', 'EvaluationRun', 'unfinished', 'evaluate', 'answer_file',
            'answer_forecast', 'judgment_forecast', 'judgment_file']
@@ -104,7 +104,7 @@ class Evaluation(FrozenSettings):
     ones.
     """
 
-    data: Name = "starter:core"
+    data: Name = "starter"
     format: Literal["memcalib", "rpeval"] = "memcalib"
     split: str = "train"
     limit: int | None = Field(default=None, ge=1)
@@ -488,6 +488,8 @@ def _judgment_failed(row: Judgment) -> bool:
 _ROLLOUTS = _RowFile("rollouts.jsonl", Rollout, _answer_failed)
 _JUDGMENTS = {role: _RowFile(file, Judgment, _judgment_failed) for role, file in JUDGMENTS.items()}
 BINDINGS = "judge-binding.json"  # what each judge was when it read answers
+# what answers of weights are made by: other versions of these round and draw differently
+LIBRARIES = ("memcalib", "torch", "transformers", "peft", "vllm")
 RowHandler = Callable[[Rollout | Judgment], None]
 
 
@@ -496,8 +498,9 @@ class EvaluationRun:
     continues where it stopped.
 
     With `dry_run` nothing is written; with `retry_unscored` the judge is asked again wherever its
-    reply could not be read. Raises `ValueError` for a folder that holds a run of other settings and
-    `DataError` for unusable data. `command` is what the report says to type.
+    reply could not be read. Raises `ValueError` for a folder that holds a run of other settings,
+    or answers of weights under other libraries where answers are missing, unless `resume_anyway`,
+    and `DataError` for unusable data. `command` is what the report says to type.
     """
 
     def __init__(
@@ -508,6 +511,7 @@ class EvaluationRun:
         dry_run: bool = False,
         command: str | None = None,
         retry_unscored: bool = False,
+        resume_anyway: bool = False,
     ):
         self.evaluation = evaluation
         self.folder = Path(out)
@@ -552,7 +556,7 @@ class EvaluationRun:
         if not dry_run:
             find_prompt_template(evaluation.sampling.prompt_template)
             load_prompt(evaluation.judging.prompt)
-            self.run_folder.bind()
+            self.run_folder.bind(self._deciding_libraries(), resume_anyway)
             write_jsonl(self.file("examples.jsonl"), self.examples)
 
     def file(self, name: str) -> Path:
@@ -631,6 +635,17 @@ class EvaluationRun:
             raise NotAgreed.with_way_on(" the same command and --yes (in Python: agree(yes=True))")
         self.agreed = True
         return self
+
+    def _deciding_libraries(self) -> tuple[str, ...]:
+        """The libraries that make the answers still missing; none where an endpoint answers, or
+        where no answer or every answer is there.
+        """
+        if not isinstance(self.evaluation.model, Weights):
+            return ()
+        needed = _needed_requests(self.evaluation, self.examples)
+        to_ask = _to_ask(needed, self.file(_ROLLOUTS.name))
+        is_begun = 0 < len(to_ask) < len(needed)
+        return LIBRARIES if is_begun else ()
 
     def _nothing_made(self, stored: dict[str, Any]) -> bool:
         """Whether nothing was made under the settings that differ from those `stored`. Drops rows

@@ -418,16 +418,27 @@ def _ask_about(variable: str, host: str, file: str | Path) -> bool:
     return True
 
 
+def _host_to_agree_to(endpoint: Endpoint) -> str:
+    """The host about which a person is asked; with http:// before it where the key would travel
+    readable.
+    """
+    address = urlsplit(endpoint.url)
+    host = address.hostname or ""
+    return host if address.scheme == "https" else f"{address.scheme}://{host}"
+
+
 def _host_allowed(endpoint: Endpoint) -> bool:
     """Whether the host of an endpoint may get its key without a question."""
-    host = urlsplit(endpoint.url).hostname or ""
+    address = urlsplit(endpoint.url)
+    host = address.hostname or ""
+    is_given = host in KEY_HOSTS.get(endpoint.key_env, ()) and address.scheme == "https"
     by_variable = os.environ.get("MEMCALIB_ALLOW_HOST", "").split(",")
     named = {name.strip().lower() for name in (*_ALLOWED_HOSTS.get(), *by_variable)}
     return (
         host in THIS_MACHINE
-        or host in KEY_HOSTS.get(endpoint.key_env, ())
+        or is_given
         or host in named
-        or _was_agreed(endpoint.key_env, host)
+        or _was_agreed(endpoint.key_env, _host_to_agree_to(endpoint))
     )
 
 
@@ -458,13 +469,16 @@ def check_key_hosts(
             continue
         if _host_allowed(endpoint) or _is_typed(typed, names, endpoint):
             continue
-        if _ask_about(endpoint.key_env, host, file):
+        to_agree_to = _host_to_agree_to(endpoint)
+        if _ask_about(endpoint.key_env, to_agree_to, file):
             continue
         allowed = (
             f"the key in {endpoint.key_env} was not given for this host; "
             f"allowed with --allow-host {host}"
         )
-        errors.append(SettingError(".".join((*names, "base_url")), allowed, short_repr(host)))
+        errors.append(
+            SettingError(".".join((*names, "base_url")), allowed, short_repr(to_agree_to))
+        )
     if errors:
         raise SettingErrors(errors, str(file))
 

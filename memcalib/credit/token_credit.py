@@ -7,7 +7,8 @@ __all__ = ['CreditRequest', 'group_number', 'AllAnswers', 'TokenCredit']
 
 # %% ../../nbs/credit/07_token_credit.ipynb #339927ae
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
@@ -150,6 +151,8 @@ class TokenCredit:
     `assign`.
 
     `thresholds` move once with each `assign`; `last` is its whole result, statistics included.
+    `step` is the number of the batch that an error of the rule names: 1, and one more after each
+    `assign`; a training that goes on elsewhere may set it.
     """
 
     def __init__(
@@ -172,6 +175,7 @@ class TokenCredit:
         self.encode = _encoder(tokenizer, prompt_template, text)
         self.thresholds = Thresholds(config)
         self.last: Credit | None = None
+        self.step = 1
 
     def requests(
         self,
@@ -201,17 +205,19 @@ class TokenCredit:
             examples, judgments, response_ids, texts, self.tokenizer, self.encode
         )
         batch = self._batch(everyone, answers, units)
-        pairs = self.rule.pairs(batch) if self.rule.places else Pairs()
+        with self._step_in_errors():
+            pairs = self.rule.pairs(batch) if self.rule.places else Pairs()
         readings = _Readings()
         whole = [-1] * len(response_ids)
         if full and self.rule.reads == LOG_PROBABILITIES:
             for row in dict.fromkeys(pairs.rows):
                 prompt = self.encode(examples[row])
                 whole[row] = readings.log_probabilities(prompt, response_ids[row])
-        read_again = [
-            self._read_again(readings, examples[row], row, prompt, response_ids[row])
-            for row, prompt in zip(pairs.rows, pairs.prompts, strict=True)
-        ]
+        with self._step_in_errors():
+            read_again = [
+                self._read_again(readings, examples[row], row, prompt, response_ids[row])
+                for row, prompt in zip(pairs.rows, pairs.prompts, strict=True)
+            ]
         return CreditRequest(
             prompts=readings.prompts,
             responses=readings.responses,
@@ -226,6 +232,18 @@ class TokenCredit:
             uncut=uncut.total(),
             without=readings.without,
         )
+
+    @contextmanager
+    def _step_in_errors(self) -> Iterator[None]:
+        "An error that is raised inside says at which step; the rule's own of other kinds by a note."
+        try:
+            yield
+        except Exception as error:
+            if type(error) in (ValueError, NotImplementedError):
+                error.args = (f"step {self.step}, {error}",)
+            else:
+                error.add_note(f"rule {self.rule.name!r}, step {self.step}")
+            raise
 
     def _all_answers(
         self,
@@ -309,20 +327,22 @@ class TokenCredit:
         read_again = None
         if self.rule.places:
             whole, read_again = self._read(request, scores, full)
-        self.last = credit(
-            request.rewards,
-            request.group,
-            request.valid,
-            batch.mask,
-            config=self.config,
-            full=whole,
-            pairs=request.pairs,
-            scores=read_again,
-            thresholds=self.thresholds,
-            local=request.local,
-            gather=self.gather,
-            units=batch.units,
-        )
+        with self._step_in_errors():
+            self.last = credit(
+                request.rewards,
+                request.group,
+                request.valid,
+                batch.mask,
+                config=self.config,
+                full=whole,
+                pairs=request.pairs,
+                scores=read_again,
+                thresholds=self.thresholds,
+                local=request.local,
+                gather=self.gather,
+                units=batch.units,
+            )
+        self.step += 1
         self.last.stats.update(request.pairs.counts)
         if batch.units is not None:
             self.last.stats["fallback_segments"] = request.uncut

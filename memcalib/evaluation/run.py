@@ -174,7 +174,7 @@ def _judge_existing(
 
 
 def evaluate(
-    examples: "ExampleSource | pd.DataFrame" = "starter:core",
+    examples: "ExampleSource | pd.DataFrame" = "starter",
     *,
     model: "Endpoint | Backend | ModelFunction | None" = None,
     judge: "JudgeLike | Endpoint",

@@ -40,7 +40,7 @@ from memcalib.inference.endpoint import (
     hide_key,
     retry_after,
 )
-from ..io.records import one_line, printable, short_repr, unique_keys
+from ..io.records import cut_text, one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5
 if TYPE_CHECKING:
@@ -504,6 +504,7 @@ _REFUSABLE_FIELDS = {  # fields that a server may not take, and the sign of it i
 # bytes of one reply; a few kilobytes of compressed zeros could fill the memory
 LARGEST_REPLY = 100_000_000
 _UPLOAD_SPEED = 5e6  # bytes a second
+_EVENT = re.compile(r"\s*(?:data|event|id|retry)?:")  # how a stream of server-sent events begins
 
 Messages = list[dict[str, str]]
 LONGEST_HEADER = 65_536  # bytes of a header of a reply; gateways send long ones
@@ -646,7 +647,11 @@ class _Server:
             if is_page:
                 return buffer.decode("utf-8", "replace")
             raise
-        return ChatCompletion.construct(**completion) if isinstance(completion, dict) else None
+        if not isinstance(completion, dict):
+            return None
+        if isinstance(completion.get("choices"), list):
+            completion["choices"] = completion["choices"][:1]  # one is asked for, and one is read
+        return ChatCompletion.construct(**completion)
 
     def _open(self) -> "openai.AsyncOpenAI":
         import openai
@@ -749,12 +754,14 @@ class _Server:
         """The error for something that came with status 200 and is no completion."""
         url = self.endpoint.url
         if isinstance(completion, str):
+            sent = "a stream of events" if _EVENT.match(completion) else "a page"
             if self.worked:
-                message = f"{url} sent a page, not a chat completion, in between good replies"
+                message = f"{url} sent {sent}, not a chat completion, in between good replies"
                 return CallError("server", message)
+            beginning = self._clean(completion[:1000])[:80]
             message = (
-                f"{url} sent a page, not a chat completion; does the address end as it should "
-                "(mostly in /v1)?"
+                f"{url} sent {sent}, not a chat completion; does the address end as it should "
+                f"(mostly in /v1)? It begins: {beginning}"
             )
             return CallError("not_found", message)
         choices = getattr(completion, "choices", None)
@@ -770,6 +777,7 @@ class _Server:
 
 # %% ../../nbs/inference/03_client.ipynb #0ther34a
 _VERSION = re.compile(r"[-@:._]v?\d[\w.-]*|[-:]latest")  # behind the name of a model
+_LONGEST_NAME = 200  # characters kept of a name or a reason that a server sends
 
 
 def other_model(asked: str, named: object) -> str:
@@ -785,7 +793,7 @@ def other_model(asked: str, named: object) -> str:
     ending = own_name.removeprefix(asked_name)
     if not ending or (own_name.startswith(asked_name) and _VERSION.fullmatch(ending)):
         return ""
-    return printable(named)
+    return cut_text(printable(named[:1000]), _LONGEST_NAME)
 
 # %% ../../nbs/inference/03_client.ipynb #94d7f4ce
 _LONGEST_WAIT = 600.0  # seconds that a server may ask for
@@ -1027,7 +1035,7 @@ class Client:
             self._tokens.correct(used_tokens - booked_tokens)
         choice = completion.choices[0]
         text = _without_surrogates(_text_of(choice.message))
-        finish_reason = choice.finish_reason or "stop"
+        finish_reason = cut_text(printable((choice.finish_reason or "stop")[:1000]), _LONGEST_NAME)
         if not text.strip() and getattr(choice.message, "tool_calls", None):
             finish_reason = "tool_calls"  # some servers say stop
         refusal = getattr(choice.message, "refusal", None)

@@ -143,7 +143,7 @@ def taskset_class() -> type:
     class MemcalibConfig(vf.TasksetConfig):
         """Which records, how they are asked and judged."""
 
-        data: str = "starter:core"
+        data: str = "starter"
         split: str = "train"
         limit: int | None = None
         prompt_template: str = "plain"

@@ -346,6 +346,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
+    if unfinished.is_symlink() and not unfinished.is_char_device():
+        unfinished.unlink()  # left by somebody else: nothing is written through it
     try:
         with naming_file(path):
             yield unfinished

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .jsonl import try_lock
-from .records import DataError, Record, read_jsonl, replacing, write_whole
+from .records import DataError, Record, only_dicts, read_jsonl, replacing, write_whole
 from .settings import changed
 
 # %% ../../nbs/io/05_runs.ipynb #5e2cd392
@@ -225,47 +225,84 @@ class RunFolder:
             self._decisive_values(self.defaults),
         )
 
-    def bind(self) -> "RunFolder":
+    def bind(self, libraries: Sequence[str] = (), resume_anyway: bool = False) -> "RunFolder":
         """Tie the folder to these settings, and return itself;
         raises `ValueError` naming each setting that differs.
+
+        `libraries` are those whose versions decide what is still to be made: where one of them
+        differs from the version of the last call, `ValueError` is raised unless `resume_anyway`.
+        Other versions are said in a warning.
         """
         self.make()
-        self._say_other_versions()
         differences = self.differences() if self.bound else []
         if differences and not self.replaceable(self.stored()):
             raise ValueError(
                 f"{self.path} holds a run of other settings ({', '.join(differences)}); choose "
                 "another folder or delete it"
             )
+        self._check_versions(libraries, resume_anyway)
         if differences or not self.bound:
             write_whole(self.file("parameters.json"), json.dumps(self.settings, indent=1) + "\n")
+        self._keep_versions()
         return self
 
-    def other_versions(self) -> list[str]:
-        """Each library whose version differs from the one that an earlier call wrote into the
-        manifest, with both; empty for a new folder."""
-        before = self.earlier().get("versions")
-        if not isinstance(before, dict):
-            return []
-        return changed(before, versions(), {})
+    def version_history(self) -> list[dict[str, str | None]]:
+        """The versions under which calls worked in this folder, the last ones last; empty for a
+        new folder.
 
-    def _say_other_versions(self) -> None:
-        differences = self.other_versions()
-        if differences:
+        They are kept from the beginning of a call, in versions.json, since a call that is killed
+        leaves no manifest. A folder without that file has what its manifest says.
+        """
+        try:
+            history = json.loads(self.file("versions.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            history = [self.earlier().get("versions")]
+        return only_dicts(history)
+
+    def other_versions(self) -> dict[str, str]:
+        """What is said of each library whose version differs from that of the last call, by its
+        name; empty for a new folder.
+        """
+        history = self.version_history()
+        if not history:
+            return {}
+        current = versions()
+        differing = {}
+        for name in {**current, **history[-1]}:
+            before = history[-1].get(name)
+            now = current.get(name)
+            if before != now:
+                differing[name] = f"{name}: {before!r} there, {now!r} now"
+        return differing
+
+    def _check_versions(self, libraries: Sequence[str], resume_anyway: bool) -> None:
+        """Raises `ValueError` for other versions of these libraries, and says those of others."""
+        differing = self.other_versions()
+        decisive = [text for name, text in differing.items() if name in libraries]
+        if decisive and not resume_anyway:
+            raise ValueError(
+                f"{self.path} was begun with other libraries, and what is left would be made "
+                f"differently: {'; '.join(decisive)}. Allowed: the versions of before, another "
+                "folder, or --resume-anyway, which keeps both in manifest.json"
+            )
+        if differing:
             log.warning(
                 "%s goes on with other libraries, so numbers may differ: %s; both are kept in "
                 "manifest.json",
                 self.path,
-                "; ".join(differences),
+                "; ".join(differing.values()),
             )
 
-    def _version_history(self) -> list[dict[str, str | None]]:
-        """The versions under which earlier calls worked, where they were not those of now."""
-        earlier = self.earlier()
-        history = [*earlier.get("versions_before", [])]
-        if self.other_versions():
-            history.append(earlier["versions"])
-        return history
+    def _keep_versions(self) -> None:
+        """Write the versions of now behind those of before, where they differ."""
+        history = self.version_history()
+        current = versions()
+        file = self.file("versions.json")
+        if history[-1:] != [current]:
+            history.append(current)
+        elif file.exists():
+            return
+        write_whole(file, json.dumps(history, indent=1) + "\n")
 
     @contextmanager
     def lock(self, doing: str = "working") -> Iterator["RunFolder"]:
@@ -329,7 +366,8 @@ class RunFolder:
         if config is None:
             config = self.settings
         data = {name: self.file(name) for name in files if self.file(name).is_file()}
-        history = self._version_history()
+        current = versions()
+        history = [before for before in self.version_history() if before != current]
         if history:
             facts["versions_before"] = history
         description = manifest(config, seeds, data, judge, self.started, **facts)

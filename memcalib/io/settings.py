@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PATH', 'FrozenSettings', 'allowed', 'nearest', 'perhaps', 'SettingError', 'SettingErrors', 'setting_error', 'changed',
            'parse_yaml', 'read_yaml', 'package_data', 'shipped_names', 'dry_run_scope', 'is_dry_run', 'imports_own',
-           'may_import', 'import_object', 'need_method']
+           'may_import', 'code_refused', 'import_object', 'need_method']
 
 # %% ../../nbs/io/03_settings.ipynb #df116a6c
 import os
@@ -303,15 +303,23 @@ def may_import(path: str) -> bool:
     return imports_own() or path.startswith("memcalib.")
 
 
-def _refuse_import(path: str) -> None:
-    """Raises `SettingError` for code that may not be imported now."""
-    if may_import(path):
-        return
+def code_refused(path: str) -> SettingError:
+    """The error for code that a dry run neither imports nor calls."""
     reason = (
         "is code, and a dry run imports none; allowed: MEMCALIB_ALLOW_IMPORT=1 in the "
         "environment, once you have read it"
     )
-    raise SettingError("", reason, short_repr(path))
+    return SettingError("", reason, short_repr(path))
+
+
+def _is_ours(imported: object) -> bool:
+    """Whether an object is data, or code of this package: its modules hold other packages, too, and
+    `memcalib.io.settings:os.system` is no code of it.
+    """
+    if isinstance(imported, Mapping):
+        return True
+    home = getattr(imported, "__module__", None) or type(imported).__module__
+    return str(home).startswith("memcalib.")
 
 
 def import_object(path: str, kind: type | UnionType = object) -> Any:
@@ -320,7 +328,8 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
     module, _, name = path.partition(":")
     if not (module and name):
         raise SettingError("", f"allowed: {PATH}", short_repr(path))
-    _refuse_import(path)
+    if not may_import(path):
+        raise code_refused(path)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -331,6 +340,8 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
             meant = perhaps(name, vars(sys.modules[module]))
         reason = f"{_name_and_message(error)}; {meant}allowed: {PATH}"
         raise SettingError("", reason, short_repr(path)) from None
+    if not imports_own() and not _is_ours(imported):
+        raise code_refused(path)
     if not isinstance(imported, kind):
         kind_name = getattr(kind, "__name__", kind)
         value = f"{short_repr(path)}, which is of type {type(imported).__name__}"

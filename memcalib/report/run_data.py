@@ -101,6 +101,8 @@ class Run:
     # The different settings of the answers, 20 at most.
     settings: list[dict] = field(default_factory=list)
     example_hashes: dict[str, str] | None = None  # example id -> hash of its content
+    # Subset of the data that an example belongs to, by id, where the records name one.
+    subsets: dict[str, str] = field(default_factory=dict)
     # Families of hard distractors, by example and atom id.
     families: dict[tuple[str, str], str] = field(default_factory=dict)
     steps: "pd.DataFrame | None" = None
@@ -289,13 +291,16 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
 
 
 def _load_examples(run: Run) -> None:
-    """Read the content hash of each example, and the families of its distractors."""
+    """Read the content hash and the subset of each example, and the families of its distractors."""
     file = _rows_file(run, "examples.jsonl")
     if file is None:
         return
     run.example_hashes = {}
     for example in rows_so_far(file, Example):
         run.example_hashes[example.id] = example.content_hash
+        subset = (example.model_extra or {}).get("subset")
+        if subset:
+            run.subsets[example.id] = str(subset)
         run.disputed.update(disputed_atoms([example]))
         run.actions.update(actions_of([example]))
         for atom in example.atoms:

@@ -29,6 +29,16 @@ def test_validate_passes_and_fails(capsys, good, tmp_path):
     assert all(row["found"] and row["allowed"] and row["file"] == str(bad) for row in rows)
 
 
+def test_validate_names_edited_files_of_the_starter_set_alone(capsys, monkeypatch):
+    message = "records.jsonl: edited after it was checked"
+    monkeypatch.setattr("memcalib.evaluation.exam.edited_files", lambda: [message])
+    code, out, _ = run(capsys, "validate", "starter:sensitive")
+    assert code == 0 and f"warning: {message}" in out
+    code, out, _ = run(capsys, "validate", "starter:sensitive", "--json")
+    assert json.loads(out)["edited"] == [message]
+    assert message not in run(capsys, "validate", "samples")[1]
+
+
 @pytest.mark.parametrize("verb", ["validate", "show", "score"])
 @pytest.mark.parametrize(
     "content", [None, b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"null", b"{}"]

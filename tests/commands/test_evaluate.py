@@ -274,6 +274,29 @@ def test_context_too_long_is_a_row_with_a_reason(capsys, data, tmp_path):
     )
 
 
+def test_other_libraries_answer_the_rest_only_when_told_to(capsys, caplog, tmp_path):
+    file = write_jsonl(tmp_path / "examples.jsonl", EXAMPLES[:3])
+    out = tmp_path / "run"
+    words = [file, "--weights", policy_path("cold-short"), "--judge", "micro-exact", "--out", out]
+    for setting in ("prompt_template=micro", "text=concat", "seeds=[1]", "max_tokens=8"):
+        words += ["--set", f"sampling.{setting}"]
+    code, _, err = run(capsys, "evaluate", *words)
+    assert code == 0, err
+    history = json.loads((out / "versions.json").read_text())
+    history[-1]["torch"] = "2.0.0"
+    answers = (out / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (out / "rollouts.jsonl").write_text("".join(answers[:-1]))
+    (out / "versions.json").write_text(json.dumps(history))
+    code, _, err = run(capsys, "evaluate", *words)
+    assert code == 1 and "torch: '2.0.0' there" in err and "--resume-anyway" in err
+    code, _, err = run(capsys, "evaluate", *words, "--resume-anyway")
+    assert code == 0 and "numbers may differ: torch" in caplog.text
+    assert len((out / "rollouts.jsonl").read_text().splitlines()) == len(answers)
+    (out / "versions.json").write_text(json.dumps(history))
+    code, _, err = run(capsys, "evaluate", *words)
+    assert code == 0, "no answer is left that could differ"
+
+
 def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(capsys, tmp_path):
     """Its length and the model's context stand in its row and on the page;
     the others are scored; missing is not zero.

@@ -1296,6 +1296,29 @@ def no_file_larger_than(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_other_libraries_train_the_rest_only_when_told_to(capsys, tmp_path, straight):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    history = json.loads((out / "versions.json").read_text())
+    history[-1]["torch"] = "2.0.0"
+    (out / "versions.json").write_text(json.dumps(history))
+    finished = small("train.steps=4")
+    one_more = small("train.steps=5")
+    code, _, err = call(capsys, "micro", "--out", out, "--resume", *one_more)
+    assert code == 1 and "torch: '2.0.0' there" in err and "--resume-anyway" in err
+    assert len(numbers(out)) == len(numbers(straight)), "nothing was trained"
+    code, _, err = call(capsys, "micro", "--out", out, "--resume-anyway", *one_more)
+    assert code == 0, err
+    assert read_rows(out / "steps.jsonl")[-1]["step"] == 5
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert [before["torch"] for before in manifest["versions_before"]] == ["2.0.0"]
+    whole = tmp_path / "whole"
+    shutil.copytree(straight, whole)
+    (whole / "versions.json").write_text(json.dumps(history))
+    code, _, err = call(capsys, "micro", "--out", whole, "--resume", *finished)
+    assert code == 0, "a finished training has nothing left that could differ"
+
+
 @pytest.mark.parametrize(
     "size", [300_000, pytest.param(600_000, marks=pytest.mark.slow)]
 )  # too small for the weights, and for the optimizer

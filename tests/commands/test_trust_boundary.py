@@ -82,6 +82,39 @@ def test_whoever_only_looks_runs_nothing_of_the_folder(capsys, folder, name):
     assert code == 0 or "MEMCALIB_ALLOW_IMPORT=1" in errors, errors
 
 
+OTHERS_CODE = "memcalib.io.settings:os.system"  # found in a module of this package
+
+
+@pytest.mark.parametrize("find", [OTHERS_CODE, "memcalib.io.records:one_line"])
+def test_a_preview_calls_no_function_that_settings_name(capsys, folder, find):
+    """A log could hold shell commands, and its settings name what runs them."""
+    (folder / "rules.yaml").write_text(f"rules: [{{name: own, find: '{find}'}}]\n")
+    text = "touch ran"
+    row = {"user_id": "u", "query": text, "answer": text, "memories": [text, "They sail."]}
+    (folder / "log.jsonl").write_text(json.dumps(row) + "\n")
+    words = ["build", "--from-memory", "log.jsonl", "--out", "b", "--preview"]
+    words += ["--set", "memory.redaction=rules.yaml", "--set", "memory.consent=given in a test"]
+    code, _, errors = run(capsys, *words)
+    assert not (folder / "ran").exists()
+    assert code != 0 and find in errors and "MEMCALIB_ALLOW_IMPORT=1" in errors
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        OTHERS_CODE,
+        "memcalib.io.settings:os",
+        "memcalib.io.tasks:signal.raise_signal",
+        "memcalib.inference.client:threading.Thread",
+        "memcalib.io.settings:yaml.unsafe_load",
+    ],
+)
+def test_a_dry_run_gives_out_no_code_of_others_by_a_module_of_this_package(path):
+    with dry_run_scope(), pytest.raises(ValueError, match="is code"):
+        import_object(path)
+    assert import_object(path) is not None
+
+
 def test_what_one_has_read_may_be_imported_in_a_preview(capsys, folder, monkeypatch):
     monkeypatch.setenv("MEMCALIB_ALLOW_IMPORT", "1")
     words = ["build", "--from-memory", "micro", "--out", "b", "--preview", "--set", "memory.rows=3"]
@@ -133,6 +166,7 @@ def test_a_key_goes_only_to_the_host_it_was_given_for(folder, monkeypatch):
             False,
         ),
         ({"base_url": "https://api.deepseek.com/v1", "key_env": "AWS_SECRET_KEY"}, [], False),
+        ({"base_url": "http://api.deepseek.com/v1", "key_env": "DEEPSEEK_API_KEY"}, [], False),
         ({"base_url": "https://gateway.example/v1"}, [], False),  # OpenAI's key, by default
         ({"base_url": "http://127.0.0.1:8000/v1", "key_env": "ANY_KEY"}, [], True),
         ({"base_url": "https://collect.example/v1", "key_env": ""}, [], True),

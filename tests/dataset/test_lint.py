@@ -12,6 +12,8 @@ from invented_rows import invented_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalib.dataset import grounding
+from memcalib.dataset import lint as lint_page
 from memcalib.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
 from memcalib.dataset.grounding import too_close
 from memcalib.dataset.lint import (
@@ -604,6 +606,18 @@ def test_every_row_of_a_file_is_linted(tmp_path):
     rows = [row.model_copy(update={"id": f"{row.id}-{i}"}) for i in range(12) for row in RECORDS]
     result = lint_files([write_jsonl(tmp_path / "data.jsonl", rows)])
     assert isinstance(result, LintResult) and result.rows == 12 * len(RECORDS)
+
+
+def test_words_and_texts_that_come_again_are_read_once(tmp_path):
+    """Most of the time of a lint went into the same words and texts, check after check."""
+    file = write_jsonl(tmp_path / "data.jsonl", RECORDS)
+    readers = (lint_page._stem, grounding.cut_stem, grounding._located_numbers)
+    lint_files([file])
+    before = [reader.cache_info() for reader in readers]
+    lint_files([file])
+    after = [reader.cache_info() for reader in readers]
+    for first, second in zip(before, after, strict=True):
+        assert second.hits > first.hits and second.misses == first.misses, (first, second)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,28 @@ def test_a_page_at_the_start_is_a_wrong_address():
     assert caught.value.kind == "not_found" and len(server.seen) == 1
 
 
+LOGIN = "<!doctype html><title>Sign in to ACME</title><form>password</form>"
+STREAM = 'data: {"object":"chat.completion.chunk","choices":[]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "named"),
+    [
+        (LOGIN, "text/html; charset=utf-8", ["a page", "Sign in to ACME"]),
+        (STREAM, "text/event-stream", ["a stream of events", "chat.completion.chunk"]),
+        (": ping\n\n" + STREAM, "text/event-stream", ["a stream of events"]),
+    ],
+)
+def test_what_came_in_the_place_of_the_first_reply_is_named(body, kind, named):
+    reply = (200, body, {"Content-Type": kind})
+    with FaultyServer(reply) as server, pytest.raises(CallError) as caught:
+        ask_all(client_of(server), window=1)
+    message = str(caught.value)
+    assert all(words in message for words in named), message
+    assert "does the address end as it should (mostly in /v1)?" in message
+    assert caught.value.fatal and len(server.seen) == 1
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "text/html", "application/octet-stream"])
 def test_a_completion_under_another_content_type_is_read(kind):
     import json

@@ -216,3 +216,15 @@ def test_a_claim_of_another_process_is_said(tmp_path, caplog, monkeypatch):
         assert ask(client).text == "ok"
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1 and "another process" in lines[0] and "until" in lines[0]
+
+
+def test_what_a_server_names_is_kept_short(caplog):
+    """Rows keep these words, and a warning shows them."""
+    body = completion()
+    body["model"] = "other\x1b[31m" + "m" * 100_000
+    body["choices"] = [dict(body["choices"][0], finish_reason="f" * 100_000)] * 2
+    with FaultyServer(body) as server, caplog.at_level(logging.WARNING):
+        reply = ask(Client(endpoint(server.url, timeout=60)))
+    assert len(reply.answered_by) == len(reply.finish_reason) == 200
+    assert reply.answered_by.startswith("other\\x1b[31mm")
+    assert all(len(record.getMessage()) < 500 for record in caplog.records)

@@ -222,22 +222,63 @@ def test_a_module_that_is_in_no_commit_makes_a_checkout_dirty(tmp_path):
     assert git_state(tmp_path)["dirty"] is True
 
 
+def under(version: str, folder, name: str = "numpy") -> None:
+    """Make the last call in a folder one under another version of a library."""
+    file = folder / "versions.json"
+    history = json.loads(file.read_text())
+    history[-1][name] = version
+    file.write_text(json.dumps(history))
+
+
 def test_a_run_that_goes_on_under_other_libraries_says_so_and_keeps_both(tmp_path, caplog):
-    run = RunFolder(tmp_path / "run", {"steps": 2})
-    run.write_manifest()
-    manifest_file = tmp_path / "run" / "manifest.json"
+    RunFolder(tmp_path / "run", {"steps": 2}).write_manifest()
     for version in ("1.0", "1.1"):
-        content = json.loads(manifest_file.read_text())
-        content["versions"]["numpy"] = version
-        manifest_file.write_text(json.dumps(content))
+        under(version, tmp_path / "run")
         caplog.clear()
         with caplog.at_level("WARNING"):
             again = RunFolder(tmp_path / "run", {"steps": 2})
         (line,) = [record.getMessage() for record in caplog.records]
         assert f"numpy: '{version}' there" in line and "numbers may differ" in line
         again.write_manifest()
-    history = json.loads(manifest_file.read_text())["versions_before"]
-    assert [versions["numpy"] for versions in history] == ["1.0", "1.1"]
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert [versions["numpy"] for versions in manifest["versions_before"]] == ["1.0", "1.1"]
+
+
+def test_a_library_that_decides_what_is_left_is_refused_unless_told_to_go_on(tmp_path, caplog):
+    """Also where the earlier call was killed: it has left no manifest."""
+    folder = tmp_path / "run"
+    RunFolder(folder, {"steps": 2})
+    assert not (folder / "manifest.json").exists()
+    under("1.0", folder)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="numpy: '1.0' there.*--resume-anyway"):
+            RunFolder(folder, {"steps": 2}, bind=False).bind(["numpy", "torch"])
+    assert caplog.records == []
+    RunFolder(folder, {"steps": 2}, bind=False).bind(["torch"])
+    assert "numpy: '1.0' there" in caplog.text
+    under("1.1", folder)
+    RunFolder(folder, {"steps": 2}, bind=False).bind(["numpy"], resume_anyway=True)
+    RunFolder(folder, {"steps": 2}, bind=False).bind(["numpy"])
+
+
+def test_a_folder_without_a_file_of_versions_has_those_of_its_manifest(tmp_path):
+    folder = tmp_path / "run"
+    RunFolder(folder, {"steps": 2}).write_manifest()
+    (folder / "versions.json").unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["versions"]["numpy"] = "1.0"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="numpy: '1.0' there"):
+        RunFolder(folder, {"steps": 2}, bind=False).bind(["numpy"])
+
+
+@pytest.mark.parametrize("content", ["", "[", "7", '"text"', "[1, null]", "{}", "[" * 9000])
+def test_versions_that_cannot_be_read_are_none(tmp_path, content):
+    folder = tmp_path / "run"
+    RunFolder(folder, {"steps": 2})
+    (folder / "versions.json").write_text(content)
+    run = RunFolder(folder, {"steps": 2}, bind=False).bind(["numpy"])
+    assert len(run.version_history()) == 1 and run.other_versions() == {}
 
 
 def test_the_same_libraries_are_not_spoken_of(tmp_path, caplog):

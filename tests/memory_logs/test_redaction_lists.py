@@ -101,7 +101,11 @@ def test_few_harmless_strings_are_changed(name):
 
 def unseen(name):
     """Rows of a list whose writer had seen no rule, page or test of redaction."""
-    text = (DATA / f"unseen_{name}.jsonl").read_text(encoding="utf-8")
+    return rows_of(f"unseen_{name}.jsonl")
+
+
+def rows_of(file):
+    text = (DATA / file).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.split("\n") if line]
 
 
@@ -111,6 +115,39 @@ def test_few_values_are_left_of_a_list_by_somebody_who_had_not_seen_the_rules():
     promised = [row for row in left_values if row["kind"] != "id"]
     assert len(rows) == 60 and len(promised) <= 4, promised
     assert "numbers of documents" in Redactor().not_looked_for  # the three of kind id
+
+
+def test_a_list_written_from_the_promise_alone():
+    """Its writer had read what is said to be looked for, and nothing else of redaction; 2 of 55
+    were left and 1 of 60 changed when it was first counted."""
+    private = rows_of("blind_private.jsonl")
+    harmless = rows_of("blind_harmless.jsonl")
+    assert {row["kind"] for row in private} == set(load_redactor().looked_for)
+    left = [row for row in private if row["private"] in Redactor().row([row["text"]]).texts[0]]
+    changed = [row for row in harmless if Redactor().row([row["text"]]).texts != [row["text"]]]
+    assert (len(private), len(harmless)) == (55, 60)
+    assert not left and not changed, left + changed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Die PIN der EC-Karte lautet 4471", "Die PIN der EC-Karte lautet [key 1]"),
+        ("Min engångskod är 771204.", "Min engångskod är [key 1]."),
+        ("인증번호 482913 을 입력하세요", "인증번호 [key 1] 을 입력하세요"),
+        ("验证码是603118", "验证码是[key 1]"),
+        ("密码是Xiaomao2020，别告诉别人", "密码是[key 1]，别告诉别人"),
+        (
+            "git clone https://jonas:V9rt-Quell@git.werkstatt.example/lager.git",
+            "git clone https://[login 1]@git.werkstatt.example/lager.git",
+        ),
+        ("postgres://u:Brume42@db.example:5432/x", "postgres://[login 1]@db.example:5432/x"),
+        ("das Passwort ist erforderlich", "das Passwort ist erforderlich"),
+        ("le mot de passe est obligatoire", "le mot de passe est obligatoire"),
+    ],
+)
+def test_codes_in_more_languages_and_what_stands_beside_a_value(text, expected):
+    assert Redactor().row([text]).texts == [expected]
 
 
 def test_few_harmless_texts_are_changed_of_a_list_by_somebody_who_had_not_seen_the_rules():

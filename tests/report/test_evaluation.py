@@ -466,6 +466,31 @@ def test_memory_effect_is_the_paired_difference(tmp_path):
     assert evaluation.memory_effect(rows.load_run(play(tmp_path / "b"))).empty
 
 
+def test_each_subset_of_the_data_has_a_row_in_page_and_terminal(tmp_path):
+    folder = play(tmp_path / "run", conditions=("full_memory", "no_memory"))
+    assert evaluation.subset_scores(rows.load_run(folder)).empty
+    assert "subset" not in evaluation.evaluation_text(folder)
+
+    def halved(number, row):
+        return row | {"subset": "long" if number % 3 else "core"}
+
+    change(folder, halved, "examples")
+    for name in ("judgments", "rollouts"):
+        change(folder, lambda number, row: row | {"example_hash": ""}, name)
+    run = rows.load_run(folder)
+    table = evaluation.subset_scores(run).set_index("subset")
+    assert list(table.index) == ["core", "long"]
+    with_memory = run.responses[run.responses["condition"] == "full_memory"]
+    for subset, row in table.iterrows():
+        ids = {example for example, name in run.subsets.items() if name == subset}
+        scored = with_memory[with_memory["example_id"].isin(ids)]
+        want = 100 * 0.5 ** (scored["over"] + scored["under"])
+        assert row["SCS"] == pytest.approx(want.groupby(scored["seed"]).mean().mean())
+    assert "By subset" in evaluation.evaluation_tables(run)
+    text = evaluation.evaluation_text(folder)
+    assert sum(" core " in line or " long " in line for line in text.splitlines()) == 2
+
+
 def test_names_of_sources_are_distinct(tmp_path):
     folder = play(
         tmp_path, models=("m", "n"), conditions=("full_memory", "background", "no_memory")

@@ -14,6 +14,7 @@ from memcalib.judge import judgment_for
 from memcalib.problem import Example, Level, card_html, sample_records
 from memcalib.report.comparison import compare_runs, write_comparison
 from memcalib.report.evaluation_report import write_evaluation_report
+from memcalib.report.footprint_report import write_footprint_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
@@ -57,8 +58,21 @@ def answered(folder, name: str):
     model.__name__ = f"model_{name}"
     evaluate(EXAMPLES, model=model, judge=judge, sampling={"seeds": (1, 2)}, out=folder / name)
     write_jsonl(folder / name / "examples.jsonl", EXAMPLES)
+    facts = {"notes": [LONG], "versions": {LONG: LONG}, "command": LONG}
+    (folder / name / "manifest.json").write_text(json.dumps(facts))
     write_evaluation_report(folder / name, title=f"Title {LONG}")
     return folder / name
+
+
+def footprints(folder) -> str:
+    """The page of a log whose texts are long."""
+    rows = []
+    for number in range(3):
+        memory = {"id": f"m{number}-{LONG}", "text": f"They sail. {LONG}", "source": LONG}
+        row = {"id": f"q{number}", "user_id": LONG, "query": LONG, "answer": f"They sail. {LONG}"}
+        rows.append({**row, "memories": [memory]})
+    evaluate(rows, judge=judge, out=folder, log={"consent": "given in a test"})
+    return write_footprint_report(folder).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +96,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
     page = '<!doctype html><meta charset="utf-8"><body>'
     return {
         "report": (runs[0] / "report.html").read_text(encoding="utf-8"),
+        "footprints": footprints(folder / "log"),
         "comparison": next((folder / "compared").glob("*.html")).read_text(encoding="utf-8"),
         "card": page + card_html(EXAMPLES[0]),
         "pilot": page + row_html(PilotItem(example=EXAMPLES[0], checks={"length": [LONG]})),
@@ -107,7 +122,7 @@ MEASURE = """() => {
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["report", "comparison", "card", "pilot", "label"])
+@pytest.mark.parametrize("name", ["report", "footprints", "comparison", "card", "pilot", "label"])
 def test_long_text_widens_no_page(pages, browser, tmp_path, name, width):
     file = tmp_path / "page.html"
     file.write_text(pages[name], encoding="utf-8")

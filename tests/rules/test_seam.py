@@ -292,7 +292,7 @@ GOOD = Bad(lambda placed: placed)
 @pytest.mark.parametrize("fault", SPOILT)
 def test_weights_at_fault_are_refused_with_the_rules_name_and_the_row(fault):
     credited(f"{__name__}:GOOD")
-    with pytest.raises(ValueError, match=f"rule 'bad'.*{SPOILT[fault][1]}"):
+    with pytest.raises(ValueError, match=f"^step 1, rule 'bad'.*{SPOILT[fault][1]}"):
         credited(f"{__name__}:{fault}")
 
 
@@ -352,19 +352,80 @@ class Inflated(CreditRule):
     ("rule", "message"),
     [
         ("Asking", r"rule 'asking', row 0: a pair with a prompt, and reads 'nothing'"),
-        ("Unscored", "row 5: pair of an unscored answer"),
+        ("Unscored", "rule 'unscored', row 5: pair of an unscored answer"),
         ("Own", r"rule 'own', row \d, token \d+: found 1; .*0 outside the answer"),
         ("Inflated", r"rule 'inflated', row \d: the mean of the tokens' advantages is nan"),
     ],
 )
 def test_what_a_rule_must_not_do_is_refused(rule, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^step 1, {message}"):
         credited(f"{__name__}:{rule}")
 
 
 def test_a_rule_without_weights_says_so():
-    with pytest.raises(NotImplementedError, match="rule 'silent' has no method weights"):
+    with pytest.raises(NotImplementedError, match="step 1, rule 'silent' has no method weights"):
         credited(f"{__name__}:Silent")
+
+
+class Late(CreditRule):
+    """Right in the first batch; in the second its weights are no numbers, or it fails itself."""
+
+    name = "late"
+    calls = 0
+    value = torch.nan
+
+    def weights(self, batch, pairs, scores):
+        self.calls += 1
+        if self.calls > 1 and self.value is None:
+            raise KeyError("colour")
+        even = batch.mask[pairs.index()[0]].double()
+        ones = torch.ones(len(pairs), dtype=torch.float64)
+        placed = weigh(batch, pairs, [Signal(even, ones, ones > 0, threshold=False)])
+        if self.calls > 1:
+            placed = replace(placed, weights=placed.weights * self.value)
+        return placed
+
+
+class LateNoKey(Late):
+    """Fails itself in the second batch."""
+
+    value = None
+
+
+LATE, LATE_LOOP, LATE_NO_KEY = Late(), Late(), LateNoKey()
+
+
+def test_a_fault_of_a_later_step_names_it_in_the_trainer(tmp_path):
+    settings = world_config(
+        WORLDS["short"], **(SMALL | rule_settings(f"{__name__}:LATE")), steps=3, draws="row"
+    )
+    message = r"step 2, rule 'late', row \d+, token 0: found nan; allowed: finite weights"
+    with pytest.raises(ValueError, match=message):
+        train(policy(), settings, EXAMPLES[:4], exact_judge, tokenizer=TOKENIZER, out=tmp_path)
+
+
+def test_a_fault_of_a_later_step_names_it_in_the_loop():
+    settings = world_config(
+        WORLDS["short"], **(SMALL | rule_settings(f"{__name__}:LATE_LOOP")), draws="row"
+    )
+    model, tokenizer = load_policy("cold-short")
+    loop = CreditLoop(model, tokenizer, settings, EXAMPLES[:4], exact_judge)
+    loop.step()
+    with pytest.raises(ValueError, match=r"step 2, rule 'late', row \d+"):
+        loop.step()
+    assert loop.token_credit.step == 2
+
+
+def test_an_error_of_the_rules_own_has_the_step_in_a_note():
+    settings = world_config(
+        WORLDS["short"], **(SMALL | rule_settings(f"{__name__}:LATE_NO_KEY")), draws="row"
+    )
+    model, tokenizer = load_policy("cold-short")
+    loop = CreditLoop(model, tokenizer, settings, EXAMPLES[:4], exact_judge)
+    loop.step()
+    with pytest.raises(KeyError) as raised:
+        loop.step()
+    assert raised.value.__notes__ == ["rule 'late', step 2"]
 
 
 NOT_A_RULE = 3.0

@@ -6,6 +6,8 @@ its own client and its own harness, against the practice server; credit from its
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -40,18 +42,43 @@ def environment() -> dict[str, str]:
     return {**os.environ, **index, **mine, "UV_PYTHON_DOWNLOADS": "never"}
 
 
-def evaluate(folder: Path, url: str, judge: dict, *options: str) -> subprocess.CompletedProcess:
+def documented_options() -> dict[str, str | None]:
+    """The options of `vf-eval` as the package's README has them; None for a switch."""
+    text = (ROOT / "packages" / "memcalib-env" / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"^vf-eval memcalib-env (.*?)\n```", text, re.DOTALL | re.MULTILINE)
+    words = shlex.split(command.group(1).replace("\\\n", " "))
+    options: dict[str, str | None] = {}
+    for word in words:
+        if word.startswith("-"):
+            options[word] = None
+            name = word
+        else:
+            options[name] = word
+    return options
+
+
+def evaluate(folder: Path, url: str, judge: dict, **taskset: str) -> subprocess.CompletedProcess:
+    """Runs the README's command, with the models, records and folders of this test."""
     data = write_jsonl(folder / "data.jsonl", EXAMPLES)
-    command = [
-        str(Path(sys.executable).parent / "vf-eval"),
-        "memcalib-env",
-        *("-m", "micro-model", "-r", "4", "--no-push", "--no-rich"),
-        *("--client.base-url", url, "--client.api-key-var", "VLLM_KEY"),
-        *("--env.agent.harness.id", "null", "--env.agent.runtime.type", "subprocess"),
-        *("--env.taskset.data", str(data), "--env.taskset.judge", json.dumps(judge)),
-        *("--env.taskset.cache", str(folder / "cache.sqlite")),
-        *("--output-dir", str(folder), "--run.name", "run", *options),
-    ]
+    options = documented_options()
+    options |= {
+        "-m": "micro-model",
+        "-n": str(len(EXAMPLES)),
+        "--client.base-url": url,
+        "--no-rich": None,
+        "--env.taskset.data": str(data),
+        "--env.taskset.judge": json.dumps(judge),
+        "--env.taskset.cache": str(folder / "cache.sqlite"),
+        "--output-dir": str(folder),
+        "--run.name": "run",
+    }
+    for name, value in taskset.items():
+        options[f"--env.taskset.{name}"] = value
+    command = [str(Path(sys.executable).parent / "vf-eval"), "memcalib-env"]
+    for name, value in options.items():
+        command.append(name)
+        if value is not None:
+            command.append(value)
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=1200)
 
 
@@ -60,7 +87,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verifiers")
     with MicroServer(EXAMPLES) as server, StreamingFront(server.base_url) as front:
         judge = {"model": "micro-judge", "base_url": server.base_url, "key_env": ""}
-        done = evaluate(folder, front.base_url, judge, "--env.taskset.rule", "evidence")
+        done = evaluate(folder, front.base_url, judge, rule="evidence")
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = folder.rglob("traces.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -104,7 +131,7 @@ def test_credit_from_traces_is_that_of_token_credit(run):
 def test_a_judge_that_is_down_gives_unscored_answers_and_no_error(tmp_path):
     judge = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "key_env": "", "attempts": 1}
     with MicroServer(EXAMPLES) as server, StreamingFront(server.base_url) as front:
-        done = evaluate(tmp_path, front.base_url, judge, "-n", "1")
+        done = evaluate(tmp_path, front.base_url, judge, limit="1")
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = tmp_path.rglob("traces.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
