@@ -432,10 +432,14 @@ def plain_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
 class PromptTemplate:
     """How a prompt is set: an optional system text, and a function (question,
     numbered memory) -> user turn.
+
+    With `system_memory` the memory stands in the system message, written by that function, and the
+    user turn is the question alone.
     """
 
     user: Callable[[str, Sequence[tuple[int, str]]], str]
     system: str = ""
+    system_memory: Callable[[Sequence[tuple[int, str]]], str] | None = None
 
 
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
@@ -469,6 +473,9 @@ def render(
     field = "memory_text" if text == "fluent" else "atomic_concat_text"
     memory = [(block.number, block.prompt_text(field)) for block in example.blocks]
     parts = [("system", template.system)]
+    if template.system_memory is not None and memory:
+        parts.append(("system", template.system_memory(memory)))
+        memory = []
     parts += [turn.message for turn in example.turns or ()]
     parts.append(("user", template.user(example.question, memory)))
     return _joined_messages(parts)

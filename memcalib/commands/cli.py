@@ -8,9 +8,9 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'ResumeAnywa
            'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LogMap', 'LogStore', 'LogConsent', 'Profile', 'cache_verbs',
            'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of',
            'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options', 'logs', 'levels', 'evaluate',
-           'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'score', 'named_role',
-           'demonstrations', 'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart',
-           'grid', 'stats', 'clear', 'microserve']
+           'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'citations',
+           'numbers_of', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build', 'default_folder',
+           'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -99,6 +99,7 @@ RESUMED = (
     "judge",
     "quickstart",
     "reproduce",
+    "sweep",
     "train",
 )
 STAYS = "what was written stays; go on with: "
@@ -638,6 +639,10 @@ def levels(
     map_: LogMap = None,
     store: LogStore = None,
     consent: LogConsent = None,
+    candidates: Annotated[
+        bool,
+        typer.Option("--candidates", help="Memories, too, that did not enter the prompt."),
+    ] = False,
     sheet: Annotated[
         Path | None, typer.Option(help="Take in the decisions of a filled sheet.")
     ] = None,
@@ -672,7 +677,9 @@ def levels(
     options = role_options(model, base_url, key_env)
     endpoint = check_settings(Endpoint, options, "levels", hints={"model": "give --model"})
     plan = check_settings(LogPlan, log_options(file, map_, store, consent) or {}, "log")
-    log_answers = own_answers(plan)
+    if candidates:
+        plan = plan.model_copy(update={"candidates": True, "merge": False})
+    log_answers = own_answers(plan, answers_needed=not candidates)
     print(log_answers.preview())
     print(
         f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, "
@@ -1195,6 +1202,163 @@ def gate(
     print(checked.line)
     if not checked.passed:
         raise typer.Exit(3)
+
+# %% ../../nbs/commands/07_cli.ipynb #cbd1c6e3
+@app.command()
+def memories(
+    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation, also of a log.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for memories.html and tables [the run folder].")
+    ] = None,
+) -> None:
+    """What became of each memory: retrieved, in prompts, cited, used, used wrongly; the most
+    harmful first.
+
+    Names memories that hijack answers, stale ones, those that are not applied, and those that are
+    never used; by source, type, place, score and age where the log has them. Writes memories.html
+    and tables as CSV.
+
+    Example: memcalib memories runs/own
+    """
+    from memcalib.report.memories import memories_text, read_memories, write_memories
+
+    report = read_memories(run)
+    page = write_memories(report, out or run)
+    print(f"{memories_text(report)}\n\nReport: {page}")
+
+
+@app.command()
+def citations(
+    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation, also of a log.")],
+) -> None:
+    """Hold the memories that answers mark as used against what a judge read: precision and recall,
+    by over-use and under-use.
+
+    Marks are [mem:3] or [memory ID], blocks <oai-mem-citation>, and ids in JSON.
+
+    Example: memcalib citations runs/own
+    """
+    from memcalib.evaluation.citations import audit_citations, citation_text
+    from memcalib.io.jsonl import rows_so_far
+    from memcalib.metrics import load_judgments
+    from memcalib.problem import Example, Rollout
+
+    for name in ("examples.jsonl", "rollouts.jsonl", "judgments.jsonl"):
+        if not (run / name).is_file():
+            raise FileNotFoundError(
+                f"{run}: found no {name}; allowed: the run folder of an evaluation"
+            )
+    audit = audit_citations(
+        load_judgments(run / "judgments.jsonl"),
+        rows_so_far(run / "examples.jsonl", Example),
+        rows_so_far(run / "rollouts.jsonl", Rollout),
+    )
+    print(citation_text(audit))
+
+# %% ../../nbs/commands/07_cli.ipynb #b85b0f79
+def numbers_of(option: str, text: str | None, kind: type) -> list[Any] | None:
+    """Numbers with commas between; none for an empty text; raises `ValueError` for other words."""
+    if text is None:
+        return None
+    try:
+        return [kind(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise ValueError(
+            f"{option}: found {text!r}; allowed are numbers with commas between, such as 1,3,5"
+        ) from None
+
+
+def words_of(text: str | None) -> list[str] | None:
+    """Words with commas between."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+@app.command(cls=_command_with("memcalib.commands.sweep:Sweep"))
+def sweep(
+    log: Annotated[str, typer.Argument(help="Log with candidates, or any log with --retrieve.")],
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/sweep"),
+    config: Config = None,
+    model: Model = None,
+    base_url: Url = None,
+    key_env: KeyEnv = None,
+    judge: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    judge_key_env: KeyEnv = None,
+    top_k: Annotated[
+        str | None, typer.Option(help="How many memories, with commas between [1,3,5,10].")
+    ] = None,
+    threshold: Annotated[
+        str | None, typer.Option(help="Scores below which none is shown, with commas between.")
+    ] = None,
+    framing: Annotated[
+        str | None, typer.Option(help="advice, background, facts, authoritative; commas between.")
+    ] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Message in which memories stand: user, system, or both.")
+    ] = None,
+    retrieve: Annotated[
+        str | None, typer.Option(help="package.module:function of (query, k), for candidates.")
+    ] = None,
+    today_framing: Annotated[
+        str | None, typer.Option(help="How memories are framed today [advice].")
+    ] = None,
+    map_: LogMap = None,
+    store: LogStore = None,
+    consent: LogConsent = None,
+    levels: Annotated[
+        str | None, typer.Option(help="Folder of `memcalib levels --candidates`.")
+    ] = None,
+    limit: Limit = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to send the questions.")] = False,
+    set_: Set = None,
+    allow_host: AllowHost = None,
+    dry_run: DryRun = False,
+    answer_tokens: AnswerTokens = 500,
+    cache: Cache = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Find the number of memories, the threshold and the framing with which a model uses memory
+    best, and whether they beat today's.
+
+    The log says what was found and what entered the prompt (`candidates` beside the memories, or
+    `in_prompt` in each), or a function finds it again. A memory that is not shown counts as
+    ignored. What it will cost is said first, and nothing is sent without --yes; a stopped sweep
+    goes on with the same command. Frequent settings: grid.full, grid.scores, grid.times,
+    grid.today.top_k, sampling.seeds, model.price.
+
+    Example: memcalib sweep log.jsonl --top-k 2,4,8 --framing advice,facts --today-framing facts
+    --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat --judge-url
+    https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
+    """
+    from memcalib.commands.build import asked_yes
+    from memcalib.commands.settings_files import given, load_settings, settings_text
+    from memcalib.commands.sweep import Sweep, SweepRun
+
+    grid_options: dict[str, Any] = {
+        "top_k": numbers_of("--top-k", top_k, int),
+        "thresholds": numbers_of("--threshold", threshold, float),
+        "framings": words_of(framing),
+        "roles": words_of(role),
+        "today": {"framing": today_framing},
+    }
+    options = {
+        "log": log_options(log, map_, store, consent, levels=levels),
+        "model": role_options(model, base_url, key_env),
+        "judge": judge_options(judge, judge_url, judge_key_env, (base_url, key_env)),
+        "retrieve": retrieve,
+        "limit": limit,
+        "grid": given(grid_options),
+    }
+    hints = {"model": "give --model with --base-url", "judge": "give --judge"}
+    settings = load_settings(Sweep, config, given(options), set_ or (), hints=hints)
+    run = SweepRun(settings, out, cache_of(cache, no_cache), dry_run)
+    if dry_run:
+        print(settings_text(settings))
+    print(run.preview())
+    print(forecast_text(run.forecast(answer_tokens), answer_tokens))
+    if not dry_run:
+        run.agree(yes or asked_yes())
+        print(run.finish())
 
 # %% ../../nbs/commands/07_cli.ipynb #47f3df43
 @app.command()
@@ -1781,6 +1945,7 @@ def microserve(
     """
     from memcalib.annotation.levels import practice_levels
     from memcalib.commands.exam import practice_judge
+    from memcalib.practice.memory_system import memory_assistant
     from memcalib.practice.mistakes import micro_roles
     from memcalib.practice.server import serve
     from memcalib.practice.models import micro_teachers
@@ -1789,6 +1954,7 @@ def microserve(
         players = micro_roles()
         players.update(micro_teachers(known_levels))
         players["micro-levels"] = practice_levels
+        players["micro-memory-model"] = memory_assistant
         return players
 
     serve(

@@ -121,7 +121,8 @@ def _answer_rows(
         memory = _about(block)
         rows.append((memory, _memory_levels(judgment, memory, actions)))
     wrong = sum(over + under for _, (_, _, over, under, _) in rows if over == over)
-    lost = 100 * (1 - 0.5**wrong) if judgment.scored else math.nan
+    levels_known = judgment.settings.get("ideal_levels") != "unknown"
+    lost = 100 * (1 - 0.5**wrong) if judgment.scored and levels_known else math.nan
     for memory, (ideal, actual, over, under, wrong_stance) in rows:
         share = (over + under) / wrong if wrong else 0.0
         is_cited = math.nan if cited is None else float(memory.block_id in cited)

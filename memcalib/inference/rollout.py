@@ -186,7 +186,10 @@ def wording_hash(name: str) -> str:
     template = PROMPT_TEMPLATES[name]
     with_memory = template.user("{query}", [(1, "{memory}")])
     without_memory = template.user("{query}", [])
-    return text_hash(json.dumps([template.system, with_memory, without_memory]))
+    wording = [template.system, with_memory, without_memory]
+    if template.system_memory is not None:
+        wording.append(template.system_memory([(1, "{memory}")]))
+    return text_hash(json.dumps(wording))
 
 # %% ../../nbs/inference/04_rollout.ipynb #e677b257
 class Sampling(BaseModel):

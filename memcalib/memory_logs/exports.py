@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SHAPES', 'LISTS', 'GRAPH_LISTS', 'ANSWER_FIELDS', 'SEARCH_TOOLS', 'LogSource', 'LogMemory', 'LogRow', 'value_text',
            'day_of', 'RawMemory', 'Shape', 'shape_of', 'context_facts', 'find_memories', 'kind_of', 'names_agreement',
-           'RowFault', 'check_log_row', 'read_turns', 'turns_before', 'to_log_row', 'user_words', 'search_results',
-           'LettaTurn', 'letta_turns', 'log_records', 'read_store', 'join_store', 'known_shapes', 'source_name',
-           'read_log']
+           'RowFault', 'check_log_row', 'read_turns', 'turns_before', 'with_candidates', 'to_log_row', 'user_words',
+           'search_results', 'LettaTurn', 'letta_turns', 'log_records', 'read_store', 'join_store', 'known_shapes',
+           'source_name', 'read_log']
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #249bdb5d
 import ast
@@ -43,6 +43,7 @@ class LogMemory(Record):
     id: str = ""  # under which the store knows it
     source: str = ""  # where the store had it from
     type: str = ""  # what the store calls this kind of memory
+    in_prompt: bool | None = None  # whether it entered the prompt, where the log says so
 
 
 class LogRow(Record):
@@ -161,6 +162,11 @@ def _plain(item: dict) -> RawMemory:
     return replace(memory, level=item.get("level"), action=item.get("action"))
 
 
+def _mem0(item: dict) -> RawMemory:
+    memory = _with_text(item["memory"], item)
+    return replace(memory, level=item.get("level"), action=item.get("action"))
+
+
 def _relation(item: dict) -> RawMemory:
     parts = (item["source"], item["relationship"], _first_of(item, "destination", "target"))
     return _with_text(" ".join(word.replace("_", " ") for word in parts), item)
@@ -235,7 +241,7 @@ SHAPES: dict[str, Shape] = {
     "mem0": Shape(
         '{"id", "memory", "score"?, "created_at"?}',
         _has("memory"),
-        lambda item: _with_text(item["memory"], item),
+        _mem0,
     ),
     "mem0 relation": Shape('{"source", "relationship", "destination"}', _is_relation, _relation),
     "zep edge": Shape('{"fact", "created_at"?, "invalid_at"?, "score"?}', _has("fact"), _edge),
@@ -510,11 +516,16 @@ def check_log_row(record: object) -> list[RowFault]:
     query = record["query"]
     if not isinstance(query, str) or not query.strip():
         faults.append(RowFault("query", kind_of(query), "text that is not empty"))
+    candidates = record.get("candidates")
+    if not isinstance(candidates, list | None):
+        faults.append(RowFault("candidates", kind_of(candidates), "a list of memories"))
+        candidates = None
     if not isinstance(record.get("turns"), list | None):
         faults.append(RowFault("turns", kind_of(record["turns"]), "a list of turns"))
     if not items:
         allowed = "one and more: without them there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
+    items = [*items, *(candidates or [])]
     texts_missing = [_has_no_text(item) for item in items]
     for number, (item, text_missing) in enumerate(zip(items, texts_missing, strict=True), 1):
         if all(texts_missing) or not text_missing:
@@ -601,6 +612,44 @@ def _memory_id(item: object) -> object:
     return None
 
 
+_PROMPT_FIELDS = ("in_prompt", "injected", "included", "selected")
+
+
+def _in_prompt(item: object) -> bool | None:
+    """Whether a memory says of itself that it entered the prompt; None where it says nothing."""
+    document = _bare_document(item)
+    for fields in (document, _metadata(document)):
+        for name in _PROMPT_FIELDS:
+            if isinstance(fields.get(name), bool):
+                return fields[name]
+    return None
+
+
+def _same_memory_key(item: object) -> object:
+    """By what a candidate and a memory of the prompt are the same: the id, or the text."""
+    memory_id = _memory_id(item)
+    if memory_id is not None:
+        return str(memory_id)
+    name = shape_of(item)
+    return SHAPES[name].read(item).text if name else None
+
+
+def with_candidates(record: Mapping[str, object]) -> list[tuple[object, bool | None]]:
+    """The memories of a raw row, each with whether it entered the prompt: those of `candidates`, in
+    their order, which entered it when they stand among the memories as well.
+
+    Without `candidates` a memory says it of itself, or nothing is known (None).
+    """
+    items = find_memories(record) or []
+    candidates = record.get("candidates")
+    if not isinstance(candidates, list):
+        return [(item, _in_prompt(item)) for item in items]
+    prompt_keys = {_same_memory_key(item) for item in items}
+    candidate_keys = {_same_memory_key(item) for item in candidates}
+    alone = [(item, True) for item in items if _same_memory_key(item) not in candidate_keys]
+    return alone + [(item, _same_memory_key(item) in prompt_keys) for item in candidates]
+
+
 _SOURCE_FIELDS = ("source", "origin")
 _TYPE_FIELDS = ("type", "memory_type", "category")
 
@@ -618,10 +667,11 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
     """The row of a raw record in which `check_log_row` found nothing; one without an id is named by
     its line.
     """
-    all_items = find_memories(record) or []
-    items = [item for item in all_items if not _has_no_text(item)]
+    all_items = with_candidates(record)
+    flagged_items = [pair for pair in all_items if not _has_no_text(pair[0])]
+    items = [item for item, _ in flagged_items]
     memories = []
-    for item in items:
+    for item, in_prompt in flagged_items:
         raw = SHAPES[shape_of(item)].read(item)
         day, unread_time = _read_time(raw.created_at)
         memory = LogMemory(
@@ -634,6 +684,7 @@ def to_log_row(record: dict, line: int = 0) -> LogRow:
             id=clean_text(_first_name([{"id": _memory_id(item)}], ("id",))),
             source=_named_in(item, _SOURCE_FIELDS),
             type=_named_in(item, _TYPE_FIELDS),
+            in_prompt=in_prompt,
         )
         memories.append(memory)
     system, *_ = shape_of(items[0]).split()

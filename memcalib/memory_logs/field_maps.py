@@ -44,6 +44,7 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
         "recall",
         "hits",
     ),
+    "candidates": ("all_candidates", "retrieval_candidates", "considered"),
     "answer": ("response", "output", "reply", "completion", "assistant_message", "prediction"),
     "turns": ("history", "chat_history", "conversation", "messages", "dialogue"),
     "group": ("question_group",),
@@ -73,6 +74,7 @@ MEMORY_FIELDS: dict[str, tuple[str, ...]] = {
     "memory_id": ("id", "key", "uuid", "mem_id", "mid", "_id"),
     "source": ("origin",),
     "type": ("memory_type", "kind", "category"),
+    "in_prompt": ("injected", "included", "selected"),
 }  # what a memory has
 
 
@@ -165,6 +167,7 @@ def _is_text(value: object) -> bool:
 _FITS: dict[str, Callable[[object], bool]] = {
     "query": _is_text,
     "memories": lambda value: isinstance(value, list | Mapping) and bool(_memory_items(value)),
+    "candidates": lambda value: isinstance(value, list),
     "answer": lambda value: _is_text(_answer_text(value)),
     "turns": lambda value: isinstance(value, list),
 }
@@ -239,7 +242,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         if other:
             guessed["text"] = other
     if "text" in given or "text" in guessed:
-        for name in ("time", "score", "memory_id", "source", "type"):
+        for name in ("time", "score", "memory_id", "source", "type", "in_prompt"):
             other = "" if name in given else _guess(name, MEMORY_FIELDS[name], items)
             if other:
                 guessed[name] = other
@@ -288,6 +291,8 @@ class FieldNames:
             items = find_memories(plain)
         if items is not None:
             plain["memories"] = [self._memory(item) for item in items]
+        if isinstance(plain.get("candidates"), list):
+            plain["candidates"] = [self._memory(item) for item in plain["candidates"]]
         return plain
 
     def _memory(self, item: object) -> object:
@@ -306,7 +311,7 @@ class FieldNames:
             if value is not MISSING:
                 memory[_PLAIN_NAMES.get(name, name)] = value
         memory.setdefault("text", None)
-        for name in ("id", "source", "type"):
+        for name in ("id", "source", "type", "in_prompt"):
             if name in item and item[name] is not None:
                 memory.setdefault(name, item[name])
         if isinstance(memory.get("score"), str):
@@ -452,6 +457,9 @@ class LogReading:
             f"with an id of their store: {sum(bool(memory.id) for memory in memories):,} {of_all}",
             f"with a conversation before the query: {counted(with_turns, 'row')}",
         ]
+        outside = sum(memory.in_prompt is False for memory in memories)
+        if outside:
+            lines.append(f"candidates that did not enter the prompt: {outside:,} {of_all}")
         if unread:
             lines.append(f"{counted(len(unread), 'time')} cannot be read, kept as text")
         without_text = sum(row.left_out_memories for row in self.rows)

@@ -45,6 +45,7 @@ class LogPlan(LogConfig):
     unlabelled: bool = False  # only which memories left a trace, without ideal levels
     merge: bool = True  # memories of a row that say the same are judged as one
     levels: str | None = None  # folder of `memcalib levels`, where the log has none
+    candidates: bool = False  # memories, too, that were found and did not enter the prompt
     memories: int = Field(200, ge=1)  # the best-ranked ones of a row
     query_chars: int = Field(20_000, ge=1)  # most
     memory_chars: int = Field(20_000, ge=1)  # most
@@ -59,6 +60,8 @@ class LogPlan(LogConfig):
         if self.store:
             identity["store"] = f"sha256 {file_hash(self.store)[:16]}"
         identity["redaction"] = load_redactor(self.redaction).hash
+        if not self.candidates:
+            del identity["candidates"]  # runs from before this setting stay what they are
         return identity
 
 # %% ../../nbs/memory_logs/06_own_answers.ipynb #8668dcf4
@@ -197,6 +200,8 @@ def _block_and_atom(
     for name in ("source", "type"):
         if about[first][name]:
             block[name] = about[first][name]
+    if memory.in_prompt is not None:
+        block["in_prompt"] = memory.in_prompt
     store_ids = [about[position]["id"] for position in positions]
     if any(store_ids):
         block["store_ids"] = [store_id for store_id in store_ids if store_id]
@@ -360,6 +365,9 @@ class _AnswerMaker:
         """Why a row may not enter."""
         if not row.answer and self.answers_needed:
             return RowFault("no answer", "nothing", "a row with an answer: none is asked for")
+        if not self.plan.candidates and all(m.in_prompt is False for m in row.memories):
+            allowed = "a row of which a memory entered the prompt"
+            return RowFault("no memory in the prompt", "candidates only", allowed)
         return refusal(row, self.plan)
 
     def add(self, row: LogRow) -> None:
@@ -376,11 +384,16 @@ class _AnswerMaker:
             )
             self.result.dropped.append(drop)
             return
+        left_out: list[str] = []
+        if not self.plan.candidates:
+            row, left_out = self._without_candidates(row)
         texts, replaced = _redacted(row, self.redactor, self.plan)
         self.result.replaced.update(replaced)
         self.result.consent[texts.terms[0]] += 1
         about = _about_memories(row, self.redactor, self.plan)
         record = _example_row(row, texts, about, self.plan)
+        if left_out:
+            record["left_out"] = left_out
         if self.redactor.row([row.id], row.user).texts != [row.id]:
             record["id"] = f"line-{row.line}"
         example = self._with_own_id(Example.model_validate(record))
@@ -398,6 +411,22 @@ class _AnswerMaker:
             )
         )
         self.samples[example.id, model] += 1
+
+    def _without_candidates(self, row: LogRow) -> tuple[LogRow, list[str]]:
+        """The row with the memories of its prompt alone, and by what the others are known: the id
+        of the store, or a hash of the text.
+        """
+        outside = [memory for memory in row.memories if memory.in_prompt is False]
+        if not outside:
+            return row, []
+        others = row.model_copy(update={"memories": outside})
+        about = _about_memories(others, self.redactor, self.plan)
+        keys = []
+        for memory, known in zip(outside, about, strict=False):
+            words = " ".join(memory.text.lower().split())
+            keys.append(known["id"] or f"text {text_hash(words, 10)}")
+        inside = [memory for memory in row.memories if memory.in_prompt is not False]
+        return row.model_copy(update={"memories": inside}), keys
 
     def _with_own_id(self, example: Example) -> Example:
         """The example that is there already under this id, or this one under an id that no other

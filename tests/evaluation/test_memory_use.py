@@ -1,0 +1,222 @@
+"""Counts of memories, citations and sweeps: properties, bad input, and planted faults."""
+
+import json
+import math
+
+import pytest
+from command_line import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.evaluation.citations import audit_citations, citation_table, cited_blocks, marks_of
+from memcalib.evaluation.memory_use import findings, memory_table, use_frame
+from memcalib.evaluation.sweep import (
+    PromptSetting,
+    SweepGrid,
+    score_scale,
+    setting_example,
+    shown_blocks,
+    whole_judgment,
+)
+from memcalib.memory_logs.own_answers import LogPlan, own_answers
+from memcalib.practice.memory_system import practice_log, practice_store
+from memcalib.problem import Example, Rollout, judgment_for
+
+LEVELS = st.lists(
+    st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(["A", "B", "C", None])), min_size=1),
+    min_size=1,
+    max_size=6,
+)
+
+
+def judged(answers):
+    """Examples by id and judgments with these (ideal, actual) levels."""
+    examples, judgments = {}, []
+    for number, levels in enumerate(answers):
+        blocks = [{f"Memory {place}.": ideal} for place, (ideal, _) in enumerate(levels)]
+        example = Example.of(f"Question {number}?", *blocks, id=f"q{number}")
+        actual = dict(zip(example.levels, [found for _, found in levels], strict=True))
+        examples[example.id] = example
+        judgments.append(judgment_for(example, actual, judge="x"))
+    return examples, judgments
+
+
+@given(LEVELS)
+def test_losses_add_up_and_counts_stay_apart(answers):
+    examples, judgments = judged(answers)
+    frame = use_frame(judgments, examples)
+    scored = [row for row in judgments if row.scored]
+    lost = sum(100 * (1 - 0.5 ** (row.over + row.under)) for row in scored)
+    assert math.isclose(frame["lost"].sum(), lost, abs_tol=1e-6)
+    table = memory_table(frame)
+    pairs = [pair for levels in answers for pair in levels]
+    assert table["in_prompt"].sum() == len(pairs)
+    assert table["unscored"].sum() == sum(found is None for _, found in pairs)
+    assert table["over_used"].sum() == sum(found is not None and found > i for i, found in pairs)
+    assert table["under_used"].sum() == sum(found is not None and found < i for i, found in pairs)
+    assert table["cited"].isna().all() and table["retrieved"].isna().all()
+
+
+def test_chance_alone_gives_no_finding():
+    import random
+
+    rng = random.Random(3)
+    answers = []
+    for _ in range(300):
+        answers.append([("A", rng.choices("ABC", (8, 1, 1))[0]) for _ in range(20)])
+    examples, judgments = judged(answers)
+    frame = use_frame(judgments, examples)
+    found = findings(memory_table(frame), frame)
+    assert "hijacks" not in set(found["finding"])
+
+
+def test_without_levels_nothing_is_called_wrong():
+    examples, judgments = judged([[("A", "C"), ("A", "A")]] * 12)
+    unknown = {"settings": {"ideal_levels": "unknown"}}
+    frame = use_frame([row.model_copy(update=unknown) for row in judgments], examples)
+    table = memory_table(frame)
+    assert table[["over_used", "under_used", "lost", "should_use"]].isna().all().all()
+    assert findings(table, frame)["finding"].tolist() == ["never used"]
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("so [mem:3].", ["3"]),
+        ("so [memory 3] and [Mem: a-1, mem:4]", ["3", "a-1", "4"]),
+        ("see [3] and [memory of a lake] and [member:3]", []),
+        ('{"used_memories": ["m1", 2, true, {"id": "x"}, null]}', ["m1", "2", "x"]),
+        ('Text.\n{"memory_ids": ["a"]}', ["a"]),
+        ('```json\n{"citations": ["a"]}\n```', ["a"]),
+        ('{"used_memories": "m1"', []),
+        ("<oai-mem-citation><citation_entries>\nnone\n</citation_entries></oai-mem-citation>", []),
+        ("[" * 50_000 + "mem:1", []),
+    ],
+)
+def test_marks(text, marks):
+    assert marks_of(text) == marks
+
+
+def test_ids_come_before_numbers_and_files_before_guesses():
+    example = Example.of("Q?", {"One.": "A"}, {"Two.": "A"})
+    example.blocks[0].model_extra["store_ids"] = ["2"]
+    example.blocks[1].model_extra["source"] = "notes/travel.md"
+    assert cited_blocks("[mem:2]", example) == ({"m1"}, [])
+    entry = "<oai-mem-citation><citation_entries>\ntravel.md:1-2|note=[x]\n</citation_entries>"
+    assert cited_blocks(f"{entry}</oai-mem-citation>", example) == ({"m2"}, [])
+    assert cited_blocks("[mem:7]", example) == (set(), ["7"])
+
+
+def test_precision_and_recall_by_hand():
+    examples, judgments = judged([[("C", "C"), ("A", "C"), ("B", "A"), ("A", None)]])
+    answer = Rollout(example_id="q0", response="[mem:1] [mem:3] [mem:4]")
+    table = citation_table(audit_citations(judgments, examples.values(), [answer]))
+    percent = table.set_index("share")["percent"]
+    assert percent["precision: marked memories that were used"] == 50
+    assert percent["recall: used memories that are marked"] == 50
+    assert percent["recall, over-used"] == 0
+    assert percent["marked, under-used without a trace"] == 100
+    silent = answer.model_copy(update={"response": "Nothing marked."})
+    with pytest.raises(ValueError, match="found no mark in 1 answers; allowed"):
+        audit_citations(judgments, examples.values(), [silent])
+
+
+def test_candidates_of_a_log(tmp_path):
+    rows = practice_log(6)
+    plan = LogPlan(file="rows", consent="x")
+    shown = own_answers(plan, rows)
+    every = own_answers(plan.model_copy(update={"candidates": True, "merge": False}), rows)
+    assert {len(row.blocks) for row in shown.examples} == {8}
+    assert {len(row.blocks) for row in every.examples} == {10}
+    assert all(len(row.model_extra["left_out"]) == 2 for row in shown.examples)
+    setting = PromptSetting()
+    assert all(len(shown_blocks(row, setting)) == 8 for row in every.examples)
+    flagged = [{**row, "memories": row["candidates"]} for row in rows]
+    for row in flagged:
+        del row["candidates"]
+        for place, memory in enumerate(row["memories"]):
+            row["memories"][place] = {**memory, "in_prompt": place < 3}
+    assert {len(row.blocks) for row in own_answers(plan, flagged).examples} == {3}
+    for row in flagged:
+        row["memories"] = [{**memory, "in_prompt": False} for memory in row["memories"]]
+    with pytest.raises(ValueError, match="no memory in the prompt"):
+        own_answers(plan, flagged)
+
+
+@given(st.integers(0, 12), st.floats(0, 1))
+def test_what_is_not_shown_counts_as_ignored(k, threshold):
+    plan = LogPlan(file="rows", consent="x", candidates=True, merge=False)
+    [example] = own_answers(plan, practice_log(1)).examples
+    setting = PromptSetting(top_k=k, threshold=threshold)
+    part = setting_example(example, setting)
+    assert len(part.blocks) <= k
+    assert all(block.score >= threshold for block in part.blocks)
+    judgment = judgment_for(part, part.levels, judge="x") if part.blocks else None
+    whole = whole_judgment(example, judgment, setting)
+    missing = example.levels.keys() - part.levels.keys()
+    assert whole.under == sum(example.levels[atom_id] for atom_id in missing) and whole.over == 0
+
+
+def test_scores_that_cannot_be_compared_are_refused():
+    def with_scores(*scores):
+        example = Example.of("Q?", *({f"M{n}.": "A"} for n in range(len(scores))))
+        for block, score in zip(example.blocks, scores, strict=True):
+            block.score = score
+        return example
+
+    assert score_scale([with_scores(0.9, 0.5), with_scores(0.7, 0.7)]) == "similarity"
+    assert score_scale([with_scores(0.1, 0.5)]) == "distance"
+    with pytest.raises(ValueError, match="found none for a candidate of 1 of 2"):
+        score_scale([with_scores(0.9, 0.5), with_scores(0.9, None)])
+    with pytest.raises(ValueError, match="similarities and distances"):
+        score_scale([with_scores(0.9, 0.5), with_scores(0.5, 0.9)])
+    with pytest.raises(ValueError, match="up to 1 in 1 questions"):
+        score_scale([with_scores(0.9, 0.5), with_scores(90, 50)])
+
+
+def test_grids_name_each_setting_once():
+    grid = SweepGrid(top_k=(2, 2, 4), thresholds=(0.5,), framings=("advice", "facts"))
+    names = [setting.name for setting in grid.settings()]
+    assert len(names) == len(set(names)) == 5 and names[0] == "as in the log, advice"
+    full = grid.model_copy(update={"full": True})
+    assert len(full.settings()) == 8
+    with pytest.raises(ValueError, match="top_k: found -1"):
+        SweepGrid(top_k=(-1,))
+
+
+def test_the_page_names_what_was_planted(capsys, tmp_path):
+    """The practice store's faults, from the log's own answers, read by a judge of words."""
+    from memcalib.evaluation.run import evaluate
+    from memcalib.practice.models import PracticeJudge
+
+    reader = PracticeJudge(reads=True)
+
+    def by_words(example, response):
+        rows = [{"text": atom.text, "atom_id": atom.atom_id} for atom in example.atoms]
+        judged_rows = reader.judgments(example.question, response, rows)
+        levels = {row["atom_id"]: row["predicted_usage_level"] for row in judged_rows}
+        return judgment_for(example, levels, judge="by words")
+
+    log = write_jsonl_rows(tmp_path / "log.jsonl", practice_log(120))
+    evaluate(log, judge=by_words, out=tmp_path / "run", log={"file": log, "consent": "x"})
+    code, output, _ = run(capsys, "memories", tmp_path / "run")
+    assert code == 0 and "Report:" in output
+    import pandas as pd
+
+    found = pd.read_csv(tmp_path / "run" / "tables" / "memory-findings.csv")
+    planted = {memory.text: memory.fault for memory in practice_store() if memory.fault}
+    named = {"hijacks": "hijack", "stale": "stale", "never used": "unused"}
+    for finding, fault in named.items():
+        texts = set(found[found["finding"] == finding]["text"])
+        assert {text for text, name in planted.items() if name == fault} <= texts, finding
+
+
+def write_jsonl_rows(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_wrong_folders_are_named(capsys, tmp_path):
+    for verb in ("memories", "citations"):
+        code, _, errors = run(capsys, verb, tmp_path)
+        assert code == 1 and "found no examples.jsonl" in errors
