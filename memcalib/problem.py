@@ -917,7 +917,7 @@ def _turn_rules(row: dict) -> Iterator[Violation]:
             allowed = f"not before the turn above it, {last_time.isoformat()}"
             yield Violation("time", short_repr(turn["time"]), allowed, item)
         last_time = time or last_time
-    roles = [turn.get("role") for turn in only_dicts(row["turns"])]
+    roles = [str(turn.get("role")) for turn in only_dicts(row["turns"])]
     if roles and set(roles) <= set(TURN_ROLES):
         yield from _turn_order_rule(roles)
 

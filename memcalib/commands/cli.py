@@ -238,7 +238,9 @@ RetryUnscored = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="YAML file with any of the settings, nested by role; the README has one."),
+    typer.Option(
+        help="YAML file with any of the settings, nested by role, as --dry-run prints them."
+    ),
 ]
 Data = Annotated[
     str | None,
@@ -612,6 +614,8 @@ def logs(
     Sends nothing.
 
     `memcalib evaluate --log` and `memcalib build --from-memory` read a log in the same way.
+
+    Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.commands.settings_files import check_settings
     from memcalib.memory_logs.own_answers import LogPlan, own_answers
@@ -657,6 +661,9 @@ def levels(
     The sheet has the memories on which the passes disagree, and twenty of the others, drawn. With
     --sheet its decisions are taken in. `memcalib evaluate --log FILE --levels FOLDER` uses the
     levels.
+
+    Example: memcalib levels service.jsonl --consent "terms of 2026" --model deepseek-chat
+    --base-url https://api.deepseek.com/v1 --key-env DEEPSEEK_API_KEY
     """
     from memcalib.annotation.levels import LevelsFile, items_to_settle, propose_levels
     from memcalib.commands.build import asked_yes
@@ -768,6 +775,10 @@ def evaluate(
     Example: memcalib evaluate test.jsonl --model Qwen3-8B --base-url http://localhost:8000/v1
     --judge deepseek-chat --judge-url https://api.deepseek.com/v1 --judge-key-env DEEPSEEK_API_KEY
     --out runs/qwen3-8b
+
+    Example: memcalib evaluate --log service.jsonl --map query=request.text --unlabelled
+    --consent "terms of 2026" --judge deepseek-chat --judge-url https://api.deepseek.com/v1
+    --judge-key-env DEEPSEEK_API_KEY
     """
     from memcalib.commands.evaluate import (
         UNFINISHED,

@@ -894,8 +894,8 @@ class EvaluationRun:
             return self.report()
 
     def finish(self) -> str:
-        """Everything that `run` does, then the scores as text for a terminal with the path of the
-        page below.
+        """Everything that `run` does, then the scores as text for a terminal, what a reader has to
+        know of the data, and the path of the page.
         """
         from memcalib.report.evaluation_report import evaluation_text
         from memcalib.report.footprint_report import run_footprints_text
@@ -903,7 +903,11 @@ class EvaluationRun:
         page = self.run()
         if self.unlabelled:
             return f"{run_footprints_text(self.folder)}\n\nReport: {page}"
-        return f"{evaluation_text(self.folder)}\n\nReport: {page}"
+        paragraphs = [evaluation_text(self.folder)]
+        notes = data_notes(self.evaluation.data)
+        if notes:
+            paragraphs.append("\n".join(notes))
+        return "\n\n".join([*paragraphs, f"Report: {page}"])
 
 # %% ../../nbs/commands/02_evaluate.ipynb #616ac91d
 def _spent(backend_or_judge: object) -> dict[str, Any]:

@@ -331,9 +331,9 @@ def stance_numbers(
     """How often a judge names the known stance, in percent, and how often it finds or cries out a
     misreading, with Wilson bounds and a verdict.
 
-    `found` is the share of misread atoms that it calls misread, `false_alarms` that of the others.
-    An atom without a stance is not right.
-    `None` without such readings.
+    `found` is the share of misread atoms that it calls misread, `false_alarms` that of the others,
+    `by_stance` what it makes of each known stance. An atom without a stance is not right. `None`
+    without such readings.
     """
     judgments_by_key = {(j.example_id, j.condition, j.sample): j for j in judgments}
     pairs = []
@@ -359,8 +359,31 @@ def stance_numbers(
         bounds = wilson(sum(flags), len(flags)) if flags else (None, None)
         numbers[name] = 100 * float(np.mean(flags)) if flags else None
         numbers[f"{name}_low"], numbers[f"{name}_high"] = bounds
+    numbers["by_stance"] = _readings_by_stance(pairs)
     numbers["verdict"], numbers["reasons"] = stance_verdict(numbers)
     return numbers
+
+
+def _readings_by_stance(
+    pairs: Sequence[tuple[Stance, Stance | None]],
+) -> list[dict[str, Any]]:
+    """For each known stance: atoms, the percent named with Wilson bounds, and as what else so many
+    were read.
+
+    `pairs` are (known, judged).
+    """
+    counts_by_stance: dict[Stance, Counter[str]] = {}
+    for known, judged in pairs:
+        counts_by_stance.setdefault(known, Counter())[judged or "no stance"] += 1
+    rows = []
+    for known, counts in counts_by_stance.items():
+        atoms = counts.total()
+        named = counts.pop(known, 0)
+        low, high = wilson(named, atoms)
+        row: dict[str, Any] = {"stance": known, "atoms": atoms, "named": 100 * named / atoms}
+        row.update({"named_low": low, "named_high": high, "read_as": dict(counts.most_common())})
+        rows.append(row)
+    return rows
 
 # %% ../../nbs/evaluation/06_exam.ipynb #9e21b002
 @dataclass(frozen=True)
@@ -372,6 +395,7 @@ class StanceLimits:
     accuracy: float = 75.0  # lower bound of known stances named
     found: float = 50.0  # lower bound of misread memories found
     false_alarms: float = 25.0  # upper bound of others called misread
+    each: float = 50.0  # upper bound of each known stance named
 
 
 def stance_verdict(
@@ -381,7 +405,8 @@ def stance_verdict(
     for each reason against it.
 
     `numbers` are those of `stance_numbers`. A limit that lies outside the interval, on the wrong
-    side, is failed; one inside it is undecided.
+    side, is failed; one inside it is undecided. A judge fails, too, that surely names one of the
+    stances in less than half of its readings.
     """
     failures = []
     doubts = []
@@ -404,9 +429,19 @@ def stance_verdict(
             f"{words}: {numbers[name]:.0f} % ({low:.0f} to {high:.0f}); allowed: {limit:g} {bound}"
         )
         (failures if direction * (better - limit) < 0 else doubts).append(reason)
+    for row in numbers.get("by_stance", ()):
+        if row["named_high"] < limits.each:
+            failures.append(f"{_confusion_words(row)}; allowed: {limits.each:g} % or more named")
     if failures:
         return "failed", failures + doubts
     return ("undecided", doubts) if doubts else ("passed", [])
+
+
+def _confusion_words(row: Mapping[str, Any]) -> str:
+    """What a judge makes of one known stance, for an entry of `by_stance`."""
+    words = f"{row['stance'].replace('_', ' ')} named in {row['named']:.0f} % of {row['atoms']}"
+    read_as = [f"as {name.replace('_', ' ')} {n}" for name, n in row["read_as"].items()]
+    return f"{words} (read {', '.join(read_as)})" if read_as else words
 
 
 _MAY_BE_USED = {
@@ -436,7 +471,13 @@ def stance_line(stance: Mapping[str, Any] | None) -> str:
         shares.append(f"{value} {words}")
     reasons = "; ".join(stance.get("reasons", []))
     because = f", because of {reasons}" if reasons else ""
-    return f"Stance, {verdict}: {', '.join(shares)}; {_MAY_BE_USED[verdict]}{because}."
+    line = f"Stance, {verdict}: {', '.join(shares)}; {_MAY_BE_USED[verdict]}{because}."
+    otherwise = []
+    for row in stance.get("by_stance", ()):
+        words = _confusion_words(row)
+        if row["read_as"] and words not in reasons:
+            otherwise.append(words)
+    return f"{line} Read otherwise: {'; '.join(otherwise)}." if otherwise else line
 
 # %% ../../nbs/evaluation/06_exam.ipynb #cbbac09d
 class ConfusedJudge(Judge):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from ..io.records import printable
+from ..io.records import one_line
 from ..judge import Judge, LLMJudge
 from ..problem import Example, JudgeLike, Judgment, Level
 
@@ -148,7 +148,7 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
 def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:
     """The sentence and the memories that decided most, for a terminal."""
     table = memory_frame(frame).head(shown)
-    table = table.assign(memory=[printable(text[:70]) for text in table["memory"]])
+    table = table.assign(memory=[one_line(text, 70) for text in table["memory"]])
     warning = (
         "Footprints only: nobody has said how far these memories should count, so this is no score."
     )

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..io.records import DataError, Violation, one_line, only_dicts, printable
+from ..io.records import DataError, Violation, one_line, only_dicts, printable, short_repr
 from ..dataset.sources import Dropped
 from memcalib.memory_logs.exports import (
     ANSWER_FIELDS,
@@ -367,7 +367,21 @@ def _missing_place(name: str, place: str, searched: Sequence[object], file: str)
     """The fault of a map that names a place which no record has, with those that are there."""
     fields = ", ".join(_fields_of(searched)[:40]) or kind_of(searched[0])
     found = f"{name}={place}, which none of the first {len(searched)} has"
-    return Violation("map", found, f"a field that is there: {fields}", file=file)
+    allowed = f"a field that is there: {fields}{_rows_inside(searched)}"
+    return Violation("map", found, allowed, file=file)
+
+
+def _rows_inside(records: Sequence[object]) -> str:
+    """Where the rows may be of a file that is one object around them; empty for any other."""
+    if len(records) != 1 or not isinstance(records[0], Mapping):
+        return ""
+    for name, value in records[0].items():
+        if isinstance(value, list) and len(value) > 1 and len(only_dicts(value)) == len(value):
+            return (
+                f"; {short_repr(name)} holds {len(value):,} objects: are they the rows? Then write "
+                "them to a file of their own, one a line"
+            )
+    return ""
 
 
 def _has_no_query(rows: Sequence[Mapping], names: FieldNames) -> bool:

@@ -271,10 +271,17 @@ def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
     return f"{text}; and {len(reasons) - most} more" if len(reasons) > most else text
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
+def _of_log(run: Run) -> bool:
+    """Whether the answers stood in a log, so that no model was asked."""
+    return bool(run.parameters.get("log"))
+
+
 def evaluation_costs(run: Run) -> "pd.DataFrame":
-    """`cost_table` of the model, the judge and the second judge, as far as the folder has them."""
+    """`cost_table` of the model, the judge and the second judge, as far as the folder has them;
+    answers of a log cost nothing here.
+    """
     usage = {
-        "model": run.answers,
+        "model": None if _of_log(run) else run.answers,
         "judge": usage_frame(run.judgments) if run.judgments else None,
         "second judge": usage_frame(run.second_judgments) if run.second_judgments else None,
     }
@@ -562,6 +569,8 @@ def protocol(run: Run) -> list[tuple[str, str]]:
         pairs.append(("Second judge", f"{name}; {_judge_settings(run.second_judgments)}"))
     pairs.append(("Software", _software(run)))
     pairs.append(("Command", _command(run)))
+    if _of_log(run):
+        pairs = [pair for pair in pairs if pair[0] not in ("Memory", "Seeds", "Sampling")]
     return [(name, printable(text)) for name, text in pairs if text != UNKNOWN]
 
 
@@ -710,7 +719,7 @@ def _coverage_notices(run: Run) -> list[str]:
             f"Only {questions} questions: intervals this wide say little, and intervals from so "
             "few are rough."
         )
-    if frame["seed"].nunique() == 1:
+    if frame["seed"].nunique() == 1 and not _of_log(run):
         texts.append("One seed: the spread over seeds is unknown.")
     return texts
 
@@ -1052,6 +1061,7 @@ def _page_values(run: Run, tables: "Mapping[str, pd.DataFrame]") -> dict[str, An
         "banners": banners(run),
         "beside": [],
         "stance_exam": _stance_exam(run),
+        "stance_examined": bool(_stance_of_exam(run)),
         "tiles": [],
         "results": None,
         "absent": absent,
@@ -1064,7 +1074,7 @@ def _page_values(run: Run, tables: "Mapping[str, pd.DataFrame]") -> dict[str, An
         "model_based": MODEL_BASED,
         "faulty": len(faulty),
         "shown_faulty": SHOWN_FAULTY,
-        "of_log": bool(run.parameters.get("log")),
+        "of_log": _of_log(run),
         "labels": target_estimate_lines(run, tables.get("Prediction-powered", ())),
         "protocol": protocol(run) if run.judgments else [],
         "provenance": [*provenance, *flatten(run.manifest)],
@@ -1101,10 +1111,15 @@ def _score_values(
     return values
 
 
+def _stance_of_exam(run: Run) -> dict[str, Any]:
+    """What the exam of this run's judge says of its stances; empty where it says nothing."""
+    is_own = run.exam.get("judge") in run.judges
+    return (run.exam.get("stance") if is_own else None) or {}
+
+
 def _stance_exam(run: Run) -> str:
     """How far the judge's stances can be trusted, by its exam."""
-    stance = run.exam.get("stance") if run.exam.get("judge") in run.judges else None
-    return stance_line(stance)
+    return stance_line(_stance_of_exam(run))
 
 
 def _why_uncompared(run: Run) -> str:

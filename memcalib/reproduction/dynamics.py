@@ -430,6 +430,17 @@ def _channel_lines(ax: "Axes", rows: "pd.DataFrame", kind: str, window: int) -> 
     steps_axis(ax)
 
 
+def _channels_legend(ax: "Axes") -> None:
+    """A legend of the channels that a panel has, in room of its own above the lines."""
+    if not ax.get_lines():
+        return
+    ticks = ax.get_yticks()
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + 0.4 * (high - low))
+    ax.set_yticks([tick for tick in ticks if low <= tick <= high])
+    ax.legend(fontsize=6, ncols=4, loc="upper center", columnspacing=0.8, handlelength=1.6)
+
+
 def _draw_strengths(ax: "Axes", rows: "pd.DataFrame") -> None:
     """Panel a: SCS and Exact over the strength, measured and published, one deviation each way."""
     sweep = published("eta_sweep")
@@ -616,16 +627,6 @@ def mechanism_figure(rows: MechanismRows, window: int = 7) -> "Figure":
                 continue
             draw(ax, table, *options)
         share_axis(axes[0, 1])
-        handles, labels = axes[0, 1].get_legend_handles_labels()
-        if handles:
-            figure.legend(
-                handles,
-                labels,
-                loc="outside lower center",
-                ncols=8,
-                title="channels of b and f",
-                title_fontsize=7.5,
-                columnspacing=1.0,
-                handlelength=1.6,
-            )
+        for ax in (axes[0, 1], axes[2, 1]):
+            _channels_legend(ax)
         return figure

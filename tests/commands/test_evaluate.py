@@ -15,6 +15,7 @@ import pytest
 from memcalib.commands.cli import main
 from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
+from memcalib.practice.models import PracticeJudge
 from memcalib.practice.server import MicroServer
 from memcalib.micro.world import WORLDS, make_examples
 from memcalib.micro.policy import policy_path
@@ -520,3 +521,15 @@ def test_the_recorded_command_holds_no_key(monkeypatch):
     assert command_line() == "memcalib evaluate x.jsonl --model ***"
     monkeypatch.setattr(sys, "argv", ["pytest"])
     assert command_line() is None
+
+
+def test_the_end_of_an_evaluation_of_the_starter_set_says_that_no_person_has_read_it(
+    capsys, tmp_path
+):
+    with MicroServer([], practice=PracticeJudge(reads=True)) as server:
+        model = ("--model", "micro-model", "--base-url", server.base_url, "--key-env", "")
+        judge = ("--judge", "micro-judge")
+        few = ("--limit", "6", "--set", "control=false", "--set", "sampling.seeds=[42]")
+        code, out, err = run(capsys, "evaluate", *model, *judge, *few, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert "no person has read its records and levels" in out.partition("SCS")[2]

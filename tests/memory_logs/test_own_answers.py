@@ -256,7 +256,9 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     options = ("--log", "own.jsonl", "--consent", "trial", *judge, "--out", "run")
     assert run("evaluate", *options) == 0
     assert "SCS" in capsys.readouterr().out
-    assert "Use of memory" in (tmp_path / "run/report.html").read_text()
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Use of memory" in page
+    assert "not recorded" not in page and "One seed" not in page and ">Seeds<" not in page
     footprints = ("--unlabelled", *options[:-1], "foot")
     assert run("evaluate", *footprints) == 0
     assert "6 of 6 memories left a trace, 0 decided" in capsys.readouterr().out
@@ -429,6 +431,14 @@ def test_a_log_in_which_nothing_is_known_says_which_fields_it_has():
         read_all([row])
     reading = read_all([row], given={"query": "req.said", "memories": "recalled"})
     assert [memory.text for memory in reading.rows[0].memories] == ["Likes soup."]
+
+
+def test_a_file_that_is_one_object_around_the_rows_says_where_they_may_be(tmp_path):
+    rows = [{"asked": "What?", "hits": [{"note": "Likes soup."}]}] * 3
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"export": "v7", "items": rows}))
+    with pytest.raises(DataError, match=r"export, items; 'items' holds 3 objects: are they the"):
+        read_all(file, given={"query": "asked", "memories": "hits"})
 
 
 def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():

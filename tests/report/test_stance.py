@@ -176,7 +176,10 @@ def test_the_exam_counts_known_stances():
     numbers = stance_numbers(items, judgments)
     expected = {"atoms": 32, "unread": 0, "accuracy": 75.0, "found": 100.0, "false_alarms": 0.0}
     assert expected.items() <= numbers.items()
-    assert numbers["verdict"] == "undecided" and "known stances named" in numbers["reasons"][0]
+    assert numbers["verdict"] == "failed" and "corrects named" in numbers["reasons"][0]
+    [corrects] = [row for row in numbers["by_stance"] if row["stance"] == "corrects"]
+    assert corrects["named"] == 0 and corrects["read_as"] == {"follows": 8}
+    assert "corrects named in 0 % of 8 (read as follows 8)" in stance_line(numbers)
     assert stance_numbers([], judgments) is None
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from memcalib.reproduction.experiments import (
@@ -94,14 +95,31 @@ def test_every_label_is_there_in_four_minutes_of_two_cores(smoke):
 def test_the_rows_of_each_table_are_kept_packed_and_come_back(smoke):
     folder, _ = smoke
     run = Run(folder, load_profile("smoke"), "smoke")
-    for name in ("main_results", "rpeval_transfer", "model_survey"):
+    kept_rows = dict.fromkeys(
+        ("main_results", "rpeval_transfer", "model_survey"), "judgments.jsonl"
+    )
+    kept_rows |= dict.fromkeys(
+        ("judge_audit", "judge_stability", "eta_sensitivity"), "answers.jsonl"
+    )
+    kept_rows |= {"localization_ablation": "answers.jsonl", "training_dynamics": "steps.jsonl"}
+    kept_rows |= {"localization_audit": "pairs.jsonl", "diagrams": "trace.jsonl"}
+    kept_rows["benchmark_statistics"] = "examples.jsonl"
+    for name, file in kept_rows.items():
         experiment = run.experiments[name]
         record = experiment.record
-        assert "judgments.jsonl" in {Path(row).name for row in record["rows"]}, name
+        assert file in {Path(row).name for row in record["rows"]}, name
         assert len(record["packed"]) == len(record["rows"])
         for row in record["rows"]:
             kept = experiment.packed(row)
             assert gzip.decompress(kept.read_bytes()) == (experiment.folder / row).read_bytes()
+    # a figure is computed again from the rows that a repository keeps
+    experiment = run.experiments["eta_sensitivity"]
+    rows = pd.read_json(experiment.packed("answers.jsonl"), lines=True, dtype={"arm": str})
+    exact = 100 * (rows["ideal"] == rows["actual"]).groupby(rows["arm"]).mean()
+    table = pd.read_csv(
+        experiment.folder / "tables" / "tab-eta-sweep-by-training.csv", dtype={"arm": str}
+    )
+    assert exact.round(2).tolist() == table.groupby("arm")["Exact"].mean().round(2).tolist()
     survey = run.experiments["main_results"]
     before = (survey.folder / "judgments.jsonl").read_bytes()
     (survey.folder / "judgments.jsonl").unlink()

@@ -115,6 +115,8 @@ def test_every_localizable_channel_has_a_line_and_no_two_look_alike():
         assert set(lines) == set(LOCALIZABLE)
         looks = {(line.get_color(), line.get_linestyle()) for line in lines.values()}
         assert len(looks) == 8
+        shown = [text.get_text() for text in drawn[letter].get_legend().get_texts()]
+        assert sorted(shown) == sorted(LOCALIZABLE)  # each panel names its channels itself
     # seeds are averaged: thresholds of 0.02 and 0.04
     assert set(lines["B+"].get_ydata().round(6)) == {0.03}
     assert "floor 0.002" in drawn["f"].get_title(loc="left")
