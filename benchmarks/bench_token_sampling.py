@@ -7,8 +7,9 @@ The first form judges batches of the micro-world's cold start (world `long`, 2 p
 once and compares, for each way to draw tokens and each share that is kept in the mean, the gradient
 with the whole one of the same batch. Printed are processor seconds of the update and the variance
 of the gradient over batches and draws, both in parts of the whole update of the same batches,
-interleaved in one run. The second form trains one policy on prefixes (SHARE 1: on everything) and
-prints its SCS on 400 test examples, its processor seconds, and those of its updates; exploratory.
+interleaved in one run; then the product of both, for the update alone and for a whole step. The
+second form trains one policy on prefixes (SHARE 1: on everything) and prints its SCS on 400 test
+examples, its processor seconds, and those of its updates; exploratory.
 """
 
 import argparse
@@ -122,13 +123,16 @@ def measure(rule: str, batches: int, draws: int) -> None:
     generator = torch.Generator().manual_seed(0)
     ways = [(share, prefixes) for prefixes in (False, True) for share in (0.75, 0.5, 0.25)]
     whole = []
+    batch_seconds = 0.0  # sampling, judging and credit
     whole_seconds = 0.0
     whole_read = 0
     errors = dict.fromkeys(ways, 0.0)
     seconds = dict.fromkeys(ways, 0.0)
     read = dict.fromkeys(ways, 0)
     for _ in range(batches):
+        start = time.process_time()
         batch = loop.judged_batch()
+        batch_seconds += time.process_time() - start
         loop.backward(batch, 1.0, False)
         loop.optimizer.zero_grad()  # warm
         start = time.process_time()
@@ -144,14 +148,19 @@ def measure(rule: str, batches: int, draws: int) -> None:
     stacked = torch.stack(whole)
     between = float((stacked - stacked.mean(0)).square().sum() / (batches - 1))
     print(f"rule {rule}, {batches} batches, {draws} draws, world {WORLD.name}, cold start")
-    print("way       share  tokens read  seconds  variance  variance x seconds")
+    update_share = whole_seconds / (batch_seconds + whole_seconds)
+    print(f"the whole update is {update_share:.2f} of a step's processor seconds")
+    print(
+        "way       share  tokens read  seconds  variance  variance x seconds  x seconds of a step"
+    )
     for share, prefixes in ways:
         way = (share, prefixes)
         cost = seconds[way] / draws / whole_seconds
         variance = 1 + errors[way] / (batches * draws) / between
         name = "prefixes" if prefixes else "tokens"
         row = f"{name:9} {share:5} {read[way] / draws / whole_read:12.2f} {cost:8.2f}"
-        print(f"{row} {variance:9.2f} {cost * variance:19.2f}")
+        step = (1 - update_share + update_share * cost) * variance
+        print(f"{row} {variance:9.2f} {cost * variance:19.2f} {step:20.2f}")
 
 
 def train(rule: str, seed: int, steps: int, share: float) -> None:
