@@ -1187,6 +1187,17 @@ def _name_of(judge: JudgeLike, examples: Iterable[Example]) -> str:
 _ANSWERS_FAULT = ("no answer", "not an answer", "context_too_long")  # not the judge's
 
 
+def _check_streak(failures: FailureStreak, judgment: Judgment) -> None:
+    """Count a judgment; raises `ForeseenError` where as many in a row failed alike as a streak
+    may have."""
+    kind = judgment.error.split(":")[0] if judgment.error else None
+    if kind not in _ANSWERS_FAULT and failures.add(kind):
+        raise ForeseenError(
+            f"{failures.count} judgments in a row failed alike, so the run "
+            f"stopped; the last one: {judgment.error}"
+        )
+
+
 def judge_rollouts(
     examples: Iterable[Example],
     rollouts: str | Path,
@@ -1228,12 +1239,7 @@ def judge_rollouts(
             result.count(judgment)
             if on_row:
                 on_row(judgment)
-            kind = judgment.error.split(":")[0] if judgment.error else None
-            if kind not in _ANSWERS_FAULT and failures.add(kind):
-                raise ForeseenError(
-                    f"{failures.count} judgments in a row failed alike, so the run "
-                    f"stopped; the last one: {judgment.error}"
-                )
+            _check_streak(failures, judgment)
 
         if isinstance(judge, Judge):
             for_each(_judgments_at_once(judge, name, rows, answers), keep)

@@ -1106,7 +1106,9 @@ def to_dataset(examples: Iterable[Example]) -> "Dataset":
     for column in columns:
         all_texts = all(isinstance(row.get(column, ""), str) for row in rows)
         features[column] = Value("string") if all_texts else Json()
-    complete_rows = [{column: row.get(column) for column in columns} for row in rows]
+    complete_rows = []
+    for row in rows:
+        complete_rows.append({column: row.get(column) for column in columns})
     return Dataset.from_list(complete_rows, features=Features(features))
 
 # %% ../nbs/00_problem.ipynb #cd3faf5b

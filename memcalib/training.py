@@ -630,7 +630,8 @@ class CreditTrainer(GRPOTrainer):
             row, channel = bad[0]
             example = judged.examples[row].id
             raise ValueError(
-                f"step {self._step_number}, row {row} (example {example!r}), channel {CHANNELS[channel]}: "
+                f"step {self._step_number}, row {row} (example {example!r}), "
+                f"channel {CHANNELS[channel]}: "
                 f"reward {judged.rewards[row, channel].item()} of a scored answer, must be finite"
             )
 

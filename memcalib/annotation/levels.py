@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -169,7 +170,7 @@ def propose_levels(
             )
             return reply.text
 
-        calls = [(number, reverse) for number in range(len(examples)) for reverse in (False, True)]
+        calls = list(product(range(len(examples)), (False, True)))
         async with client, aclosing(run_many(calls, ask, endpoint.concurrency)) as finished:
             async for call, text in finished:
                 replies[call] = read_levels(text, examples[call[0]])
@@ -271,7 +272,8 @@ class LevelsFile:
         self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
         settled = self.folder / "settled.jsonl"
         self.settled: dict[str, SettledLevel] = {}
-        for row in latest(read_jsonl(settled, SettledLevel)) if settled.is_file() else ():
+        decisions = latest(read_jsonl(settled, SettledLevel)) if settled.is_file() else ()
+        for row in decisions:
             proposal = self.proposals.get(row.item)
             if proposal and proposal.answer_hash == row.answer_hash:
                 self.settled[row.item] = row

@@ -208,19 +208,19 @@ class BatchCredit:
         """
         self._check_shapes(answers, groups, response_ids, mask)
         rows = [row for row, answer in enumerate(answers) if answer is not None]
-        given = [answer for answer in answers if answer is not None]
+        judged_answers = [answer for answer in answers if answer is not None]
         runs = [token_run(mask[row], row) for row in rows]
         row_groups = [groups[row] for row in rows]
-        _check_groups(given, row_groups, self.group_size)
-        self._check_scores(given)
+        _check_groups(judged_answers, row_groups, self.group_size)
+        self._check_scores(judged_answers)
         if self.config.rule.needs_quotes:
-            _check_quotes(given, self.config.rule.name)
+            _check_quotes(judged_answers, self.config.rule.name)
         request = self.credit.requests(
-            [answer.example for answer in given],
-            [answer.judgment for answer in given],
+            [answer.example for answer in judged_answers],
+            [answer.judgment for answer in judged_answers],
             [response_ids[row, run].tolist() for row, run in zip(rows, runs, strict=True)],
             row_groups,
-            texts=[answer.text for answer in given],
+            texts=[answer.text for answer in judged_answers],
         )
         self.request = request
         # asked also where nothing is to be read: processes of a sharded model wait for each other
@@ -229,7 +229,7 @@ class BatchCredit:
         advantages = torch.zeros(mask.shape, dtype=torch.float32, device=of_answers.device)
         for number, (row, run) in enumerate(zip(rows, runs, strict=True)):
             advantages[row, run] = of_answers[number, : run.stop - run.start]
-        self._count(answers, given, request)
+        self._count(answers, judged_answers, request)
         return advantages
 
     def _check_shapes(
@@ -260,13 +260,13 @@ class BatchCredit:
     def _count(
         self,
         answers: Sequence[JudgedAnswer | None],
-        given: Sequence[JudgedAnswer],
+        judged_answers: Sequence[JudgedAnswer],
         request: CreditRequest,
     ) -> None:
-        judgments = [answer.judgment for answer in given]
+        judgments = [answer.judgment for answer in judged_answers]
         self.stats = dict(summary(judgments))  # SCS and its kin, and how many are unscored
         self.stats["failed_calls"] = sum(judgment.retry for judgment in judgments)
-        self.stats["padding_rows"] = len(answers) - len(given)
+        self.stats["padding_rows"] = len(answers) - len(judged_answers)
         self.stats["scored_rows"] = len(request)
         newest = self.credit.last
         assert newest is not None  # this batch's
@@ -383,19 +383,21 @@ def port_faults(
     """Where a port differs from the reference file, a line each: `port` takes a case and returns
     the token advantages of its batches, in order."""
     faults = []
-    for case in reference_cases() if cases is None else cases:
+    if cases is None:
+        cases = reference_cases()
+    for case in cases:
         results = port(case)
-        for number, (batch, found) in enumerate(zip(case.batches, results, strict=True)):
-            if found.shape != batch.advantages.shape:
-                shapes = f"{tuple(found.shape)}, must be {tuple(batch.advantages.shape)}"
+        for number, (batch, advantages) in enumerate(zip(case.batches, results, strict=True)):
+            if advantages.shape != batch.advantages.shape:
+                shapes = f"{tuple(advantages.shape)}, must be {tuple(batch.advantages.shape)}"
                 faults.append(f"{case.name}, batch {number}: shape {shapes}")
                 continue
-            difference = (found.cpu().float() - batch.advantages).abs()
+            difference = (advantages.cpu().float() - batch.advantages).abs()
             if float(difference.max()) > tolerance:
-                row, token = divmod(int(difference.argmax()), found.shape[1])
+                row, token = divmod(int(difference.argmax()), advantages.shape[1])
                 faults.append(
                     f"{case.name}, batch {number}, row {row}, token {token}: "
-                    f"{float(found[row, token]):.7g}, must be "
+                    f"{float(advantages[row, token]):.7g}, must be "
                     f"{float(batch.advantages[row, token]):.7g} within {tolerance:g}"
                 )
     return faults

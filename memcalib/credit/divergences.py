@@ -48,6 +48,17 @@ def _divergences(
     return torch.cat(divergences).clamp(min=0)  # rounding
 
 
+class _StatesReader:
+    """Reads the hidden states themselves, and keeps the head that belongs to them."""
+
+    head: torch.nn.Module
+
+    def __call__(self, head: torch.nn.Module, states: Tensor, targets: Tensor) -> Tensor:
+        "The states; their head is used when both sides are there."
+        self.head = head
+        return states
+
+
 def _state_width(model, head: str) -> int:
     "Elements of one token's state: a hidden state, or logits where the model makes its own."
     config = model.config.get_text_config()
@@ -85,17 +96,12 @@ def token_divergences(
     width = max(map(len, responses), default=0)
     divergences = torch.zeros(len(responses), width, dtype=precision, device=model.device)
     elements = 2 * _state_width(model, options.get("head", "auto"))  # of one token, both ways
-    heads = []
-
-    def read(head: torch.nn.Module, states: Tensor, targets: Tensor) -> Tensor:
-        "The states themselves; their head is used below."
-        heads[:] = [head]
-        return states
+    reader = _StatesReader()
 
     def compare(states_by_row: dict[int, tuple[Tensor, Tensor]]) -> None:
         "Write down the divergences of some rows."
         for row, (full, less) in states_by_row.items():
-            values = _divergences(heads[0], full, less, temperature, logit_chunk)
+            values = _divergences(reader.head, full, less, temperature, logit_chunk)
             divergences[row, : len(full)] = values
 
     answered = [row for row, response in enumerate(responses) if len(response)]
@@ -109,7 +115,7 @@ def token_divergences(
         both_prompts = [list(prompts[row]) for row in rows]
         both_prompts += [list(without[row]) for row in rows]
         answers = [responses[row] for row in rows]
-        states = score_responses(model, both_prompts, answers + answers, read, **options)
+        states = score_responses(model, both_prompts, answers + answers, reader, **options)
         states_by_row = {}
         for row, full, less in zip(rows, states, states[len(rows) :], strict=False):
             if full is None or less is None:

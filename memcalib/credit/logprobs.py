@@ -10,6 +10,7 @@ __all__ = ['Read', 'LOGITS', 'response_logps_reference', 'Scorer', 'Job', 'score
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -517,10 +518,7 @@ def _score_distinct(
 
     def score(some_jobs: list[Job], job_budget: int) -> dict[int, Tensor]:
         used_prompts, used_jobs = _only_used(prompts, some_jobs)
-
-        def check() -> list[Tensor]:
-            return _sample_both_ways(scorer, used_prompts, used_jobs, budget)
-
+        check = partial(_sample_both_ways, scorer, used_prompts, used_jobs, budget)
         shared = share
         if shared is None:
             shared = not sharing_fault(model, "cache", lambda: cache_fault(model), check)

@@ -235,7 +235,7 @@ class TokenCredit:
 
     @contextmanager
     def _step_in_errors(self) -> Iterator[None]:
-        "An error that is raised inside says at which step; the rule's own of other kinds by a note."
+        "An error raised inside says at which step; the rule's own of other kinds by a note."
         try:
             yield
         except Exception as error:

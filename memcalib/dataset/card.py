@@ -34,8 +34,13 @@ def mixed_blocks(example: Example) -> list[Block]:
     """The blocks with atoms of at least two ideal levels (mixed-target blocks,
     app:benchmark-composition).
     """
-    levels = example.levels
-    return [block for block in example.blocks if len({levels[name] for name in block.atom_ids}) > 1]
+    level_of_atom = example.levels
+    mixed = []
+    for block in example.blocks:
+        levels = {level_of_atom[name] for name in block.atom_ids}
+        if len(levels) > 1:
+            mixed.append(block)
+    return mixed
 
 
 @dataclass
@@ -187,7 +192,10 @@ def origin_table(counts: Counts) -> "pd.DataFrame":
     for (origin, _), count in counts.origins.items():
         totals[origin] += count
     names = sorted(totals, key=lambda origin: -totals[origin])
-    rows = [(origin, *(counts.origins[origin, level] for level in Level)) for origin in names]
+    rows = []
+    for origin in names:
+        atoms = [counts.origins[origin, level] for level in Level]
+        rows.append((origin, *atoms))
     table = pd.DataFrame(rows, columns=["origin", *(level.label for level in Level)])
     return table.assign(all=table.iloc[:, 1:].sum(axis=1))
 

@@ -841,15 +841,17 @@ def memory_scores(view: ExampleView) -> list[Hit] | None:
     same.
     """
     scores = {block.parent_memory_id: block.score for block in view.example.blocks}
-    given = [score for score in scores.values() if score is not None]
-    if not given:
+    known_scores = [score for score in scores.values() if score is not None]
+    if not known_scores:
         return None
     hits = []
     for block_id, score in scores.items():
         if score is None:
             hits.append((f"block {block_id!r}", "no score", "a score, as the others have"))
-    if len(given) > 2 and len(set(given)) == 1:
-        hits.append(("scores", f"{given[0]:g} for each memory", "scores that tell memories apart"))
+    if len(known_scores) > 2 and len(set(known_scores)) == 1:
+        hits.append(
+            ("scores", f"{known_scores[0]:g} for each memory", "scores that tell memories apart")
+        )
     return hits
 
 # %% ../../nbs/dataset/07_lint.ipynb #db879d32

@@ -576,7 +576,7 @@ class MemoryPipeline(Pipeline):
         """The row itself: a log gives drafts."""
         return row
 
-    def prepare(self, stage: Stage, drafts: list[Draft], place: Path) -> list[Draft]:
+    def prepare(self, stage: Stage, drafts: list[Draft], folder: Path) -> list[Draft]:
         """The rows as they are: what was retrieved stays."""
         return drafts
 
@@ -591,7 +591,7 @@ class MemoryPipeline(Pipeline):
         role: str,
         drafts: Sequence[Draft],
         url: str | None,
-        place: Path,
+        folder: Path,
         progress: Progress,
     ) -> StageResult:
         """Take rows through one stage; raises `NotAgreed` before a yes, and for a message with a
@@ -605,7 +605,7 @@ class MemoryPipeline(Pipeline):
                     f"stage {stage.name}, row {draft.id!r}: {', '.join(fields)} would be sent, and "
                     "the statement does not name it"
                 )
-        return super().run_step(stage, role, drafts, url, place, progress)
+        return super().run_step(stage, role, drafts, url, folder, progress)
 
     def planned(self) -> CallPlan:
         """What will be sent to whom."""

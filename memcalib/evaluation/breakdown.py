@@ -279,7 +279,8 @@ def question_means(
 ) -> "pd.DataFrame":
     """The mean metrics of one run on each question, from 0 to 100, indexed by domain and question.
 
-    `frame` is a `response_frame`; a run is a model name or a pair (model, condition). Raises `ValueError` unless exactly one run has that model (and condition).
+    `frame` is a `response_frame`; a run is a model name or a pair (model, condition). Raises
+    `ValueError` unless exactly one run has that model (and condition).
     """
     import pandas as pd
 

@@ -347,14 +347,14 @@ def stance_numbers(
                 pairs.append((label.stance, judged.get(label.atom_id)))
     if not pairs:
         return None
-    misread = [judged == "misreads" for known, judged in pairs if known == "misreads"]
-    others = [judged == "misreads" for known, judged in pairs if known != "misreads"]
+    misread = [judged == "misreads" for stance, judged in pairs if stance == "misreads"]
+    others = [judged == "misreads" for stance, judged in pairs if stance != "misreads"]
     numbers: dict[str, Any] = {
         "atoms": len(pairs),
         "unread": sum(judged is None for _, judged in pairs),
         "misread": len(misread),
     }
-    right = [known == judged for known, judged in pairs]
+    right = [stance == judged for stance, judged in pairs]
     for name, flags in (("accuracy", right), ("found", misread), ("false_alarms", others)):
         bounds = wilson(sum(flags), len(flags)) if flags else (None, None)
         numbers[name] = 100 * float(np.mean(flags)) if flags else None

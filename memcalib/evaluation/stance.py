@@ -8,6 +8,7 @@ __all__ = ['STANCES', 'WRONG_STANCES', 'is_wrong_stance', 'actions_of', 'wrong_s
 # %% ../../nbs/evaluation/12_stance.ipynb #d7f446dc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -74,7 +75,8 @@ def stance_table(
         )
     rows = []
     for source, judged in by_source.items():
-        used = [atom for judgment in judged for atom in judgment.atoms if atom.actual]
+        judged_atoms = chain.from_iterable(judgment.atoms for judgment in judged)
+        used = [atom for atom in judged_atoms if atom.actual]
         counts = Counter(atom.stance for atom in used if atom.stance)
         with_stance = counts.total()
         if not with_stance:

@@ -280,9 +280,11 @@ def _order_faults(labels: TargetLabels) -> list[Violation]:
         if key not in labelled:
             unlabelled_before = unlabelled_before or rows[0]
         elif unlabelled_before is not None:
-            found = f"labelled, and an answer to {unlabelled_before.example_id!r} before it is not"
+            conflict = (
+                f"labelled, and an answer to {unlabelled_before.example_id!r} before it is not"
+            )
             allowed = f"answers labelled in the order of drawing: {_NOT_DRAWN}"
-            violations.append(labels.fault(rows[0], "level", found, allowed))
+            violations.append(labels.fault(rows[0], "level", conflict, allowed))
     return violations
 
 # %% ../../nbs/evaluation/07_target_labels.ipynb #630f3cc1
@@ -409,14 +411,14 @@ def _answer_faults(
     violations = []
     first = rows[0]
     if first.example_hash and answer.example_hash and first.example_hash != answer.example_hash:
-        found = f"version {first.example_hash} of the example"
+        version = f"version {first.example_hash} of the example"
         allowed = f"version {answer.example_hash}: labels of this data set"
-        return [labels.fault(first, "example_hash", found, allowed)]
+        return [labels.fault(first, "example_hash", version, allowed)]
     expected_hash = answer_hashes.get(first.answer_key, "")
     if first.answer_hash and expected_hash and first.answer_hash != expected_hash:
-        found = f"{first.answer_hash}, another text"
+        version = f"{first.answer_hash}, another text"
         return [
-            labels.fault(first, "answer_hash", found, f"{expected_hash}, the answer of the run")
+            labels.fault(first, "answer_hash", version, f"{expected_hash}, the answer of the run")
         ]
     labelled_atoms = {row.atom_id for row in rows}
     for row in rows:

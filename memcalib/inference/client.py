@@ -754,13 +754,13 @@ class _Server:
         """The error for something that came with status 200 and is no completion."""
         url = self.endpoint.url
         if isinstance(completion, str):
-            sent = "a stream of events" if _EVENT.match(completion) else "a page"
+            sent = "sent a stream of events" if _EVENT.match(completion) else "sent a page"
             if self.worked:
-                message = f"{url} sent {sent}, not a chat completion, in between good replies"
+                message = f"{url} {sent}, not a chat completion, in between good replies"
                 return CallError("server", message)
             beginning = self._clean(completion[:1000])[:80]
             message = (
-                f"{url} sent {sent}, not a chat completion; does the address end as it should "
+                f"{url} {sent}, not a chat completion; does the address end as it should "
                 f"(mostly in /v1)? It begins: {beginning}"
             )
             return CallError("not_found", message)

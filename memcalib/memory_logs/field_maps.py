@@ -89,31 +89,31 @@ def read_map(entries: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     allowed = ", ".join([*ROW_FIELDS, *MEMORY_FIELDS])
     if not isinstance(entries, Mapping):
         for entry in entries:
-            name, sign, place = entry.partition("=")
-            if not sign or not place.strip():
+            name, sign, field_path = entry.partition("=")
+            if not sign or not field_path.strip():
                 raise ValueError(
                     f"map: found {entry!r}; allowed: NAME=PLACE, NAME one of {allowed}"
                 )
-            pairs.append((name.strip(), place.strip()))
+            pairs.append((name.strip(), field_path.strip()))
     fields: dict[str, str] = {}
-    for name, place in pairs:
+    for name, field_path in pairs:
         if name not in ROW_FIELDS and name not in MEMORY_FIELDS:
             raise ValueError(f"map: found {name!r}; allowed: {allowed}")
         if name in fields:
             raise ValueError(f"map: found {name} twice; allowed: once")
-        fields[name] = str(place)
+        fields[name] = str(field_path)
     return fields
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #569c8766
 MISSING = object()  # what stands at a place that is not there
 
 
-def value_at(record: object, place: str) -> object:
+def value_at(record: object, field_path: str) -> object:
     """What stands at a place of a record; `MISSING` where there is nothing of that name."""
-    if isinstance(record, Mapping) and place in record:
-        return record[place]
+    if isinstance(record, Mapping) and field_path in record:
+        return record[field_path]
     value = record
-    for step in place.split("."):
+    for step in field_path.split("."):
         is_number = re.fullmatch(r"-?\d+", step) is not None
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -126,12 +126,12 @@ def value_at(record: object, place: str) -> object:
 
 def places_of(record: object, depth: int = 2) -> list[str]:
     """The places of a record, down to so many names: `request`, `request.text`."""
-    places = []
+    paths = []
     if isinstance(record, Mapping) and depth:
         for name, value in record.items():
-            places.append(str(name))
-            places += [f"{name}.{inner}" for inner in places_of(value, depth - 1)]
-    return places
+            paths.append(str(name))
+            paths += [f"{name}.{inner}" for inner in places_of(value, depth - 1)]
+    return paths
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #b7776750
 def _memory_items(value: object) -> list | None:
@@ -307,8 +307,8 @@ class FieldNames:
         if "text" not in named and name_of_shape:
             raw = SHAPES[name_of_shape].read(dict(item))
             memory = {"text": raw.text, "score": raw.score, "created_at": raw.created_at}
-        for name, place in named.items():
-            value = value_at(item, place)
+        for name, field_path in named.items():
+            value = value_at(item, field_path)
             if value is not MISSING:
                 memory[_PLAIN_NAMES.get(name, name)] = value
         memory.setdefault("text", None)
@@ -344,10 +344,10 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     for row in rows:
         items += _items_of(row, given)
     violations = []
-    for name, place in given.items():
+    for name, field_path in given.items():
         searched = rows if name in ROW_FIELDS else items
-        if searched and all(value_at(record, place) is MISSING for record in searched):
-            violations.append(_missing_place(name, place, searched, source_name(source)))
+        if searched and all(value_at(record, field_path) is MISSING for record in searched):
+            violations.append(_missing_place(name, field_path, searched, source_name(source)))
     if violations:
         raise DataError(violations)
     names = FieldNames(dict(given), guess_fields(rows, given))
@@ -364,12 +364,12 @@ def _fields_of(records: Sequence[object]) -> list[str]:
     return list(fields)
 
 
-def _missing_place(name: str, place: str, searched: Sequence[object], file: str) -> Violation:
+def _missing_place(name: str, field_path: str, searched: Sequence[object], file: str) -> Violation:
     """The fault of a map that names a place which no record has, with those that are there."""
     fields = ", ".join(_fields_of(searched)[:40]) or kind_of(searched[0])
-    found = f"{name}={place}, which none of the first {len(searched)} has"
+    missing = f"{name}={field_path}, which none of the first {len(searched)} has"
     allowed = f"a field that is there: {fields}{_rows_inside(searched)}"
-    return Violation("map", found, allowed, file=file)
+    return Violation("map", missing, allowed, file=file)
 
 
 def _rows_inside(records: Sequence[object]) -> str:
@@ -400,7 +400,9 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
     name.
     """
     plain_places = [
-        place for place in _fields_of(rows) if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", place)
+        field_path
+        for field_path in _fields_of(rows)
+        if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", field_path)
     ]
     allowed = (
         "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE "
@@ -459,9 +461,9 @@ class LogReading:
     def field_lines(self) -> list[str]:
         """Which field is what, in words."""
         lines = []
-        for name, place in self.names.places.items():
-            how = "as the map says" if name in self.names.given else "guessed"
-            lines.append(f"{name}: read from {place} ({how})")
+        for name, field_path in self.names.places.items():
+            origin = "as the map says" if name in self.names.given else "guessed"
+            lines.append(f"{name}: read from {field_path} ({origin})")
         return lines
 
     def count_lines(self) -> list[str]:

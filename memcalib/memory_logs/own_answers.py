@@ -151,22 +151,22 @@ def _about_memories(row: LogRow, redactor: Redactor, plan: LogPlan) -> list[dict
         texts += [memory.id, memory.source, memory.type]
     to_check = list(dict.fromkeys(text for text in texts if text and not _SAFE_ID.fullmatch(text)))
     redacted = dict(zip(to_check, redactor.row(to_check, row.user).texts, strict=True))
-    about = []
+    store_facts = []
     for memory in memories:
         store_id = memory.id
         if redacted.get(store_id, store_id) != store_id:
             store_id = f"id {text_hash(store_id)}"
         source = redacted.get(memory.source, memory.source)
         memory_type = redacted.get(memory.type, memory.type)
-        about.append({"id": store_id, "source": source, "type": memory_type})
-    return about
+        store_facts.append({"id": store_id, "source": source, "type": memory_type})
+    return store_facts
 
 
 def _block_and_atom(
     row: LogRow,
     positions: Sequence[int],
     texts: _RedactedTexts,
-    about: Sequence[Mapping[str, str]],
+    store_facts: Sequence[Mapping[str, str]],
     level: Level | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The block of memories that say the same, and its one atom: with words and rank of the first,
@@ -198,21 +198,21 @@ def _block_and_atom(
     if memory.score is not None:
         block["score"] = memory.score
     for name in ("source", "type"):
-        if about[first][name]:
-            block[name] = about[first][name]
+        if store_facts[first][name]:
+            block[name] = store_facts[first][name]
     if memory.in_prompt is not None:
         block["in_prompt"] = memory.in_prompt
-    store_ids = [about[position]["id"] for position in positions]
+    store_ids = [store_facts[position]["id"] for position in positions]
     if any(store_ids):
         block["store_ids"] = [store_id for store_id in store_ids if store_id]
     return block, atom
 
 
 def _example_row(
-    row: LogRow, texts: _RedactedTexts, about: Sequence[Mapping[str, str]], plan: LogPlan
+    row: LogRow, texts: _RedactedTexts, store_facts: Sequence[Mapping[str, str]], plan: LogPlan
 ) -> dict[str, Any]:
-    """The record of a row of a log: one block of one atom for each memory; `about` is what the
-    store says about each.
+    """The record of a row of a log: one block of one atom for each memory; `store_facts` is what
+    the store says about each.
     """
     blocks = []
     atoms = []
@@ -223,7 +223,7 @@ def _example_row(
         groups = same_groups(memories, texts.memories)
     for positions in groups:
         level = memories[positions[0]].level if all_levels_known else None
-        block, atom = _block_and_atom(row, positions, texts, about, level)
+        block, atom = _block_and_atom(row, positions, texts, store_facts, level)
         blocks.append(block)
         atoms.append(atom)
     consent, domain, _ = texts.terms
@@ -274,7 +274,9 @@ class OwnAnswers:
     def notes(self) -> list[str]:
         """What a reader of results has to know of the log."""
         notes = self.reading.notes() + [f"Log: {line}." for line in grouped_losses(self.dropped)]
-        merged = [members for example in self.examples for members in members_of(example).values()]
+        merged: list[list[str]] = []
+        for example in self.examples:
+            merged += members_of(example).values()
         if merged:
             notes.append(
                 f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row "

@@ -610,12 +610,12 @@ def is_counted(text: str, start: int, end: int) -> bool:
     """
     before = text[max(0, start - 40) : start]
     after = text[end : end + 20]
-    said = (
+    counting_words = (
         rf"(?:\b{_either('counted')}(?:-1[03])?|№|[#=%*<>])(?: of \w+)?(?:\W{{0,3}}(?:number|no|nr"
         rf"|is|was|are|of|time))*\W{{0,3}}$"
     )
     return text[start] != "+" and bool(
-        re.search(said, before, re.I)
+        re.search(counting_words, before, re.I)
         or re.match(rf"\s?(?:{_either('units')}\b|[%*^°])", after, re.I)
     )
 

@@ -161,7 +161,13 @@ class CreditLoop:
         return mean(self.config.beta * kl - gain), mean(kl.detach())
 
     def step(self) -> dict[str, Any]:
-        "One rollout batch and its updates; returns the row of the step."
+        """One rollout batch and its updates; returns the row of the step.
+
+        The row has the step's number, means over the answers (length in tokens, rates of ending and
+        of repetition, the advantage of the end token), the mean reward of the scored answers, NaN
+        where there is none, and `kl` and `grad_norm` as means over the updates. What the judge
+        raises is passed on.
+        """
         config = self.config
         judged = self.judged
         examples, prompts, ids = self.sample()

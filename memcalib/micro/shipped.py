@@ -80,9 +80,11 @@ def measure(
         }
         for name, value in summary(judgments).items():
             row[name] = round(value, 1)
-        atoms = [atom for judgment in judgments for atom in judgment.atoms]
-        correct = sum(atom.actual == atom.ideal for atom in atoms)
-        row["atom_accuracy"] = round(100 * correct / len(atoms), 1)
+        levels = []
+        for judgment in judgments:
+            levels += [(atom.actual, atom.ideal) for atom in judgment.atoms]
+        correct = sum(actual == ideal for actual, ideal in levels)
+        row["atom_accuracy"] = round(100 * correct / len(levels), 1)
         rows.append(row)
     return rows
 

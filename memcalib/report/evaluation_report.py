@@ -249,11 +249,11 @@ def faulty_answers(run: Run) -> "pd.DataFrame":
     ids = {judgment.example_id for judgment, _ in ranked}
     examples = find_examples(run.folder / "examples.jsonl", ids)
     rows = []
-    for place, (judgment, gravity) in enumerate(ranked, 1):
+    for rank, (judgment, gravity) in enumerate(ranked, 1):
         example = examples.get(judgment.example_id)
         rows.append(
             {
-                "rank": place,
+                "rank": rank,
                 "question": one_line(example.question, 160) if example else "",
                 "why": _reason_text(_with_texts(gravity.reasons, example)),
                 "over-use": judgment.over,

@@ -1014,8 +1014,9 @@ def dots_figure(
     """Values with intervals: a line for each `label`, a marker for each `series`,
     a panel for each `panel` if there is such a column.
 
-    `low` and `high` may be missing (NaN). Raises `ValueError` naming a column that is not there,
-    or when there is no row.
+    The table's columns are `label`, `series`, `value`, `low` and `high`, the last two NaN where
+    there is no interval; `styles` are by series, `columns` says how many panels stand side by side.
+    Raises `ValueError` naming a column that is not there, or when there is no row.
     """
     _check_dots(table)
     table_by_panel = {"": table}
@@ -1097,6 +1098,11 @@ def _check_case(
     for role in roles:
         if role not in ROLE_COLOURS:
             raise ValueError(f"role {role!r}; allowed: {', '.join(ROLE_COLOURS)}")
+    for name, weights in (("credit", credit), ("tokens", tokens)):
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise ValueError(
+                f"{name}: found {list(weights)}; allowed: none below 0, and one above it"
+            )
 
 
 def _percent(weights: Sequence[float]) -> np.ndarray:
@@ -1160,8 +1166,9 @@ def case_figure(
     """One answer by sentences: text, role (key, partial, irrelevant), share of the credit as a bar,
     share of the tokens as a stroke in it.
 
-    `credit` and `tokens` may be any positive weights. Raises `ValueError` when the four differ in
-    length, or a role is unknown.
+    `credit` and `tokens` may be any weights of which none is negative; they are drawn as percent of
+    their sums. Raises `ValueError` when the four differ in length, for an unknown role, and for
+    weights that are negative or all 0.
     """
     _check_case(sentences, roles, credit, tokens)
     credit_percent = _percent(credit)

@@ -270,15 +270,15 @@ _PAIR_HEIGHT = 3.5  # inches
 def _draw_pair(
     canvas: Canvas,
     top: float,
-    part: Mapping[str, Any],
+    channel_trace: Mapping[str, Any],
     tokens: Sequence[str],
     most: int,
     titles: tuple[str, str],
     suppressed: bool = False,
 ) -> None:
     """Signal and multipliers of one channel below each other, from `top` inches down."""
-    signal = np.asarray(part["d"], float)
-    multipliers = np.asarray(part["m"], float)
+    signal = np.asarray(channel_trace["d"], float)
+    multipliers = np.asarray(channel_trace["m"], float)
     strongest = int(signal.argmin() if suppressed else np.abs(signal).argmax())
     first = min(max(strongest - most // 2, 0), max(len(signal) - most, 0))
     shown = slice(first, first + most)

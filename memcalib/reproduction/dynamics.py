@@ -529,8 +529,8 @@ def _draw_outcomes(ax: "Axes", phases: "pd.DataFrame") -> None:
     """Panel e: what prompt groups earn, as stacks of percent; diamonds: published all maximum."""
     labels = []
     for number, group in enumerate(CHANNEL_GROUPS):
-        for place, phase in enumerate(PHASES):
-            x = number * (len(PHASES) + 0.6) + place
+        for position, phase in enumerate(PHASES):
+            x = number * (len(PHASES) + 0.6) + position
             labels.append((x, phase))
             rows = phases[(phases["group"] == group) & (phases["phase"] == phase)]
             rows = rows.set_index("quantity")
@@ -577,19 +577,19 @@ def _draw_shares(ax: "Axes", shares: "pd.DataFrame") -> None:
     facts = published("facts").query("group == 'localization_audit'").set_index("fact")["value"]
     rows = shares[shares["slice"] == "all"].set_index("role")
     roles = ("irrelevant", "partial", "key")
-    for shift, what, colour in ((-0.2, "token", SOFT), (0.2, "credit", "#d55e00")):
+    for shift, measure, colour in ((-0.2, "token", SOFT), (0.2, "credit", "#d55e00")):
         x = np.arange(len(roles)) + shift
         ours = 100 * rows.loc[list(roles)]
-        height = ours[f"{what}_share"]
-        errors = [height - ours[f"{what}_share_low"], ours[f"{what}_share_high"] - height]
+        height = ours[f"{measure}_share"]
+        errors = [height - ours[f"{measure}_share_low"], ours[f"{measure}_share_high"] - height]
         look = {
             "color": colour,
             "width": 0.36,
-            "label": f"of the {what}s".replace("credits", "credit"),
+            "label": f"of the {measure}s".replace("credits", "credit"),
         }
         ax.bar(x, height, yerr=errors, error_kw={"lw": 0.9, "capsize": 2}, **look)
-        theirs = [float(facts[f"{what}_share_{role}_pct"]) for role in roles]
-        ax.plot(x, theirs, label="published" if what == "credit" else None, **_PUBLISHED_LOOK)
+        theirs = [float(facts[f"{measure}_share_{role}_pct"]) for role in roles]
+        ax.plot(x, theirs, label="published" if measure == "credit" else None, **_PUBLISHED_LOOK)
     ax.set_xticks(range(len(roles)), roles)
     ax.set(ylim=(0, 100), ylabel="%")
     ax.grid(axis="x", visible=False)

@@ -102,8 +102,8 @@ def _published_models() -> "dict[str, pd.DataFrame]":
     """The published main results of each model: method and six metrics, as text."""
     rows = published_spread("main_results", ["model", "method"])
     return {
-        f"published, {model}": part.drop(columns="model").reset_index(drop=True)
-        for model, part in rows.groupby("model", sort=False)
+        f"published, {model}": rows_of_model.drop(columns="model").reset_index(drop=True)
+        for model, rows_of_model in rows.groupby("model", sort=False)
     }
 
 
@@ -169,25 +169,27 @@ def source_form(built: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for domain, part in published("source_datasets").groupby("domain", sort=False):
+    for domain, rows_of_domain in published("source_datasets").groupby("domain", sort=False):
         rows.append(
             {
                 "of": "published",
                 "domain": domain,
-                "source datasets": _joined(part["dataset"].tolist()),
-                "coverage": _joined(part["coverage"].tolist()),
+                "source datasets": _joined(rows_of_domain["dataset"].tolist()),
+                "coverage": _joined(rows_of_domain["coverage"].tolist()),
             }
         )
-    for (name, domain), part in built.groupby(["data set", "domain"], sort=False):
+    for (name, domain), rows_of_domain in built.groupby(["data set", "domain"], sort=False):
         coverage = [
             f"{count} records, {licence}"
-            for licence, count in part.groupby("licence", sort=False)["examples"].sum().items()
+            for licence, count in rows_of_domain.groupby("licence", sort=False)["examples"]
+            .sum()
+            .items()
         ]
         rows.append(
             {
                 "of": f"built here, {name}",
                 "domain": domain,
-                "source datasets": _joined(part["source"].tolist()),
+                "source datasets": _joined(rows_of_domain["source"].tolist()),
                 "coverage": _joined(coverage),
             }
         )
@@ -270,9 +272,9 @@ def published_audit_matrices() -> dict[str, np.ndarray]:
     rows = published("judge_audit_matrices")
     names = [level.label for level in Level]
     matrices = {}
-    for sample, part in rows.groupby("sample", sort=False):
+    for sample, rows_of_sample in rows.groupby("sample", sort=False):
         counts = np.full((3, 3), np.nan)
-        for row in part.itertuples():
+        for row in rows_of_sample.itertuples():
             counts[names.index(row.human), names.index(row.judge)] = row.count
         matrices[sample] = counts
     return matrices

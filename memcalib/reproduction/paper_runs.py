@@ -124,7 +124,7 @@ def _dollars(
     return (price["prompt"] * prompt_tokens + price["completion"] * completion_tokens) / 1e6
 
 
-def missing_weights(start: Start, place: str) -> Iterator[str]:
+def missing_weights(start: Start, setting: str) -> Iterator[str]:
     """Why a start cannot be loaded here: neither a folder nor in the local cache of the hub.
 
     What another command makes, under runs/, is not missing.
@@ -137,7 +137,7 @@ def missing_weights(start: Start, place: str) -> Iterator[str]:
         cached = try_to_load_from_cache(start.model, "config.json", revision=start.revision)
         if isinstance(cached, str):
             return
-    yield f"{place}: {start.model} is neither a folder here nor in the local cache of the hub"
+    yield f"{setting}: {start.model} is neither a folder here nor in the local cache of the hub"
 
 
 def missing_files(recipe: Recipe) -> Iterator[str]:
@@ -151,10 +151,10 @@ def missing_files(recipe: Recipe) -> Iterator[str]:
             yield f"data.{name}: {source.path} is not there"
 
 
-def missing_key(endpoint: Endpoint, place: str) -> Iterator[str]:
+def missing_key(endpoint: Endpoint, setting: str) -> Iterator[str]:
     """The variable with the key of an endpoint, where it is not set."""
     try:
-        check_key(endpoint, place)
+        check_key(endpoint, setting)
     except ValueError as error:
         yield str(error)
 
@@ -496,9 +496,17 @@ def _work_text(work: Work) -> str:
     return text
 
 
+def _missing_counts(works: Sequence[Work]) -> Counter[str]:
+    """Everything that is missing, with the number of commands that need it."""
+    counts: Counter[str] = Counter()
+    for work in works:
+        counts.update(work.missing)
+    return counts
+
+
 def _missing_lines(works: Sequence[Work]) -> list[str]:
     """Everything that is missing, each once, with the number of commands that need it."""
-    count_by_line = Counter(line for work in works for line in work.missing)
+    count_by_line = _missing_counts(works)
     lines = []
     for line, count in count_by_line.items():
         lines.append(f"  {line} (for {count} command{'s' if count > 1 else ''})")
@@ -557,7 +565,7 @@ def run_paper(
     print(paper_text(works))
     if dry_run:
         return None
-    missing = list(dict.fromkeys(line for work in works for line in work.missing))
+    missing = list(_missing_counts(works))
     if missing:
         raise ValueError(
             "\n".join([f"{len(missing)} things are missing; see them with --dry-run", *missing])

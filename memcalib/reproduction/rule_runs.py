@@ -449,7 +449,8 @@ def train_one(run: GridRun, policies: str | Path = "") -> GridRow:
     }
     path = {}
     if steps:
-        path = {name: tenths([step[name] for step in steps]) for name in PATHS}
+        for name in PATHS:
+            path[name] = tenths([step[name] for step in steps])
     return GridRow(
         run=run,
         scores=rounded,

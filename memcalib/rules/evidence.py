@@ -10,7 +10,7 @@ __all__ = ['COUNTED', 'OMITTED_PAIRS', 'EVIDENCE_SIGNALS', 'EVIDENCE', 'EVIDENCE
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ def evidence_pairs(
             if name not in channels:
                 continue
             quoted = QuotedAtoms.of(atoms, spans)
-            shown_spans = [span for of_atom in quoted.shown.values() for span in of_atom]
+            shown_spans = list(chain.from_iterable(quoted.shown.values()))
             tokens = evidence_tokens(shown_spans, ends[row], row_units)
             everywhere = bool(tokens.all())
             counts.update(quoted.count(everywhere))

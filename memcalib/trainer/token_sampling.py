@@ -68,7 +68,8 @@ def token_probabilities(
     floor: float = 0.1,
 ) -> Float[Tensor, "row token"]:
     """The probability with which each token is kept, float64, 0 at padding; the sum is `share` of
-    the batch's tokens, and no token has less than `floor` allows. `ValueError` for input at fault."""
+    the batch's tokens, and no token has less than `floor` allows. `ValueError` for input at
+    fault."""
     _check(advantages, mask, share, floor)
     return _at_most_one(_sizes(advantages, mask, floor), mask, share)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -299,6 +299,11 @@ def answer_table(
     return pa.table(columns)
 
 # %% ../../nbs/trainer/09_traces.ipynb #b6c7fe3f
+def _flags(values: Bool[Tensor, " pair"]) -> pa.Array:
+    "A truth value of each pair."
+    return pa.array(values.cpu().numpy())
+
+
 def pair_table(
     judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None
 ) -> pa.Table:
@@ -322,9 +327,6 @@ def pair_table(
         "The numbers of each pair's tokens."
         return token_lists(values.cpu()[:, : mask.shape[1]][inside], sizes)
 
-    def flags(values: Tensor) -> pa.Array:
-        return pa.array(values.cpu().numpy())
-
     columns = {
         "row": row.to(torch.int32).numpy(),
         "example_id": [example.id for example in examples],
@@ -336,10 +338,10 @@ def pair_table(
         "atom_ids": [list(atom_ids) for atom_ids in pairs.atoms],
         "atoms": atom_texts,
         "fallback": fallback_reasons(detail),
-        "scored": flags(detail.scored),
-        "above_gate": flags(detail.above_gate),
-        "opened": flags(detail.opened),
-        "localized": flags(detail.strength > 0),
+        "scored": _flags(detail.scored),
+        "above_gate": _flags(detail.above_gate),
+        "opened": _flags(detail.opened),
+        "localized": _flags(detail.strength > 0),
         "d": lists(detail.d),
         "q": lists(detail.q),
         "m": lists(detail.m),

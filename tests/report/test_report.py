@@ -611,6 +611,9 @@ def test_a_case_shows_shares_and_takes_no_text_as_markup(tmp_path):
         figures.case_figure(said, ["key"], [1, 1], [1, 1], **about)
     with pytest.raises(ValueError, match="role 'main'; allowed: key, partial, irrelevant"):
         figures.case_figure(said, ["key", "main"], [1, 1], [1, 1], **about)
+    for credit in ([0, 0], [2, -1]):
+        with pytest.raises(ValueError, match="credit: found .*; allowed: none below 0"):
+            figures.case_figure(said, ["key", "key"], credit, [1, 1], **about)
 
 
 def test_scores_in_the_overview_are_computed():

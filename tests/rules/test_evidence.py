@@ -314,6 +314,29 @@ def test_quotes_at_fault_are_uniform_and_counted():
     )
 
 
+def test_a_quote_of_the_whole_answer_shows_no_token():
+    example = EXAMPLES[0]
+    text = answer(example, random.Random(0))
+    ids = TOKENIZER(text, add_special_tokens=False).input_ids
+    judgment = exact_judge(example, text)
+    for atom in judgment.atoms:
+        atom.spans = [(0, len(text))]
+    credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
+    pairs = credit.requests([example], [judgment], [ids]).pairs
+    assert len(pairs) and not pairs.shown.any() and not pairs.shares.any()
+
+
+def test_thresholds_that_divergences_have_do_not_hold_for_quotes():
+    asked, judged, answers = batch(3)
+    placed = []
+    for threshold in (0.02, 1.5):
+        config = CreditConfig(mode="evidence", threshold_start=threshold)
+        credit = TokenCredit(TOKENIZER, config, ENCODE)
+        placed.append(credit.assign(credit.requests(asked, judged, answers)))
+        assert credit.last.stats["localized"] > 0
+    assert torch.equal(*placed)
+
+
 def slow_divergence(model, prompt, without, answer, temperature) -> list[float]:
     sides = []
     with torch.no_grad():
