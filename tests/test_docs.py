@@ -35,7 +35,7 @@ from tools.generated_pages import cite_page, command_page, news_page, samples_pa
 from tools.quarto_pages import as_markdown, first_screen, for_quarto, install_line, numbered
 from tools.release_notes import release_notes
 from tools.samples import SAMPLES
-from tools.search_index import add_wishes, wishes
+from tools.search_index import PHRASES, add_wishes, wishes
 from tools.show_docs import find, homes, link_names, pages, parameter_table, signature
 from tools.site import menus, sections
 
@@ -460,7 +460,7 @@ def test_generated_pages_hold_what_their_sources_say():
     assert all(f"samples/{name}.html" in samples_page() for name in SAMPLES)
 
 
-def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path):
+def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path, monkeypatch):
     start = json.loads((NBS / "start.ipynb").read_text())
     found = wishes(start)
     assert ("evaluate my own model", "tutorial", "tutorials/evaluate_your_model.ipynb") in found
@@ -471,11 +471,21 @@ def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path):
     head = cell("raw", "---\ntitle: T\noutput-file: t.html\n---")
     (tmp_path / "tutorials" / "t.ipynb").write_text(json.dumps({"cells": [head]}))
     (tmp_path / "search.json").write_text('[{"title": "Other"}]')
+    monkeypatch.setattr("tools.search_index.PHRASES", {"cost": "tutorials/t.ipynb#price"})
     add_wishes(tmp_path / "start.ipynb", tmp_path / "search.json")
     entries = json.loads((tmp_path / "search.json").read_text())
     titles = [entry["title"] for entry in entries]
-    assert titles == ["Evaluate my own model", "Evaluate my model", "Other"]
+    assert titles == ["Evaluate my own model", "Evaluate my model", "Cost", "Other"]
     assert entries[0]["href"] == "tutorials/t.html"
+    assert entries[2]["href"] == "tutorials/t.html#price"
+
+
+def test_each_short_search_leads_to_a_heading_that_exists(notebooks):
+    by_path = {found.path: found for found in notebooks}
+    for phrase, target in PHRASES.items():
+        path, _, anchor = target.partition("#")
+        assert path in by_path, phrase
+        assert not anchor or anchor in by_path[path].anchors(), phrase
 
 
 def test_faults_of_a_built_site_are_named(tmp_path):

@@ -4,9 +4,12 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from configparser import ConfigParser, SectionProxy
 from collections import Counter
 from functools import cache
@@ -390,6 +393,60 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
     options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     done = subprocess.run([sys.executable, "-c", program], **options)
     assert done.returncode == 0 and done.stdout.startswith(str(package)), done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def empty_environment(wheel, tmp_path_factory) -> Path:
+    """A virtual environment with the wheel, and what it depends on lent by this one; its programs'
+    folder.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True, timeout=240)
+    own = next(folder.glob("lib/python*/site-packages"))
+    (own / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return folder / "bin"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_lines_of_the_home_page_run_from_the_wheel(empty_environment, tmp_path):
+    """The vLLM tab and the tab of a Python function, as they stand, the practice server in the
+    place of model and judge.
+    """
+    from memcalib.micro.world import make_examples
+    from memcalib.practice.server import MicroServer
+
+    text = (ROOT / "tools" / "first_screen.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^memcalib evaluate .*localhost:8000.*$", text, re.M)
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {
+        "PATH": f"{empty_environment}:{os.environ['PATH']}",
+        "MEMCALIB_CACHE": str(tmp_path / "calls.sqlite"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    with MicroServer(make_examples("short", 4, 0, "test")) as server:
+        for old, new in (
+            ("Qwen/Qwen3-8B", "micro-model"),
+            ("http://localhost:8000/v1", server.base_url),
+            ("https://api.openai.com/v1", server.base_url),
+            ("JUDGE", "micro-judge"),
+        ):
+            line = line.replace(old, new)
+        done = subprocess.run([*shlex.split(line), "--limit", "2"], **options)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert (tmp_path / "runs" / "evaluation" / "report.html").is_file()
+        place = f'base_url="{server.base_url}", key_env=""'
+        program = program.replace('model="JUDGE"', f'model="micro-judge", {place}')
+        program = f"{program}\nprint(mc.__file__)"
+        done = subprocess.run([empty_environment / "python", "-c", program], **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "SCS" in done.stdout
+    assert str(empty_environment.parent) in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))

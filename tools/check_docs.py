@@ -373,9 +373,11 @@ def size_faults(folder: Path, limit: int = 400_000) -> Iterator[str]:
             yield f"{page.path}: found {found}; allowed: {allowed}"
 
 
-def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -> list[str]:
-    """Every fault of the processed pages in `folder`; their HTML is written to `folder`/_html and
-    opened with `browser`.
+def check(
+    folder: Path, *, preview: bool = True, browser: bool = True, pictures: Path | None = None
+) -> list[str]:
+    """Every fault of the processed pages in `folder`; with `preview` their HTML is written to
+    `folder`/_html, and opened with `browser`.
     """
     from tools.preview import write_site
 
@@ -390,10 +392,11 @@ def check(folder: Path, *, browser: bool = True, pictures: Path | None = None) -
         *blank_line_faults(pages),
         *size_faults(folder),
     ]
-    made = write_site(folder, pages, folder / "_html")
-    if browser:
-        faults += browser_faults(made, [page.path for page in pages], pictures)
-    print(f"{len(pages)} pages checked, {len(faults)} faults; as HTML in {made}")
+    if preview:
+        made = write_site(folder, pages, folder / "_html")
+        if browser:
+            faults += browser_faults(made, [page.path for page in pages], pictures)
+    print(f"{len(pages)} pages checked, {len(faults)} faults")
     return faults
 
 

@@ -73,7 +73,43 @@ def static_faults(site: Path) -> Iterator[str]:
                 yield f"{path}: link to {link!r}: no such place on {full}"
 
 
+SEARCH = """async queries => {
+  const docs = await (await fetch('search.json')).json();
+  const keys = [['title', 20], ['section', 20], ['text', 10]];
+  const options = {keys: keys.map(([name, weight]) => ({name, weight})), ignoreLocation: true};
+  const fuse = new Fuse(docs, {...options, threshold: 0.1});
+  const how = {isCaseSensitive: false, shouldSort: true, minMatchCharLength: 2, limit: 50};
+  return queries.map(query => fuse.search(query, how).map(hit => hit.item.href));
+}"""  # as Quarto's own search does it
+WANTED = {
+    "evaluate my own model": "tutorials/evaluate_your_model.html",
+    "evaluate my model": "tutorials/evaluate_your_model.html",
+    "judge": "evaluation/exam.html",
+    "cost": "faq.html#what-does-a-run-cost",
+    "resume": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "my memory system": "tutorials/benchmark_from_logs.html",
+    "SCS": "faq.html#how-do-i-read-scs",
+    "Bound": "faq.html#what-is-bound",
+    "GPU": "faq.html#does-it-run-on-my-gpu",
+    "cite": "faq.html#how-do-i-cite-it",
+}  # what people type, and what must come first
+
+
+def search_faults(tab, home: str) -> list[str]:
+    """A fault for each search of `WANTED` that finds another page first."""
+    tab.goto(f"{home}index.html")
+    tab.add_script_tag(url=f"{home}site_libs/quarto-search/fuse.min.js")
+    results = tab.evaluate(SEARCH, list(WANTED))
+    faults = []
+    for (query, wanted), hits in zip(WANTED.items(), results, strict=True):
+        if hits[:1] != [wanted]:
+            faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {wanted}")
+    return faults
+
+
 class Quiet(SimpleHTTPRequestHandler):
+    """A file server that says nothing."""
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -125,6 +161,8 @@ def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
             faults += [f"{path}: {message}" for message in dict.fromkeys(heard)]
             if path == "index.html" and sum(weights) > HOME_LIMIT:
                 faults.append(f"{path}: weighs {sum(weights):,} bytes; allowed: {HOME_LIMIT:,}")
+        if (site / "search.json").is_file():
+            faults += search_faults(tab, home)
         browser.close()
     server.shutdown()
     return faults

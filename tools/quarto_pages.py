@@ -38,6 +38,8 @@ def for_quarto(path: str, notebook: dict) -> dict:
     else:
         for cell in notebook["cells"]:
             fold(cell, LONG_CODE)
+    if path.startswith("tutorials/"):
+        notebook["cells"] = with_colab_link(path, notebook["cells"])
     if path == "index.ipynb":
         notebook["cells"] = with_first_screen(notebook["cells"])
     return notebook
@@ -169,15 +171,38 @@ def first_screen() -> str:
     return text.replace("INSTALL", install_line())
 
 
+def first_prose(cells: list[dict]) -> int:
+    """Where the prose of a page begins, behind front matter and nbdev's comment."""
+    for number, cell in enumerate(cells):
+        source = text_of(cell["source"])
+        if cell["cell_type"] == "markdown" and not source.startswith("<!--"):
+            return number
+    return len(cells)
+
+
+def added(name: str, source: str) -> dict:
+    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
+
+
+def with_colab_link(path: str, cells: list[dict]) -> list[dict]:
+    """The cells of a tutorial, with a link that opens it in Colab: no picture of another host."""
+    settings = ConfigParser(delimiters=["="])
+    settings.read(HERE.parent / "settings.ini", encoding="utf-8")
+    repository = settings["DEFAULT"]["git_url"].removeprefix("https://github.com/")
+    branch = settings["DEFAULT"]["branch"]
+    url = f"https://colab.research.google.com/github/{repository}/blob/{branch}/nbs/{path}"
+    first = first_prose(cells)
+    text = (
+        f"[Open in Colab]({url}): it runs without a key. Say `!{install_line()}` in a first cell. "
+        "Colab itself was not tested."
+    )
+    return [*cells[:first], added("colablnk", text), *cells[first:]]
+
+
 def with_first_screen(cells: list[dict]) -> list[dict]:
     """The cells of the home page, the first screen in front of the prose."""
-    first = next(
-        k
-        for k, cell in enumerate(cells)
-        if cell["cell_type"] == "markdown" and not text_of(cell["source"]).startswith("<!--")
-    )
-    made = {"cell_type": "markdown", "id": "firstscr", "metadata": {}, "source": first_screen()}
-    return [*cells[:first], made, *cells[first:]]
+    first = first_prose(cells)
+    return [*cells[:first], added("firstscr", first_screen()), *cells[first:]]
 
 
 def read_notebook(file: Path) -> dict:

@@ -11,6 +11,28 @@ from pathlib import Path
 
 from tools.quarto_pages import front_matter, read_notebook, text_of
 
+PHRASES = {
+    "judge": "evaluation/06_exam.ipynb",
+    "which judge": "faq.ipynb#which-judge-should-i-use",
+    "cost": "faq.ipynb#what-does-a-run-cost",
+    "what does a run cost": "faq.ipynb#what-does-a-run-cost",
+    "price": "faq.ipynb#what-does-a-run-cost",
+    "resume": "faq.ipynb#how-do-i-resume-a-run-that-was-stopped",
+    "private data, privacy": "faq.ipynb#is-my-data-private",
+    "my memory system": "tutorials/benchmark_from_logs.ipynb",
+    "add my memory system": "faq.ipynb#how-do-i-add-my-memory-system",
+    "evaluate": "tutorials/evaluate_your_model.ipynb",
+    "my own logs": "tutorials/evaluate_your_logs.ipynb",
+    "SCS": "faq.ipynb#how-do-i-read-scs",
+    "Bound": "faq.ipynb#what-is-bound",
+    "GPU": "faq.ipynb#does-it-run-on-my-gpu",
+    "cite": "faq.ipynb#how-do-i-cite-it",
+    "error": "faq.ipynb#errors",
+    "install": "index.ipynb",
+    "what is logged in a training": "logged_numbers.ipynb",
+}  # short searches, and the page that answers each
+
+
 ROW = re.compile(r"^\| (?P<wish>[^|]+?) \| (?P<pages>[^|]+?) \|", re.M)
 TARGET = re.compile(r"\[([^\]]+)\]\(([\w./-]+)\.ipynb(#[\w-]+)?\)")
 
@@ -28,26 +50,32 @@ def wishes(start: dict) -> list[tuple[str, str, str]]:
 
 
 def add_wishes(start: Path, index: Path) -> None:
-    """Add the rows of the start page's table to the search index of a built site, in front."""
+    """Add `PHRASES`, and the rows of the start page's table, in front of the search index of a
+    built site.
+    """
     entries = json.loads(index.read_text(encoding="utf-8"))
+    targets = {}
+    for wish, _, target in wishes(read_notebook(start)):
+        for phrase in phrases(wish):
+            targets[phrase] = target
+    targets |= PHRASES
     added = []
-    for wish, words, target in wishes(read_notebook(start)):
+    for phrase, target in targets.items():
         path, _, anchor = target.partition("#")
-        file = start.parent / path
-        head = front_matter(read_notebook(file))
+        if not (start.parent / path).is_file():
+            raise FileNotFoundError(f"search phrase {phrase!r}: no page {path!r}")
+        head = front_matter(read_notebook(start.parent / path))
         href = Path(path).with_name(head["output-file"]).as_posix()
-        for number, phrase in enumerate(phrases(wish)):
-            added.append(
-                {
-                    "objectID": f"{href}#wish-{len(added)}",
-                    "href": f"{href}#{anchor}" if anchor else href,
-                    "title": f"{phrase[0].upper()}{phrase[1:]}",
-                    "section": "",
-                    "text": f"{head['title']}: {head.get('description', words)}",
-                    "crumbs": ["Start here"],
-                }
-            )
-            assert number < 10
+        added.append(
+            {
+                "objectID": f"{href}#phrase-{len(added)}",
+                "href": f"{href}#{anchor}" if anchor else href,
+                "title": f"{phrase[0].upper()}{phrase[1:]}",
+                "section": "",
+                "text": f"{head['title']}: {head.get('description', '')}",
+                "crumbs": [head["title"]],
+            }
+        )
     index.write_text(json.dumps(added + entries, ensure_ascii=False, indent=2), encoding="utf-8")
 
 

@@ -214,14 +214,16 @@ def prepare(made: Path, work: Path) -> None:
 
 
 def render(work: Path) -> list[str]:
-    """Have Quarto build `work`/_docs; returns its warnings."""
+    """Have Quarto build `work`/_docs; returns its warnings. What it says is shown as it comes."""
     command = ["quarto", "render", "--no-execute"]
-    done = subprocess.run(command, cwd=work, stderr=subprocess.PIPE, text=True)
-    (work / "quarto.log").write_text(done.stderr, encoding="utf-8")
-    if done.returncode:
-        sys.exit(f"quarto render: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr).splitlines()
-    return [f"quarto: {line}" for line in lines if re.match(r"\W*(WARN|ERROR)", line)]
+    said = []
+    with subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True) as program:
+        for line in program.stderr:
+            said.append(re.sub(r"\x1b\[[0-9;]*m", "", line.rstrip()))
+            print(said[-1], file=sys.stderr)
+    if program.returncode:
+        sys.exit(f"quarto render: exit code {program.returncode}")
+    return [f"quarto: {line}" for line in said if re.match(r"\W*(WARN|ERROR)", line)]
 
 
 def add_markdown(work: Path) -> None:
@@ -255,8 +257,9 @@ def main() -> int:
         print(f"found Quarto {version} on the path; allowed: {QUARTO}, or --any-quarto")
         return 2
     made = process()
-    preview = not options.no_browser and not version
-    faults = check(made, browser=preview, pictures=options.pictures if preview else None)
+    faults = check(
+        made, preview=not version, browser=not options.no_browser, pictures=options.pictures
+    )
     if faults or not version:
         print("\n".join([*faults, *([] if version else [NO_QUARTO])]))
         return 1 if faults else 0
