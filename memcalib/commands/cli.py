@@ -7,10 +7,11 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'ResumeAnywa
            'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache',
            'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LogMap', 'LogStore', 'LogConsent', 'Profile', 'cache_verbs',
            'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of',
-           'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options', 'logs', 'levels', 'evaluate',
-           'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'citations',
-           'numbers_of', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build', 'default_folder',
-           'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
+           'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options', 'lines_for', 'logs', 'levels',
+           'evaluate', 'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories',
+           'citations', 'numbers_of', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear',
+           'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -600,6 +601,20 @@ def log_options(
     return given_options or None
 
 
+def lines_for(file: str) -> str:
+    """Ten lines of Python that turn a log of an unknown form into rows that are read; raises
+    `ValueError` where its first record is no object.
+    """
+    from memcalib.memory_logs.exports import log_records
+    from memcalib.memory_logs.notes import mapping_lines
+
+    for _, record in log_records(file):
+        if isinstance(record, dict):
+            return mapping_lines(record, file)
+        break
+    raise ValueError(f"{file}: found no object in its first line; allowed: one object a line")
+
+
 @app.command()
 def logs(
     file: Annotated[
@@ -609,9 +624,17 @@ def logs(
     store: LogStore = None,
     consent: LogConsent = None,
     rows: Annotated[int, typer.Option(help="How many rows are shown.")] = 10,
+    lines: Annotated[
+        bool,
+        typer.Option("--lines", help="Print ten lines of Python that map a log of another form."),
+    ] = False,
 ) -> None:
     """Show what is understood of a log: fields, counts, what is left out and why, the first rows.
     Sends nothing.
+
+    Read are logs of mem0 (Python and Node), Letta, LangGraph, LangChain, LlamaIndex, Zep and
+    Graphiti, conversations with memories in the system message, and rows with names of your own.
+    Markdown notes, a file or a folder, are a --store.
 
     `memcalib evaluate --log` and `memcalib build --from-memory` read a log in the same way.
 
@@ -620,6 +643,9 @@ def logs(
     from memcalib.commands.settings_files import check_settings
     from memcalib.memory_logs.own_answers import LogPlan, own_answers
 
+    if lines:
+        print(lines_for(file))
+        return
     options = log_options(file, map_, store, consent)
     plan = check_settings(LogPlan, options or {}, "log")
     if consent is None:

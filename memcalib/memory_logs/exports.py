@@ -7,7 +7,7 @@ __all__ = ['SHAPES', 'LISTS', 'GRAPH_LISTS', 'ANSWER_FIELDS', 'SEARCH_TOOLS', 'L
            'day_of', 'RawMemory', 'Shape', 'shape_of', 'context_facts', 'find_memories', 'kind_of', 'names_agreement',
            'RowFault', 'check_log_row', 'read_turns', 'turns_before', 'with_candidates', 'to_log_row', 'user_words',
            'search_results', 'LettaTurn', 'letta_turns', 'log_records', 'read_store', 'join_store', 'known_shapes',
-           'source_name', 'read_log']
+           'nearest_shape', 'source_name', 'read_log']
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #249bdb5d
 import ast
@@ -25,6 +25,11 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from ..dataset.sources import Dropped, clean_text
+from memcalib.memory_logs.notes import (
+    conversation_rows,
+    is_conversation,
+    read_notes,
+)
 from ..problem import Level, Name, Turn, WireLevel
 from ..io.records import DataError, Record, Violation, iter_rows, only_dicts, unique_keys
 
@@ -218,6 +223,16 @@ def _document(item: dict | list) -> RawMemory:
     return memory
 
 
+def _node_with_score(item: dict) -> RawMemory:
+    node = item["node"]
+    memory = _with_text(node["text"], _metadata(node))
+    return replace(memory, score=item.get("score"))
+
+
+def _is_node_with_score(item: object) -> bool:
+    return _has("node")(item) and _has("text")(item["node"])
+
+
 def _is_store_item(item: object) -> bool:
     return _has("key", "value")(item) and isinstance(item["value"], dict)
 
@@ -233,6 +248,9 @@ def _is_document(item: object) -> bool:
 
 
 SHAPES: dict[str, Shape] = {
+    "llamaindex": Shape(
+        '{"node": {"text", "metadata"?, "id_"?}, "score"?}', _is_node_with_score, _node_with_score
+    ),
     "langgraph": Shape(
         '{"namespace", "key", "value", "score"?, "created_at"?}',
         _is_store_item,
@@ -606,7 +624,9 @@ def _read_time(time: object) -> tuple[str, str]:
 def _memory_id(item: object) -> object:
     """The id under which a store knows a memory; None when it has none."""
     document = _bare_document(item)
-    for name in ("id", "key", "uuid"):
+    if _is_node_with_score(item):
+        document = document["node"]
+    for name in ("id", "key", "uuid", "id_"):
         if document.get(name) is not None:
             return document[name]
     return None
@@ -885,6 +905,9 @@ def log_records(source: LogSource) -> Iterator[tuple[int, object]]:
         return
     path = Path(source)
     lines: Iterable[tuple[int, object]]
+    if path.suffix == ".md" or (path.is_dir() and any(path.rglob("*.md"))):
+        yield from enumerate(read_notes(path), 1)
+        return
     if path.suffix in (".json", ".af") and path.is_file():
         lines = _whole_file(path)
     elif path.suffix == ".csv" and path.is_file():
@@ -894,7 +917,9 @@ def log_records(source: LogSource) -> Iterator[tuple[int, object]]:
         lines = iter_rows(path)
     for line, record in lines:
         agents = _agents_of(record)
-        if agents is None:
+        if isinstance(record, dict) and is_conversation(record):
+            yield from ((line, row) for row in conversation_rows(record, line))
+        elif agents is None:
             yield line, record
         else:
             turns = chain.from_iterable(letta_turns(agent) for agent in agents)
@@ -940,6 +965,10 @@ def known_shapes() -> list[str]:
     shapes.append('such rows with a context block of zep as "context": <FACTS> ... </FACTS>')
     shapes.append('rows {"query", "memory_ids"}, and the export of the store as a second file')
     tools = ", ".join(SEARCH_TOOLS)
+    shapes.append(
+        'conversations {"messages": [...]} with a section of memories in a system message'
+    )
+    shapes.append("a Markdown note, or a folder of them, as a store for rows with memory_ids")
     agent = (
         f'an agent file of letta: {{"agents": [{{"messages": [...]}}]}}, with results of {tools}'
     )
@@ -959,6 +988,10 @@ def _unknown_file(source: LogSource, head: Sequence[tuple[int, object]]) -> Data
     nothing = "nothing in which memories were retrieved for a query"
     if any(shape_of(record) or find_memories(record) for record in records):
         kind = "memories without queries"
+        if isinstance(source, str | Path) and (
+            Path(source).is_dir() or Path(source).suffix == ".md"
+        ):
+            kind += f", {len(records):,} notes; with a log of memory_ids they are its --store"
     elif records:
         kind = kind_of(records[0])
     elif head:
@@ -975,6 +1008,18 @@ def _unknown_file(source: LogSource, head: Sequence[tuple[int, object]]) -> Data
         "of letta (all in `known_shapes()`)"
     )
     return DataError([Violation("shape", kind, allowed, file=source_name(source))])
+
+
+def nearest_shape(item: object) -> str:
+    """The known form whose fields an object shares most, in words; "" for no field in common."""
+    if not isinstance(item, Mapping):
+        return ""
+    shared = {}
+    for name, shape in SHAPES.items():
+        fields = set(re.findall(r'"(\w+)"', shape.fields))
+        shared[name] = len(fields & item.keys()) / max(1, len(fields | item.keys()))
+    best = max(shared, key=shared.__getitem__)
+    return f"{best}: {SHAPES[best].fields}" if shared[best] else ""
 
 
 def source_name(source: LogSource) -> str:

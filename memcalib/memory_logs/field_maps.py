@@ -26,6 +26,7 @@ from memcalib.memory_logs.exports import (
     find_memories,
     kind_of,
     log_records,
+    nearest_shape,
     read_log,
     shape_of,
     source_name,
@@ -408,8 +409,20 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
         "(dots for what lies deeper), or rows in a form that is known (`known_shapes()`)"
     )
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
-    described = f"no query in rows with the fields {fields}"
-    return Violation("shape", described, allowed, file=file)
+    found = f"no query in rows with the fields {fields}"
+    nearest = nearest_shape(_first_item(rows[0]))
+    if nearest:
+        allowed += f". The nearest known form of its memories is {nearest}"
+    allowed += f". `memcalib logs {file} --lines` prints ten lines of Python that map it"
+    return Violation("shape", found, allowed, file=file)
+
+
+def _first_item(row: Mapping) -> object:
+    """The first object in a list of objects of a row, which may be a memory."""
+    for value in row.values():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            return value[0]
+    return None
 
 # %% ../../nbs/memory_logs/05_field_maps.ipynb #6b8e9939
 def counted(count: int, one: str, many: str = "") -> str:
