@@ -118,12 +118,12 @@ def hub_text(files: Sequence[Path], folder: Path) -> str:
     return "\n".join(lines)
 
 # %% ../../nbs/commands/05_build.ipynb #c2a9aa7d
-def ask_first(run: MemoryRun, yes: bool = False) -> MemoryRun:
+def ask_first(run: MemoryRun, yes: bool = False, pilot: int | None = None) -> MemoryRun:
     """The run, allowed to make calls: print what a person has to see, and ask on a terminal;
     raises `NotAgreed` without a yes.
     """
     print(run.preview_text(), flush=True)
-    return run.agree(yes is True or asked_yes())
+    return run.agree(yes is True or asked_yes(), pilot)
 
 
 def asked_yes() -> bool:

@@ -1624,12 +1624,18 @@ def build(
             "for the whole build"
         )
     changes: dict[str, Any] = {}
-    if rows:
-        changes["rows"] = rows
     if from_memory:
-        changes = {"memory": {"log": from_memory, **changes}}
+        changes["memory"] = {"log": from_memory}
     plan = load_build(name, changes, set_ or ())
-    command = _build_command(name, out, rows, from_memory, set_ or (), cache, allow_host or ())
+    if rows:
+        if plan.memory is None:
+            changes["rows"] = rows
+        else:  # of the log, whether it is named by the file or by --from-memory
+            changes["memory"] = {**changes.get("memory", {}), "rows": rows}
+        plan = load_build(name, changes, set_ or ())
+    command = _build_command(
+        name, out, rows, from_memory, set_ or (), cache, allow_host or (), no_cache
+    )
     run = build_run(plan, out, cache_of(cache, no_cache), command, Bar)
     if preview and not isinstance(run, MemoryRun):
         raise ValueError("--preview: found a build from sources; allowed with --from-memory LOG")
@@ -1646,7 +1652,7 @@ def build(
         print(prompt_files_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
-            ask_first(run, yes)
+            ask_first(run, yes, pilot)
         print(run.pilot(pilot) if pilot else finished_text(run.run()))
 
 
@@ -1658,6 +1664,7 @@ def _build_command(
     settings: Sequence[str],
     cache: Path | None,
     hosts: Sequence[str] = (),
+    no_cache: bool = False,
 ) -> str:
     """The command that goes on with a build."""
     words = ["memcalib", "build", name, "--out", str(out)]
@@ -1669,6 +1676,8 @@ def _build_command(
         words += ["--set", setting]
     if cache is not None:
         words += ["--cache", str(cache)]
+    if no_cache:
+        words += ["--no-cache"]
     for host in hosts:
         words += ["--allow-host", host]
     return shlex.join(words)

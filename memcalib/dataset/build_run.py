@@ -567,12 +567,13 @@ class MemoryRun(BuildRun):
         """What a person reads before agreeing; sends nothing."""
         return self.pipeline.preview_text(shown)
 
-    def agree(self, yes: bool = False) -> "MemoryRun":
-        """Itself, allowed to make calls, after a yes; raises `NotAgreed` with the way to go on
-        otherwise.
+    def agree(self, yes: bool = False, pilot: int | None = None) -> "MemoryRun":
+        """Itself, allowed to make calls, after a yes; raises `NotAgreed` otherwise, with the command
+        that agrees: to a pilot of so many examples where one was asked for, or to the whole build.
         """
         if yes is not True:
-            raise NotAgreed.with_way_on(f": {self.command} --yes")
+            step = "" if pilot is None else f" --pilot {pilot}"
+            raise NotAgreed.with_way_on(f": {self.command}{step} --yes")
         self.pipeline.agreed = True
         self.go_on = f"{self.command} --yes"
         self.pipeline.command = self.go_on

@@ -422,3 +422,19 @@ def test_rates_of_mishaps():
 def test_rates_that_cannot_be(rates):
     with pytest.raises(ValueError, match="rates: found"):
         micro_memory_log(3, 0, rates)
+
+
+def test_rows_are_of_the_log_where_the_file_names_it(capsys, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("micro: 1\nmemory: {log: micro}\n")
+    code, out, err = run(capsys, "build", file, "--rows", 5, "--dry-run", "--out", tmp_path / "b")
+    assert code == 0, err
+    assert "annotation: builder, 5 rows at most" in out
+
+
+def test_the_command_that_agrees_has_the_step_and_the_cache_that_were_asked_for(capsys, tmp_path):
+    place = ["--out", tmp_path / "b"]
+    arguments = ["build", "--from-memory", "micro", "--rows", 5, "--pilot", 3, "--no-cache"]
+    code, _, err = run(capsys, *arguments, *place)
+    assert code == 1
+    assert "--pilot 3 --yes" in err and "--no-cache" in err and "--rows 5" in err
