@@ -192,10 +192,11 @@ def _strength(row: Mapping[str, Any] | None) -> tuple[int, float]:
 
 
 def why_unlike(exam: Mapping[str, Any], answers: Iterable[tuple[str, str]]) -> str:
-    """Why an exam says too little of such answers to correct their scores by it, in half a
-    sentence; empty where the judge passed every part that they resemble.
+    """Why an exam says too little of such answers to correct their scores by it, as a sentence
+    without a full stop; empty where the judge passed every part that they resemble.
 
-    `exam` is what exam.json holds, `answers` are as for `verdict_for`.
+    `exam` is what exam.json holds, `answers` are as for `verdict_for`; a part counts when the share
+    of the answers that resemble it is `RESEMBLING` and more.
     """
     if not exam.get("parts"):
         return (

@@ -991,6 +991,10 @@ def _check_dots(table: "pd.DataFrame") -> None:
             )
     if table.empty:
         raise ValueError("no rows: a figure of nothing is undefined; allowed: at least one")
+    for name in ("label", "series", "panel"):
+        if name in table and table[name].isna().any():
+            line = table.index[table[name].isna()][0]
+            raise ValueError(f"row {line!r}, column {name!r}: found no value; allowed: a text")
 
 
 def _series_styles(
@@ -1016,7 +1020,9 @@ def dots_figure(
 
     The table's columns are `label`, `series`, `value`, `low` and `high`, the last two NaN where
     there is no interval; `styles` are by series, `columns` says how many panels stand side by side.
-    Raises `ValueError` naming a column that is not there, or when there is no row.
+    A series without a style whose name begins with "published" has hollow grey markers.
+    Raises `ValueError` naming a column that is not there, a row without a label, a series or a
+    panel, or when there is no row.
     """
     _check_dots(table)
     table_by_panel = {"": table}
@@ -1099,7 +1105,7 @@ def _check_case(
         if role not in ROLE_COLOURS:
             raise ValueError(f"role {role!r}; allowed: {', '.join(ROLE_COLOURS)}")
     for name, weights in (("credit", credit), ("tokens", tokens)):
-        if min(weights) < 0 or not sum(weights) > 0:
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ValueError(
                 f"{name}: found {list(weights)}; allowed: none below 0, and one above it"
             )
@@ -1167,8 +1173,9 @@ def case_figure(
     share of the tokens as a stroke in it.
 
     `credit` and `tokens` may be any weights of which none is negative; they are drawn as percent of
-    their sums. Raises `ValueError` when the four differ in length, for an unknown role, and for
-    weights that are negative or all 0.
+    their sums. Long texts are cut: the title at 40 characters, a sentence at six lines.
+    Raises `ValueError` when there is no sentence or the four differ in length, for an unknown role,
+    and for weights that are negative, not finite or all 0.
     """
     _check_case(sentences, roles, credit, tokens)
     credit_percent = _percent(credit)

@@ -588,7 +588,12 @@ def test_markers_of_one_line_do_not_cover_each_other():
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [(dots().drop(columns="low"), "column 'low'"), (dots().iloc[:0], "no rows")],
+    [
+        (dots().drop(columns="low"), "column 'low'"),
+        (dots().iloc[:0], "no rows"),
+        (dots(panel=["one", None, "one", "one"]), "row 1, column 'panel': found no value"),
+        (dots(series=["x", "y", None, "y"]), "row 2, column 'series': found no value"),
+    ],
 )
 def test_dots_of_nothing_are_an_error(table, message):
     with pytest.raises(ValueError, match=message):
