@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ..io.settings import parse_yaml
 
 # %% ../../nbs/memory_logs/07_notes.ipynb #d019773b
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.S)
@@ -31,8 +31,8 @@ def front_matter(text: str) -> tuple[dict[str, Any], str]:
     if not match:
         return {}, text
     try:
-        fields = yaml.safe_load(match[1])
-    except yaml.YAMLError:
+        fields = parse_yaml(match[1], "front matter")
+    except ValueError:
         return {}, text
     return (fields, text[match.end() :]) if isinstance(fields, dict) else ({}, text)
 

@@ -7,7 +7,7 @@ from command_line import run
 
 from memcalib.memory_logs.exports import shape_of
 from memcalib.memory_logs.field_maps import read_all
-from memcalib.memory_logs.notes import mapping_lines, system_memories
+from memcalib.memory_logs.notes import mapping_lines, note_memories, system_memories
 from memcalib.memory_logs.own_answers import LogPlan, own_answers
 
 ZEP = {
@@ -151,3 +151,11 @@ def test_an_unknown_shape_gets_its_nearest_and_ten_lines_that_work(capsys, tmp_p
     [row] = read_all(str(tmp_path / "plain.jsonl")).rows
     assert row.query == "What can I bake?" and row.memories[0].text == "Allergic to nuts."
     assert row.answer == "A cake without."
+
+
+@pytest.mark.parametrize(
+    "top", ["a: [", "- a list", "date: 2026-13-45", "a: 1\na: 2", "a: " + "[" * 3000]
+)
+def test_front_matter_that_cannot_be_read_is_text_of_the_note(top):
+    (memory,) = note_memories(f"---\n{top}\n---\nTea is drunk at four.\n", "tea.md")
+    assert memory["text"].endswith("Tea is drunk at four.") and memory["text"].startswith("---")
