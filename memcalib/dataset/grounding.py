@@ -67,12 +67,17 @@ def cut_stem(word: str) -> str:
     return word[:6]
 
 
+@lru_cache(1 << 14)
+def _stems(text: str) -> tuple[str, ...]:
+    text_words = content_words(_THOUSANDS_SEPARATOR.sub("", text))
+    return tuple(cut_stem(word) for word in text_words if not _NEGATIVE.fullmatch(word))
+
+
 def stems(text: str) -> list[str]:
     """The content words of a text without their endings,
     negations and thousands separators left out.
     """
-    text_words = content_words(_THOUSANDS_SEPARATOR.sub("", text))
-    return [cut_stem(word) for word in text_words if not _NEGATIVE.fullmatch(word)]
+    return list(_stems(text))
 
 
 def sentences(text: str) -> list[str]:
@@ -531,14 +536,15 @@ class _LocatedMark(NamedTuple):
     mark: Mark
 
 
-def _located_marks(text: str) -> list[_LocatedMark]:
+@lru_cache(1 << 14)
+def _located_marks(text: str) -> tuple[_LocatedMark, ...]:
     pattern, marks_by_text = _mark_table()
     located = []
     for match in pattern.finditer(text):
         if match[0] != "May":  # the month
             mark = marks_by_text[" ".join(match[0].lower().split())]
             located.append(_LocatedMark(match.start(), match.end(), mark))
-    return located
+    return tuple(located)
 
 
 @lru_cache(1 << 14)

@@ -10,6 +10,7 @@ __all__ = ['WORD', 'Finding', 'RULES', 'Limits', 'ScreenConfig', 'load_screen', 
 
 # %% ../../nbs/dataset/02_screening.ipynb #bd2b80cd
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
 from importlib import resources
@@ -159,18 +160,19 @@ def small_words(language: str) -> frozenset[str]:
     return _small_words().get(language, frozenset())
 
 
-def _share_among(text_words: Sequence[str], word_list: frozenset[str]) -> float:
+def _share_among(word_counts: Counter[str], word_list: frozenset[str]) -> float:
     """Share of the words of a text that are in a list; 0 for a text without words."""
-    return sum(word in word_list for word in text_words) / max(len(text_words), 1)
+    listed = sum(word_counts[word] for word in word_counts.keys() & word_list)
+    return listed / max(word_counts.total(), 1)
 
 
 def text_language(text: str) -> str:
     """The code of the language, of those with a list of small words, whose small words are most
     frequent in a text; "" where they are too few to tell.
     """
-    text_words = words(text)
+    word_counts = Counter(words(text))
     shares = {
-        language: _share_among(text_words, small) for language, small in _small_words().items()
+        language: _share_among(word_counts, small) for language, small in _small_words().items()
     }
     best = max(shares, key=shares.__getitem__)
     return best if shares[best] >= 0.1 else ""
@@ -318,7 +320,7 @@ def language(view: RowView) -> Finding:
     if view.limits.prose_answer:
         prose["answer"] = view.answer
     for name, text_words in prose.items():
-        share = _share_among(text_words, view.config.sets["function_words"])
+        share = _share_among(Counter(text_words), view.config.sets["function_words"])
         if share < low:
             return f"{share:.0%} small English words in the {name}", f"at least {low:.0%}"
     return None

@@ -639,7 +639,12 @@ def test_every_row_of_a_file_is_linted(tmp_path):
 def test_words_and_texts_that_come_again_are_read_once(tmp_path):
     """Most of the time of a lint went into the same words and texts, check after check."""
     file = write_jsonl(tmp_path / "data.jsonl", RECORDS)
-    readers = (lint_page._stem, grounding.cut_stem, grounding._located_numbers)
+    readers = (
+        lint_page._stem,
+        grounding._stems,
+        grounding._located_numbers,
+        grounding._located_marks,
+    )
     lint_files([file])
     before = [reader.cache_info() for reader in readers]
     lint_files([file])
