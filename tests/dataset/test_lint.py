@@ -643,7 +643,6 @@ def test_words_and_texts_that_come_again_are_read_once(tmp_path):
         lint_page._stem,
         grounding._stems,
         grounding._located_numbers,
-        grounding._located_marks,
     )
     lint_files([file])
     before = [reader.cache_info() for reader in readers]
