@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.agreement import confusion
 from ..evaluation.exam import stance_line
-from ..io.records import printable
+from ..io.records import cut_text, printable
 from ..problem import Example, Level
 from .figures import channel_figure, inline_figures, write_figures
 from .page import flatten, grid, render_page, write_page
@@ -56,6 +56,13 @@ def misread_answers(
     return cards
 
 
+_LONGEST = 600  # characters of a judge's own words on the page; judgments.jsonl has all of them
+
+
+def _cut(text: str) -> str:
+    return cut_text(printable(text), _LONGEST)
+
+
 def _misread_atom(example: Example, row: Mapping[str, Any]) -> dict[str, str]:
     """What the page shows of one atom of an exam frame."""
     return {
@@ -63,8 +70,8 @@ def _misread_atom(example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         "ideal": Level(row["ideal"]).label,
         "actual": Level(row["actual"]).label,
         "judged": Level(int(row["judged"])).label,
-        "quote": printable(row["quote"]),
-        "reason": printable(row["reason"]),
+        "quote": _cut(row["quote"]),
+        "reason": _cut(row["reason"]),
     }
 
 
@@ -88,7 +95,7 @@ def write_exam_report(
     page = render_page(
         "exam.html.j2",
         inline_figures(files),
-        title=f"Exam of the judge {exam['judge']}",
+        title=f"Exam of the judge {cut_text(exam['judge'], 120)}",
         verdict=exam["verdict"],
         scope=printable(exam.get("scope", "")),
         reasons=[printable(reason) for reason in exam["reasons"]],

@@ -7,6 +7,7 @@ import pytest
 
 from memcalib.annotation.labels import LabelItem, item_html
 from memcalib.annotation.pilot_page import row_html
+from memcalib.commands.exam import Exam, ExamRun
 from memcalib.dataset.pilot import PilotItem
 from memcalib.evaluation.run import evaluate
 from memcalib.io.records import write_jsonl
@@ -44,7 +45,7 @@ def judge(example, response):
     levels = dict.fromkeys(example.levels, Level.CONTROL)
     judgment = judgment_for(example, levels, judge=f"judge-{LONG}")
     for atom in judgment.atoms:
-        atom.reason = LONG
+        atom.reason = f"</td></table><script>window.ran = 1</script> {LONG}"
         atom.quote = LONG
     return judgment
 
@@ -75,6 +76,13 @@ def footprints(folder) -> str:
     return write_footprint_report(folder).read_text(encoding="utf-8")
 
 
+def exam(folder) -> str:
+    """The page of an exam whose judge names, quotes and gives reasons at length."""
+    run = ExamRun(Exam(judge=f"{__name__}:judge", answers=6, pairs=2, probes=0), folder)
+    assert run.run()["verdict"] != "passed"
+    return (folder / "exam.html").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
     """HTML by name."""
@@ -98,6 +106,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
         "report": (runs[0] / "report.html").read_text(encoding="utf-8"),
         "footprints": footprints(folder / "log"),
         "comparison": next((folder / "compared").glob("*.html")).read_text(encoding="utf-8"),
+        "exam": exam(folder / "exam"),
         "card": page + card_html(EXAMPLES[0]),
         "pilot": page + row_html(PilotItem(example=EXAMPLES[0], checks={"length": [LONG]})),
         "label": page + item_html(label_item),
@@ -122,14 +131,29 @@ MEASURE = """() => {
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["report", "footprints", "comparison", "card", "pilot", "label"])
+@pytest.mark.parametrize(
+    "name", ["report", "footprints", "comparison", "exam", "card", "pilot", "label"]
+)
 def test_long_text_widens_no_page(pages, browser, tmp_path, name, width):
     file = tmp_path / "page.html"
     file.write_text(pages[name], encoding="utf-8")
-    assert LONG in pages[name], "the page shows the long text"
+    shown = LONG[:500] if name == "exam" else LONG  # an exam cuts what a judge writes
+    assert shown in pages[name], "the page shows the long text"
     tab = browser.new_page(viewport={"width": width, "height": 900})
     tab.goto(file.as_uri())
     measured = tab.evaluate(MEASURE)
     tab.close()
     assert measured["page"] <= width, measured
     assert measured["frame"] <= WIDEST * 1280, measured
+
+
+def test_what_a_judge_writes_runs_nothing_and_is_cut_in_an_exam(pages, browser, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(pages["exam"], encoding="utf-8")
+    assert f"/script&gt; {LONG[:500]}" in pages["exam"]
+    assert f"/script&gt; {LONG}" not in pages["exam"], "a reason of 8,000 characters is cut"
+    tab = browser.new_page()
+    tab.goto(file.as_uri())
+    assert tab.evaluate("window.ran") is None
+    assert "<script>window.ran" in tab.text_content("body"), "the reason is shown as text"
+    tab.close()
