@@ -338,37 +338,44 @@ def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | Non
 
 # Stands beside every corrected value, in files of tables and results as well.
 ASSUMES = (
-    "the judge errs in these answers as in its exam; check with labels of a sample (memcalib "
-    "label, --target-labels)"
+    "the judge errs in these answers as in its exam; labels of a sample of them do not "
+    "contradict that"
 )
 
 
 MODEL_BASED = (
     "Model-based estimate: corrected for the errors that the judge made in its exam. That it errs "
-    "alike in these answers is assumed, not measured: it may read them worse, no exam can show "
-    "that, and the corrected values are then wrong. To check, label a random sample of them "
-    "(`memcalib label RUN`) and evaluate again with `--target-labels FILE`."
+    "alike in these answers is assumed; the labels of a sample of them do not contradict it. The "
+    "estimate from the labels alone assumes nothing of the kind."
 )
 
 
 @dataclass(frozen=True)
 class Correction:
-    """The metrics of one source of answers, raw and corrected by its judge's exam; `withheld` says
-    why they are not shown.
+    """The metrics of one source of answers, raw and corrected by its judge's exam.
+
+    The corrected values are shown where labels of a sample of these answers agree with them. A
+    judge may read these answers worse than those of its exam, which no exam can show.
     """
 
     name: str
     table: "pd.DataFrame"  # of `corrected_score`
     withheld: str  # empty where all conditions of `why_withheld` hold
+    labelled: bool  # whether labels of a sample of these answers gave an estimate
+
+    @property
+    def shown(self) -> bool:
+        """Whether reports show the corrected values."""
+        return self.labelled and not self.withheld
 
     @property
     def sentence(self) -> str:
-        """The reason as a sentence; empty where the corrected values are shown."""
-        if not self.withheld:
+        """Why the corrected values are not shown, as a sentence; empty where they are."""
+        if self.shown:
             return ""
         return (
             f"{self.name}: the scores are as judged, not corrected for the judge's errors, "
-            f"because {self.withheld}."
+            f"because {self.withheld or _UNLABELLED}."
         )
 
 
@@ -385,15 +392,20 @@ def corrections(run: Run) -> list[Correction]:
         scored = any(judgment.scored for judgment in judgments)
         if scored and judges == {run.exam.get("judge")}:
             table = corrected_score(judged_responses(judgments), counts)
-            withheld = why_withheld(run.exam, table, _powered_of(estimates, name))
+            powered = _powered_of(estimates, name)
+            withheld = why_withheld(run.exam, table, powered)
             if not withheld:
                 texts = _answer_texts(run) if texts is None else texts
                 answers = [texts[j.key[:-1]] for j in judgments if j.key[:-1] in texts]
                 withheld = why_unlike(run.exam, answers) if answers else _NO_TEXTS
-            of_sources.append(Correction(name, table, withheld))
+            of_sources.append(Correction(name, table, withheld, powered is not None))
     return of_sources
 
 
+_UNLABELLED = (
+    "it may read these answers worse than those of its exam, and there are no labels of them to "
+    "check that (memcalib label draws a sample, --target-labels takes it in)"
+)
 _NO_TEXTS = (
     "the texts of these answers are not in the folder, and cannot be compared with those of the "
     "judge's exam"
@@ -428,8 +440,8 @@ def _answer_texts(run: Run) -> dict[tuple, tuple[str, str]]:
 
 
 def judge_corrected(run: Run) -> "pd.DataFrame":
-    """Raw and judge-corrected metrics of each source of answers for which all conditions of
-    `why_withheld` hold; else no row.
+    """Raw and judge-corrected metrics of each source of answers of which a sample was labelled and
+    for which all conditions of `why_withheld` hold; else no row.
 
     The corrected values are a model-based estimate, and each row says what it assumes (`assumes`);
     their bounds are cut to 0 and 100.
@@ -438,7 +450,7 @@ def judge_corrected(run: Run) -> "pd.DataFrame":
 
     tables = []
     for correction in corrections(run):
-        if not correction.withheld:
+        if correction.shown:
             table = correction.table.assign(
                 corrected_low=correction.table["corrected_low"].clip(0, 100),
                 corrected_high=correction.table["corrected_high"].clip(0, 100),
@@ -757,7 +769,7 @@ def _judge_notices(run: Run) -> list[str]:
             )
             if verdict != "passed" and sentence not in withheld:
                 texts.append(f"{sentence[0].upper()}{sentence[1:]}.")
-    texts += [printable(each.sentence) for each in of_sources if each.withheld]
+    texts += [printable(each.sentence) for each in of_sources if not each.shown]
     stance = run.exam.get("stance") or {}
     if stance.get("verdict", "passed") != "passed" and run.exam.get("judge") in run.judges:
         texts.append(stance_line(stance))
@@ -1194,7 +1206,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)
     lines += [f"{exam_line(name, _exam_of(run, name))}." for name in run.judges]
-    lines += [correction.sentence for correction in corrections(run) if correction.withheld]
+    lines += [correction.sentence for correction in corrections(run) if not correction.shown]
     if lines:
         paragraphs.append("\n".join(lines))
     return "\n\n".join(paragraphs)

@@ -9,9 +9,10 @@ import pytest
 from judge_errors import answers_read, exam_frame_of
 
 from memcalib.evaluation.exam import error_check, exam_counts
-from memcalib.io.records import write_jsonl
+from memcalib.evaluation.target_labels import draw_answers
+from memcalib.io.records import read_jsonl, write_jsonl
 from memcalib.micro.world import make_examples
-from memcalib.problem import Level, Rollout, judgment_for
+from memcalib.problem import Judgment, Level, Rollout, judgment_for
 from memcalib.report.evaluation_report import (
     ASSUMES,
     MODEL_BASED,
@@ -78,16 +79,54 @@ def run_of(folder, responses, exam):
     return folder
 
 
-def test_beside_every_corrected_value_stands_what_it_assumes_and_how_to_check(tmp_path):
+def label_a_sample(folder, shift=0):
+    """Labels of 30 answers by a person who finds every atom used as judged, or `shift` levels
+    more.
+    """
+    judgments = list(read_jsonl(folder / "judgments.jsonl", Judgment))
+    judged = {}
+    for judgment in judgments:
+        for atom in judgment.atoms:
+            judged[judgment.example_id, atom.atom_id] = atom.actual
+    labels = []
+    for row in draw_answers(judgments, 30, seed=3):
+        level = Level(min(judged[row.example_id, row.atom_id] + shift, 2))
+        labels.append(row.model_copy(update={"level": level, "labeller": "ana"}))
+    write_jsonl(folder / "target-labels.jsonl", labels)
+
+
+def test_beside_every_corrected_value_stands_what_it_assumes(tmp_path):
     folder = run_of(tmp_path, [SHORT], passed_exam())
+    label_a_sample(folder)
     text = evaluation_text(folder)
     assert f"{MODEL_BASED}\n" in text and "corrected_low" in text
-    assert "it may read them worse" in MODEL_BASED and "--target-labels" in MODEL_BASED
     page = write_evaluation_report(folder).read_text()
-    assert "it may read them worse" in page and "--target-labels FILE" in page
+    assert "labels of a sample of them do not contradict it" in page
     assert ASSUMES in (folder / "tables/judge-corrected.csv").read_text()
     [row] = map(json.loads, write_results(folder).read_text().splitlines())
-    assert row["corrected"]["assumes"] == ASSUMES and "--target-labels" in ASSUMES
+    assert row["corrected"]["assumes"] == ASSUMES
+
+
+def test_without_labels_of_these_answers_no_corrected_value_is_shown(tmp_path):
+    """A judge that reads them worse than its exam passes every other condition."""
+    folder = run_of(tmp_path, [SHORT], passed_exam())
+    [correction] = corrections(load_run(folder))
+    assert correction.withheld == "" and not correction.shown
+    reason = "it may read these answers worse than those of its exam, and there are no labels"
+    text = evaluation_text(folder)
+    assert reason in text and "--target-labels" in text and "corrected_low" not in text
+    page = write_evaluation_report(folder).read_text()
+    assert "Judge-corrected" not in page
+    [row] = map(json.loads, write_results(folder).read_text().splitlines())
+    assert row["corrected"] is None
+
+
+def test_labels_that_disagree_withhold_the_corrected_values(tmp_path):
+    folder = run_of(tmp_path, [SHORT], passed_exam())
+    label_a_sample(folder, shift=1)
+    [correction] = corrections(load_run(folder))
+    assert "labels of these answers say otherwise" in correction.withheld
+    assert not correction.shown and "say otherwise" in evaluation_text(folder)
 
 
 @pytest.mark.parametrize(

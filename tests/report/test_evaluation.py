@@ -1160,7 +1160,7 @@ def doubts(monkeypatch, difference, shifts, withheld=""):
 
     def corrections(run):
         table = pd.DataFrame({"metric": ["SCS"], "correction": [shifts[run]]})
-        return [evaluation.Correction(run, table, withheld)]
+        return [evaluation.Correction(run, table, withheld, labelled=True)]
 
     monkeypatch.setattr(comparison, "corrections", corrections)
     row = {"domain": "all", "metric": "SCS", "run": "new", "difference": difference}
