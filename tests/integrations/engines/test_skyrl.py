@@ -19,6 +19,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import (
     compute_advantages_and_returns,
 )
 from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.dataset import PromptDataset
 from skyrl.train.generators.base import BatchMetadata, GeneratorInterface, TrajectoryID
 from skyrl.train.trainer import RayPPOTrainer
 from sampled_answers import ASKED, ENCODE, EXAMPLES, IDS, POLICY, TEXTS, TOKENIZER
@@ -26,7 +27,13 @@ from sampled_answers import ASKED, ENCODE, EXAMPLES, IDS, POLICY, TEXTS, TOKENIZ
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.integrations.judging import engine_settings
-from memcalib.integrations.skyrl import credited_generator, register, skyrl_rows
+from memcalib.integrations.skyrl import (
+    credit_experiment,
+    credited_generator,
+    register,
+    skyrl_rows,
+    write_skyrl_data,
+)
 from memcalib.micro.world import exact_judge
 from memcalib.practice.server import MicroServer
 
@@ -134,6 +141,56 @@ def test_from_skyrls_batch_to_its_advantages(mode):
         assert torch.allclose(found, wanted[row, : len(ids)], atol=1e-6)
         assert not data["advantages"][row, : width - len(ids)].any()
     assert wanted.any()
+
+
+class Engine:
+    """An inference engine's client, which has the answers at hand: SkyRL's needs a GPU."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def generate(self, engine_input, model=None):
+        ids = []
+        for _ in engine_input["prompt_token_ids"]:
+            ids.append(list(IDS[self.asked]))
+            self.asked += 1
+        return {
+            "responses": [TOKENIZER.decode(row, skip_special_tokens=True) for row in ids],
+            "response_ids": ids,
+            "stop_reasons": ["stop"] * len(ids),
+        }
+
+
+def test_skyrls_own_data_set_and_generator_with_credit_around_them(tmp_path):
+    """What the page's train.py makes, up to the inference engine."""
+    settings = {"judge": "micro-exact", "prompt_template": "micro", "group_size": 4}
+    settings["credit"] = {"mode": "evidence"}
+    examples = list({example.id: example for example in ASKED}.values())
+    file = write_skyrl_data(examples, tmp_path / "data.jsonl", settings)
+    data = PromptDataset([str(file)], TOKENIZER, max_prompt_length=4096, num_workers=1)
+    rows = [row for row in map(data.__getitem__, range(len(data))) for _ in range(4)]
+    config = SkyRLTrainConfig()
+    config.generator.batched = True
+    config.generator.max_turns = 1
+    config.trainer.policy.model.path = "micro"
+    experiment = object.__new__(credit_experiment(settings))
+    made = experiment.get_generator(config, TOKENIZER, Engine())
+    asked = {
+        "prompts": [row[0] for row in rows],
+        "env_classes": [row[1] for row in rows],
+        "env_extras": [row[2] for row in rows],
+        "sampling_params": None,
+        "trajectory_ids": [TrajectoryID(row[3], k % 4) for k, row in enumerate(rows)],
+        "batch_metadata": BatchMetadata(global_step=1, training_phase="train"),
+    }
+    output = asyncio.run(made.generate(asked))
+    judged = [exact_judge(example, text) for example, text in zip(ASKED, TEXTS, strict=True)]
+    wanted = expected(engine_settings(settings).credit, judged)
+    assert wanted.any()
+    for row, ids in enumerate(IDS):
+        assert torch.allclose(
+            torch.tensor(output["rewards"][row]), wanted[row, : len(ids)], atol=1e-6
+        )
 
 
 def test_the_judge_is_asked_over_http_for_the_whole_batch_at_once(tmp_path):
