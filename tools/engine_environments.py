@@ -41,6 +41,7 @@ ENGINES = {
             "skyrl-gym==0.4.0",
             "ray",
             "loguru",
+            "cloudpickle",
             "omegaconf",
             "hydra-core",
             "torchdata",
