@@ -33,7 +33,7 @@ def test_a_terminated_run_keeps_what_was_on_its_way_and_says_how_to_go_on(tmp_pa
             preexec_fn=start,
         )
         end = time.monotonic() + 60
-        while len(server.seen) < 3 and time.monotonic() < end and process.poll() is None:
+        while len(server.requests) < 3 and time.monotonic() < end and process.poll() is None:
             time.sleep(0.05)
         if start is not None:
             process.send_signal(signal.SIGINT)  # of a terminal that it does not belong to
@@ -41,7 +41,7 @@ def test_a_terminated_run_keeps_what_was_on_its_way_and_says_how_to_go_on(tmp_pa
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate(timeout=60)
-        asked = len(server.seen)
+        asked = len(server.requests)
     assert process.returncode == 130, printed
     assert "interrupted" in printed and "memcalib generate samples" in printed
     rows = list(read_jsonl(out, Rollout))

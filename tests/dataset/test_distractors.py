@@ -61,7 +61,7 @@ def run(stage, draft, answer, folder):
     """The result of a stage over loopback, and the requests that were made."""
     with Builder(answer) as server:
         result = run_async(run_stage(stage, [draft], Client(endpoint(server.url)), folder))
-    return result, [request["messages"] for request in server.seen]
+    return result, [request["messages"] for request in server.requests]
 
 
 def scripted(stage, draft, *replies):

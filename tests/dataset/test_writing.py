@@ -123,7 +123,7 @@ def test_planted_mistakes_in_paragraphs_are_named_and_mended_alone(rule, tmp_pat
     with Builder(lambda _, number: script[number - 1]) as server:
         client = Client(endpoint(server.url))
         result = run_async(run_stage(NATURALIZATION, [COMPOSED], client, tmp_path))
-    request = json.loads(server.seen[1]["messages"][-1]["content"])
+    request = json.loads(server.requests[1]["messages"][-1]["content"])
     assert {fault["id"] for fault in request["repair"]} == {OPEN[0]}
     assert request["send"] == "the named items alone"
     assert result.kept[0].blocks == done(NATURALIZATION, COMPOSED).blocks
@@ -219,7 +219,7 @@ def test_rows_go_the_whole_way_and_come_out_the_same_in_any_order_of_completion(
     with Builder(good) as server:
         first = whole_way(tmp_path / "first", server.url, drafts)
         again = whole_way(tmp_path / "first", server.url, drafts)
-        calls = len(server.seen)
+        calls = len(server.requests)
     assert calls == 6 * 12
     assert again == first
     assert [example.id for example in first] == [draft.id for draft in drafts]

@@ -254,7 +254,9 @@ def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, fin
     with FaultyServer(body, body) as server:
         result = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
         again = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
-        assert len(server.seen) == 2, "asked once more, as every empty answer, and then it stands"
+        assert len(server.requests) == 2, (
+            "asked once more, as every empty answer, and then it stands"
+        )
     (row,) = rows(tmp_path / "a.jsonl")
     assert row.finish_reason == finish and row.withheld and not row.response
     assert result.counts == {finish: 1, "empty": 0} and (again.found_before, again.new) == (1, 0)
@@ -305,7 +307,9 @@ def test_empty_answers_are_asked_once_more_and_then_stand(tmp_path, script, agai
         result = generate(EXAMPLES[:1], endpoint(server.url), sampling, tmp_path / "a.jsonl")
     (row,) = rows(tmp_path / "a.jsonl")
     assert (row.response, row.finish_reason) == expected and row.error is None
-    assert len(server.seen) == calls and len({request["seed"] for request in server.seen}) == 1
+    assert (
+        len(server.requests) == calls and len({request["seed"] for request in server.requests}) == 1
+    )
     assert row.usage["prompt_tokens"] == 8 * calls == result.usage["prompt_tokens"]
     assert result.counts["empty"] == (expected[0] == "")
 
@@ -321,7 +325,7 @@ def test_what_is_sent(tmp_path):
         )
     sent = [
         {k: body[k] for k in ("temperature", "top_p", "max_tokens", "top_k", "messages")}
-        for body in server.seen
+        for body in server.requests
     ]
     assert (
         sent[0]
@@ -334,7 +338,7 @@ def test_what_is_sent(tmp_path):
             "messages": render(EXAMPLES[0]),
         }
     )
-    assert {body["seed"] for body in server.seen} == {7, 1_000_010}
+    assert {body["seed"] for body in server.requests} == {7, 1_000_010}
     assert rows(tmp_path / "a.jsonl")[0].settings["extra_body"] == {"top_k": 5}
 
 
@@ -364,7 +368,7 @@ def test_a_failed_call_is_a_row_and_is_asked_again(tmp_path):
         )
         second = generate(EXAMPLES[:2], endpoint(server.url), ONE, tmp_path / "a.jsonl")
     assert (second.new, second.found_before, second.counts["error"]) == (1, 1, 0) and len(
-        server.seen
+        server.requests
     ) == 3
 
 

@@ -32,17 +32,17 @@ class Tags(HTMLParser):
 
     def __init__(self, source: str):
         super().__init__()
-        self.found: list[tuple[str, dict]] = []
+        self.tags: list[tuple[str, dict]] = []
         self.feed(source)
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
 
 
 def safe(source: str) -> list[str]:
     """What on a page could run or reach outside."""
     bad = []
-    for tag, attributes in Tags(source).found:
+    for tag, attributes in Tags(source).tags:
         if tag in ("script", "iframe", "object", "embed", "link", "img", "base", "form"):
             bad.append(tag)
         bad += [name for name in attributes if name.startswith("on")]
@@ -108,8 +108,8 @@ def test_a_full_run_gives_a_safe_page_and_the_same_bytes_again(tmp_path):
     path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 3
-    ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
-    named = {attributes["for"] for _, attributes in Tags(source).found if "for" in attributes}
+    ids = [attributes["id"] for _, attributes in Tags(source).tags if "id" in attributes]
+    named = {attributes["for"] for _, attributes in Tags(source).tags if "for" in attributes}
     assert len(ids) == len(set(ids)) and named and named <= set(ids)
     assert "79.54 ± 0.77" in source and "published" in source
     assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".tex", ".md"}
