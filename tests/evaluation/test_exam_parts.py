@@ -81,9 +81,9 @@ def test_a_part_without_a_level_is_undecided():
     assert parts["verdict"].tolist() == ["undecided"] and np.isnan(parts["accuracy"].iloc[0])
 
 
-def row(part, verdict, low):
+def row(part_name, verdict, low):
     return {
-        "part": part,
+        "part": part_name,
         "answers": 9,
         "atoms": 99,
         "accuracy": low + 2,
@@ -105,8 +105,8 @@ def row(part, verdict, low):
 )
 def test_the_weakest_part_that_the_answers_resemble_decides(answers, verdict, word):
     parts = [row("easy", "passed", 92), row("long", "failed", 60), row("pairs", "failed", 40)]
-    found, sentence = verdict_for(parts, answers)
-    assert found == verdict and word in sentence
+    decided, sentence = verdict_for(parts, answers)
+    assert decided == verdict and word in sentence
 
 
 GERMAN = "Das ist eine Antwort, und sie ist nicht sehr lang."

@@ -97,7 +97,7 @@ def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached)
 
     with FaultyServer(verdict(examples[0]), sorry, sorry, verdict(examples[2])) as server:
         assert run(server).unscored == 1 and len(server.requests) == 4
-        kept = judged(out)
+        judged_before = judged(out)
         assert run(server).judged == 0 and len(server.requests) == 4, (
             "without being told, it is final"
         )
@@ -116,7 +116,7 @@ def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached)
         assert run(server, retry_unscored=True).judged == 0 and len(server.requests) == 8
     assert all(row.scored for row in judged(out).values())
     assert [judged(out)[e.id] for e in (examples[0], examples[2])] == [
-        kept[e.id] for e in (examples[0], examples[2])
+        judged_before[e.id] for e in (examples[0], examples[2])
     ]
 
 

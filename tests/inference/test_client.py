@@ -182,8 +182,8 @@ totals = st.builds(
 @given(st.lists(totals, max_size=4))
 def test_totals_add_up(parts):
     total = sum(parts, Totals())
-    assert total.calls == sum(part.calls for part in parts)
-    costs = [part.cost for part in parts]
+    assert total.calls == sum(summand.calls for summand in parts)
+    costs = [summand.cost for summand in parts]
     assert total.cost == (None if None in costs else sum(costs))
     assert Totals(**total.to_dict()) == total
 
@@ -353,15 +353,15 @@ def test_a_server_that_was_there_and_went_away_is_not_fatal():
 @pytest.fixture
 def waits(monkeypatch):
     """The seconds, from a tenth on, that somebody would have waited; nobody does."""
-    found = []
+    long_waits = []
     sleep = asyncio.sleep
 
     async def pass_over(seconds, result=None):
-        found.extend([seconds] if seconds > 0.1 else [])
+        long_waits.extend([seconds] if seconds > 0.1 else [])
         return await sleep(0, result)
 
     monkeypatch.setattr(asyncio, "sleep", pass_over)
-    return found
+    return long_waits
 
 
 @pytest.fixture
@@ -396,9 +396,9 @@ def test_a_wait_of_hours_is_an_error_now():
     assert caught.value.kind == "rate_limited" and caught.value.wait == 7200
 
 
-@pytest.mark.parametrize("asked, tries", [(600, 2), (601, 1)])
-def test_ten_minutes_are_waited_for_and_not_a_second_more(waits, asked, tries):
-    with FaultyServer((429, {}, {"Retry-After": str(asked)})) as server:
+@pytest.mark.parametrize("retry_after, tries", [(600, 2), (601, 1)])
+def test_ten_minutes_are_waited_for_and_not_a_second_more(waits, retry_after, tries):
+    with FaultyServer((429, {}, {"Retry-After": str(retry_after)})) as server:
         client = Client(endpoint(server))
         with nullcontext() if tries == 2 else pytest.raises(CallError, match="429"):
             ask(client)
@@ -700,21 +700,21 @@ def test_two_processes_on_one_cache_double_no_call(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("signal_sent", "code"),
     [
         (signal.SIGKILL, -signal.SIGKILL),
         pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_process_loses_nothing(tmp_path, how, code):
+def test_a_stopped_process_loses_nothing(tmp_path, signal_sent, code):
     with FaultyServer(delay=0.02) as server:
         process = program(server.url, tmp_path / "calls.sqlite", 150)
         lines = [process.stdout.readline() for _ in range(40)]
-        process.send_signal(how)
+        process.send_signal(signal_sent)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == code
         claims = CallCache(tmp_path / "calls.sqlite").stats()["claims"]
-        assert claims == 0 or how == signal.SIGKILL
+        assert claims == 0 or signal_sent == signal.SIGKILL
         done = {line.split()[0] for line in lines + out.splitlines() if line.strip()}
         again = program(server.url, tmp_path / "calls.sqlite", 150)
         out, errors = again.communicate(
@@ -724,7 +724,7 @@ def test_a_stopped_process_loses_nothing(tmp_path, how, code):
     assert len(out.splitlines()) == 150
     assert all(server.counts[text] == 1 for text in done)
     under_way = (
-        8 if how == signal.SIGKILL else 0
+        8 if signal_sent == signal.SIGKILL else 0
     )  # Ctrl-C waits for what is paid for, a kill cannot
     assert sum(server.counts.values()) <= 150 + under_way
 
@@ -896,14 +896,14 @@ def test_estimates_are_a_quarter_of_the_bytes(text):
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 8))
 def test_every_item_comes_once_within_the_window(delays, window):
-    taken = 0
+    started = 0
     out = []
     most = 0
 
     def source():
-        nonlocal taken
+        nonlocal started
         for k, delay in enumerate(delays):
-            taken += 1
+            started += 1
             yield k, delay
 
     async def work(item):
@@ -915,7 +915,7 @@ def test_every_item_comes_once_within_the_window(delays, window):
         nonlocal most
         async for item, result in run_many(source(), work, window):
             out.append((item[0], result))
-            most = max(most, taken - len(out))
+            most = max(most, started - len(out))
 
     asyncio.run(main())
     assert sorted(out) == [(k, 2 * k) for k in range(len(delays))] and most <= window
@@ -1149,8 +1149,8 @@ def test_secrets_in_a_command_are_hidden(monkeypatch):
 # What is said meanwhile ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bad", "told"), [(0, 0), (2, 0), (3, 1), (7, 1), (8, 1)])
-def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
+@pytest.mark.parametrize(("bad", "warning_count"), [(0, 0), (2, 0), (3, 1), (7, 1), (8, 1)])
+def test_a_call_that_keeps_failing_is_said_once(caplog, bad, warning_count):
     with FaultyServer(*["{not json"] * bad) as server:
         client = Client(endpoint(server, attempts=8))
         for attempt in (0, 1):  # the second time all is well
@@ -1158,11 +1158,11 @@ def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
                 ask(client, attempt=attempt)
             except CallError as error:
                 assert bad == 8 and "not a chat completion" in str(error)
-    said = [message for message in caplog.messages if "has failed" in message]
-    assert len(said) == told
+    warnings = [message for message in caplog.messages if "has failed" in message]
+    assert len(warnings) == warning_count
     assert all(
         "failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m
-        for m in said
+        for m in warnings
     )
     assert SECRET not in caplog.text
 

@@ -24,14 +24,14 @@ QUESTIONS = [f"question {k}" for k in range(16)]
 
 
 def client_of(server, cache=None, **fields):
-    given = {
+    settings = {
         "model": "m",
         "base_url": server.url,
         "key_env": "",
         "backoff": 0.001,
         "timeout": 30,
     } | fields
-    return Client(Endpoint(**given), cache)
+    return Client(Endpoint(**settings), cache)
 
 
 def ask_all(client, questions=QUESTIONS, window=16, **options):

@@ -192,15 +192,15 @@ def test_a_short_wait_is_not_said(quick_sleep, caplog):
 
 
 def test_a_wait_for_the_limits_is_said(quick_sleep):
-    said = []
+    announced = []
 
     async def book():
         pacer = Pacer(1)
-        await pacer.wait(1, said.append)
-        await pacer.wait(1, said.append)
+        await pacer.wait(1, announced.append)
+        await pacer.wait(1, announced.append)
 
     asyncio.run(book())
-    assert len(said) == 1 and 55 < said[0] < 65
+    assert len(announced) == 1 and 55 < announced[0] < 65
 
 
 def test_a_claim_of_another_process_is_said(tmp_path, caplog, monkeypatch):

@@ -367,7 +367,7 @@ def packed(message):
     )
 
 
-def said(text):
+def user_message(text):
     return {
         "role": "user",
         "content": parts(
@@ -403,11 +403,11 @@ def turns(*messages):
 def test_a_turn_with_a_search_is_a_row():
     [turn] = turns(
         {"role": "system", "content": parts("You are.")},
-        said("Any plans?"),
+        user_message("Any plans?"),
         SEARCH,
         RESULT,
         SENT,
-        said("Fine."),
+        user_message("Fine."),
         SENT,
     )
     assert turn == {
@@ -452,7 +452,7 @@ def test_older_results_are_pairs_and_results_of_other_tools_are_none():
         "content": parts(packed(str(([{"timestamp": "2025-03-02", "content": "Chess."}], 1)))),
     }
     stranger = {"role": "tool", "tool_call_id": "zz", "content": parts(packed(str([LETTA])))}
-    [turn] = turns(said("Any plans?"), SEARCH, old, stranger, SENT)
+    [turn] = turns(user_message("Any plans?"), SEARCH, old, stranger, SENT)
     assert [item["content"] for item in turn["memories"]] == ["Chess."]
 
 
@@ -463,7 +463,7 @@ def test_events_are_not_the_users_words(kind):
         "content": parts(json.dumps({"type": kind, "message": "x", "reason": "x"})),
     }
     assert turns(event, SEARCH, RESULT, SENT) == []
-    assert len(turns(said("Any plans?"), SEARCH, event, RESULT, SENT)) == 1
+    assert len(turns(user_message("Any plans?"), SEARCH, event, RESULT, SENT)) == 1
 
 
 def test_results_that_were_cut_off_drop_the_turn(tmp_path):
@@ -477,11 +477,11 @@ def test_results_that_were_cut_off_drop_the_turn(tmp_path):
             {
                 "id": "a",
                 "messages": [
-                    said("Any plans?"),
+                    user_message("Any plans?"),
                     SEARCH,
                     cut,
                     SENT,
-                    said("And now?"),
+                    user_message("And now?"),
                     SEARCH,
                     RESULT,
                     SENT,
@@ -505,7 +505,7 @@ def test_the_legacy_agent_file_and_damaged_ones(tmp_path):
         "agent_type": "memgpt_agent",
         "core_memory": [],
         "name": "ann",
-        "messages": [said("Any plans?"), SEARCH, RESULT, SENT],
+        "messages": [user_message("Any plans?"), SEARCH, RESULT, SENT],
         "version": "0.6",
     }
     (tmp_path / "a.af").write_text(json.dumps(legacy))
@@ -533,7 +533,7 @@ def test_whatever_is_said_in_an_agent_file_is_read_back(question, texts):
     items = [LETTA | {"id": str(i), "content": text} for i, text in enumerate(texts)]
     for message in (str(items), items, str((items, len(items)))):
         read_turns = turns(
-            said(question),
+            user_message(question),
             SEARCH,
             {"role": "tool", "tool_call_id": "c1", "content": parts(packed(message))},
             SENT,
@@ -1058,15 +1058,15 @@ def test_consent_is_kept_with_each_row(tmp_path):
     ]
     log = jsonl(tmp_path / "log.jsonl", rows)
 
-    def kept(**config):
+    def consents(**config):
         return [
             draft.source["metadata"]["consent"]
             for draft in ml.memory_drafts(log, config=ml.LogConfig(**config)).kept
         ]
 
-    assert kept() == ["given", "trial"]
-    assert kept(consent="terms") == ["given", "trial", "terms", "terms"]
-    assert kept(without_consent=True) == ["given", "trial", "none on record", "none on record"]
+    assert consents() == ["given", "trial"]
+    assert consents(consent="terms") == ["given", "trial", "terms", "terms"]
+    assert consents(without_consent=True) == ["given", "trial", "none on record", "none on record"]
 
 
 def slow_says_again(later, earlier):

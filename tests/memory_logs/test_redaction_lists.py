@@ -68,7 +68,7 @@ def lines(name):
     ]
 
 
-def left(line):
+def fragments_left(line):
     """Parts of the marked values of a line that are still there:
     of four letters and figures, or of three figures.
     """
@@ -96,7 +96,7 @@ def test_few_disguised_values_are_left(name):
     rows = lines(name)
     kinds = Counter(line.split(" | ")[0] for line in rows)
     assert len(kinds) >= 10 and min(kinds.values()) >= 2 and len(rows) >= 70
-    lines_left = [line for line in rows if left(line)]
+    lines_left = [line for line in rows if fragments_left(line)]
     assert len(lines_left) <= 5 / 70 * len(rows), lines_left
 
 

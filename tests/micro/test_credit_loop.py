@@ -81,9 +81,9 @@ def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, temperature, tmp
     )
     lean, _ = load_policy("cold-short")
     loop = CreditLoop(lean, tokenizer, chosen, examples, exact_judge)
-    mine = [loop.step() for _ in range(chosen.steps)]
+    loop_rows = [loop.step() for _ in range(chosen.steps)]
     for name in ("response_length", "end_rate", "repetition", "closing_advantage", "kl"):
-        assert [row[name] for row in mine] == pytest.approx(
+        assert [row[name] for row in loop_rows] == pytest.approx(
             [row[name] for row in rows], abs=1e-4
         ), name
     start, _ = load_policy("cold-short")
@@ -127,12 +127,12 @@ def test_rules_move_the_advantage_of_an_answer_and_keep_its_mean(rule, loops):
 def test_divergence_is_what_one_row_at_a_time_gives(loops):
     loop = loops["divergence"]
     (model, _) = load_policy("cold-short")
-    found = loop.token_credit.last.pairs
+    pairs = loop.token_credit.last.pairs
     pair = 0
-    row = int(found.row[0])
+    row = int(pairs.row[0])
     example = loop.judged.examples[row]
     ids = loop.judged.ids[row]
-    atoms = channel_atoms(loop.judged.judgments[row])[int(found.channel[0])]
+    atoms = channel_atoms(loop.judged.judgments[row])[int(pairs.channel[0])]
     encode = loop.token_credit.encode
 
     def after(prompt):
@@ -145,7 +145,7 @@ def test_divergence_is_what_one_row_at_a_time_gives(loops):
     whole = after(encode(example))
     without = after(encode(remove_atoms(example, atoms)))
     divergence = (whole.exp() * (whole - without)).sum(-1).detach().double()
-    torch.testing.assert_close(found.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
+    torch.testing.assert_close(pairs.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
 
 
 def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(loops):
@@ -165,11 +165,11 @@ def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(loops):
     "rule", [rule for rule in RULES if rule not in ("grpo", "gdpo", "exact", "evidence")]
 )
 def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule, monkeypatch):
-    seen = []
+    temperatures = []
 
     def listening(function):
         def called(*args, temperature=1.0, **options):
-            seen.append(temperature)
+            temperatures.append(temperature)
             return function(*args, temperature=temperature, **options)
 
         return called
@@ -187,11 +187,11 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
         make_examples("short", 2, 1),
         exact_judge,
     ).step()
-    assert len(seen) >= 2 and {*seen} == {0.5}
+    assert len(temperatures) >= 2 and {*temperatures} == {0.5}
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
         (
             {"mask_truncated": True, "max_prompt": 64},
@@ -204,9 +204,9 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
         ({"minibatches": 5}, "8 answers a step do not split into 5 mini-batches"),
     ],
 )
-def test_settings_that_the_loop_does_not_have_are_refused(changes, said):
+def test_settings_that_the_loop_does_not_have_are_refused(changes, message):
     model, tokenizer = load_policy("cold-short")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         CreditLoop(
             model,
             tokenizer,

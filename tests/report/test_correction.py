@@ -27,7 +27,7 @@ LONG = " ".join([SHORT] * 40)
 GERMAN = "Das ist eine Antwort, und sie ist nicht sehr lang."
 
 
-def part(name, verdict):
+def part_row(name, verdict):
     return {"part": name, "verdict": verdict, "answers": 90, "atoms": 700, "accuracy": 95.0} | {
         "low": 93.0,
         "high": 97.0,
@@ -48,7 +48,7 @@ def passed_exam(**changes):
         "numbers": {"macro": 96.0},
         "data": {"hash": "0", "edited": []},
         "file": "runs/exam/careful/exam.json",
-        "parts": [part("easy", "passed"), part("long", "failed")],
+        "parts": [part_row("easy", "passed"), part_row("long", "failed")],
         "languages": {"en": 90},
         "question_counts": exam_counts(frame).tolist(),
         "error_check": json.loads(check.to_json(orient="records")),
@@ -97,7 +97,11 @@ def test_beside_every_corrected_value_stands_what_it_assumes_and_how_to_check(tm
         ([GERMAN], {}, "its weakest part, "),
         ([SHORT], {"languages": {"zh": 90}}, "language en (100 % of these answers)"),
         ([SHORT], {"parts": []}, "does not say how it reads answers of their length"),
-        ([SHORT], {"parts": [part("easy", "undecided")]}, "undecided, by its weakest part, easy"),
+        (
+            [SHORT],
+            {"parts": [part_row("easy", "undecided")]},
+            "undecided, by its weakest part, easy",
+        ),
         ([SHORT], {"verdict": "failed"}, "ended failed"),
     ],
 )

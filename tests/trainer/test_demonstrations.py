@@ -531,10 +531,10 @@ def test_a_server_with_faults_changes_no_row(server, tmp_path):
         )
         assert sum(troubled.stats()["faults"].values()) > 0
 
-    def told(done):
+    def outcomes(done):
         return {row.example_id: (row.status, row.response, len(row.attempts)) for row in done.rows}
 
-    assert told(plain) == told(hard)
+    assert outcomes(plain) == outcomes(hard)
 
 
 def test_a_fatal_error_is_raised_and_rows_stay(tmp_path):
@@ -868,10 +868,10 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, signal_sent):
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
         make_demonstrations(examples, *cast(server), straight, **MICRO)
 
-    def told(folder):
+    def outcomes(folder):
         return {r.example_id: (r.status, r.response) for r in read_demonstrations(folder)}
 
-    assert told(straight) == told(out)
+    assert outcomes(straight) == outcomes(out)
 
 
 def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsys):

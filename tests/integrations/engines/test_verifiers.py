@@ -38,8 +38,8 @@ def environment() -> dict[str, str]:
         folders.append(str(ROOT / "packages" / "memcalib-env"))
     index = {"UV_DEFAULT_INDEX": os.environ.get("UV_DEFAULT_INDEX", "https://pypi.org/simple")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    mine = {"PYTHONPATH": ":".join(folders), "VLLM_KEY": "none", "PATH": path}
-    return {**os.environ, **index, **mine, "UV_PYTHON_DOWNLOADS": "never"}
+    own_variables = {"PYTHONPATH": ":".join(folders), "VLLM_KEY": "none", "PATH": path}
+    return {**os.environ, **index, **own_variables, "UV_PYTHON_DOWNLOADS": "never"}
 
 
 def documented_options() -> dict[str, str | None]:
