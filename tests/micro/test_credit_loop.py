@@ -2,6 +2,8 @@
 and the rules that only a comparison needs.
 """
 
+import copy
+import math
 from unittest import mock
 
 import pytest
@@ -13,7 +15,7 @@ from memcalib.micro import loop as training
 from memcalib.micro.policy import load_policy
 from memcalib.micro.loop import CreditLoop
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.problem import remove_atoms
+from memcalib.problem import judgment_for, remove_atoms
 from memcalib.reproduction.rule_runs import VARIANTS, compared_rule
 from memcalib.rules.base import CREDIT_RULES, channel_atoms
 from memcalib.trainer import rewards
@@ -219,3 +221,52 @@ def test_settings_that_the_loop_does_not_have_are_refused(changes, message):
 def test_unknown_rule_is_named():
     with pytest.raises(ValueError, match="rule 'gdop', allowed are .*'grpo', 'gdpo'"):
         compared_rule("gdop")
+
+
+def failing_judge(example, response):
+    return judgment_for(example, {}, error="timeout: no reply")
+
+
+def loop_of(judge, **changes):
+    model, tokenizer = load_policy("cold-short")
+    return CreditLoop(
+        model, tokenizer, config("gdpo", **changes), make_examples("short", 2, 1), judge
+    )
+
+
+def test_a_divergence_that_is_not_measured_is_no_zero():
+    row = loop_of(exact_judge, beta=0.0).step()
+    assert math.isnan(row["kl"]) and row["grad_norm"] > 0 and row["skipped"] == 0
+    assert loop_of(exact_judge, beta=0.01).step()["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_step_without_a_scored_answer_updates_nothing_and_says_so():
+    loop = loop_of(exact_judge, minibatches=2)
+    loop.step()
+    weights = [weight.detach().clone() for weight in loop.model.parameters()]
+    moments = copy.deepcopy(loop.optimizer.state_dict()["state"])
+    loop.judged.judge = failing_judge
+    row = loop.step()
+    assert row["skipped"] == 2 and row["step"] == 2
+    assert all(math.isnan(row[name]) for name in ("reward", "kl", "grad_norm"))
+    for weight, before in zip(loop.model.parameters(), weights, strict=True):
+        assert torch.equal(weight, before)
+    for number, state in loop.optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[name], moments[number][name]) for name in state)
+    loop.judged.judge = exact_judge
+    assert loop.step()["skipped"] == 2 and loop.updates == 6
+
+
+def test_a_mini_batch_without_a_scored_answer_is_left_out_of_the_means():
+    loop = loop_of(exact_judge, minibatches=2)
+    loop.cut = lambda rows: [torch.arange(4), torch.arange(4, 8)]
+    judged = []
+
+    def judge(example, response):
+        judged.append(example)
+        return exact_judge(example, response) if len(judged) <= 4 else failing_judge(example, "")
+
+    loop.judged.judge = judge
+    row = loop.step()
+    assert row["skipped"] == 1 and math.isfinite(row["kl"]) and row["grad_norm"] > 0
+    assert {int(state["step"]) for state in loop.optimizer.state.values()} == {1}
