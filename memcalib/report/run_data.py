@@ -21,6 +21,7 @@ from ..dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
 from ..evaluation.stance import actions_of
 from ..evaluation.disputed import disputed_atoms, disputed_scores
+from ..evaluation.exam_parts import check_parts
 from memcalib.evaluation.target_labels import (
     TargetLabels,
     hashes_of_answers,
@@ -274,6 +275,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
     run.manifest = _read_noted(run, "manifest.json")
     run.parameters = _read_noted(run, "parameters.json")
     run.exam = _read_noted(run, "exam.json")
+    _leave_out_unread_parts(run)
     _load_examples(run)
     positions = {example_id: i for i, example_id in enumerate(run.example_hashes or {})}
     judgments_file = _rows_file(run, "judgments.jsonl")
@@ -396,6 +398,17 @@ def _read_noted(run: Run, name: str) -> dict:
         for fault in error.errors(include_url=False):
             _remove_fault(run, name, document, fault["loc"], fault["msg"])
     return document
+
+
+def _leave_out_unread_parts(run: Run) -> None:
+    """Take parts that cannot be read out of the exam, with a note of the first fault."""
+    if not run.exam.get("parts"):
+        return
+    try:
+        check_parts(run.exam["parts"])
+    except DataError as error:
+        run.notes.append(printable(f"{error.violations[0]}; the parts were left out."))
+        del run.exam["parts"]
 
 
 def _remove_fault(

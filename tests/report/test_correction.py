@@ -129,3 +129,18 @@ def test_one_long_answer_of_forty_changes_nothing(tmp_path):
     folder = run_of(tmp_path, [SHORT] * 39 + [LONG], passed_exam())
     [correction] = corrections(load_run(folder))
     assert correction.withheld == ""
+
+
+def test_an_exam_whose_parts_cannot_be_read_is_said_and_corrects_nothing(tmp_path):
+    parts = [part_row("easy", "passed"), part_row("long", "splendid")]
+    folder = run_of(tmp_path, [SHORT], passed_exam(parts=parts))
+    run = load_run(folder)
+    note = (
+        "exam.json: parts, row 2: verdict: found 'splendid'; allowed: failed, undecided, passed; "
+        "the parts were left out."
+    )
+    assert note in run.notes
+    text = evaluation_text(folder)
+    assert "does not say how it reads answers of their length" in text
+    assert "corrected_low" not in text
+    assert "splendid" in write_evaluation_report(folder).read_text()
