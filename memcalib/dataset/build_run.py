@@ -568,8 +568,9 @@ class MemoryRun(BuildRun):
         return self.pipeline.preview_text(shown)
 
     def agree(self, yes: bool = False, pilot: int | None = None) -> "MemoryRun":
-        """Itself, allowed to make calls, after a yes; raises `NotAgreed` otherwise, with the command
-        that agrees: to a pilot of so many examples where one was asked for, or to the whole build.
+        """Itself, allowed to make calls, after a yes; raises `NotAgreed` otherwise, with the
+        command that agrees: to a pilot of so many examples where one was asked for, or to the whole
+        build.
         """
         if yes is not True:
             step = "" if pilot is None else f" --pilot {pilot}"

@@ -3,12 +3,14 @@ and its frozen file is that of the code.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from build_files import fill_in, role_settings, write_description
 from command_line import run
 
 from memcalib.commands.build import load_build
+from memcalib.commands.cli import build
 from memcalib.dataset import stages
 from memcalib.dataset.build import STAGES, Build
 from memcalib.dataset.build_run import BuildRun
@@ -17,6 +19,7 @@ from memcalib.dataset.pipeline import Pipeline, row_lineage
 from memcalib.dataset.splits import read_splits
 from memcalib.dataset.stages import Drop
 from memcalib.io.records import DataError, read_jsonl
+from memcalib.memory_logs.consent import NotAgreed
 from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.problem import load_examples
@@ -330,6 +333,27 @@ def test_the_way_of_a_row_ends_where_it_was_lost(tmp_path):
 def test_a_build_that_does_not_exist_is_named_with_those_that_do(capsys, tmp_path):
     code, _, err = run(capsys, "build", "nothing", "--out", tmp_path / "b")
     assert code == 1 and "allowed are micro" in err
+
+
+REFUSED = [
+    ({"name": "nothing"}, FileNotFoundError),
+    ({"pilot": 2, "freeze": True}, ValueError),
+    ({"reviews": Path("none.csv")}, FileNotFoundError),
+    ({"freeze": True}, FreezeError),
+    ({"from_memory": "nowhere.jsonl"}, FileNotFoundError),
+    ({"from_memory": "empty.jsonl"}, DataError),
+    ({"from_memory": "micro", "rows": 3}, NotAgreed),
+]
+
+
+@pytest.mark.parametrize(("options", "error"), REFUSED, ids=str)
+def test_what_build_raises_is_what_its_docstring_names(options, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    with pytest.raises(error) as caught:
+        build(**{"out": tmp_path / "b", "no_cache": True, **options})
+    assert type(caught.value).__name__ in build.__doc__
+    assert getattr(caught.value, "exit_code", 1) == 1 and "Exits 1" in build.__doc__
 
 
 def test_the_command_to_go_on_has_every_option_that_counts(capsys, tmp_path):
