@@ -459,15 +459,15 @@ class BuildRun:
         examples: list[Example],
         rows: Sequence[SourceRow | Draft],
         passed: Passed,
-        made: Made,
+        outcome: Made,
         frozen: Frozen,
     ) -> Path:
         """Splits, tables, manifest and card of finished examples."""
         build = self.build
         counts = count_examples(examples)
-        checks = made.findings.frame()
-        agreement = made.reviews.agreement()
-        attrition = self._attrition(rows, passed, made.drops)
+        checks = outcome.findings.frame()
+        agreement = outcome.reviews.agreement()
+        attrition = self._attrition(rows, passed, outcome.drops)
         splits = {}
         if build.splits:
             splits = split_examples(examples, build.splits, seed=build.seed)
@@ -501,7 +501,7 @@ class BuildRun:
             sizes=build.splits or None,
             seed=build.seed,
             splits=split_table(examples, splits) if splits else None,
-            privacy=self.pipeline.card_terms(made),
+            privacy=self.pipeline.card_terms(outcome),
             languages=build.languages,
             sources=self._card_sources(),
             agreement=agreement,

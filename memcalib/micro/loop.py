@@ -219,10 +219,21 @@ class CreditLoop:
             self.optimizer.step()
             self.optimizer.zero_grad()
             divergences.append(divergence.item())
+        return self._describe(ids, advantages, divergences, norms)
+
+    def _describe(
+        self,
+        ids: Sequence[list[int]],
+        advantages: Tensor,
+        divergences: Sequence[float],
+        norms: Sequence[float],
+    ) -> dict[str, Any]:
+        """The row of a step, from its answers and what was measured in its updates."""
+        judged = self.judged
         stats = answer_stats(ids, self.ends, advantages, judged.valid)
         names = ("response_length", "end_rate", "repetition", "closing_advantage")
         row: dict[str, Any] = dict(zip(names, stats.nanmean(0).tolist(), strict=True))
-        row["step"] = self.updates // config.minibatches
+        row["step"] = self.updates // self.config.minibatches
         row["reward"] = judged.rewards[judged.valid].sum(1).mean().item()
         row["kl"] = float(np.mean(divergences)) if divergences else math.nan
         row["grad_norm"] = float(np.mean(norms)) if norms else math.nan

@@ -460,9 +460,9 @@ def _example_versions(run: Run) -> Iterator[tuple[str, str, str]]:
             yield "rollouts.jsonl", example_id, version
 
 
-def _refuse_row(run: Run, name: str, example_id: str, found: str, allowed: str) -> NoReturn:
+def _refuse_row(run: Run, name: str, example_id: str, value_found: str, allowed: str) -> NoReturn:
     file = str(run.folder / name)
-    raise DataError([Violation("example", found, allowed, example_id=example_id, file=file)])
+    raise DataError([Violation("example", value_found, allowed, example_id=example_id, file=file)])
 
 
 def filled(file: Path) -> bool:
