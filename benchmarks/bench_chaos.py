@@ -53,14 +53,19 @@ def client(plan: dict) -> dict:
 
     limits = {name: plan[name] for name in ("rpm", "concurrency", "attempts") if plan.get(name)}
     timeout = plan.get("timeout", PATIENT)
-    place = {"base_url": plan["url"], "key_env": KEY, "timeout": timeout, "backoff": 0.5} | limits
+    connection = {
+        "base_url": plan["url"],
+        "key_env": KEY,
+        "timeout": timeout,
+        "backoff": 0.5,
+    } | limits
     examples = load_examples(plan["examples"])
     folder = Path(plan["folder"])
     sampling = Sampling(seeds=tuple(plan.get("seeds", SEEDS)), ask_again=("empty", "length"))
-    backend = EndpointBackend(Endpoint(model="micro-model", **place), Path(plan["cache"]))
+    backend = EndpointBackend(Endpoint(model="micro-model", **connection), Path(plan["cache"]))
     start = time.monotonic()
     cpu = time.process_time()
-    made = generate(examples, backend, sampling, folder / "rollouts.jsonl")
+    generated = generate(examples, backend, sampling, folder / "rollouts.jsonl")
     totals = backend.totals
     steps = {"generate": time.monotonic() - start}
     if plan.get("judge", True):
@@ -68,7 +73,9 @@ def client(plan: dict) -> dict:
 
         if plan.get("rows_on_disk"):
             fill_disk_after(plan["rows_on_disk"])
-        judge = LLMJudge(Endpoint(model="micro-judge", **place), JudgeConfig(), Path(plan["cache"]))
+        judge = LLMJudge(
+            Endpoint(model="micro-judge", **connection), JudgeConfig(), Path(plan["cache"])
+        )
         judge_rollouts(examples, folder / "rollouts.jsonl", judge, folder / "judgments.jsonl")
         totals = totals + judge.totals
         steps = steps | {"judge": time.monotonic() - start - steps["generate"]}
@@ -83,7 +90,7 @@ def client(plan: dict) -> dict:
         "calls": totals.calls,
         "cached": totals.cached,
         "retries": totals.retries,
-        "rows": made.wanted,
+        "rows": generated.wanted,
     }
 
 
@@ -163,10 +170,10 @@ def run(plan: dict) -> dict:
 
 
 def result_of(process: subprocess.Popen) -> dict:
-    said = process.communicate()[0]
+    output = process.communicate()[0]
     if process.returncode:
         raise SystemExit(f"a run ended with exit status {process.returncode}")
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 @contextmanager
@@ -215,13 +222,18 @@ def outcome(folder: Path) -> dict:
     table = score_text(folder / "judgments.jsonl", by=["domain"], as_json=True)
     failed += sum(finish == "error" for finish, _ in rollouts.values())
     rows = list(read_jsonl(folder / "rollouts.jsonl", Rollout))
-    more = {
+    answer_counts = {
         "withheld": {row.key[:-1] for row in rows if row.withheld},
         "thoughts": sum(hasattr(r, "thoughts") for r in rows),
         "others": sum(hasattr(r, "answered_by") for r in rows),
         "refused": {r.key[:-1] for r in rows if getattr(r, "served_finish", "") == "refusal"},
     }
-    return {"rollouts": rollouts, "judgments": judged, "failed": failed, "table": table} | more
+    return {
+        "rollouts": rollouts,
+        "judgments": judged,
+        "failed": failed,
+        "table": table,
+    } | answer_counts
 
 
 class Checks:
@@ -230,10 +242,10 @@ class Checks:
     def __init__(self):
         self.failed = 0
 
-    def __call__(self, claim: str, found, allowed) -> None:
-        holds = allowed(found) if callable(allowed) else found == allowed
+    def __call__(self, claim: str, value, allowed) -> None:
+        holds = allowed(value) if callable(allowed) else value == allowed
         self.failed += not holds
-        print(f"  {'ok  ' if holds else 'FAIL'} {claim}: {found}", flush=True)
+        print(f"  {'ok  ' if holds else 'FAIL'} {claim}: {value}", flush=True)
 
 
 def title(text: str) -> None:
@@ -249,21 +261,21 @@ def report(used: dict) -> None:
     print(f"  client CPU {each:.2f} ms a call, peak memory {used['peak']:.0f} MB", flush=True)
 
 
-def same(check: Checks, got: dict, wanted: dict, rows: int) -> None:
+def same(check: Checks, got: dict, fault_free: dict, rows: int) -> None:
     check("answers", len(got["rollouts"]), rows)
     check("judgments", len(got["judgments"]), rows)
     check("rows that failed or are unscored", got["failed"], 0)
     check(
         "answers unlike the fault-free run",
-        sum(v != wanted["rollouts"].get(k) for k, v in got["rollouts"].items()),
+        sum(v != fault_free["rollouts"].get(k) for k, v in got["rollouts"].items()),
         0,
     )
     check(
         "judgments unlike it",
-        sum(v != wanted["judgments"].get(k) for k, v in got["judgments"].items()),
+        sum(v != fault_free["judgments"].get(k) for k, v in got["judgments"].items()),
         0,
     )
-    check("the printed table is the same", got["table"] == wanted["table"], True)
+    check("the printed table is the same", got["table"] == fault_free["table"], True)
 
 
 def book(check: Checks, stats: dict) -> None:
@@ -353,11 +365,11 @@ def keys_in(folder: Path, key: str) -> list[str]:
     import base64
 
     marks = [key.encode(), base64.b64encode(key.encode())[:-4], key.encode().hex().encode()]
-    found = []
+    files = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data = path.read_bytes()
-        found += [str(path.relative_to(folder))] if any(mark in data for mark in marks) else []
-    return found
+        files += [str(path.relative_to(folder))] if any(mark in data for mark in marks) else []
+    return files
 
 
 def main(small: bool, folder: Path) -> int:
@@ -376,12 +388,12 @@ def main(small: bool, folder: Path) -> int:
     rows = count * len(SEEDS)
     five = dict.fromkeys((*TRANSPORT, *CONTENT), 0.05) | {"retry_after": 1} | large
 
-    def plan(name: str, url: str, cache: str = "", **more) -> dict:
-        place = {
+    def plan(name: str, url: str, cache: str = "", **settings) -> dict:
+        paths = {
             "folder": str(folder / name),
             "cache": str(folder / f"{cache or name}.cache" / "calls.sqlite"),
         }
-        return {"url": url, "examples": str(examples), "concurrency": 32} | place | more
+        return {"url": url, "examples": str(examples), "concurrency": 32} | paths | settings
 
     title(f"Without faults: {count} examples, {len(SEEDS)} seeds, {large['large']} large answers")
     with server(examples, large) as (url, read):
@@ -447,27 +459,33 @@ def main(small: bool, folder: Path) -> int:
         used = run(plan("odd", url))
         stats = read()
     report(used)
-    found = outcome(folder / "odd")
-    held = found["withheld"]
-    judged = found["judgments"]
-    check("answers", len(found["rollouts"]), rows)
+    odd_outcome = outcome(folder / "odd")
+    held = odd_outcome["withheld"]
+    judged = odd_outcome["judgments"]
+    check("answers", len(odd_outcome["rollouts"]), rows)
     check("every kind was given", sorted({*odd} - {"quiet", *large} - set(stats["faults"])), [])
     check("withheld answers", len(held), lambda count: 0 < count < 0.1 * rows)
-    check("rows that are unscored, as many as withheld", found["failed"] - len(held), 0)
-    check("answers behind thoughts are recorded", found["thoughts"], lambda count: count > 0)
+    check("rows that are unscored, as many as withheld", odd_outcome["failed"] - len(held), 0)
+    check("answers behind thoughts are recorded", odd_outcome["thoughts"], lambda count: count > 0)
     check(
-        "answers under another model's name are recorded", found["others"], lambda count: count > 0
+        "answers under another model's name are recorded",
+        odd_outcome["others"],
+        lambda count: count > 0,
     )
-    refused = found["refused"]
+    refused = odd_outcome["refused"]
     check("answers that are refusals", len(refused), lambda count: 0 < count < 0.1 * rows)
-    kept = [k for k in found["rollouts"] if k[:-1] not in held | refused]
+    ordinary = [k for k in odd_outcome["rollouts"] if k[:-1] not in held | refused]
     check(
         "other answers unlike the fault-free run",
-        sum(found["rollouts"][k] != clean["rollouts"][k] for k in kept),
+        sum(odd_outcome["rollouts"][k] != clean["rollouts"][k] for k in ordinary),
         0,
     )
-    kept = [k for k in judged if k[:-1] not in held | refused]
-    check("other judgments unlike it", sum(judged[k] != clean["judgments"].get(k) for k in kept), 0)
+    ordinary = [k for k in judged if k[:-1] not in held | refused]
+    check(
+        "other judgments unlike it",
+        sum(judged[k] != clean["judgments"].get(k) for k in ordinary),
+        0,
+    )
     check("asked again after a clean reply", len(stats["asked_again"]), 0)
 
     title("With 5 % of each reply that is no HTTP")
@@ -492,9 +510,9 @@ def main(small: bool, folder: Path) -> int:
         ("It moves in the middle", {"moved": int(0.3 * total)}, "nothing was sent there", total),
     ):
         title(name)
-        place = "first-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+        name_of_folder = "first-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
         with server(examples, large | faults) as (url, read):
-            code, error = stopped(plan(place, url, attempts=2), read)
+            code, error = stopped(plan(name_of_folder, url, attempts=2), read)
             stats = read()
         check("it ended as it should", code, 1)
         check("the reason is given", reason in error, True)
@@ -524,7 +542,7 @@ def main(small: bool, folder: Path) -> int:
     check("answers without a judgment", flaky["unscored"], 0)
     check("the weights are the same", flaky["weights"] == calm["weights"], True)
 
-    for name, reason, faults, more, enough in (
+    for name, reason, faults, settings, enough in (
         (
             "The disk of the run is full in the middle of the judgments",
             "judgments.jsonl",
@@ -550,9 +568,9 @@ def main(small: bool, folder: Path) -> int:
         ),
     ):
         title(name)
-        place = f"stopped-{name.split()[1]}-{enough}"
+        name_of_folder = f"stopped-{name.split()[1]}-{enough}"
         with server(examples, large | faults, latency=0.2) as (url, read):
-            code, error = stopped(plan(place, url, attempts=2, **more), read, enough)
+            code, error = stopped(plan(name_of_folder, url, attempts=2, **settings), read, enough)
             before = read()
         check("it ended as it should", code, -signal.SIGINT if enough else 1)
         check("the reason is given", reason in error, True)
@@ -561,10 +579,10 @@ def main(small: bool, folder: Path) -> int:
             check("calls to a judge that is down", spent, lambda count: count <= 2 * (20 + 2 * 32))
         url = urllib.parse.urlsplit(url)
         with server(examples, large, port=url.port) as (url, read):
-            used = run(plan(place, url, attempts=2))
+            used = run(plan(name_of_folder, url, attempts=2))
             stats = read()
         report(used)
-        same(check, outcome(folder / place), clean, rows)
+        same(check, outcome(folder / name_of_folder), clean, rows)
         check(
             "clean replies, before and after, as many as without a stop",
             before["successes"] + stats["successes"],
@@ -626,5 +644,5 @@ if __name__ == "__main__":
         options.keep.mkdir(parents=True, exist_ok=True)
         raise SystemExit(main(options.small, options.keep))
     else:
-        with tempfile.TemporaryDirectory() as place:
-            raise SystemExit(main(options.small, Path(place)))
+        with tempfile.TemporaryDirectory() as temporary:
+            raise SystemExit(main(options.small, Path(temporary)))

@@ -54,16 +54,16 @@ def smuggled_clauses(examples: Sequence[Example]) -> dict[str, int]:
     """In how many rows a short clause added to a paragraph is seen by the check and by the
     builder's stricter one.
     """
-    seen = {"rows": len(examples), "lint": 0, "builder's check": 0}
+    counts = {"rows": len(examples), "lint": 0, "builder's check": 0}
     for example in examples:
         block = example.blocks[0]
         text = block.memory_text.rstrip(".") + ", and keeps bees."
         if lint_example(with_text(example, block, text), ["block_adds_nothing"]):
-            seen["lint"] += 1
+            counts["lint"] += 1
         atom_texts = [example.atom(atom_id).text for atom_id in block.atom_ids]
         if any("added" in rule for rule, _ in text_faults(atom_texts, text)):
-            seen["builder's check"] += 1
-    return seen
+            counts["builder's check"] += 1
+    return counts
 
 
 def main() -> None:

@@ -56,15 +56,15 @@ def serve(limited: bool, delay: float, letters: int) -> None:
 
     async def chat(request):
         nonlocal now, most
-        asked = await request.json()
+        question = await request.json()
         if refused():
             counts["429"] += 1
             return web.json_response({"error": {"message": "rate limit"}}, status=429)
         now += 1
         most = max(most, now)
-        await asyncio.sleep(delay * (1 + asked["seed"] % 11 / 10))
+        await asyncio.sleep(delay * (1 + question["seed"] % 11 / 10))
         now -= 1
-        counts[str(asked["seed"])] += 1
+        counts[str(question["seed"])] += 1
         return web.json_response(body)
 
     async def seen(_):
@@ -157,7 +157,7 @@ def share_of_limit(folder: Path, seconds: int, delay: float = 2.0) -> float:
     with server(limited=True, delay=delay) as address:
         limits = {"rpm": RPM, "concurrency": AT_ONCE}
         out = ask(address, str(folder / "limit.sqlite"), 100_000, seconds + first + 0.5, **limits)
-        told = seen(address)
+        server_state = seen(address)
     good = sum(
         count for second, count in out["by_second"].items() if first <= second < first + seconds
     )
@@ -165,7 +165,7 @@ def share_of_limit(folder: Path, seconds: int, delay: float = 2.0) -> float:
     print(
         f"limit of {RPM} requests a minute, {AT_ONCE} at once: {share:.1%} of it used over "
         f"{seconds} s,"
-        f" {told['counts'].get('429', 0)} refusals, at most {told['most']} at once"
+        f" {server_state['counts'].get('429', 0)} refusals, at most {server_state['most']} at once"
     )
     return share
 
@@ -189,14 +189,14 @@ def doubled_calls(folder: Path, calls: int = 1000) -> int:
             in_a_process(address, str(folder / "two.sqlite"), calls, 600, concurrency=32)
             for _ in range(2)
         ]
-        made = [json.loads(process.communicate()[0])["calls"] for process in both]
-        told = seen(address)["counts"]
-    doubled = sum(count > 1 for count in told.values())
+        calls_made = [json.loads(process.communicate()[0])["calls"] for process in both]
+        counts = seen(address)["counts"]
+    doubled = sum(count > 1 for count in counts.values())
     print(
-        f"two processes, {calls} questions, one cache: {made[0]} + {made[1]} calls, {doubled} "
-        "doubled"
+        f"two processes, {calls} questions, one cache: {calls_made[0]} + {calls_made[1]} calls, "
+        f"{doubled} doubled"
     )
-    assert len(told) == calls
+    assert len(counts) == calls
     return doubled
 
 
@@ -207,8 +207,8 @@ def main(seconds: int = 40) -> None:
         each = cost_per_call(Path(name))
         doubled = doubled_calls(Path(name))
     failed = [
-        what
-        for what, bad in (("limit", share < 0.95), ("cost", each >= 5), ("doubled", doubled > 0))
+        claim
+        for claim, bad in (("limit", share < 0.95), ("cost", each >= 5), ("doubled", doubled > 0))
         if bad
     ]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -103,14 +103,15 @@ def main(rounds: int = 5) -> None:
                 slow = response_logps_reference(model, prompts, responses)
                 print(f"largest difference to the reference: {(out - slow).abs().max():.1e}")
     took = {name: 1000 * statistics.median(t) for name, t in times.items()}
-    best, once = (
+    best, best_unique = (
         min((n for n in took if n.startswith(kind)), key=took.get) for kind in ("plain", "unique")
     )
     for name, ms in took.items():
         print(f"  {name:14s} {ms:8.1f} ms   {ms / took['shared']:.2f}x")
     print(
         f"shared is {took['one at a time'] / took['shared']:.2f}x one at a time, "
-        f"{took[best] / took['shared']:.2f}x {best}, {took[once] / took['shared']:.2f}x {once}"
+        f"{took[best] / took['shared']:.2f}x {best}, "
+        f"{took[best_unique] / took['shared']:.2f}x {best_unique}"
     )
 
 

@@ -29,10 +29,10 @@ def scores(model, tokenizer) -> dict[str, float]:
     """Sampled answers of 300 test examples behind the student's prompt."""
     encode = prompt_encoder(tokenizer, prompt_template="micro")
     tests = make_examples(WORLD, 300, 7, "test")
-    found = prompted_scores(
+    all_scores = prompted_scores(
         model, tokenizer, tests, exact_judge, encode, max_tokens=WORLD.max_new_tokens
     )
-    return {name: round(found[name], 1) for name in SHOWN}
+    return {name: round(all_scores[name], 1) for name in SHOWN}
 
 
 def run(method: str, changes: dict, steps: int, seed: int) -> dict:

@@ -45,25 +45,25 @@ def credit_alone(world: str, prompts: int, generations: int, policy) -> str:
         text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, seed=0
     )
     rollouts = sample_answers(model, tokenizer, examples, samples=generations, **options)
-    asked = [example for example in examples for _ in range(generations)]
+    repeated = [example for example in examples for _ in range(generations)]
     judged = ChannelRewards(exact_judge, examples)
     judged.read(
-        asked,
+        repeated,
         [rollout.response for rollout in rollouts],
         [rollout.token_ids for rollout in rollouts],
     )
-    full = response_logps(model, [encode(example) for example in asked], judged.ids)
+    full = response_logps(model, [encode(example) for example in repeated], judged.ids)
     lines.append(f"{'credit of one batch':32}{'rows again':>12}{'an answer':>12}{'CPU s':>10}")
     for name, change in VARIANTS.items():
         if change is not None:
             config = world_config(WORLDS[world], **change).credit
             credit = TokenCredit(tokenizer, config, encode)
-            request = credit.requests(asked, judged.judgments, judged.ids, full=False)
+            request = credit.requests(repeated, judged.judgments, judged.ids, full=False)
             rows = len(request) * (2 if request.without else 1)
             start = time.process_time()
             assign_credit(model, credit, judged, generations=generations, full=full)
             lines.append(
-                f"{name:32}{rows:12}{rows / len(asked):12.2f}{time.process_time() - start:10.3f}"
+                f"{name:32}{rows:12}{rows / len(repeated):12.2f}{time.process_time() - start:10.3f}"
             )
     return "\n".join(lines)
 

@@ -163,13 +163,13 @@ class Phases:
             sum(self.seconds["step"][i : i + self.parts])
             for i in range(0, len(self.seconds["step"]), self.parts)
         ]
-        found = {
+        phases = {
             name: statistics.median(times[1:] or times)
             for name, times in self.seconds.items()
             if name != "step"
         }
         whole = statistics.median(steps[1:] or steps)
-        return {**found, "update": whole - sum(found.values()), "step": whole}
+        return {**phases, "update": whole - sum(phases.values()), "step": whole}
 
 
 def base_trainer(config: TrainConfig, model, tokenizer, examples, out: Path) -> GRPOTrainer:
@@ -211,12 +211,12 @@ def difference(shape: dict, tokenizer, examples, device: str) -> dict[str, float
     slow = None
     slow = response_logps_reference(cpu, prompts, answers)
     fast = response_logps(cpu, prompts, answers)
-    there = cpu.to(device)
-    again = draw(there)
-    found = response_logps(there, prompts, answers).cpu()
+    on_device = cpu.to(device)
+    again = draw(on_device)
+    on_device_logps = response_logps(on_device, prompts, answers).cpu()
     return {
         "shared prompts against one row at a time, nats": (slow - fast).abs().max().item(),
-        f"{device} against the CPU, nats": (found - fast).abs().max().item(),
+        f"{device} against the CPU, nats": (on_device_logps - fast).abs().max().item(),
         "answers sampled alike, %": 100
         * sum(a == b for a, b in zip(answers, again, strict=True))
         / len(answers),
@@ -249,8 +249,8 @@ def main() -> None:
         ]["shape"]
     shape = dict(shape) | ({"num_hidden_layers": options.layers} if options.layers else {})
     defaults = SIZES.get(options.shape, (8, 8, 512))
-    given = (options.prompts, options.generations, options.tokens)
-    prompts, generations, tokens = (g or d for g, d in zip(given, defaults, strict=True))
+    chosen = (options.prompts, options.generations, options.tokens)
+    prompts, generations, tokens = (g or d for g, d in zip(chosen, defaults, strict=True))
     half = options.device == "cuda"
     dtype = torch.bfloat16 if half and options.shape != "small" else torch.float32
     examples = [e for e in load_examples("starter:core") if e.model_extra["language"] == "en"][
@@ -291,7 +291,7 @@ def main() -> None:
         f"{generations} answers of {tokens} tokens, prompts of {statistics.mean(lengths):.0f} "
         f"tokens, {options.steps} steps"
     )
-    found: dict[str, Phases] = {}
+    phases_by_name: dict[str, Phases] = {}
     for name in (options.method, *(() if options.no_trl else ("TRL GRPO",))):
         with tempfile.TemporaryDirectory() as folder:
             model = random_model(shape, tokenizer, dtype, options.device)
@@ -310,14 +310,14 @@ def main() -> None:
                 )
                 trainer = CreditTrainer(model, judge=Dice(), **arguments)
             trainer.remove_callback(PrinterCallback)
-            found[name] = Phases(trainer, config.minibatches * config.accumulate)
+            phases_by_name[name] = Phases(trainer, config.minibatches * config.accumulate)
             trainer.train()
             del trainer, model
         if half:
             torch.cuda.empty_cache()
     columns = ["sampling", "counterfactual pass", "update", "step"]
     print(f"\n{'seconds of':24}" + "".join(f"{c:>22}" for c in columns))
-    for name, phases in found.items():
+    for name, phases in phases_by_name.items():
         medians = phases.medians()
         print(
             f"{name:24}"
@@ -342,7 +342,9 @@ def main() -> None:
         * (plan.prompt + plan.answer)
         / 1e12
     )
-    rates = (f"{name} {work / phases.medians()['update']:.3g}" for name, phases in found.items())
+    rates = (
+        f"{name} {work / phases.medians()['update']:.3g}" for name, phases in phases_by_name.items()
+    )
     print(
         "update, TFLOP/s as if no prompt were shared, to hold against the device's limit: "
         f"{', '.join(rates)}"
@@ -354,11 +356,11 @@ def main() -> None:
         "step": ("activations", "output head"),
     }
     for phase, names in working.items():
-        measured = f"{found[options.method].memory[phase] / GIB:.3f}" if half else "-"
+        measured = f"{phases_by_name[options.method].memory[phase] / GIB:.3f}" if half else "-"
         print(f"{phase:41}{measured:>11}{sum(forecast.parts[name] for name in names) / GIB:11.3f}")
     print()
-    for what, value in difference(shape, tokenizer, examples, options.device).items():
-        print(f"{what:50}{value:12.3g}")
+    for quantity, value in difference(shape, tokenizer, examples, options.device).items():
+        print(f"{quantity:50}{value:12.3g}")
 
 
 if __name__ == "__main__":

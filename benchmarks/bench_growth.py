@@ -68,12 +68,12 @@ READERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
 
 def seconds(read: Callable[[str], object], piece: str, letters: int, times: int) -> float:
     text = piece * (letters // len(piece))
-    found = []
+    times_measured = []
     for _ in range(times):
         start = time.perf_counter()
         read(text)
-        found.append(time.perf_counter() - start)
-    return min(found)
+        times_measured.append(time.perf_counter() - start)
+    return min(times_measured)
 
 
 def main() -> None:

@@ -235,9 +235,9 @@ def arithmetic(model, spans: list[tuple[int, int]], answers: int) -> float:
     weights = sum(p.numel() for p in model.parameters()) - head * (
         1 if config.tie_word_embeddings else 2
     )
-    seen = sum((a + b + 1) * (b - a) / 2 for a, b in spans)
+    attended = sum((a + b + 1) * (b - a) / 2 for a, b in spans)
     look = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    return weights * sum(b - a for a, b in spans) + look * seen + head * answers
+    return weights * sum(b - a for a, b in spans) + look * attended + head * answers
 
 
 class Timer:
@@ -277,13 +277,13 @@ def score(work: Work) -> None:
 
     response_logps(model, [[1, 2]] * 2, [[3], [4]])
     seconds = {"one row at a time": 0.0, "one row at a time, all logits": 0.0}
-    wanted = []
+    alone_logps = []
     halves = []
     middle = len(sample) // 2
-    for part in (sample[:middle], sample[middle:]):
-        took, found = timer(lambda part=part: [alone(p, y)[0] for p, y in part])
+    for half in (sample[:middle], sample[middle:]):
+        took, logps = timer(lambda half=half: [alone(p, y)[0] for p, y in half])
         seconds["one row at a time"] += took * len(pairs) / len(sample)
-        wanted += found
+        alone_logps += logps
         if not halves:
             took, out = timer(lambda: response_logps(model, work.prompts, work.responses))
             halves.append(seconds.setdefault("shared caches", took))
@@ -292,7 +292,9 @@ def score(work: Work) -> None:
     if work.options.trees:
         seconds["trees"], _ = timer(lambda: tree_logps(model, work.prompts, work.responses))
     at = [pairs.index(pair) for pair in sample]
-    gap = max((out[i, : len(y)] - y).abs().max().item() for i, y in zip(at, wanted, strict=True))
+    gap = max(
+        (out[i, : len(y)] - y).abs().max().item() for i, y in zip(at, alone_logps, strict=True)
+    )
     print(f"largest difference to one row at a time: {gap:.1e}; verdicts {sharing_faults(model)}")
     for name, value in seconds.items():
         print(f"  {name:32}{value:10.1f} s   {value / seconds['shared caches']:5.2f}x")
@@ -313,25 +315,25 @@ def total_reward(examples: list[Example]):
 
 def fixed_answers(work: Work):
     """Answers in place of sampling: a function of prompt ids, row by row."""
-    known = {
+    answers_by_prompt = {
         tuple(work.encode(e)): work.answers[8 * k : 8 * k + 8] for k, e in enumerate(work.examples)
     }
 
-    def given(prompts) -> list[list[int]]:
-        seen: dict[tuple, int] = {}
+    def answer_ids(prompts) -> list[list[int]]:
+        uses: dict[tuple, int] = {}
         out = []
         for prompt in map(tuple, prompts):
-            out.append(known[prompt][seen.get(prompt, 0)])
-            seen[prompt] = seen.get(prompt, 0) + 1
+            out.append(answers_by_prompt[prompt][uses.get(prompt, 0)])
+            uses[prompt] = uses.get(prompt, 0) + 1
         return out
 
-    return given
+    return answer_ids
 
 
 def build_trainer(work: Work, method: str, out: Path, share: bool = True):
     """TRL's GRPO trainer for `base`, else ours; both sample nothing and get the same answers."""
     options = work.options
-    given = fixed_answers(work)
+    answers_of = fixed_answers(work)
     trl = {"bf16": options.device != "cpu", "use_cpu": options.device == "cpu"}
     trl["gradient_checkpointing"] = options.checkpointing
     sizes = dict(
@@ -350,7 +352,7 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
         if options.size == "8b"
         else None
     )
-    training.sample_tokens = lambda model, prompts, **_: given(prompts)
+    training.sample_tokens = lambda model, prompts, **_: answers_of(prompts)
     if method != "base":
         trainer_class = training.trainer_class(method)
         options = dict(
@@ -365,13 +367,13 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
 
     def rollout(prompts, trainer):
         ids = [encode_prompt(work.tokenizer, prompt) for prompt in prompts]
-        return {"prompt_ids": ids, "completion_ids": given(ids), "logprobs": None}
+        return {"prompt_ids": ids, "completion_ids": answers_of(ids), "logprobs": None}
 
     dataset = prompt_dataset(config, work.tokenizer, work.examples)
     arguments = trl_config(config, out)
     reward = [total_reward(work.examples)]
-    rest = dict(processing_class=work.tokenizer, rollout_func=rollout, peft_config=peft)
-    return GRPOTrainer(model, reward, arguments, dataset, **rest)
+    other_arguments = dict(processing_class=work.tokenizer, rollout_func=rollout, peft_config=peft)
+    return GRPOTrainer(model, reward, arguments, dataset, **other_arguments)
 
 
 def one_step(work: Work, method: str, share: bool = True) -> tuple[float, object]:
@@ -424,7 +426,7 @@ def distil(work: Work) -> None:
     print(f"  teacher's prompts of {lengths} tokens, read once in both")
 
 
-def peak(work: Work, what: str) -> None:
+def peak(work: Work, kind: str) -> None:
     """Peak memory of one kind of work beyond model and data,
     printed as JSON (a child process of `memory`).
     """
@@ -438,17 +440,17 @@ def peak(work: Work, what: str) -> None:
     if device != "cpu":
         usage = torch.cuda.max_memory_allocated
     tree_logps(model, [[1, 2]] * 2, [[3], [4]])
-    if what in ("update, plain", "update, trees"):
+    if kind in ("update, plain", "update, trees"):
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
     before = usage()
-    if what == "counterfactual":
+    if kind == "counterfactual":
         response_logps(model, work.prompts, work.responses)
-    elif what == "update, trees":
+    elif kind == "update, trees":
         half = [range(k, len(prompts), 2) for k in (0, 1)][0]
         rows = [prompts[i] for i in half], [work.answers[i] for i in half]
         tree_logps(model, *rows, grad=True, entropy=True)[0].sum().backward()
-    elif what == "update, plain":
+    elif kind == "update, plain":
         rows = torch.tensor(
             [p + y for p, y in list(zip(prompts, work.answers, strict=True))[: len(prompts) // 2]]
         )
@@ -474,10 +476,10 @@ def memory(work: Work) -> None:
     of an update.
     """
     print(work.describe(work.model()))
-    for what in ("counterfactual", "update, trees", "update, plain"):
-        command = [sys.executable, __file__, "peak", *sys.argv[2:], "--what", what]
+    for kind in ("counterfactual", "update, trees", "update, plain"):
+        command = [sys.executable, __file__, "peak", *sys.argv[2:], "--kind", kind]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        print(f"  {what:16}{json.loads(out.strip().splitlines()[-1])['bytes'] / 2**20:10.0f} MiB")
+        print(f"  {kind:16}{json.loads(out.strip().splitlines()[-1])['bytes'] / 2**20:10.0f} MiB")
 
 
 def main() -> None:
@@ -504,13 +506,13 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--what", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     work = Work(options)
     verbs = {"score": score, "step": step, "distil": distil, "memory": memory}
-    verbs["peak"] = functools.partial(peak, what=options.what)
+    verbs["peak"] = functools.partial(peak, kind=options.kind)
     verbs[options.verb](work)
 
 

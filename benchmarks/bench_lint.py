@@ -21,7 +21,7 @@ from invented_rows import invented_examples
 
 from memcalib.problem import sample_records
 
-wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000
+row_count = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000
 
 LINT = """
 import sys
@@ -55,7 +55,7 @@ def measured(code: str, path: Path, processes: int = 1) -> Taken:
     used = child.ru_utime + child.ru_stime - before.ru_utime - before.ru_stime
     peak = child.ru_maxrss / 1e6  # of the larger child so far
     print(
-        f"{seconds:.1f} s, {used:.1f} s of processor, {1000 * used / wanted:.2f} ms a row, peak "
+        f"{seconds:.1f} s, {used:.1f} s of processor, {1000 * used / row_count:.2f} ms a row, peak "
         f"memory {peak:.2f} GB",
         flush=True,
     )
@@ -66,10 +66,10 @@ with tempfile.TemporaryDirectory() as home:
     path = Path(home) / "data.jsonl"
     rows = cycle([*sample_records(), *invented_examples(720)])
     with open(path, "w", encoding="utf-8") as file:
-        for i, row in enumerate(islice(rows, wanted)):
+        for i, row in enumerate(islice(rows, row_count)):
             file.write(row.model_copy(update={"id": f"{row.id}-{i}"}).to_json() + "\n")
     size = path.stat().st_size
-    print(f"{size / 1e6:.0f} MB, {size / wanted / 1000:.1f} kB a row", flush=True)
+    print(f"{size / 1e6:.0f} MB, {size / row_count / 1000:.1f} kB a row", flush=True)
     validated = measured(VALIDATE, path)
     linted = measured(LINT, path)
     cores = os.cpu_count() or 1

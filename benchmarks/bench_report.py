@@ -17,7 +17,7 @@ from memcalib.micro.world import answer, exact_judge, make_examples
 from memcalib.problem import Level, Rollout
 from memcalib.io.records import write_jsonl
 
-wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+row_count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
 letters = int(sys.argv[2]) if len(sys.argv) > 2 else 2_500
 SEEDS = (42, 43, 44)
 
@@ -26,8 +26,8 @@ def play(folder: Path) -> tuple[int, int]:
     """Answers of an oracle whose levels were disturbed by dice, under three seeds,
     each judged; answers and atoms.
     """
-    examples = make_examples("long", wanted // 32, seed=5, split="test")
-    while sum(len(example.levels) for example in examples) * len(SEEDS) < wanted:
+    examples = make_examples("long", row_count // 32, seed=5, split="test")
+    while sum(len(example.levels) for example in examples) * len(SEEDS) < row_count:
         examples = make_examples("long", len(examples) + 10, seed=5, split="test")
     rollouts = []
     judgments = []
@@ -74,7 +74,7 @@ with tempfile.TemporaryDirectory() as home:
     size = (folder / "report.html").stat().st_size / 1e6
 
 child = resource.getrusage(resource.RUSAGE_CHILDREN)
-assert atoms >= wanted
+assert atoms >= row_count
 print(
     f"{answers:,} answers, {atoms:,} atoms, {megabytes:.0f} MB of rows, report.html {size:.1f} MB"
 )

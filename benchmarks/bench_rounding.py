@@ -35,21 +35,23 @@ def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, fl
     return gap.max().item(), (gap / size.clamp(min=1e-9)).max().item()
 
 
-def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
+def batch_rows(trainer, batch) -> dict[str, tuple[float, float, float]]:
     """Of one batch: the largest difference of log-probabilities, and of advantages,
     for each two ways of reading it.
     """
-    slow = steps.slow_step(trainer, seen)
-    known = steps.as_read(seen, slow)
-    same = steps.slow_step(trainer, seen, lambda prompt, answer: known[*prompt, -1, *answer])
-    deep = partial(steps.read, copy.deepcopy(seen["policy"]).double(), trainer.temperature)
-    exact = steps.slow_step(trainer, seen, deep)
-    ids = seen["judged"].ids
+    slow = steps.slow_step(trainer, batch)
+    logps_by_ids = steps.as_read(batch, slow)
+    same = steps.slow_step(
+        trainer, batch, lambda prompt, answer: logps_by_ids[*prompt, -1, *answer]
+    )
+    deep = partial(steps.read, copy.deepcopy(batch["policy"]).double(), trainer.temperature)
+    exact = steps.slow_step(trainer, batch, deep)
+    ids = batch["judged"].ids
 
     def cut(table):
         return [row[: len(y)].tolist() for row, y in zip(table, ids, strict=True)]
 
-    fast = (cut(seen["batch"]["old_per_token_logps"]), cut(seen["credit"].advantages))
+    fast = (cut(batch["batch"]["old_per_token_logps"]), cut(batch["credit"].advantages))
     ways = {
         "trainer, slow reference": (fast, slow),
         "trainer, float64": (fast, exact),
@@ -57,8 +59,8 @@ def batch_rows(trainer, seen) -> dict[str, tuple[float, float, float]]:
         "trainer, slow credit of its log-probs": (fast, same),
     }
     return {
-        name: (largest(logps, other.full)[0], *largest(found, other.advantages))
-        for name, ((logps, found), other) in ways.items()
+        name: (largest(logps, other.full)[0], *largest(advantages, other.advantages))
+        for name, ((logps, advantages), other) in ways.items()
     }
 
 
@@ -76,9 +78,9 @@ def main() -> None:
                 trainer = steps.watch(
                     out, double=False, seed=seed, granularity=granularity, judge=judge
                 )
-            for seen in trainer.batches:
+            for batch in trainer.batches:
                 batches += 1
-                for name, row in batch_rows(trainer, seen).items():
+                for name, row in batch_rows(trainer, batch).items():
                     table.setdefault(name, []).append(row)
     heads = "".join(f"{head:>12}" for head in ("log-probs", "advantages", "relative", "over 1e-4"))
     print(f"{batches} batches\n{'largest difference of':40}{heads}")

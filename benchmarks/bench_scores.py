@@ -108,15 +108,15 @@ def main() -> None:
             for number in range(rounds):
                 trees = [("before", older), ("now", HERE)]
                 for name, tree in trees if number % 2 else trees[::-1]:
-                    for what, value in times_of(tree, folder, server.base_url).items():
-                        seconds.setdefault(what, {}).setdefault(name, []).append(value)
-    for what, by_tree in seconds.items():
+                    for task, value in times_of(tree, folder, server.base_url).items():
+                        seconds.setdefault(task, {}).setdefault(name, []).append(value)
+    for task, by_tree in seconds.items():
         pairs = zip(by_tree["now"], by_tree["before"], strict=True)
         ratios = sorted(now / before for now, before in pairs)
         before = statistics.median(by_tree["before"])
         now = statistics.median(by_tree["now"])
         print(
-            f"{what}: {before:.2f} s before, {now:.2f} s now, ratio "
+            f"{task}: {before:.2f} s before, {now:.2f} s now, ratio "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {rounds} pairs)"
         )
 

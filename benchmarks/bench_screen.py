@@ -47,10 +47,10 @@ class Corpus:
         self.rng = np.random.default_rng(seed)
         self.random = random.Random(seed)
         syllables = [c + v for c in "bcdfghjklmnprstvwz" for v in "aeiou"]
-        made = set()
-        while len(made) < vocabulary:
-            made.add("".join(self.random.choices(syllables, k=self.random.randint(2, 4))))
-        self.rare = np.array(sorted(made))
+        words = set()
+        while len(words) < vocabulary:
+            words.add("".join(self.random.choices(syllables, k=self.random.randint(2, 4))))
+        self.rare = np.array(sorted(words))
         self.rng.shuffle(self.rare)
         self.small = np.array(SMALL.split())
         self.signs = SIGNS.split()
@@ -66,13 +66,13 @@ class Corpus:
         return np.where(self.rng.random(count) < 0.45, self.small[small], self.rare[rare]).tolist()
 
     def sentences(self, count: int) -> str:
-        found = self.words(count)
-        made = []
-        while found:
+        words = self.words(count)
+        sentences = []
+        while words:
             size = self.random.randint(8, 17)
-            made.append(" ".join(found[:size]).capitalize() + ".")
-            del found[:size]
-        return " ".join(made)
+            sentences.append(" ".join(words[:size]).capitalize() + ".")
+            del words[:size]
+        return " ".join(sentences)
 
     def row(self, number: int, size: int = 200) -> SourceRow:
         question = (
@@ -89,22 +89,24 @@ class Corpus:
         )
 
     def edit(self, text: str, kind: str, count: int) -> str:
-        found = text.split()
-        places = sorted(self.random.sample(range(len(found)), min(count, len(found))), reverse=True)
-        for place in places:
+        words = text.split()
+        positions = sorted(
+            self.random.sample(range(len(words)), min(count, len(words))), reverse=True
+        )
+        for position in positions:
             if kind == "replace":
-                found[place] = self.words(1)[0]
+                words[position] = self.words(1)[0]
             elif kind == "delete":
-                del found[place]
+                del words[position]
             elif kind == "insert":
-                found.insert(place, self.words(1)[0])
+                words.insert(position, self.words(1)[0])
         if kind == "reorder":
             sentences = text.split(". ")
             self.random.shuffle(sentences)
-            found = ". ".join(sentences).split()
+            words = ". ".join(sentences).split()
         if kind == "append":
-            found += self.words(count)
-        joined = " ".join(found)
+            words += self.words(count)
+        joined = " ".join(words)
         return joined.upper() if kind == "case" else joined
 
     def copy(self, row: SourceRow, kind: str, count: int, number: int) -> SourceRow:
@@ -115,10 +117,10 @@ class Corpus:
 
 
 def plain_jaccard(a: SourceRow, b: SourceRow) -> float:
-    mine, theirs = (
+    own_words, theirs = (
         set(re.findall(r"\w+", f"{row.question} {row.answer}".lower())) for row in (a, b)
     )
-    return len(mine & theirs) / len(mine | theirs)
+    return len(own_words & theirs) / len(own_words | theirs)
 
 
 def documents(count: int, seed: int = 0) -> tuple[list[SourceRow], list[tuple[int, int, float]]]:
@@ -134,10 +136,10 @@ def documents(count: int, seed: int = 0) -> tuple[list[SourceRow], list[tuple[in
             )
             pairs.append((len(rows) - 1, len(rows), plain_jaccard(rows[-1], copy)))
             rows.append(copy)
-    places = corpus.random.sample(range(count), count)
-    order = sorted(range(count), key=places.__getitem__)
+    positions = corpus.random.sample(range(count), count)
+    order = sorted(range(count), key=positions.__getitem__)
     return [rows[n] for n in order], [
-        (places[a], places[b], similarity) for a, b, similarity in pairs
+        (positions[a], positions[b], similarity) for a, b, similarity in pairs
     ]
 
 
@@ -160,7 +162,7 @@ def measure(count: int) -> None:
         (rows[a].id, rows[b].id, s) for a, b, s in pairs if rows[a].id in ids and rows[b].id in ids
     ]
     gone = [(s >= 0.88, a in lost or b in lost) for a, b, s in pairs]
-    found = gone.count((True, True))
+    recalled = gone.count((True, True))
     planted = sum(reach for reach, _ in gone)
     edge = [lost for (reach, lost), (_, _, s) in zip(gone, pairs, strict=True) if reach and s < 0.9]
     right = sum(plain_jaccard(ids[d.id], ids[d.other]) >= 0.88 for d in near)
@@ -170,7 +172,7 @@ def measure(count: int) -> None:
         "dropped",
         f"together {end - start:.1f} s, {cpu:.1f} s of one core, {cpu / count * 1e6:.0f} us each; "
         f"peak {peak:.2f} GB, {before:.2f} GB before",
-        f"recall {found}/{planted} = {found / planted:.4f}, precision {right}/{len(near)} = "
+        f"recall {recalled}/{planted} = {recalled / planted:.4f}, precision {right}/{len(near)} = "
         f"{right / len(near):.4f}, {gone.count((False, True))} of {len(gone) - planted} pairs "
         f"below 0.88 dropped; recall from 0.88 to 0.90 {sum(edge)}/{len(edge)}",
     )
@@ -198,7 +200,7 @@ def compare_libraries(count: int) -> None:
             sketches = RMinHash.from_token_sets(runs, config.permutations, config.seed)
             index = RMinHashLSH(config.threshold, config.permutations, config.bands)
         else:
-            coded = ([run.encode() for run in found] for found in runs)
+            coded = ([run.encode() for run in texts] for texts in runs)
             sketches = MinHash.bulk(coded, num_perm=config.permutations, seed=config.seed)
             index = MinHashLSH(
                 num_perm=config.permutations,
@@ -210,12 +212,12 @@ def compare_libraries(count: int) -> None:
             met.append(set(index.query(sketch)))
             index.insert(number, sketch)
         end = time.perf_counter()
-        found = sum(min(a, b) in met[max(a, b)] for a, b in in_reach)
+        recalled = sum(min(a, b) in met[max(a, b)] for a, b in in_reach)
         times[name] = end - start
         print(
             f"{name:>10}: sketches {middle - start:.2f} s, index {end - middle:.2f} s for {count} "
             f"documents; {sum(map(len, met))} candidates, recall of planted pairs "
-            f"{found}/{len(in_reach)} = {found / len(in_reach):.4f}"
+            f"{recalled}/{len(in_reach)} = {recalled / len(in_reach):.4f}"
         )
     print(
         f"rensa needs 1/{times['datasketch'] / times['rensa']:.0f} of datasketch's time", flush=True
@@ -230,9 +232,9 @@ if __name__ == "__main__":
         costs = {}
         for size in map(int, sys.argv[1:] or (5_000, 10_000)):
             command = [sys.executable, __file__, "--one", str(size)]
-            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            print(said, end="", flush=True)
-            costs[size] = float(re.search(r"(\d+) us each", said)[1])
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            print(output, end="", flush=True)
+            costs[size] = float(re.search(r"(\d+) us each", output)[1])
         first, *larger = costs
         for size in larger:
             times = size / first

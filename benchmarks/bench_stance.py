@@ -103,9 +103,9 @@ def planted_log(each: int, seed: int) -> list[Planted]:
 def misreading(share: float) -> Confusion:
     """Every stance is read as one of the others in a share of readings."""
     confusion: dict[str, dict[str, float]] = {}
-    for known in STANCES:
-        others = [stance for stance in STANCES if stance != known]
-        confusion[known] = dict.fromkeys(others, share / len(others))
+    for planted in STANCES:
+        others = [stance for stance in STANCES if stance != planted]
+        confusion[planted] = dict.fromkeys(others, share / len(others))
     return confusion
 
 
@@ -118,14 +118,14 @@ JUDGES: dict[str, Confusion] = {
 }
 
 
-def read_stance(known: str, confusion: Confusion, draw: random.Random) -> str:
+def read_stance(planted: str, confusion: Confusion, draw: random.Random) -> str:
     """The stance that is read in the place of the known one."""
     position = draw.random()
-    for stance, probability in confusion.get(known, {}).items():
+    for stance, probability in confusion.get(planted, {}).items():
         position -= probability
         if position < 0:
             return stance
-    return known
+    return planted
 
 
 def judge_of(log: Iterable[Planted], confusion: Confusion, seed: int) -> PracticeJudge:
@@ -137,8 +137,8 @@ def judge_of(log: Iterable[Planted], confusion: Confusion, seed: int) -> Practic
         levels[row.query, row.response, row.memory] = Level.CONTROL
         levels[row.query, row.response, row.other] = Level.IGNORE
         stances[row.query, row.response, row.memory] = row.stance
-    for key, known in stances.items():
-        stances[key] = read_stance(known, confusion, random.Random(f"{seed} {key}"))
+    for key, planted in stances.items():
+        stances[key] = read_stance(planted, confusion, random.Random(f"{seed} {key}"))
     return replace(judge, known=levels, stances=stances)
 
 
@@ -198,8 +198,8 @@ def by_commands(name: str, log: list[Planted], seed: int, folder: Path) -> list[
     exam = json.loads((folder / "runs/exam/judge/exam.json").read_text())
     examples = load_examples(folder / "runs/log/examples.jsonl")
     judged = _first_stances(folder / "runs/log/judgments.jsonl")
-    known = {f"row-{number:03}": row.stance for number, row in enumerate(log)}
-    on_log = shares_of((known[key], judged.get(key)) for key in known)
+    planted = {f"row-{number:03}": row.stance for number, row in enumerate(log)}
+    on_log = shares_of((planted[key], judged.get(key)) for key in planted)
     rows = []
     for share, (value, low, high) in exam_bounds(exam["stance"]).items():
         inside = low - 1e-9 <= on_log[share] <= high + 1e-9
@@ -213,7 +213,7 @@ def by_commands(name: str, log: list[Planted], seed: int, folder: Path) -> list[
                 "inside": inside,
             }
         )
-    print(_errors_line(name, known, judged, actions_of(examples)), flush=True)
+    print(_errors_line(name, planted, judged, actions_of(examples)), flush=True)
     return rows
 
 
@@ -223,19 +223,20 @@ def _first_stances(file: Path) -> dict[str, str | None]:
 
 
 def _errors_line(
-    name: str, known: Mapping[str, str], judged: Mapping[str, str | None], actions: Mapping
+    name: str, planted: Mapping[str, str], judged: Mapping[str, str | None], actions: Mapping
 ) -> str:
     """How many planted errors the page counts as wrong stances, and how many right uses."""
     counts = {True: [0, 0], False: [0, 0]}
-    for key, stance in known.items():
+    for key, stance in planted.items():
         action = actions[key, "m1_a1"]
         count = counts[is_wrong_stance(stance, action)]
         count[0] += is_wrong_stance(judged.get(key), action)
         count[1] += 1
-    found, wrong = counts[True]
+    recognized, wrong = counts[True]
     alarms, right = counts[False]
     return (
-        f"{name}: {found} of {wrong} planted errors shown as wrong, {alarms} of {right} right uses"
+        f"{name}: {recognized} of {wrong} planted errors shown as wrong, "
+        f"{alarms} of {right} right uses"
     )
 
 
@@ -251,8 +252,8 @@ def by_draws(name: str, each: int, draws: int, seed: int) -> dict:
         for item in items:
             judgment = judgment_for(item.example, item.answer.levels, condition="stance")
             judgment.sample = item.number
-            known = item.answer.labels[0].stance
-            judgment.atoms[0].stance = read_stance(known, confusion, generator)
+            planted = item.answer.labels[0].stance
+            judgment.atoms[0].stance = read_stance(planted, confusion, generator)
             judgments.append(judgment)
         bounds = exam_bounds(stance_numbers(items, judgments))
         on_log = shares_of((s, read_stance(s, confusion, generator)) for s in stances_of_log)

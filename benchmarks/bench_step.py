@@ -92,7 +92,7 @@ class Clock:
             self.times[i : i + self.minibatches]
             for i in range(0, len(self.times), self.minibatches)
         ]
-        return [tuple(map(sum, zip(*part, strict=True))) for part in parts]
+        return [tuple(map(sum, zip(*batch, strict=True))) for batch in parts]
 
 
 def measure(
@@ -107,7 +107,7 @@ def measure(
     """Median (wall, processor) seconds of a step of each variant."""
     tokenizer = build_tokenizer()
     examples = make_examples(world, prompts * steps, seed=0)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    seconds_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     for turn in range(rounds):
         for name, change in variants.items():
             sizes = dict(prompts=prompts, generations=generations, steps=steps, seed=turn)
@@ -126,10 +126,10 @@ def measure(
                     trainer = CreditTrainer(start, judge=exact_judge, **parts)
                 clock = Clock(trainer, config.minibatches)
                 trainer.train()
-                found[name] += clock.steps()[1:]
+                seconds_by_name[name] += clock.steps()[1:]
     return {
         name: [statistics.median(column) for column in zip(*times, strict=True)]
-        for name, times in found.items()
+        for name, times in seconds_by_name.items()
     }
 
 

@@ -29,9 +29,9 @@ def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewa
     """
     rng = torch.Generator().manual_seed(seed)
     count = 3 * rows
-    asked = make_examples("short", 3, 0, "test")
+    examples = make_examples("short", 3, 0, "test")
     desk = ChannelRewards(None, [])
-    desk.examples = [asked[k % 3] for k in range(rows)]
+    desk.examples = [examples[k % 3] for k in range(rows)]
     desk.valid = torch.ones(rows, dtype=torch.bool)
     desk.ids = torch.randint(16, len(tokenizer), (rows, width), generator=rng).tolist()
     desk.texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in desk.ids]
@@ -70,8 +70,8 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
     desk, credit, pairs = a_step(tokenizer, options.answers, options.tokens)
-    part = desk.ids[: max(1, options.answers // 32)]
-    share = options.answers / len(part)
+    sampled = desk.ids[: max(1, options.answers // 32)]
+    share = options.answers / len(sampled)
     with tempfile.TemporaryDirectory() as folder:
         writer = TraceWriter(folder)
         writing = seconds(lambda: writer.write(1, desk, credit, pairs, tokenizer))
@@ -83,20 +83,20 @@ def main() -> None:
             with open(lines, "w", encoding="utf-8") as file:
                 file.writelines(
                     json.dumps(trace_row(desk, credit, pairs, row, tokenizer)) + "\n"
-                    for row in range(len(part))
+                    for row in range(len(sampled))
                 )
 
         as_lines = seconds(write_lines, 1) * share
         line_size = lines.stat().st_size * share
     linear = seconds(lambda: decode_rows(tokenizer, desk.ids))
-    beginnings = seconds(lambda: [prefix_spans(tokenizer, ids) for ids in part], 1)
+    beginnings = seconds(lambda: [prefix_spans(tokenizer, ids) for ids in sampled], 1)
     print(f"{options.answers} answers of {options.tokens} tokens, {len(pairs)} pairs")
     print(
         f"one Parquet file: {size / 1e6:.2f} MB, written in {writing:.2f} s, read in {reading:.2f} "
         "s"
     )
     print(
-        f"lines of JSON (from {len(part)} answers): {line_size / 1e6:.2f} MB, written in "
+        f"lines of JSON (from {len(sampled)} answers): {line_size / 1e6:.2f} MB, written in "
         f"{as_lines:.2f} s"
     )
     print(f"ratio: {line_size / size:.1f} times smaller, {as_lines / writing:.1f} times faster")

@@ -1086,10 +1086,12 @@ _WITHHELD = {
 
 
 def _refusal(
-    file: str | Path, row: Rollout | Judgment, rule: str, found: str, allowed: str
+    file: str | Path, row: Rollout | Judgment, rule: str, value_found: str, allowed: str
 ) -> DataError:
     """The error for a row that does not belong in a file."""
-    return DataError([Violation(rule, found, allowed, example_id=row.example_id, file=str(file))])
+    return DataError(
+        [Violation(rule, value_found, allowed, example_id=row.example_id, file=str(file))]
+    )
 
 
 def _check_stored(row: Judgment, out: str | Path, judge_name: str, answers: _AnswersFile) -> None:

@@ -31,12 +31,12 @@ def test_editors_see_what_programs_get():
         for node in ast.parse((ROOT / "__init__.py").read_text()).body
         if isinstance(node, ast.If)
     )
-    seen = {
+    home_of_name = {
         alias.name: node.module.removeprefix("memcalib.")
         for node in block.body
         for alias in node.names
     }
-    assert seen == mc._HOME and {*mc.__all__} == {*seen, "__version__"}
+    assert home_of_name == mc._HOME and {*mc.__all__} == {*home_of_name, "__version__"}
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():

@@ -58,8 +58,10 @@ def pad(rows, extra=0, fill=-7):
 
 
 def slow_advantages(rewards, group, valid, **options):
-    found = reference.group_advantages(rewards.tolist(), group.tolist(), valid.tolist(), **options)
-    return torch.tensor(found, dtype=torch.float64)
+    advantages = reference.group_advantages(
+        rewards.tolist(), group.tolist(), valid.tolist(), **options
+    )
+    return torch.tensor(advantages, dtype=torch.float64)
 
 
 @SETTINGS
@@ -90,8 +92,8 @@ def test_merging_over_use_keeps_every_total(rows):
 @SETTINGS
 @given(batches(), st.sampled_from([0, 1]))
 def test_advantages_equal_the_slow_formula(batch, ddof):
-    found = group_advantages(*batch, ddof=ddof)
-    assert torch.allclose(found, slow_advantages(*batch, ddof=ddof), atol=1e-9)
+    advantages = group_advantages(*batch, ddof=ddof)
+    assert torch.allclose(advantages, slow_advantages(*batch, ddof=ddof), atol=1e-9)
 
 
 @SETTINGS
@@ -135,9 +137,9 @@ def test_a_constant_channel_adds_nothing(batch, constant):
 @given(batches())
 def test_advantages_of_a_group_have_mean_zero_and_unit_spread(batch):
     rewards, group, valid = batch
-    found = group_advantages(rewards, group, valid)
+    advantages = group_advantages(rewards, group, valid)
     for g in group[valid].unique():
-        inside = found[valid & (group == g)]
+        inside = advantages[valid & (group == g)]
         assert inside.mean(0).abs().max() < 1e-9
         spread = inside.std(0, correction=0)
         assert bool(((spread < 1e-9) | ((spread - 1).abs() < 1e-4)).all())
@@ -145,8 +147,8 @@ def test_advantages_of_a_group_have_mean_zero_and_unit_spread(batch):
 
 def test_float32_rewards_that_are_equal_count_as_constant():
     rewards = torch.full((8, 1), 1 / 3, dtype=torch.float32)
-    found = group_advantages(rewards, torch.zeros(8, dtype=torch.long), torch.ones(8).bool())
-    assert found.dtype == torch.float32 and not found.any()
+    advantages = group_advantages(rewards, torch.zeros(8, dtype=torch.long), torch.ones(8).bool())
+    assert advantages.dtype == torch.float32 and not advantages.any()
 
 
 @SETTINGS
@@ -154,11 +156,11 @@ def test_float32_rewards_that_are_equal_count_as_constant():
 def test_trl_constants_give_trl_advantages(batch):
     rewards, group, _ = batch
     valid = torch.ones(len(group), dtype=torch.bool)
-    found = group_advantages(rewards, group, valid, ddof=1, eps=1e-4, sigma_min=0)
+    advantages = group_advantages(rewards, group, valid, ddof=1, eps=1e-4, sigma_min=0)
     for g in group.unique():
         x = rewards[group == g, 0]
         std = x.std() if len(x) > 1 else torch.tensor(0.0)
-        assert torch.allclose(found[group == g, 0], (x - x.mean()) / (std + 1e-4), atol=1e-9)
+        assert torch.allclose(advantages[group == g, 0], (x - x.mean()) / (std + 1e-4), atol=1e-9)
 
 
 @SETTINGS

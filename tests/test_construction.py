@@ -376,7 +376,7 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     with Builder(good) as server:
         results = run_async(build(Client(endpoint(server.url)), folder, rows(30)))
-        requests = server.seen
+        requests = server.requests
     return results, requests
 
 
@@ -461,7 +461,7 @@ def test_a_source_that_gives_orders_is_data(tmp_path):
         run_async(
             build(Client(endpoint(server.url)), tmp_path, [Draft.start(row)], stages=[SCREENING])
         )
-    user = server.seen[0]["messages"][1]["content"]
+    user = server.requests[0]["messages"][1]["content"]
     assert json.loads(user)["question"] == row.question
     assert not re.search(r"<", user)
 

@@ -68,13 +68,13 @@ def test_every_pair_is_localized_or_has_the_first_reason_that_applies(seed):
         == counts["localized"] + sum(counts[f"fallback_{x}"] for x in FALLBACKS)
     )
     for h, name in enumerate(CHANNELS):
-        here = [
+        reasons_of_channel = [
             why
             for why, channel in zip(expected, detail.channel.tolist(), strict=True)
             if channel == h
         ]
-        assert counts[f"candidates/{name}"] == len(here)
-        assert counts[f"localized/{name}"] == here.count(None)
+        assert counts[f"candidates/{name}"] == len(reasons_of_channel)
+        assert counts[f"localized/{name}"] == reasons_of_channel.count(None)
 
 
 @SETTINGS
@@ -84,7 +84,7 @@ def test_spread_and_change_of_the_mean_against_loops(seed):
     config = CreditConfig(cap=2.0)
     live = torch.rand(4, 6) < 0.8
     advantages = torch.randn(4, 9).double()
-    found = pair_stats(detail, advantages, live, Thresholds(config), config)
+    stats = pair_stats(detail, advantages, live, Thresholds(config), config)
     values = []
     capped = []
     changes = [0.0]
@@ -96,24 +96,24 @@ def test_spread_and_change_of_the_mean_against_loops(seed):
         if strength > 0:
             values += [detail.m[k, t].item() for t in inside]
             capped.append(any(x >= 2 - 1e-6 for x in detail.m[k].tolist()))
-    assert found["channel_conservation_error"] == pytest.approx(max(changes), abs=1e-12)
+    assert stats["channel_conservation_error"] == pytest.approx(max(changes), abs=1e-12)
     if capped:
-        assert found["cap_share"] == pytest.approx(fmean(capped))
+        assert stats["cap_share"] == pytest.approx(fmean(capped))
     else:
-        assert math.isnan(found["cap_share"])
+        assert math.isnan(stats["cap_share"])
     if values:
-        assert found["multiplier_p90"] == pytest.approx(np.percentile(values, 90))
-        assert found["multiplier_max"] == max(values)
+        assert stats["multiplier_p90"] == pytest.approx(np.percentile(values, 90))
+        assert stats["multiplier_max"] == max(values)
     else:
-        assert math.isnan(found["multiplier_p50"]) and math.isnan(found["multiplier_max"])
+        assert math.isnan(stats["multiplier_p50"]) and math.isnan(stats["multiplier_max"])
 
 
 def test_thresholds_of_sentences_are_told_where_there_are_some():
     config = CreditConfig(granularity="sentence")
-    found = pair_stats(
+    stats = pair_stats(
         drawn_pairs(0), torch.zeros(4, 9), torch.ones(4, 6).bool(), Thresholds(config), config
     )
-    assert found["sentence_threshold/B+"] == config.sentence_start
+    assert stats["sentence_threshold/B+"] == config.sentence_start
     assert not any(
         name.startswith("sentence")
         for name in pair_stats(
@@ -135,27 +135,29 @@ def test_channel_statistics_count_scored_answers_only(seed):
     group = torch.arange(8) // 2
     valid = torch.rand(8) < 0.8
     advantages = torch.where((valid & (torch.rand(8) < 0.7))[:, None], rewards, 0)
-    found = channel_stats(rewards, advantages, group, valid, CreditConfig())
+    stats = channel_stats(rewards, advantages, group, valid, CreditConfig())
     rows = [r for r in range(8) if valid[r]]
     groups = sorted({group[r].item() for r in rows})
     for h, name in enumerate(CHANNELS):
-        seen = [rewards[r, h].item() for r in rows]
+        channel_rewards = [rewards[r, h].item() for r in rows]
         if not rows:
-            assert math.isnan(found[f"trigger/{name}"]) and math.isnan(found[f"reward/{name}"])
+            assert math.isnan(stats[f"trigger/{name}"]) and math.isnan(stats[f"reward/{name}"])
             continue
-        assert found[f"trigger/{name}"] == pytest.approx(fmean(x != 0 for x in seen), abs=0)
-        assert found[f"reward/{name}"] == pytest.approx(fmean(seen), abs=1e-12)
+        assert stats[f"trigger/{name}"] == pytest.approx(
+            fmean(x != 0 for x in channel_rewards), abs=0
+        )
+        assert stats[f"reward/{name}"] == pytest.approx(fmean(channel_rewards), abs=1e-12)
         differ = [any(advantages[r, h] != 0 for r in range(8) if group[r] == g) for g in groups]
-        assert found[f"nondegenerate/{name}"] == pytest.approx(fmean(differ))
+        assert stats[f"nondegenerate/{name}"] == pytest.approx(fmean(differ))
         ideal = h // 3 * 3
         with_atoms = [
             g
             for g in groups
             if any(rewards[r, ideal : ideal + 3].any() for r in rows if group[r] == g)
         ]
-        assert found[f"groups/{name}"] == len(with_atoms)
+        assert stats[f"groups/{name}"] == len(with_atoms)
         shares = [
-            found[f"{kind}/{name}"] for kind in ("all_best", "all_worst", "all_middle", "mixed")
+            stats[f"{kind}/{name}"] for kind in ("all_best", "all_worst", "all_middle", "mixed")
         ]
         assert sum(shares) == pytest.approx(1) if with_atoms else all(map(math.isnan, shares))
 
@@ -163,17 +165,17 @@ def test_channel_statistics_count_scored_answers_only(seed):
 def test_shares_are_exact_in_float64():
     rewards = torch.zeros(3, 9)
     rewards[0, 4] = 1
-    found = channel_stats(
+    stats = channel_stats(
         rewards, rewards, torch.zeros(3, dtype=torch.long), torch.ones(3).bool(), CreditConfig()
     )
-    assert found["trigger/B+"] == found["reward/B+"] == 1 / 3
+    assert stats["trigger/B+"] == stats["reward/B+"] == 1 / 3
 
 
 def test_conservation_sees_a_lost_advantage_and_forgives_rounding():
     tokens = torch.tensor([[1e6 + 0.1, -1e6], [0.3, 0.1]], dtype=torch.float64)
     live = torch.ones(2, 2, dtype=torch.bool)
-    found = conservation_stats(tokens, tokens.mean(1), live)
-    assert found["conservation_error"] > 1e-3 and found["conservation_relative"] < 1e-7
+    stats = conservation_stats(tokens, tokens.mean(1), live)
+    assert stats["conservation_error"] > 1e-3 and stats["conservation_relative"] < 1e-7
     lost = conservation_stats(tokens * torch.tensor([[1.0], [0.0]]), tokens.mean(1), live)
     assert lost["conservation_relative"] == pytest.approx(0.2)
     empty = conservation_stats(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 2).bool())

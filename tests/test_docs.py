@@ -45,11 +45,11 @@ WIDGET = "jupyter.widget-view"
 
 
 def page(path: str, *cells: tuple[str, str, list]) -> Page:
-    made = [
+    cell_list = [
         {"id": f"c{k}", "cell_type": kind, "source": text, "outputs": outs}
         for k, (kind, text, outs) in enumerate(cells)
     ]
-    return Page(path, made)
+    return Page(path, cell_list)
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +57,16 @@ def notebooks() -> list[Page]:
     return read_pages(NBS)
 
 
-def as_shown(found: Page) -> Page:
+def as_shown(a_page: Page) -> Page:
     """A page with the headings that the site gives to what it exports."""
-    module = next((module for module, path in pages().items() if path == found.path), None)
+    module = next((module for module, path in pages().items() if path == a_page.path), None)
     names = "\n\n".join(f"### {name}" for name in homes().get(module, {}) if "." not in name)
-    return Page(found.path, [*found.cells, {"cell_type": "markdown", "source": names}])
+    return Page(a_page.path, [*a_page.cells, {"cell_type": "markdown", "source": names}])
 
 
 @pytest.fixture(scope="module")
 def shown(notebooks) -> list[Page]:
-    return [as_shown(found) for found in notebooks]
+    return [as_shown(a_page) for a_page in notebooks]
 
 
 def test_every_link_of_every_page_leads_somewhere(shown):
@@ -75,7 +75,7 @@ def test_every_link_of_every_page_leads_somewhere(shown):
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LOG.md"])
 def test_every_link_of_a_file_beside_the_notebooks_leads_somewhere(name, shown):
-    beside = [replace(found, path=f"nbs/{found.path}") for found in shown]
+    beside = [replace(a_page, path=f"nbs/{a_page.path}") for a_page in shown]
     file = page(name, ("markdown", (ROOT / name).read_text(encoding="utf-8"), []))
     assert [fault for fault in link_faults([file, *beside], ROOT) if fault.startswith(name)] == []
 
@@ -147,9 +147,9 @@ def test_a_stored_widget_is_named():
 
 
 def test_a_link_to_a_page_that_was_moved_names_the_page():
-    here = page("one.ipynb", ("markdown", "[x](old/03_judge.ipynb)", []))
+    first_page = page("one.ipynb", ("markdown", "[x](old/03_judge.ipynb)", []))
     moved = page("02_judge.ipynb", ("markdown", "# Judge", []))
-    (fault,) = link_faults([here, moved], NBS / "nowhere")
+    (fault,) = link_faults([first_page, moved], NBS / "nowhere")
     assert fault.endswith("no such page or file; moved to 02_judge.ipynb?")
 
 
@@ -158,7 +158,7 @@ def test_no_page_is_heavier_than_its_figures_explain():
 
 
 def test_faults_are_named_with_page_cell_and_what_is_allowed():
-    here = page(
+    first_page = page(
         "a/one.ipynb",
         (
             "markdown",
@@ -170,19 +170,19 @@ def test_faults_are_named_with_page_cell_and_what_is_allowed():
         ("code", "plot()", [{"data": {"image/png": "…"}}]),
         ("code", "#| fig-alt: two lines that cross\nplot()", [{"data": {"image/png": "…"}}]),
     )
-    there = page(
+    second_page = page(
         "a/two.ipynb", ("markdown", "## First part\n\n## 1. First part\n\n## Third {#third}", [])
     )
-    assert there.anchors() == {"first-part", "first-part-1", "third"}
-    found = list(link_faults([here, there], NBS))
-    assert [fault.split("link to ")[1].split(":")[0] for fault in found] == [
+    assert second_page.anchors() == {"first-part", "first-part-1", "third"}
+    faults = list(link_faults([first_page, second_page], NBS))
+    assert [fault.split("link to ")[1].split(":")[0] for fault in faults] == [
         "'two.ipynb#second'",
         "'b.png'",
         "'nothing.ipynb'",
         "'c.png'",
     ]
-    assert found[0].startswith("a/one.ipynb: cell c0:") and "allowed:" in found[0]
-    missing = list(picture_faults([here]))
+    assert faults[0].startswith("a/one.ipynb: cell c0:") and "allowed:" in faults[0]
+    missing = list(picture_faults([first_page]))
     assert (
         len(missing) == 3
         and "'b.png'" in missing[0]
@@ -195,11 +195,11 @@ def test_the_menus_hold_every_page_once_in_the_order_of_reading():
     parts = sections(NBS)
     flat = [
         p
-        for part in parts.values()
-        for entry in part
+        for entries in parts.values()
+        for entry in entries
         for p in ([entry] if isinstance(entry, str) else entry["contents"])
     ]
-    assert sorted(flat) == sorted({*flat}) == sorted(found.path for found in read_pages(NBS))
+    assert sorted(flat) == sorted({*flat}) == sorted(a_page.path for a_page in read_pages(NBS))
     assert parts["The method"] == [
         f"{name}.ipynb" for name in sorted(p.stem for p in NBS.glob("0*.ipynb"))
     ]
@@ -217,9 +217,9 @@ def test_configuration_names_files_that_exist(tmp_path):
     for name in ("styles.css", "site.scss", "copy_page.html", "favicon.svg"):
         (tmp_path / name).write_text("")
     (tmp_path / "_quarto.yml").write_text((ROOT / "_quarto.yml").read_text())
-    for found in read_pages(NBS):
-        (tmp_path / found.path).parent.mkdir(exist_ok=True)
-        (tmp_path / found.path).write_text('{"cells": []}')
+    for a_page in read_pages(NBS):
+        (tmp_path / a_page.path).parent.mkdir(exist_ok=True)
+        (tmp_path / a_page.path).write_text('{"cells": []}')
     (tmp_path / "nbdev.yml").write_text("{}")
     assert [fault for fault in configuration_faults(tmp_path) if "sidebar.yml" in fault] != []
     (tmp_path / "sidebar.yml").write_text(yaml.safe_dump(menus(NBS)))
@@ -302,20 +302,20 @@ def test_a_page_that_is_too_wide_or_complains_is_found(tmp_path):
     )
     for name, body in (("good", good), ("bad", bad)):
         (tmp_path / f"{name}.html").write_text(f"<!doctype html><html><body>{body}</body></html>")
-    found = browser_faults(tmp_path, ["good.ipynb", "bad.ipynb"])
-    if found and "no Chromium" in found[0]:
-        pytest.skip(found[0])
-    assert found and all(fault.startswith("bad.ipynb") for fault in found)
+    faults = browser_faults(tmp_path, ["good.ipynb", "bad.ipynb"])
+    if faults and "no Chromium" in faults[0]:
+        pytest.skip(faults[0])
+    assert faults and all(fault.startswith("bad.ipynb") for fault in faults)
     assert {
         width
         for width in ("1400", "390")
-        if any(f"at {width} px wider" in fault for fault in found)
+        if any(f"at {width} px wider" in fault for fault in faults)
     } == {
         "1400",
         "390",
     }
-    assert any("broken" in fault for fault in found) and any(
-        "asks for http://127.0.0.1:9" in fault for fault in found
+    assert any("broken" in fault for fault in faults) and any(
+        "asks for http://127.0.0.1:9" in fault for fault in faults
     )
 
 
@@ -329,7 +329,7 @@ def test_release_notes_are_the_section_of_a_version():
 
 def test_a_search_for_what_people_want_finds_the_start_page(notebooks):
     """Quarto searches the text of sections nearly word by word."""
-    (start,) = [found for found in notebooks if found.path == "start.ipynb"]
+    (start,) = [a_page for a_page in notebooks if a_page.path == "start.ipynb"]
     text = "\n".join(text for _, text in start.texts()).lower()
     for wish in (
         "evaluate my own model",
@@ -367,8 +367,8 @@ def test_no_signature_is_that_of_pydantic_itself():
 
 
 def cell(kind: str, source: str, outputs: list | None = None) -> dict:
-    made = {"cell_type": kind, "id": "c0", "metadata": {}, "source": source}
-    return made | ({"outputs": outputs or []} if kind == "code" else {})
+    fields = {"cell_type": kind, "id": "c0", "metadata": {}, "source": source}
+    return fields | ({"outputs": outputs or []} if kind == "code" else {})
 
 
 def test_a_page_for_quarto_has_no_widget_no_script_and_no_backslash_in_a_table():
@@ -378,15 +378,15 @@ def test_a_page_for_quarto_has_no_widget_no_script_and_no_backslash_in_a_table()
         {"output_type": "execute_result", "data": {"text/html": html, "text/plain": "1"}},
     ]
     table = r"| a |" + "\n|---|\n" + r"| `str \| None` |"
-    made = for_quarto(
+    ready = for_quarto(
         "io/01_records.ipynb",
         {
             "metadata": {"widgets": {}},
             "cells": [cell("markdown", table), cell("code", "x", outputs)],
         },
     )
-    assert made["metadata"] == {} and "<code>str &#124; None</code>" in made["cells"][0]["source"]
-    (shown,) = made["cells"][1]["outputs"]
+    assert ready["metadata"] == {} and "<code>str &#124; None</code>" in ready["cells"][0]["source"]
+    (shown,) = ready["cells"][1]["outputs"]
     assert list(shown["data"]) == ["text/markdown"]
     assert "<td>1</td>" in shown["data"]["text/markdown"]
     assert "style" not in shown["data"]["text/markdown"]
@@ -410,21 +410,21 @@ def test_an_experiment_begins_with_what_came_out():
         cell("markdown", "A tie."),
         cell("markdown", "## Files"),
     ]
-    made = for_quarto("experiments/e05_x.ipynb", {"metadata": {}, "cells": cells})["cells"]
-    words = [made_cell["source"].splitlines()[-1] for made_cell in made[1:]]
+    ready_cells = for_quarto("experiments/e05_x.ipynb", {"metadata": {}, "cells": cells})["cells"]
+    words = [made_cell["source"].splitlines()[-1] for made_cell in ready_cells[1:]]
     assert words == [
         *("Why.", "## What came out", "A tie.", "import x", "## Runs", "run()", "## Files")
     ]
-    assert made[4]["source"].startswith("#| code-fold: true")
-    assert "image: /images/social.png" in made[0]["source"]
+    assert ready_cells[4]["source"].startswith("#| code-fold: true")
+    assert "image: /images/social.png" in ready_cells[0]["source"]
 
 
 def test_every_experiment_has_a_section_on_what_came_out(notebooks):
-    pages_of = [found for found in notebooks if found.path.startswith("experiments/")]
+    pages_of = [a_page for a_page in notebooks if a_page.path.startswith("experiments/")]
     without = [
-        found.path
-        for found in pages_of
-        if not any(each["source"].startswith("## What came out") for each in found.cells)
+        a_page.path
+        for a_page in pages_of
+        if not any(each["source"].startswith("## What came out") for each in a_page.cells)
     ]
     assert len(pages_of) == 15 and without == []
 
@@ -462,9 +462,9 @@ def test_generated_pages_hold_what_their_sources_say():
 
 def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path, monkeypatch):
     start = json.loads((NBS / "start.ipynb").read_text())
-    found = wishes(start)
-    assert ("evaluate my own model", "tutorial", "tutorials/evaluate_your_model.ipynb") in found
-    assert len(found) >= 12
+    wish_rows = wishes(start)
+    assert ("evaluate my own model", "tutorial", "tutorials/evaluate_your_model.ipynb") in wish_rows
+    assert len(wish_rows) >= 12
     (tmp_path / "tutorials").mkdir()
     row = "| I want to | read |\n|---|---|\n| evaluate my own model | [t](tutorials/t.ipynb) |"
     (tmp_path / "start.ipynb").write_text(json.dumps({"cells": [cell("markdown", row)]}))
@@ -481,7 +481,7 @@ def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path, monkeypatch
 
 
 def test_each_short_search_leads_to_a_heading_that_exists(notebooks):
-    by_path = {found.path: found for found in notebooks}
+    by_path = {a_page.path: a_page for a_page in notebooks}
     for phrase, target in PHRASES.items():
         path, _, anchor = target.partition("#")
         assert path in by_path, phrase
@@ -527,8 +527,8 @@ def test_messages_of_the_page_of_questions_are_those_of_the_package():
     heads = re.findall(r"^### (.+)", errors, re.M)[:-1]  # the last one is no message
     assert len(heads) > 6
     for head in heads:
-        for part in head.split(" … "):
-            assert part.replace("OPENAI_API_KEY", "{self.key_env}") in joined, part
+        for phrase in head.split(" … "):
+            assert phrase.replace("OPENAI_API_KEY", "{self.key_env}") in joined, phrase
 
 
 def test_every_number_that_a_training_logs_is_explained():

@@ -27,16 +27,16 @@ def resolve(dotted: str):
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(["memcalib", *parts[:cut]]))
+            named = importlib.import_module(".".join(["memcalib", *parts[:cut]]))
         except ModuleNotFoundError:
             continue
-        for part in parts[cut:]:
+        for name in parts[cut:]:
             fields = {
-                **getattr(found, "model_fields", {}),
-                **getattr(found, "__dataclass_fields__", {}),
+                **getattr(named, "model_fields", {}),
+                **getattr(named, "__dataclass_fields__", {}),
             }
-            found = fields[part] if part in fields else getattr(found, part)
-        return found
+            named = fields[name] if name in fields else getattr(named, name)
+        return named
     raise ModuleNotFoundError(dotted)
 
 

@@ -62,14 +62,14 @@ def module_name(path: Path) -> str:
 def imports(source: str) -> frozenset[str]:
     """Every memcalib module and top-level package that a piece of code imports, at any depth."""
     lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = f"memcalib.{node.module or ''}" if node.level else node.module
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+            imported |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return frozenset(imported)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,8 @@ def test_every_page_is_processed_for_the_documentation(copy):
     program = "from nbdev.serve import proc_nbs; print(proc_nbs(n_workers=0))"
     done = subprocess.run([sys.executable, "-c", program], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    made = {path.relative_to(copy / "_proc") for path in (copy / "_proc").rglob("*.ipynb")}
-    assert made == {path.relative_to(NBS) for path in NOTEBOOKS}
+    processed = {path.relative_to(copy / "_proc") for path in (copy / "_proc").rglob("*.ipynb")}
+    assert processed == {path.relative_to(NBS) for path in NOTEBOOKS}
     shown = "".join((copy / "_proc" / f"{page}.ipynb").read_text() for page in PAGES)
     assert "-> pd.DataFrame" in shown and "tools.show_docs" not in shown
     assert "show_doc(" in shown and "**data" not in shown
@@ -200,7 +200,7 @@ def test_exported_code_imports_what_stands_before_it():
     assert sorted(rank) == sorted(map(dotted, MODULES))
     wrong = []
     for path in CHAPTERS:
-        here = module_name(path)
+        module = module_name(path)
         for source in code(path):
             ours = re.search(r"^#\|\s*exports?\b", source, re.M)
             used = {
@@ -209,9 +209,9 @@ def test_exported_code_imports_what_stands_before_it():
                 if name.startswith("memcalib.")
             }
             wrong += [
-                (here, name)
+                (module, name)
                 for name in used & rank.keys()
-                if rank[name] > rank[here] and (ours or not name.startswith(for_examples))
+                if rank[name] > rank[module] and (ours or not name.startswith(for_examples))
             ]
     assert not wrong
 
@@ -265,7 +265,8 @@ def settings() -> SectionProxy:
 def distributions(words: str) -> dict[str, SpecifierSet]:
     """Names of distributions as packaging writes them, with the versions asked for."""
     return {
-        canonicalize_name(found.name): found.specifier for found in map(Requirement, words.split())
+        canonicalize_name(requirement.name): requirement.specifier
+        for requirement in map(Requirement, words.split())
     }
 
 
@@ -321,13 +322,13 @@ def test_constraints_pin_what_settings_ask_for():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    asked = [
+    groups = [
         distributions(settings()[f"{kind}requirements"])
         for kind in ("", "train_", "build_", "notebook_", "dev_", "inspect_")
     ]
-    assert [name for group in asked for name in group if name not in pins] == []
+    assert [name for group in groups for name in group if name not in pins] == []
     assert [
-        name for group in asked for name, allowed in group.items() if pins[name] not in allowed
+        name for group in groups for name, allowed in group.items() if pins[name] not in allowed
     ] == []
 
 
@@ -336,7 +337,7 @@ def wheel(tmp_path_factory) -> Path:
     """The wheel that `python -m build` makes from its own source distribution,
     of the files that git knows or would add.
     """
-    place = tmp_path_factory.mktemp("source")
+    folder = tmp_path_factory.mktemp("source")
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
@@ -346,13 +347,13 @@ def wheel(tmp_path_factory) -> Path:
         if (ROOT / name).is_file() and (
             name.startswith("nbs/experiments/") or not name.startswith(("nbs/", "runs/", "tests/"))
         ):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, place / name)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert len(list((place / "dist").glob("memcalib-*.tar.gz"))) == 1
-    return next((place / "dist").glob("memcalib-*.whl"))
+    assert len(list((folder / "dist").glob("memcalib-*.tar.gz"))) == 1
+    return next((folder / "dist").glob("memcalib-*.whl"))
 
 
 @pytest.mark.slow
@@ -373,16 +374,16 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
     ]
     subprocess.run([*pip, wheel], check=True, timeout=240)
     package = tmp_path / "site" / "memcalib"
-    kept = {
+    package_files = {
         path.relative_to(LIB)
         for path in LIB.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    kept |= {Path("reproduction", "experiments", path.name) for path in EXPERIMENTS}
-    found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
-    assert {path for path in found if "__pycache__" not in path.parts} == kept and Path(
-        "py.typed"
-    ) in kept
+    package_files |= {Path("reproduction", "experiments", path.name) for path in EXPERIMENTS}
+    installed_files = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
+    assert {
+        path for path in installed_files if "__pycache__" not in path.parts
+    } == package_files and Path("py.typed") in package_files
     points = next((tmp_path / "site").glob("memcalib-*.dist-info/entry_points.txt")).read_text()
     assert "memcalib = memcalib.commands.cli:main" in points and "[inspect_ai]" in points
     program = (
@@ -405,8 +406,8 @@ def empty_environment(wheel, tmp_path_factory) -> Path:
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
     subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True, timeout=240)
-    own = next(folder.glob("lib/python*/site-packages"))
-    (own / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    site_packages = next(folder.glob("lib/python*/site-packages"))
+    (site_packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return folder / "bin"
 
 
@@ -440,8 +441,8 @@ def test_the_lines_of_the_home_page_run_from_the_wheel(empty_environment, tmp_pa
         done = subprocess.run([*shlex.split(line), "--limit", "2"], **options)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         assert (tmp_path / "runs" / "evaluation" / "report.html").is_file()
-        place = f'base_url="{server.base_url}", key_env=""'
-        program = program.replace('model="JUDGE"', f'model="micro-judge", {place}')
+        connection = f'base_url="{server.base_url}", key_env=""'
+        program = program.replace('model="JUDGE"', f'model="micro-judge", {connection}')
         program = f"{program}\nprint(mc.__file__)"
         done = subprocess.run([empty_environment / "python", "-c", program], **options)
     assert done.returncode == 0, done.stderr[-2000:]

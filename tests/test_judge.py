@@ -114,11 +114,11 @@ attacks = st.lists(st.one_of(st.sampled_from(FORGERIES), texts), max_size=8).map
 def reply_for(request, level="A", **whole):
     rows = []
     for k, name in enumerate(request.atom_ids):
-        said = level[k % len(level)]
+        letter = level[k % len(level)]
         row = {
             "atom_id": name,
-            "predicted_usage_level": said,
-            "evidence_quote": "" if said == "A" else "Pack",
+            "predicted_usage_level": letter,
+            "evidence_quote": "" if letter == "A" else "Pack",
             "reason": "so",
         }
         rows.append(
@@ -140,10 +140,10 @@ class Scripted(Client):
             )
         )
         self.replies = list(replies)
-        self.asked = []
+        self.conversations = []
 
     async def ask(self, messages, **call):
-        self.asked.append((copy.deepcopy(messages), call))
+        self.conversations.append((copy.deepcopy(messages), call))
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
@@ -176,12 +176,12 @@ def test_every_slice_with_words_is_grounded(response, data):
 
 def slow_grounded(pieces, text):
     """Every way to place the pieces, tried one after the other."""
-    places = [[i for i in range(len(text)) if text.startswith(piece, i)] for piece in pieces]
+    positions = [[i for i in range(len(text)) if text.startswith(piece, i)] for piece in pieces]
 
     def fits(at):
         return all(a + len(p) <= b for a, p, b in zip(at, pieces, at[1:], strict=False))
 
-    return bool(pieces) and any(fits(at) for at in product(*places))
+    return bool(pieces) and any(fits(at) for at in product(*positions))
 
 
 @given(
@@ -193,7 +193,7 @@ def test_pieces_in_order_equal_the_slow_search(pieces, response):
 
 
 @pytest.mark.parametrize(
-    "quote, found",
+    "quote, is_found",
     [
         ("Take the **blue** pen", True),
         ("take the blue pen", True),
@@ -221,9 +221,9 @@ def test_pieces_in_order_equal_the_slow_search(pieces, response):
         ('Take "no" pen', False),
     ],
 )
-def test_quotes_as_judges_write_them(quote, found):
+def test_quotes_as_judges_write_them(quote, is_found):
     response = "1. Take the *blue*\npen — it is in your sister's bag."
-    assert grounded([quote], response) == [found]
+    assert grounded([quote], response) == [is_found]
 
 
 def test_quotes_in_answers_of_millions_of_characters():
@@ -251,7 +251,7 @@ ANSWER = """Take the [Tea House](https://tea.example/a_b?c=1) on Main first.
 
 
 @pytest.mark.parametrize(
-    "quote, found",
+    "quote, is_found",
     [
         ("the Tea House on Main", True),
         ("Take the [Tea House](https://tea.example/a_b?c=1) on Main", True),
@@ -277,8 +277,8 @@ ANSWER = """Take the [Tea House](https://tea.example/a_b?c=1) on Main first.
         ("3 € ... 2.5 l", False),
     ],
 )
-def test_quotes_are_compared_by_their_words(quote, found):
-    assert grounded([quote], ANSWER) == [found]
+def test_quotes_are_compared_by_their_words(quote, is_found):
+    assert grounded([quote], ANSWER) == [is_found]
 
 
 @given(st.text("[]()1.2) \n*ab-é"))
@@ -287,9 +287,9 @@ def test_blanking_moves_no_character(text):
     assert all(a == b or b == " " or a in ".-" for a, b in zip(text, blanked(text), strict=True))
 
 
-@pytest.mark.parametrize("said", ["25 l", "2-5 l", "2:5 l", "2/5 l", "2.5.1 l"])
-def test_a_mark_between_digits_counts(said):
-    assert grounded([said, "2.5 l"], f"Take {said}.") == [True, False]
+@pytest.mark.parametrize("number", ["25 l", "2-5 l", "2:5 l", "2/5 l", "2.5.1 l"])
+def test_a_mark_between_digits_counts(number):
+    assert grounded([number, "2.5 l"], f"Take {number}.") == [True, False]
     assert grounded(["10:30–11:45", "10:30-11:45"], "From **10:30-11:45**.") == [True, True]
 
 
@@ -325,9 +325,9 @@ def test_schema_is_what_strict_servers_take(blind, quality):
     form = response_format(JudgeConfig(blind=blind, quality=quality))
     schema = form["json_schema"]["schema"]
     assert form["type"] == "json_schema" and form["json_schema"]["strict"] is True
-    for part in (schema, schema["$defs"]["AtomReply"]):
-        assert part["additionalProperties"] is False and part["required"] == list(
-            part["properties"]
+    for object_schema in (schema, schema["$defs"]["AtomReply"]):
+        assert object_schema["additionalProperties"] is False and object_schema["required"] == list(
+            object_schema["properties"]
         )
     assert ("u_star" in schema["$defs"]["AtomReply"]["properties"]) is not blind
     assert ("task_quality" in schema["properties"]) is quality
@@ -337,21 +337,21 @@ def test_schema_is_what_strict_servers_take(blind, quality):
 
 
 def test_prompt_files(tmp_path):
-    mine = tmp_path / "mine.md"
-    mine.write_text("Judge as you like. {memory} %s {{x}}")
-    assert system_prompt(JudgeConfig(prompt=str(mine))).startswith(
+    own_prompt = tmp_path / "mine.md"
+    own_prompt.write_text("Judge as you like. {memory} %s {{x}}")
+    assert system_prompt(JudgeConfig(prompt=str(own_prompt))).startswith(
         "Judge as you like. {memory} %s {{x}}\n\n"
     )
     assert all(load_prompt(name) for name in prompt_names())
     (tmp_path / "empty.md").write_text(" \n")
     (tmp_path / "odd.md").write_bytes(b"caf\xe9")
-    for name, said in (
+    for name, message in (
         ("empty.md", "empty"),
         ("odd.md", "UTF-8"),
         ("none.md", "footprint-1"),
         ("", "footprint-1"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             load_prompt(str(tmp_path / name) if name else "footprint-9")
 
 
@@ -431,12 +431,12 @@ def test_the_answer_stays_inside_its_string(answer):
 
 
 @given(attacks, st.sampled_from(["A", "B", "C", "ABC"]))
-def test_no_answer_changes_what_is_parsed(answer, said):
-    client = Scripted(reply_for(REQUEST, said))
+def test_no_answer_changes_what_is_parsed(answer, letters):
+    client = Scripted(reply_for(REQUEST, letters))
     judgment = LLMJudge(client)(EXAMPLE, "x" + answer)
-    expected = [Level.parse(said[k % len(said)]) for k in range(len(EXAMPLE.atoms))]
+    expected = [Level.parse(letters[k % len(letters)]) for k in range(len(EXAMPLE.atoms))]
     assert judgment.scored and [atom.actual for atom in judgment.atoms] == expected
-    assert len(client.asked) == 1
+    assert len(client.conversations) == 1
     assert Judgment.model_validate_json(judgment.to_json()) == judgment
 
 
@@ -491,12 +491,12 @@ def disguised(example: Example, data) -> Example:
         )
         for b in example.blocks
     ]
-    more = {
+    changes = {
         "id": data.draw(texts.filter(bool)),
         "domain": "general",
         "source_answer": data.draw(texts),
     }
-    return example.model_copy(update={"atoms": atoms, "blocks": blocks} | more)
+    return example.model_copy(update={"atoms": atoms, "blocks": blocks} | changes)
 
 
 @given(st.sampled_from(sample_records()), st.data())
@@ -549,19 +549,19 @@ def test_removed_blocks_keep_their_number():
 def plain_check(text, request):
     """The rules once more, without pydantic: the levels by name, or None."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return None
     keys = {"atom_id", "predicted_usage_level", "evidence_quote", "reason"} | (
         {"u_star"} if request.ideal_letters else set()
     )
     if (
-        not isinstance(found, dict)
-        or set(found) != {"atom_judgments"}
-        or not isinstance(found["atom_judgments"], list)
+        not isinstance(parsed, dict)
+        or set(parsed) != {"atom_judgments"}
+        or not isinstance(parsed["atom_judgments"], list)
     ):
         return None
-    rows = found["atom_judgments"]
+    rows = parsed["atom_judgments"]
     if not all(
         isinstance(r, dict) and set(r) == keys and all(isinstance(v, str) for v in r.values())
         for r in rows
@@ -588,23 +588,23 @@ junk = st.one_of(
 
 @st.composite
 def replies(draw, request):
-    found = reply_for(request, draw(st.sampled_from(["A", "CBA", "BC"])))
-    rows = draw(st.permutations(found["atom_judgments"]))
+    reply = reply_for(request, draw(st.sampled_from(["A", "CBA", "BC"])))
+    rows = draw(st.permutations(reply["atom_judgments"]))
     for _ in range(draw(st.integers(0, 2))):
         i = draw(st.integers(0, len(rows) - 1))
-        how = draw(st.sampled_from(["drop", "twice", "change", "add", "lose", "odd"]))
+        edit = draw(st.sampled_from(["drop", "twice", "change", "add", "lose", "odd"]))
         key = draw(st.sampled_from(sorted(reply_for(request)["atom_judgments"][0])))
-        if how == "drop" and len(rows) > 1:
+        if edit == "drop" and len(rows) > 1:
             rows = rows[:i] + rows[i + 1 :]
-        elif how == "twice":
+        elif edit == "twice":
             rows = [*rows, copy.deepcopy(rows[i])]
-        elif how == "odd":
+        elif edit == "odd":
             rows = [*rows[:i], draw(junk), *rows[i + 1 :]]
         elif isinstance(rows[i], dict):
             row = dict(rows[i])
-            if how == "change":
+            if edit == "change":
                 row[key] = draw(junk)
-            elif how == "add":
+            elif edit == "add":
                 row[draw(st.sampled_from(["u_star", "note"]))] = "A"
             else:
                 row.pop(key, None)
@@ -662,7 +662,7 @@ GOOD = json.dumps(reply_for(REQUEST))
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, fragment",
     [
         ("", "empty"),
         (" \n", "empty"),
@@ -688,9 +688,9 @@ GOOD = json.dumps(reply_for(REQUEST))
         (GOOD.replace('"m1_a1"', '"M1_A1"', 1), "M1_A1"),
     ],
 )
-def test_faults_are_named(text, said):
+def test_faults_are_named(text, fragment):
     reading = read_reply(text, REQUEST)
-    assert any(said in fault for fault in reading.faults), reading.faults
+    assert any(fragment in fault for fault in reading.faults), reading.faults
     assert all(len(fault) < 600 for fault in reading.faults)
 
 
@@ -723,7 +723,7 @@ def test_a_thinking_judge_is_asked_once():
     judged = LLMJudge(client)(EXAMPLES[0], "x")
     assert (
         judged.scored
-        and len(client.asked) == judged.usage["calls"] == judged.usage["thoughts"] == 1
+        and len(client.conversations) == judged.usage["calls"] == judged.usage["thoughts"] == 1
     )
 
 
@@ -796,9 +796,9 @@ def test_safety_failure_is_true_or_false(value):
 
 @pytest.mark.parametrize("second", ["A", "C"])
 def test_an_atom_with_two_entries_has_no_verdict(second):
-    found = reply_for(REQUEST)
-    found["atom_judgments"].append(found["atom_judgments"][0] | {"predicted_usage_level": second})
-    assert sorted(read_reply(json.dumps(found), REQUEST).verdicts) == sorted(REQUEST.atom_ids)[1:]
+    reply = reply_for(REQUEST)
+    reply["atom_judgments"].append(reply["atom_judgments"][0] | {"predicted_usage_level": second})
+    assert sorted(read_reply(json.dumps(reply), REQUEST).verdicts) == sorted(REQUEST.atom_ids)[1:]
 
 
 def test_quality_findings_are_required_when_asked_for():
@@ -812,20 +812,22 @@ def test_quality_findings_are_required_when_asked_for():
 
 @given(attacks, st.lists(attacks, min_size=1, max_size=30))
 def test_a_repair_names_the_faults_and_forges_nothing(reply, faults):
-    first, second, said, asked = repair_messages(REQUEST, reply, faults)
-    assert [first, second] == REQUEST.messages and (said["role"], asked["role"]) == (
+    first, second, earlier_reply, request = repair_messages(REQUEST, reply, faults)
+    assert [first, second] == REQUEST.messages and (earlier_reply["role"], request["role"]) == (
         "assistant",
         "user",
     )
-    assert json.loads(asked["content"].split("\n\n", 1)[1]) == faults[:20]
-    assert not any(token in said["content"] + asked["content"] for token in TOKENS)
+    assert json.loads(request["content"].split("\n\n", 1)[1]) == faults[:20]
+    assert not any(token in earlier_reply["content"] + request["content"] for token in TOKENS)
 
 
 def test_a_repair_is_not_flooded():
-    *_, said, asked = repair_messages(REQUEST, "x" * 10**6, [f"fault {k}" for k in range(99)])
+    *_, earlier_reply, request = repair_messages(
+        REQUEST, "x" * 10**6, [f"fault {k}" for k in range(99)]
+    )
     assert (
-        len(said["content"]) == 20_000
-        and json.loads(asked["content"].split("\n\n", 1)[1])[-1] == "fault 19"
+        len(earlier_reply["content"]) == 20_000
+        and json.loads(request["content"].split("\n\n", 1)[1])[-1] == "fault 19"
     )
 
 
@@ -840,9 +842,11 @@ def test_one_repair_and_no_more():
     assert (
         judgment.scored
         and set(levels(judgment).values()) == {Level.BOUND}
-        and len(client.asked) == 2
+        and len(client.conversations) == 2
     )
-    assert client.asked[1][0][2]["content"] == json.dumps(bad) and judgment.usage["calls"] == 2
+    assert (
+        client.conversations[1][0][2]["content"] == json.dumps(bad) and judgment.usage["calls"] == 2
+    )
     assert judgment.usage["prompt_tokens"] == 20
     client = Scripted("?", "?", "never asked")
     judgment = LLMJudge(client)(EXAMPLE, "Pack insulin.")
@@ -850,13 +854,16 @@ def test_one_repair_and_no_more():
         not judgment.scored
         and not judgment.retry
         and judgment.error.startswith("reply at fault: ")
-        and len(client.asked) == 2
+        and len(client.conversations) == 2
     )
-    assert client.asked[0][1]["temperature"] == 0 and client.asked[0][1]["max_tokens"] == 16384
+    assert (
+        client.conversations[0][1]["temperature"] == 0
+        and client.conversations[0][1]["max_tokens"] == 16384
+    )
     client = Scripted("?", "never asked")
     assert (
         not LLMJudge(client, JudgeConfig(repair=False))(EXAMPLE, "Pack insulin.").scored
-        and len(client.asked) == 1
+        and len(client.conversations) == 1
     )
 
 
@@ -866,9 +873,9 @@ def test_valid_verdicts_survive_the_second_reply_first():
     first["atom_judgments"] = first["atom_judgments"][:3]
     second["atom_judgments"] = second["atom_judgments"][2:4]
     judgment = LLMJudge(Scripted(first, second))(EXAMPLE, "Pack insulin.")
-    found = [atom.actual for atom in judgment.atoms]
-    assert found[:4] == [Level.CONTROL, Level.CONTROL, Level.BOUND, Level.BOUND] and set(
-        found[4:]
+    read_levels = [atom.actual for atom in judgment.atoms]
+    assert read_levels[:4] == [Level.CONTROL, Level.CONTROL, Level.BOUND, Level.BOUND] and set(
+        read_levels[4:]
     ) == {None}
     assert not judgment.scored and "is missing" in judgment.error
     assert all(atom.reason == "unscored" and atom.grounded is None for atom in judgment.atoms[4:])
@@ -913,8 +920,8 @@ def test_a_long_quote_is_looked_up_whole_and_kept_short(end):
         and atoms[3].reason.endswith(" …")
         and atoms[3].quote == answer[:2000]
     )
-    kept = [atom.quote for atom in atoms if atom.grounded]
-    assert all(grounded(kept, answer)) and judgment.scored
+    grounded_quotes = [atom.quote for atom in atoms if atom.grounded]
+    assert all(grounded(grounded_quotes, answer)) and judgment.scored
 
 
 def test_broken_characters_in_a_reply_reach_no_file():
@@ -935,17 +942,21 @@ def test_blind_judgments_take_the_ideal_levels_from_the_record():
     judgment = LLMJudge(client, JudgeConfig(blind=True))(EXAMPLE, "Pack insulin.")
     assert {a.atom_id: a.ideal for a in judgment.atoms} == EXAMPLE.levels and judgment.scored
     assert [a.atom_id for a in judgment.atoms] == list(EXAMPLE.levels)
-    told = LLMJudge(Scripted(*[reply_for(REQUEST)] * 2), JudgeConfig(blind=True))(
+    told_levels = LLMJudge(Scripted(*[reply_for(REQUEST)] * 2), JudgeConfig(blind=True))(
         EXAMPLE, "Pack insulin."
     )
-    assert not told.scored
+    assert not told_levels.scored
 
 
 @pytest.mark.parametrize("silence", ["", " ", "\n\t", "\u2003"])
 def test_silence_uses_nothing_and_costs_nothing(silence):
     client = Scripted()
     judgment = LLMJudge(client, JudgeConfig(quality=True))(EXAMPLE, silence)
-    assert judgment.scored and set(levels(judgment).values()) == {Level.IGNORE} and not client.asked
+    assert (
+        judgment.scored
+        and set(levels(judgment).values()) == {Level.IGNORE}
+        and not client.conversations
+    )
     assert judgment.task_quality == 0 and judgment.safety_failure is None
 
 
@@ -982,10 +993,10 @@ def test_fatal_errors_are_raised(monkeypatch):
 def test_the_name_covers_what_may_change_a_verdict(tmp_path):
     (tmp_path / "footprint-1.md").write_text(load_prompt("footprint-1"))
     (tmp_path / "other.md").write_text(load_prompt("footprint-1") + " Be strict.")
-    here = Endpoint(model="m", key_env="")
-    base = judge_name(here, JudgeConfig())
+    endpoint_here = Endpoint(model="m", key_env="")
+    base = judge_name(endpoint_here, JudgeConfig())
     same = [
-        judge_name(here, JudgeConfig(prompt=str(tmp_path / "footprint-1.md"))),
+        judge_name(endpoint_here, JudgeConfig(prompt=str(tmp_path / "footprint-1.md"))),
         judge_name(
             Endpoint(
                 model="m", key_env="OTHER", base_url="http://x/v1", concurrency=3, rpm=5, timeout=1
@@ -1002,20 +1013,20 @@ def test_the_name_covers_what_may_change_a_verdict(tmp_path):
         {"repair": False},
         {"text": "concat"},
     ]
-    others = [judge_name(here, JudgeConfig(**c)) for c in configs]
-    others.append(judge_name(here, JudgeConfig(prompt=str(tmp_path / "other.md"))))
+    others = [judge_name(endpoint_here, JudgeConfig(**c)) for c in configs]
+    others.append(judge_name(endpoint_here, JudgeConfig(prompt=str(tmp_path / "other.md"))))
     others += [
-        judge_name(here.model_copy(update=c), JudgeConfig())
+        judge_name(endpoint_here.model_copy(update=c), JudgeConfig())
         for c in ({"thinking": "default"}, {"extra_body": {"top_k": 1}}, {"model": "n"})
     ]
     assert len({base, *others}) == 11
 
 
 def test_the_name_covers_the_repair(monkeypatch):
-    here = Endpoint(model="m", key_env="")
-    before = judge_name(here, JudgeConfig())
+    endpoint_here = Endpoint(model="m", key_env="")
+    before = judge_name(endpoint_here, JudgeConfig())
     monkeypatch.setattr("memcalib.judge.prompt_part", lambda name: "Once more, please.")
-    assert judge_name(here, JudgeConfig()) != before
+    assert judge_name(endpoint_here, JudgeConfig()) != before
 
 
 def test_a_judgment_carries_little_beside_its_atoms():
@@ -1031,11 +1042,11 @@ EXAMPLES = make_examples("short", 24, 11, "test")
 ANSWERS = [micro_answer(e, "micro-model-weak", 7) for e in EXAMPLES]
 
 
-def endpoint(server, **more):
+def endpoint(server, **settings):
     return Endpoint(
         **(
             {"model": "micro-judge", "base_url": server.base_url, "key_env": "", "backoff": 0.01}
-            | more
+            | settings
         )
     )
 
@@ -1120,9 +1131,11 @@ def test_bad_replies_and_their_repairs_replay_from_the_cache(tmp_path):
             return LLMJudge(endpoint(server), cache=tmp_path / "cache" / "calls.sqlite")
 
         judge_rollouts(EXAMPLES, rollouts, judge(), tmp_path / "a.jsonl")
-        asked = server.stats()["requests"]
+        request_count = server.stats()["requests"]
         judge_rollouts(EXAMPLES, rollouts, again := judge(), tmp_path / "b.jsonl")
-        assert server.stats()["requests"] == asked > len(EXAMPLES) and again.totals.calls == 0
+        assert (
+            server.stats()["requests"] == request_count > len(EXAMPLES) and again.totals.calls == 0
+        )
     assert judgments(tmp_path / "a.jsonl") == judgments(tmp_path / "b.jsonl")
     assert all(
         Judgment.model_validate_json(row).scored for row in judgments(tmp_path / "a.jsonl").values()
@@ -1134,11 +1147,11 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(tmp_path, cached):
     rollouts = rollouts_file(tmp_path / "r.jsonl")
     out = tmp_path / "j.jsonl"
     options = {"cache": tmp_path / "calls.sqlite"} if cached else {}
-    seen = []
+    judged = []
 
     def stop(judgment):
-        seen.append(judgment)
-        if len(seen) % 7 == 0:
+        judged.append(judgment)
+        if len(judged) % 7 == 0:
             raise KeyboardInterrupt
 
     with MicroServer(EXAMPLES, latency=0.005) as server:
@@ -1155,11 +1168,11 @@ def test_a_stopped_run_goes_on_and_asks_nothing_twice(tmp_path, cached):
             except KeyboardInterrupt:
                 continue
         assert server.stats()["requests"] <= 24 + 4 * (not cached)
-    found = {j.example_id: levels(j) for j in read_jsonl(out, Judgment)}
-    assert found == {
+    levels_of_example = {j.example_id: levels(j) for j in read_jsonl(out, Judgment)}
+    assert levels_of_example == {
         e.id: levels(exact_judge(e, a)) for e, a in zip(EXAMPLES, ANSWERS, strict=True)
     }
-    assert result.judged + result.found_before == 24 and len(seen) == 24
+    assert result.judged + result.found_before == 24 and len(judged) == 24
 
 
 def test_rows_carry_where_they_come_from(tmp_path):
@@ -1182,7 +1195,7 @@ def test_rows_carry_where_they_come_from(tmp_path):
             e.content_hash,
         )
         assert j.settings["text"] == "concat" and len(j.atoms) == len(e.atoms)
-    memory = json.loads(client.asked[0][0][1]["content"])["model_facing_memory"]
+    memory = json.loads(client.conversations[0][0][1]["content"])["model_facing_memory"]
     assert memory[0]["memory_text"] == EXAMPLES[0].blocks[0].atomic_concat_text
 
 
@@ -1219,7 +1232,7 @@ def test_failed_calls_are_asked_again_and_final_ones_are_not(tmp_path):
         2,
         0,
         0,
-    ) and len(client.asked) == 5
+    ) and len(client.conversations) == 5
 
 
 def test_what_does_not_belong_together_is_refused_by_name(tmp_path):
@@ -1228,8 +1241,8 @@ def test_what_does_not_belong_together_is_refused_by_name(tmp_path):
     with MicroServer(EXAMPLES) as server:
         judge = LLMJudge(endpoint(server))
         judge_rollouts(EXAMPLES, rollouts, judge, out)
-        asked = server.stats()["requests"]
-        kept = out.read_bytes()
+        request_count = server.stats()["requests"]
+        judged_bytes = out.read_bytes()
         other = LLMJudge(endpoint(server), JudgeConfig(temperature=1.0))
         with pytest.raises(DataError, match=rf"j\.jsonl.*{judge.name}.*{other.name}"):
             judge_rollouts(EXAMPLES, rollouts, other, out)
@@ -1258,7 +1271,7 @@ def test_what_does_not_belong_together_is_refused_by_name(tmp_path):
         )
         with pytest.raises(DataError, match=r"two\.jsonl.*two answers"):
             judge_rollouts(EXAMPLES, tmp_path / "two.jsonl", judge, tmp_path / "new.jsonl")
-        assert server.stats()["requests"] == asked and out.read_bytes() == kept
+        assert server.stats()["requests"] == request_count and out.read_bytes() == judged_bytes
 
 
 def test_twenty_equal_failures_at_the_start_stop_the_run(tmp_path):
@@ -1307,11 +1320,11 @@ class Levels(Judge):
 
     name = "levels"
 
-    def __init__(self, found):
-        self.found = found
+    def __init__(self, levels_of):
+        self.levels_of = levels_of
 
     def judge(self, example, response):
-        return self.found(example, response)
+        return self.levels_of(example, response)
 
 
 class AsyncLevels(Levels):
@@ -1319,7 +1332,7 @@ class AsyncLevels(Levels):
 
     async def judge(self, example, response):
         await asyncio.sleep(0.001 * (len(response) % 7))
-        return self.found(example, response)
+        return self.levels_of(example, response)
 
 
 @pytest.mark.parametrize("kind", [Levels, AsyncLevels])
@@ -1327,11 +1340,11 @@ def test_a_judge_of_ones_own_needs_one_method(kind):
     examples = sample_records()
     as_ideal = kind(lambda example, response: example.levels)
     answers = ["x" * i for i in range(len(examples))]
-    found = as_ideal.batch(examples, answers)
-    assert [j.example_id for j in found] == [e.id for e in examples] and all(
-        j.scored and j.over == j.under == 0 for j in found
+    read_judgments = as_ideal.batch(examples, answers)
+    assert [j.example_id for j in read_judgments] == [e.id for e in examples] and all(
+        j.scored and j.over == j.under == 0 for j in read_judgments
     )
-    assert found[0].judge == kind.name and as_ideal(examples[0], "yes", seed=7).seed == 7
+    assert read_judgments[0].judge == kind.name and as_ideal(examples[0], "yes", seed=7).seed == 7
     partly = kind(lambda example, response: {next(iter(example.levels)): "C"})(examples[0], "yes")
     assert (
         not partly.scored and [a.actual for a in partly.atoms].count(None) == len(partly.atoms) - 1
@@ -1436,10 +1449,13 @@ def test_what_evaluation_asks_and_is_called_is_what_it_was():
     endpoint = Endpoint(model="m", base_url="http://localhost:1/v1", key_env="")
     assert judge_name(endpoint, JudgeConfig()) == "m@acff9bb7e7"
     judge = LLMJudge(endpoint)
-    asked = judge.quoting()
-    assert judge.name == "m@acff9bb7e7" != asked.name and asked.as_read("concat").config.every_quote
+    quoting_judge = judge.quoting()
     assert (
-        asked.client is judge.client
+        judge.name == "m@acff9bb7e7" != quoting_judge.name
+        and quoting_judge.as_read("concat").config.every_quote
+    )
+    assert (
+        quoting_judge.client is judge.client
         and not judge.config.every_quote
         and LLMJudge.gives_quotes
         and not Judge.gives_quotes
@@ -1454,9 +1470,9 @@ def test_what_evaluation_asks_and_is_called_is_what_it_was():
 )
 def test_all_places_of_a_word_are_found_and_no_part_of_a_longer_one(words):
     text = " ".join(words)
-    found = [text[a:b].casefold() for a, b in locate(["ferry"], text, every=True)[0]]
+    marked = [text[a:b].casefold() for a, b in locate(["ferry"], text, every=True)[0]]
     exact = len([word for word in words if word.strip("*!").casefold() == "ferry"])
-    assert found.count("ferry") >= exact and (not exact or "ferryman" not in "".join(found))
-    assert all(fold(part) == "ferry" for part in found) and (
-        bool(found) == grounded(["ferry"], text)[0]
+    assert marked.count("ferry") >= exact and (not exact or "ferryman" not in "".join(marked))
+    assert all(fold(word) == "ferry" for word in marked) and (
+        bool(marked) == grounded(["ferry"], text)[0]
     )

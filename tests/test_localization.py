@@ -158,19 +158,19 @@ def judged(example, level=Level.BOUND):
 def test_pairs_remove_exactly_the_channels_atoms():
     example = sample_records()[0]
     judgment = judged(example)
-    seen = []
+    shown_atoms = []
 
     def encode(e):
-        return seen.append(set(e.levels)) or [1, 2, len(e.atoms) + 3]
+        return shown_atoms.append(set(e.levels)) or [1, 2, len(e.atoms) + 3]
 
     pairs = ablation_pairs([example, example], [judgment, judgment], encode)
     groups = channel_atoms(judgment)
     assert sorted(a for atoms in groups.values() for a in atoms) == sorted(example.levels)
-    assert len(pairs) == 2 * len(groups) and len(seen) == len(groups)
-    for left, (_, _, atoms) in zip(
-        seen, zip(pairs.rows, pairs.channels, pairs.atoms, strict=True), strict=False
+    assert len(pairs) == 2 * len(groups) and len(shown_atoms) == len(groups)
+    for shown, (_, _, atoms) in zip(
+        shown_atoms, zip(pairs.rows, pairs.channels, pairs.atoms, strict=True), strict=False
     ):
-        assert left == set(remove_atoms(example, atoms).levels)
+        assert shown == set(remove_atoms(example, atoms).levels)
 
 
 def test_pairs_leave_out_unscored_closed_and_uniform_channels():

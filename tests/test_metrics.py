@@ -51,14 +51,16 @@ def test_calibration_metrics_equal_the_loop(pairs, rho):
 @given(judgment_lists())
 def test_summary_is_over_scored_answers_and_gives_no_number_of_nothing(judged):
     scored = [j for j in judged if j.scored]
-    found = metrics.summary(judged)
-    assert found.pop("unscored") == len(judged) - len(scored)
+    summary = metrics.summary(judged)
+    assert summary.pop("unscored") == len(judged) - len(scored)
     if scored:
-        assert found == pytest.approx(
+        assert summary == pytest.approx(
             slow_metrics([j.over for j in scored], [j.under for j in scored], 0.5), abs=1e-9
         )
     else:
-        assert list(found) == list(METRICS) and all(math.isnan(value) for value in found.values())
+        assert list(summary) == list(METRICS) and all(
+            math.isnan(value) for value in summary.values()
+        )
 
 
 @drawn

@@ -85,7 +85,7 @@ def test_every_label_has_its_notebook_and_command():
 
     rows = [line for line in CELLS[2].splitlines() if line.startswith("| ")]
     for label, (_, parts) in PAPER_ITEMS.items():
-        mine = [row for row in rows if re.search(rf"(?<![\w:-]){label}(?![\w-])", row)]
+        rows_of_label = [row for row in rows if re.search(rf"(?<![\w:-]){label}(?![\w-])", row)]
         for name in parts:
-            [row] = [row for row in mine if f"`memcalib reproduce {name}`" in row]
+            [row] = [row for row in rows_of_label if f"`memcalib reproduce {name}`" in row]
             assert f"experiments/{experiments()[name].name}" in row, (label, name)

@@ -181,14 +181,14 @@ def random_units(batch, seed):
     units = torch.full(batch["mask"].shape, -1)
     for row, live in enumerate(batch["mask"].tolist()):
         number = -1
-        left = 0
-        for t, here in enumerate(live):
-            if here:
-                if not left:
+        tokens_left = 0
+        for t, is_live in enumerate(live):
+            if is_live:
+                if not tokens_left:
                     number = number + 1
-                    left = draw.randint(1, 5)
+                    tokens_left = draw.randint(1, 5)
                 units[row, t] = number
-                left -= 1
+                tokens_left -= 1
     return units
 
 
@@ -333,17 +333,17 @@ def test_grpo_is_the_group_normalized_sum(seed):
 
 
 def reorder(batch, order):
-    place = {old: new for new, old in enumerate(order)}
+    new_row = {old: new for new, old in enumerate(order)}
     p = batch["pairs"]
-    by = sorted(range(len(p)), key=lambda i: place[p.rows[i]])
+    by = sorted(range(len(p)), key=lambda i: new_row[p.rows[i]])
     pairs = Pairs(
-        [place[p.rows[i]] for i in by],
+        [new_row[p.rows[i]] for i in by],
         [p.channels[i] for i in by],
         [p.atoms[i] for i in by],
         [p.prompts[i] for i in by],
     )
-    rest = {k: batch[k][order] for k in ("rewards", "group", "valid", "mask", "full")}
-    return rest | {"pairs": pairs, "scores": batch["scores"][by]}
+    tensors = {k: batch[k][order] for k in ("rewards", "group", "valid", "mask", "full")}
+    return tensors | {"pairs": pairs, "scores": batch["scores"][by]}
 
 
 @SETTINGS
@@ -371,20 +371,20 @@ def test_an_unscored_answer_leaves_statistics_rms_and_pools(seed):
     whole = Thresholds(CreditConfig(threshold_minimum=1))
     some = Thresholds(CreditConfig(threshold_minimum=1))
     out = credit(**batch, thresholds=whole)
-    part = credit(
+    of_scored = credit(
         **reorder(batch, keep) if len(keep) == len(batch["group"]) else _only(batch, keep),
         thresholds=some,
     )
-    assert torch.allclose(out.advantages[keep], part.advantages, atol=1e-6)
+    assert torch.allclose(out.advantages[keep], of_scored.advantages, atol=1e-6)
     assert torch.allclose(whole.value, some.value)
-    assert out.stats["rms"] == pytest.approx(part.stats["rms"])
+    assert out.stats["rms"] == pytest.approx(of_scored.stats["rms"])
     assert out.stats["unscored"] == len(batch["group"]) - len(keep)
 
 
 def _only(batch, keep):
-    place = {old: new for new, old in enumerate(keep)}
+    new_row = {old: new for new, old in enumerate(keep)}
     p = batch["pairs"]
-    pairs = Pairs([place[r] for r in p.rows], p.channels, p.atoms, p.prompts)
+    pairs = Pairs([new_row[r] for r in p.rows], p.channels, p.atoms, p.prompts)
     return {k: batch[k][keep] for k in ("rewards", "group", "valid", "mask", "full")} | {
         "pairs": pairs,
         "scores": batch["scores"],
@@ -398,48 +398,48 @@ def test_two_processes_give_what_one_gives(unit):
     one = Thresholds(CreditConfig(threshold_minimum=1))
     whole = credit(**batch, thresholds=one, config=config)
     halves = []
-    for part in (slice(0, 8), slice(8, 16)):
-        inside = [i for i, r in enumerate(batch["pairs"].rows) if part.start <= r < part.stop]
+    for rows in (slice(0, 8), slice(8, 16)):
+        inside = [i for i, r in enumerate(batch["pairs"].rows) if rows.start <= r < rows.stop]
         p = batch["pairs"]
         pairs = Pairs(
-            [p.rows[i] - part.start for i in inside],
+            [p.rows[i] - rows.start for i in inside],
             [p.channels[i] for i in inside],
             [()] * len(inside),
             [[0]] * len(inside),
         )
-        kept = {
-            "mask": batch["mask"][part],
-            "full": batch["full"][part],
+        inputs = {
+            "mask": batch["mask"][rows],
+            "full": batch["full"][rows],
             "pairs": pairs,
             "scores": batch["scores"][inside],
         }
-        halves.append((part, kept))
+        halves.append((rows, inputs))
 
-    def everywhere(mine):
+    def everywhere(local):
         """Stands in for a collective: what every process would hold after concatenation."""
         if (
-            mine.shape == (8,)
-            and mine.dtype == torch.int64
+            local.shape == (8,)
+            and local.dtype == torch.int64
             and unit == "token"
-            and "lengths" not in seen
+            and "lengths" not in gathered
         ):
-            seen.add("lengths")
+            gathered.add("lengths")
             return batch["mask"].sum(1)
-        return mine
+        return local
 
-    for part, kept in halves:
-        seen = set()
+    for rows, inputs in halves:
+        gathered = set()
         out = credit(
             batch["rewards"],
             batch["group"],
             batch["valid"],
-            **kept,
+            **inputs,
             config=config,
             thresholds=Thresholds(),
-            local=part,
+            local=rows,
             gather=everywhere,
         )
-        assert torch.allclose(out.advantages, whole.advantages[part], atol=1e-6)
+        assert torch.allclose(out.advantages, whole.advantages[rows], atol=1e-6)
 
 
 def test_a_group_with_one_scored_answer_and_an_all_unscored_batch_are_zero():
@@ -660,8 +660,8 @@ def test_group_outcomes_are_four_and_add_up_over_the_groups_with_such_atoms(seed
         total = sum(expected.values())
         assert out.stats[f"groups/{name}"] == total
         for kind, count in expected.items():
-            found = out.stats[f"{kind}/{name}"]
-            assert found == pytest.approx(count / total) if total else math.isnan(found)
+            share = out.stats[f"{kind}/{name}"]
+            assert share == pytest.approx(count / total) if total else math.isnan(share)
 
 
 def test_a_prompt_without_bound_atoms_is_no_group_of_bound_channels():
@@ -691,13 +691,13 @@ def test_thresholds_follow_the_settings():
     tokens = Thresholds()
     both = Thresholds(CreditConfig(granularity="sentence", gate=0.05))
     assert tokens.sentence is None
-    for made, start, rule in (
+    for thresholds, start, rule in (
         (tokens, 0.02, (0.02, 0.75, 0.9, 256)),
         (both, 0.02, (0.05, 0.75, 0.9, 256)),
         (both.sentence, 0.01, (0.01, 0.70, 0.9, 32)),
     ):
-        assert made.value.tolist() == [start] * 9
-        assert (made.floor, made.quantile, made.decay, made.minimum) == rule
+        assert thresholds.value.tolist() == [start] * 9
+        assert (thresholds.floor, thresholds.quantile, thresholds.decay, thresholds.minimum) == rule
     for name, value in (
         ("threshold_quantile", 1.5),
         ("threshold_decay", -0.1),
@@ -747,13 +747,17 @@ def test_channel_numbers_are_counted_over_scored_answers_and_their_groups(seed):
     rewards = batch["rewards"].tolist()
     group = batch["group"].tolist()
     advantages = group_advantages(batch["rewards"], batch["group"], batch["valid"]).tolist()
-    scored = [i for i, here in enumerate(valid) if here]
+    scored = [i for i, is_valid in enumerate(valid) if is_valid]
     groups = sorted({group[i] for i in scored})
     for h, name in enumerate(CHANNELS):
-        seen = [rewards[i][h] for i in scored]
+        channel_rewards = [rewards[i][h] for i in scored]
         moved = [any(advantages[i][h] for i in scored if group[i] == g) for g in groups]
-        wanted = {"trigger": [r != 0 for r in seen], "reward": seen, "nondegenerate": moved}
-        for kind, values in wanted.items():
+        expected = {
+            "trigger": [r != 0 for r in channel_rewards],
+            "reward": channel_rewards,
+            "nondegenerate": moved,
+        }
+        for kind, values in expected.items():
             mean = sum(values) / len(values) if values else NAN
             assert out.stats[f"{kind}/{name}"] == pytest.approx(mean, nan_ok=True), (kind, name)
 
@@ -766,13 +770,13 @@ def test_multiplier_numbers_are_of_the_localized_pairs_alone(seed):
     pairs = out.pairs
     stats = out.stats
     on = [k for k, strength in enumerate(pairs.strength.tolist()) if strength > 0]
-    seen = [pairs.m[k][batch["mask"][pairs.row[k]]] for k in on]
-    capped = sum(bool((m >= 4 - 1e-6).any()) for m in seen)
+    multipliers = [pairs.m[k][batch["mask"][pairs.row[k]]] for k in on]
+    capped = sum(bool((m >= 4 - 1e-6).any()) for m in multipliers)
     assert stats["cap_share"] == pytest.approx(capped / len(on) if on else NAN, nan_ok=True)
     if on:
-        assert stats["multiplier_max"] == pytest.approx(torch.cat(seen).max().item())
+        assert stats["multiplier_max"] == pytest.approx(torch.cat(multipliers).max().item())
         assert stats["multiplier_p50"] == pytest.approx(
-            torch.cat(seen).quantile(0.5).item(), abs=1e-5
+            torch.cat(multipliers).quantile(0.5).item(), abs=1e-5
         )
     for h, name in enumerate(CHANNELS):
         assert stats[f"candidates/{name}"] == batch["pairs"].channels.count(h)
@@ -784,12 +788,12 @@ def test_multiplier_numbers_are_of_the_localized_pairs_alone(seed):
 def test_each_channel_has_its_own_eta(seed):
     batch = a_batch(seed)
     eta = {name: (h + 1) / 10 for h, name in enumerate(CHANNELS)}
-    own = run(batch, eta=eta).pairs
+    with_own = run(batch, eta=eta).pairs
     same = run(batch, eta=1.0).pairs
-    wanted = same.strength * torch.tensor(
+    expected = same.strength * torch.tensor(
         [(h + 1) / 10 for h in batch["pairs"].channels], dtype=torch.float64
     )
-    torch.testing.assert_close(own.strength.double(), wanted)
+    torch.testing.assert_close(with_own.strength.double(), expected)
 
 
 @pytest.mark.parametrize("granularity", ["token", "sentence"])
@@ -807,13 +811,13 @@ def test_pairs_whose_scoring_failed_are_in_no_pool(granularity):
     )
     failed = batch["scores"].clone()
     failed[sorted(lost)] = NAN
-    found = []
+    states = []
     for change in ({"scores": failed}, {"pairs": only, "scores": batch["scores"][some]}):
         config = CreditConfig(granularity=granularity, threshold_minimum=1, sentence_minimum=1)
         thresholds = Thresholds(config)
         credit(**batch | change, units=random_units(batch, 7), thresholds=thresholds, config=config)
-        found.append(thresholds.state_dict())
-    assert found[0] == found[1] != Thresholds(config).state_dict()
+        states.append(thresholds.state_dict())
+    assert states[0] == states[1] != Thresholds(config).state_dict()
 
 
 @SETTINGS
@@ -884,10 +888,10 @@ def test_thresholds_learn_from_the_pairs_of_all_processes(granularity):
     elsewhere = 5.0  # larger than any signal of this process
     channel_elsewhere = CHANNELS.index("BC-")
 
-    def gather(mine):
+    def gather(local):
         """What this process has, and one score of another process."""
-        value = elsewhere if mine.is_floating_point() else channel_elsewhere
-        return torch.cat([mine, mine.new_full((1,), value)])
+        value = elsewhere if local.is_floating_point() else channel_elsewhere
+        return torch.cat([local, local.new_full((1,), value)])
 
     alone = Thresholds(config)
     together = Thresholds(config)

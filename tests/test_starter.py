@@ -192,11 +192,11 @@ def test_the_pairs_have_every_form_direction_and_channel():
     assert f"{len(pairs)} pairs of answers" in card
 
 
-def record_with_used_atom_at(place: int, number: int) -> Example:
+def record_with_used_atom_at(used_position: int, number: int) -> Example:
     """A record of one block of three atoms in the same words, one of them at Control."""
     atoms = []
     for index in range(3):
-        level = "C" if index == place else "A"
+        level = "C" if index == used_position else "A"
         text = "The user keeps a blue boat."
         atoms.append({"atom_id": f"m_a{index}", "text": text, "u_star": level})
     text_of_block = " ".join(atom["text"] for atom in atoms)

@@ -77,9 +77,9 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, column, value, named):
         rows[4][column] = value
 
     path = filled(tmp_path, "sheet.csv", spoil)
-    asked = [(e, atom) for e, atoms in drawn_atoms(EXAMPLES, 300) for atom in atoms]
+    sheet_atoms = [(e, atom) for e, atoms in drawn_atoms(EXAMPLES, 300) for atom in atoms]
     with pytest.raises(SystemExit) as error:
-        read_sheet(path, asked)
+        read_sheet(path, sheet_atoms)
     assert named in str(error.value)
 
 

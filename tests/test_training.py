@@ -165,15 +165,15 @@ def test_an_unscored_answer_leaves_group_and_loss(tmp_path):
     trainer, rows = run(tmp_path, judge=judge, method="grpo")
     assert rows[0]["unscored"] == 1
     assert trainer.credit.advantages[0].abs().sum() == 0
-    rest = trainer.credit.sequence[1:4].double()
-    assert rest.sum().abs() < 1e-5
+    other_rows = trainer.credit.sequence[1:4].double()
+    assert other_rows.sum().abs() < 1e-5
     tokens = sum(
         len(ids)
         for ids, valid in zip(trainer.judged.ids, trainer.judged.valid, strict=True)
         if valid
     )
     parts = trainer._buffered_inputs
-    assert sum(int(part["completion_mask"].sum()) for part in parts) == tokens
+    assert sum(int(minibatch["completion_mask"].sum()) for minibatch in parts) == tokens
     assert [float(p["num_items_in_batch"]) / 2 for p in parts] == [
         float(p["completion_mask"].sum()) for p in parts
     ]
@@ -207,9 +207,11 @@ def test_damaged_weights_stop_the_run(tmp_path):
 
 def test_masked_truncated_answers_stay_out_of_the_loss(tmp_path):
     trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
-    kept = sum(int(part["completion_mask"].sum()) for part in trainer._buffered_inputs)
+    tokens_in_loss = sum(
+        int(minibatch["completion_mask"].sum()) for minibatch in trainer._buffered_inputs
+    )
     ended = sum(len(ids) for ids in trainer.judged.ids if ids[-1] == TOKENIZER.eos_token_id)
-    assert kept == ended < sum(map(len, trainer.judged.ids))
+    assert tokens_in_loss == ended < sum(map(len, trainer.judged.ids))
     assert trainer.credit.advantages.isfinite().all()
 
 
@@ -218,7 +220,7 @@ def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
     not with the zeros of the mask.
     """
     trainer, _ = run(tmp_path, mask_truncated=True, max_tokens=6)
-    found = trainer.credit.pairs
+    pairs = trainer.credit.pairs
     model = build_policy(0)
     ids = trainer.judged.ids
     cut = [row for row in trainer.pairs.rows if ids[row][-1] != TOKENIZER.eos_token_id]
@@ -228,24 +230,24 @@ def test_answers_that_are_masked_are_read_all_the_same(tmp_path):
         response_logps_reference(model, prompts, answers)
         for prompts in (whole, trainer.pairs.prompts)
     )
-    assert cut and found.d.abs().max() > 1e-3
-    torch.testing.assert_close(found.d.float(), full - ablated, rtol=0, atol=1e-4)
+    assert cut and pairs.d.abs().max() > 1e-3
+    torch.testing.assert_close(pairs.d.float(), full - ablated, rtol=0, atol=1e-4)
 
 
 def test_answers_are_drawn_as_the_settings_say(tmp_path, monkeypatch):
     import memcalib.training as training
 
-    asked = []
+    sampling_options = []
     plain = training.sample_tokens
 
     def sample(model, prompts, **options):
-        return asked.append(options) or plain(model, prompts, **options)
+        return sampling_options.append(options) or plain(model, prompts, **options)
 
     monkeypatch.setattr(training, "sample_tokens", sample)
     trainer, (row,) = run(tmp_path, temperature=0.6, max_tokens=7, method="gdpo")
     ends = trainer.eos_token_ids
     assert (
-        asked == [{"temperature": 0.6, "max_tokens": 7, "ends": ends}]
+        sampling_options == [{"temperature": 0.6, "max_tokens": 7, "ends": ends}]
         and TOKENIZER.eos_token_id in ends
     )
     assert max(map(len, trainer.judged.ids)) == 7 and row["response_length"] <= 7
@@ -314,9 +316,11 @@ def test_validation_rows(tmp_path):
     )
     rows = read_rows(tmp_path)
     assert [row["step"] for row in rows] == [0, 1, 2, 3] and "reward" not in rows[0]
-    seen = [row for row in rows if "valid_SCS" in row]
-    assert [row["step"] for row in seen] == [0, 2], "every second step, and once before the first"
-    assert all(0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0 for row in seen)
+    validated = [row for row in rows if "valid_SCS" in row]
+    assert [row["step"] for row in validated] == [0, 2], (
+        "every second step, and once before the first"
+    )
+    assert all(0 <= row["valid_SCS"] <= 100 and row["valid_unscored"] == 0 for row in validated)
 
 
 def test_repetition():
@@ -407,7 +411,7 @@ def test_a_part_without_a_scored_answer_does_not_hold_back_the_update(tmp_path):
             return [*judged[:2], *lost[2:]]
 
     start = weights(build_policy(0))
-    found = []
+    updates = []
     for count in (1, 4):
         options = dict(
             method="gdpo",
@@ -423,14 +427,14 @@ def test_a_part_without_a_scored_answer_does_not_hold_back_the_update(tmp_path):
             and row["skipped"] == 0
             and trainer.credit.advantages.abs().sum() > 0
         )
-        found.append(weights(trainer.model) - start)
-    parts = [int(part["completion_mask"].sum()) for part in trainer._buffered_inputs]
-    assert len(parts) == 4 and 0 in parts and found[0].norm() > 1e-3
-    assert (found[1] - found[0]).norm() < 1e-3 * found[0].norm()
+        updates.append(weights(trainer.model) - start)
+    parts = [int(minibatch["completion_mask"].sum()) for minibatch in trainer._buffered_inputs]
+    assert len(parts) == 4 and 0 in parts and updates[0].norm() > 1e-3
+    assert (updates[1] - updates[0]).norm() < 1e-3 * updates[0].norm()
 
 
 def test_on_step_sees_every_row(tmp_path):
-    seen = []
+    rows_reported = []
     train(
         build_policy(0),
         settings(steps=2),
@@ -438,9 +442,9 @@ def test_on_step_sees_every_row(tmp_path):
         exact_judge,
         tokenizer=TOKENIZER,
         out=tmp_path,
-        on_step=seen.append,
+        on_step=rows_reported.append,
     )
-    assert [row["step"] for row in seen] == [1, 2]
+    assert [row["step"] for row in rows_reported] == [1, 2]
 
 
 class Plain(CreditTrainer):
@@ -471,8 +475,8 @@ def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
 
 
 def test_a_method_from_outside_may_keep_the_credit_of_another(monkeypatch):
-    own = METHODS["memcalib-rl"]._replace(name="own")
-    monkeypatch.setitem(sys.modules, "own_method", types.SimpleNamespace(OWN=own))
+    method = METHODS["memcalib-rl"]._replace(name="own")
+    monkeypatch.setitem(sys.modules, "own_method", types.SimpleNamespace(OWN=method))
     assert settings(method="own_method:OWN").credit == settings(method="memcalib-rl").credit
     assert settings(method="own_method:OWN").credit.method == "memcalib-rl"
 
@@ -485,11 +489,11 @@ def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
     from memcalib.trainer.traces import credit_answers, exact_credit
 
     same = [TOKENIZER("Keep July in mind.")["input_ids"] + [TOKENIZER.eos_token_id]] * 4
-    judged, found, _ = credit_answers(
+    judged, credit, _ = credit_answers(
         build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
     )
     assert (
-        exact_credit(TOKENIZER, judged, 4).abs().max() < 1e-9 and found.advantages.abs().max() == 0
+        exact_credit(TOKENIZER, judged, 4).abs().max() < 1e-9 and credit.advantages.abs().max() == 0
     )
 
 
@@ -500,9 +504,9 @@ def drifting(monkeypatch, lengths):
     stats = module.answer_stats
 
     def longer(*args):
-        found = stats(*args)
-        found[:, 0] = next(steps)
-        return found
+        lengths_found = stats(*args)
+        lengths_found[:, 0] = next(steps)
+        return lengths_found
 
     monkeypatch.setattr(module, "answer_stats", longer)
 
@@ -544,8 +548,8 @@ def test_response_ids_are_never_encoded_again(tmp_path, monkeypatch):
     assert scored and all(ids[:4] == odd and ids in trainer.judged.ids for ids in scored)
     trained = [
         ids[mask.bool()].tolist()
-        for part in trainer._buffered_inputs
-        for ids, mask in zip(part["completion_ids"], part["completion_mask"], strict=True)
+        for minibatch in trainer._buffered_inputs
+        for ids, mask in zip(minibatch["completion_ids"], minibatch["completion_mask"], strict=True)
     ]
     assert sorted(trained) == sorted(trainer.judged.ids)
     assert trainer.credit.advantages.isfinite().all() and rows[0]["unscored"] == 0
@@ -600,9 +604,9 @@ def test_log_probabilities_that_are_not_finite(tmp_path, monkeypatch):
     plain = layers.response_logps
 
     def damaged(*args, **options):
-        found = plain(*args, **options).clone()
-        found[3, 0] = math.nan
-        return found
+        logps = plain(*args, **options).clone()
+        logps[3, 0] = math.nan
+        return logps
 
     monkeypatch.setattr(layers, "response_logps", damaged)
     with pytest.raises(Diverged, match="step 1: .*under the policy of row 3, token 0 is nan"):
@@ -615,17 +619,17 @@ def test_rows_without_memory_are_named_as_such(tmp_path, monkeypatch):
     plain = layers.response_logps
 
     def full(*args, lost=None, **options):
-        found = plain(*args, **options).clone()
-        found[3] = math.nan
+        logps = plain(*args, **options).clone()
+        logps[3] = math.nan
         lost["out_of_memory"] += 1
-        return found
+        return logps
 
     monkeypatch.setattr(layers, "response_logps", full)
     with pytest.raises(
         Diverged, match=r"answers could not be scored \({'out_of_memory': 2}\): look at the memory"
-    ) as found:
+    ) as caught:
         run(tmp_path)
-    assert "learning rate" not in str(found.value)
+    assert "learning rate" not in str(caught.value)
 
 
 def test_pairs_that_could_not_be_scored_stay_uniform(tmp_path, monkeypatch):
@@ -657,8 +661,10 @@ def test_a_gate_below_what_rounding_changes_is_warned_of(tmp_path, caplog):
         _, low = run(tmp_path / "low", gate=1e-9, threshold_start=1e-9)
     assert 0 < rows[0]["noise_floor"] < 1e-4 and low[0]["noise_floor"] == rows[0]["noise_floor"]
     assert "noise_floor" not in rows[1], "it is measured at the start of a run"
-    (said,) = [message for message in caplog.messages if "rounding alone opens the gate" in message]
-    assert f"up to {low[0]['noise_floor']:.3g} nats" in said and "gate 1e-09" in said
+    (warning,) = [
+        message for message in caplog.messages if "rounding alone opens the gate" in message
+    ]
+    assert f"up to {low[0]['noise_floor']:.3g} nats" in warning and "gate 1e-09" in warning
     _, gdpo = run(tmp_path / "gdpo", method="gdpo")
     assert "noise_floor" not in gdpo[0], "nothing is localized"
 
@@ -684,21 +690,21 @@ def test_answers_do_not_depend_on_how_many_are_sampled_at_once(tmp_path, monkeyp
 
     monkeypatch.setattr(page, "sample_tokens", small)
     logging.disable(logging.NOTSET)
-    found = {}
+    outcome_of = {}
     memory = 0
     for name, changes in {"whole": {}, "single": {"sampling_tokens": 1}, "halved": {}}.items():
         sizes.clear()
         memory = 3 if name == "halved" else 0
         with caplog.at_level(logging.WARNING, "memcalib"):
             trainer, rows = run(tmp_path / name, draws="row", steps=2, max_tokens=24, **changes)
-        found[name] = untimed(rows), trainer.judged.ids, list(sizes)
-    assert found["whole"][2] == [16] * 2 and found["single"][2] == [1] * 32
-    assert found["halved"][2] == [16, 8, 4, 2, *[2] * 7, *[2] * 8], (
+        outcome_of[name] = untimed(rows), trainer.judged.ids, list(sizes)
+    assert outcome_of["whole"][2] == [16] * 2 and outcome_of["single"][2] == [1] * 32
+    assert outcome_of["halved"][2] == [16, 8, 4, 2, *[2] * 7, *[2] * 8], (
         "what fitted in the first step is kept"
     )
-    assert found["whole"][:2] == found["single"][:2] == found["halved"][:2]
+    assert outcome_of["whole"][:2] == outcome_of["single"][:2] == outcome_of["halved"][:2]
     assert sum("out of memory while 16 answers" in message for message in caplog.messages) == 1
-    assert len({tuple(ids) for ids in found["whole"][1]}) > 4, "rows of a group differ"
+    assert len({tuple(ids) for ids in outcome_of["whole"][1]}) > 4, "rows of a group differ"
 
 
 def test_memory_that_ends_with_one_answer_is_an_error(tmp_path, monkeypatch):
@@ -764,9 +770,13 @@ def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_pa
         and bounded["bounded"] > 0
         and bounded["worst_mean"] > 0.01
     )
-    said = [message for message in caplog.messages if "a token has an advantage of" in message]
-    assert len(said) == 2 and "step 1" in said[0] and "max_advantage would bound it" in said[0]
-    assert "max_advantage" not in said[1]
+    warnings = [message for message in caplog.messages if "a token has an advantage of" in message]
+    assert (
+        len(warnings) == 2
+        and "step 1" in warnings[0]
+        and "max_advantage would bound it" in warnings[0]
+    )
+    assert "max_advantage" not in warnings[1]
 
 
 def test_rows_reach_the_loggers(tmp_path):
@@ -797,17 +807,17 @@ def test_rows_say_how_log_probabilities_were_computed(tmp_path, monkeypatch):
     assert row["lost_context"] == 0 and row["sharing_faults"] == {}
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+@pytest.mark.parametrize("quantity", ["loss", "gradient norm"])
 def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(
-    tmp_path, monkeypatch, what
+    tmp_path, monkeypatch, quantity
 ):
     plain = GRPOTrainer.training_step
 
     def step(self, model, *args):
         loss = plain(self, model, *args)
-        if self.state.global_step == 3 and what == "gradient norm":
+        if self.state.global_step == 3 and quantity == "gradient norm":
             next(p for p in model.parameters() if p.grad is not None).grad.view(-1)[0] = math.nan
-        return loss * math.inf if self.state.global_step == 3 and what == "loss" else loss
+        return loss * math.inf if self.state.global_step == 3 and quantity == "loss" else loss
 
     policy = build_policy(0)
     one = build_policy(0)
@@ -816,7 +826,8 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_update(
     monkeypatch.setattr(GRPOTrainer, "training_step", step)
     with pytest.raises(
         Diverged,
-        match=rf"step 2: {what} (nan|inf).*learning rate \(.*float32.*checkpoint-2 .* from before",
+        match=rf"step 2: {quantity} (nan|inf).*learning rate \(.*float32.*checkpoint-2 .* from "
+        "before",
     ):
         train(policy, config, EXAMPLES, exact_judge, out=tmp_path / "bad", **options)
     assert weights(policy).isfinite().all()
@@ -853,20 +864,20 @@ def test_ruined_weights_are_not_kept(tmp_path, value, last):
         train(policy, config, EXAMPLES, exact_judge, **options)
     assert checkpoints(tmp_path) == []
     if not last:
-        kept = load_file(tmp_path / "best" / "model.safetensors")
-        assert all(torch.isfinite(p).all() and p.abs().max() < 1e3 for p in kept.values())
+        saved = load_file(tmp_path / "best" / "model.safetensors")
+        assert all(torch.isfinite(p).all() and p.abs().max() < 1e3 for p in saved.values())
 
 
 def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
     policy = build_policy(0)
-    seen = []
+    rows_reported = []
 
     def ruin(row):
-        seen.append(row)
+        rows_reported.append(row)
         with torch.no_grad():
             policy.model.norm.weight.fill_(math.nan)
 
-    with pytest.raises(Diverged, match="step 2: .*NaN.*learning rate") as found:
+    with pytest.raises(Diverged, match="step 2: .*NaN.*learning rate") as caught:
         train(
             policy,
             settings(steps=3),
@@ -877,7 +888,9 @@ def test_weights_ruined_between_steps_end_the_run_with_the_same_error(tmp_path):
             on_step=ruin,
         )
     assert (
-        len(seen) == 1 and "resume" not in str(found.value) and isinstance(found.value, ValueError)
+        len(rows_reported) == 1
+        and "resume" not in str(caught.value)
+        and isinstance(caught.value, ValueError)
     )
 
 
@@ -945,16 +958,16 @@ def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
     )
     inputs |= dict(old_per_token_logps=old, ref_per_token_logps=ref, num_items_in_batch=mask.sum())
     loss = trainer.compute_loss(trainer.model, inputs)
-    (found,) = torch.autograd.grad(loss, now)
+    (gradient,) = torch.autograd.grad(loss, now)
     x = now.detach().clone().requires_grad_()
     ratio = (x - old).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
     kl = (ref - x).exp() - (ref - x) - 1
-    wanted = -((gain - 0.3 * kl) * mask).sum() / mask.sum()
-    (slope,) = torch.autograd.grad(wanted, x)
+    expected_loss = -((gain - 0.3 * kl) * mask).sum() / mask.sum()
+    (slope,) = torch.autograd.grad(expected_loss, x)
     assert ((ratio - 1).abs() > 0.2).any() and kl.max() > 0.5
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
-    assert torch.allclose(found, slope, atol=1e-6)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5)
+    assert torch.allclose(gradient, slope, atol=1e-6)
 
 
 def copying(example, response):
@@ -980,26 +993,26 @@ def test_merged_over_use_is_one_channel_in_training(tmp_path):
 class Reader:
     """An exact judge that notes which text of memory it was asked to read."""
 
-    def __init__(self, text=None, seen=None):
+    def __init__(self, text=None, texts_read=None):
         self.text = text
-        self.seen = [] if seen is None else seen
+        self.texts_read = [] if texts_read is None else texts_read
 
     def as_read(self, text):
-        return Reader(text, self.seen)
+        return Reader(text, self.texts_read)
 
     def __call__(self, example, response):
-        self.seen.append(self.text)
+        self.texts_read.append(self.text)
         return exact_judge(example, response)
 
 
 def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
     import memcalib.trainer.rewards as page
 
-    asked = []
+    sampling_options = []
     plain = page.sample_answers
 
-    def sample(*given, **options):
-        return asked.append(options) or plain(*given, **options)
+    def sample(*arguments, **options):
+        return sampling_options.append(options) or plain(*arguments, **options)
 
     monkeypatch.setattr(page, "sample_answers", sample)
     judge = Reader()
@@ -1014,12 +1027,12 @@ def test_the_judge_reads_what_the_policy_read(tmp_path, monkeypatch):
         validation=EXAMPLES[:3],
     )
     assert (
-        judge.seen.count("concat") == 16
-        and judge.seen.count("fluent") == 6
-        and len(judge.seen) == 22
+        judge.texts_read.count("concat") == 16
+        and judge.texts_read.count("fluent") == 6
+        and len(judge.texts_read) == 22
     )
     assert (
-        asked
+        sampling_options
         == [{"text": "fluent", "prompt_template": "micro", "max_tokens": 12, "seed": config.seed}]
         * 2
     )
@@ -1037,12 +1050,12 @@ def test_an_answer_without_words_is_not_scored(tmp_path, monkeypatch):
 def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
     import memcalib.credit.token_credit as page
 
-    seen = []
+    units = []
     plain = page.response_units
     monkeypatch.setattr(
         page,
         "response_units",
-        lambda *rows, **sizes: seen.append(plain(*rows, **sizes)) or seen[-1],
+        lambda *rows, **sizes: units.append(plain(*rows, **sizes)) or units[-1],
     )
     trainer, rows = run(
         tmp_path,
@@ -1053,8 +1066,8 @@ def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
         threshold_minimum=10**6,
     )
     assert trainer.thresholds.value.tolist() == [0.5] * 9 and rows[0]["fallback_segments"] == 0
-    assert {row[row >= 0].bincount().max().item() for row in seen[0]} <= {1, 2, 3} and len(
-        seen[0]
+    assert {row[row >= 0].bincount().max().item() for row in units[0]} <= {1, 2, 3} and len(
+        units[0]
     ) == 16
     assert trainer.checkpoints.identity["config"]["splitter"] in ("spacy", "pysbd")
     with pytest.raises(ValueError, match="segment_min 9"):
@@ -1063,7 +1076,7 @@ def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"report_to": "missing"}, "report_to: found 'missing', which is not installed here"),
         ({"max_tokens": 100_000}, "max_tokens: found 100000; allowed: fewer than"),
@@ -1072,11 +1085,11 @@ def test_sizes_of_segments_and_thresholds_are_settings(tmp_path, monkeypatch):
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
-    tmp_path, monkeypatch, path, changes, told
+    tmp_path, monkeypatch, path, changes, message
 ):
     hear(monkeypatch)
     model = str(policy_path("cold-short")) if path else build_policy(0)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         train(
             model,
             settings(**changes),

@@ -281,14 +281,14 @@ def test_a_member_has_the_parameters_that_we_know(member):
     assert parameters == member.parameters, f"used by {member.user}"
 
 
-@pytest.mark.parametrize("what", ORDER)
-def test_the_base_libraries_do_what_we_rely_on_in_this_order(what):
-    member, lines = ORDER[what]
+@pytest.mark.parametrize("promise", ORDER)
+def test_the_base_libraries_do_what_we_rely_on_in_this_order(promise):
+    member, lines = ORDER[promise]
     source = inspect.getsource(member)
     position = 0
     for line in lines:
         position = source.find(line, position)
-        assert position >= 0, f"{what}: {member.__qualname__} has no line {line!r} there"
+        assert position >= 0, f"{promise}: {member.__qualname__} has no line {line!r} there"
 
 
 def test_the_signature_is_that_of_the_base_trainer():

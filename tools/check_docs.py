@@ -51,12 +51,12 @@ class Page:
     def texts(self) -> Iterator[tuple[str, str]]:
         """(cell, Markdown) of the prose and of Markdown and HTML that cells put out."""
         for number, cell in enumerate(self.cells):
-            place = f"cell {cell.get('id', number)}"
+            cell_name = f"cell {cell.get('id', number)}"
             if cell["cell_type"] == "markdown":
-                yield place, cell["source"]
+                yield cell_name, cell["source"]
             for out in cell.get("outputs", []):
                 yield from (
-                    (place, out["data"][k])
+                    (cell_name, out["data"][k])
                     for k in ("text/markdown", "text/html")
                     if k in out.get("data", {})
                 )
@@ -69,30 +69,31 @@ class Page:
 
     def tokens(self) -> Iterator[tuple[str, Token]]:
         """(cell, token) of everything in the texts, from outside to inside."""
-        for place, text in self.texts():
+        for cell_name, text in self.texts():
             for token in self.parsed(text):
-                yield place, token
-                yield from ((place, child) for child in token.children or [])
+                yield cell_name, token
+                yield from ((cell_name, child) for child in token.children or [])
 
     def anchors(self) -> set[str]:
         """Where a link may lead: headings under the names that Pandoc gives them,
         and ids in HTML.
         """
-        found: list[str] = []
+        anchors: list[str] = []
         for text in (text for _, text in self.texts() if "#" in text or "id=" in text):
             tokens = self.parsed(text)
             heads = (
                 tokens[k + 1] for k, token in enumerate(tokens) if token.type == "heading_open"
             )
             for head in heads:
-                given = re.search(r"\{#([\w-]+)[^}]*\}\s*$", head.content)
-                name = given[1] if given else pandoc_id(plain(head))
+                own_id = re.search(r"\{#([\w-]+)[^}]*\}\s*$", head.content)
+                name = own_id[1] if own_id else pandoc_id(plain(head))
                 again = sum(
-                    re.fullmatch(rf"{re.escape(name)}(-\d+)?", other) is not None for other in found
+                    re.fullmatch(rf"{re.escape(name)}(-\d+)?", other) is not None
+                    for other in anchors
                 )
-                found.append(f"{name}-{again}" if again and not given else name)
-            found += re.findall(r"""\bid=["']([\w.-]+)["']""", text)
-        return set(found)
+                anchors.append(f"{name}-{again}" if again and not own_id else name)
+            anchors += re.findall(r"""\bid=["']([\w.-]+)["']""", text)
+        return set(anchors)
 
 
 def plain(inline: Token) -> str:
@@ -104,8 +105,8 @@ def plain(inline: Token) -> str:
 
 def pandoc_id(words: str) -> str:
     """The name that Pandoc, and so Quarto, gives to a heading."""
-    kept = re.sub(r"[^\w\s.-]", "", words.lower())
-    return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", kept.strip())) or "section"
+    cleaned = re.sub(r"[^\w\s.-]", "", words.lower())
+    return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", cleaned.strip())) or "section"
 
 
 def read_pages(folder: Path) -> list[Page]:
@@ -123,25 +124,25 @@ class Tags(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict]] = []
+        self.tags: list[tuple[str, dict]] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         if tag in ("a", "img"):
-            self.found.append((tag, dict(attrs)))
+            self.tags.append((tag, dict(attrs)))
 
 
 def links(page: Page) -> Iterator[tuple[str, str]]:
     """(cell, target) of every link and picture of a page."""
-    for place, token in page.tokens():
+    for cell_name, token in page.tokens():
         if token.type in ("link_open", "image"):
-            yield place, str(token.attrs.get("href") or token.attrs.get("src"))
+            yield cell_name, str(token.attrs.get("href") or token.attrs.get("src"))
         elif token.type in ("html_block", "html_inline"):
             targets = (
                 attributes.get("href") or attributes.get("src")
-                for _, attributes in Tags(token.content).found
+                for _, attributes in Tags(token.content).tags
             )
-            yield from ((place, target) for target in targets if target)
+            yield from ((cell_name, target) for target in targets if target)
 
 
 def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -> Iterator[str]:
@@ -153,7 +154,7 @@ def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -
     pages = list(pages)
     anchors = {page.path: page.anchors() for page in pages}
     for page in pages:
-        for place, target in links(page):
+        for cell_name, target in links(page):
             if re.match(r"[a-z]+:", target):
                 continue
             path, _, anchor = target.partition("#")
@@ -166,13 +167,13 @@ def link_faults(pages: Iterable[Page], folder: Path, root: Path | None = None) -
                 if anchor and anchor not in anchors[full]:
                     allowed = near(anchor, anchors[full])
                     yield (
-                        f"{page.path}: {place}: link to {target!r}: no such heading; allowed: "
+                        f"{page.path}: {cell_name}: link to {target!r}: no such heading; allowed: "
                         f"{allowed}"
                     )
             elif not (folder / full).exists() and not (root and (root / path).exists()):
                 moved = [name for name in anchors if same_name(name, full)]
                 hint = f"; moved to {', '.join(moved)}?" if moved else ""
-                yield f"{page.path}: {place}: link to {target!r}: no such page or file{hint}"
+                yield f"{page.path}: {cell_name}: link to {target!r}: no such page or file{hint}"
 
 
 def same_name(path: str, other: str) -> bool:
@@ -181,13 +182,13 @@ def same_name(path: str, other: str) -> bool:
     return names[0] == names[1] and other.endswith(".ipynb")
 
 
-def near(anchor: str, known: set[str]) -> str:
+def near(anchor: str, headings: set[str]) -> str:
     """The headings most like a wrong one."""
     from difflib import get_close_matches
 
     return (
-        ", ".join(get_close_matches(anchor, sorted(known), 3, 0.4))
-        or f"one of {len(known)} headings"
+        ", ".join(get_close_matches(anchor, sorted(headings), 3, 0.4))
+        or f"one of {len(headings)} headings"
     )
 
 
@@ -196,20 +197,22 @@ def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
     one in Markdown or HTML, or one that a cell draws.
     """
     for page in pages:
-        for place, token in page.tokens():
+        for cell_name, token in page.tokens():
             if token.type == "image" and not token.content.strip():
                 src = token.attrs["src"]
                 yield (
-                    f"{page.path}: {place}: picture {src!r} without alternative text; allowed: "
+                    f"{page.path}: {cell_name}: picture {src!r} without alternative text; allowed: "
                     "![what it shows](file)"
                 )
             if token.type in ("html_block", "html_inline"):
                 bare = [
                     a
-                    for tag, a in Tags(token.content).found
+                    for tag, a in Tags(token.content).tags
                     if tag == "img" and not (a.get("alt") or "").strip()
                 ]
-                yield from (f"{page.path}: {place}: <img> without alternative text" for _ in bare)
+                yield from (
+                    f"{page.path}: {cell_name}: <img> without alternative text" for _ in bare
+                )
         for cell in page.cells:
             kinds = {kind for out in cell.get("outputs", []) for kind in out.get("data", {})}
             if any(kind.startswith("image/") for kind in kinds) and not alternative_text(cell):
@@ -337,7 +340,7 @@ def configuration_faults(folder: Path) -> Iterator[str]:
     style = config["format"]["html"]
     named = [style["css"], style["include-after-body"], config["website"]["favicon"]]
     named += [name for name in style["theme"]["light"] if name.endswith(".scss")]
-    menus = [page for part in parts for page in pages_in(part.get("website", {}))]
+    menus = [page for menu_file in parts for page in pages_in(menu_file.get("website", {}))]
     yield from (
         f"_quarto.yml: found no file {name!r}"
         for name in [*named, *menus]
@@ -352,8 +355,8 @@ def pages_in(tree: object) -> Iterator[str]:
     if isinstance(tree, str):
         yield from [tree] if tree.endswith(".ipynb") else []
     elif isinstance(tree, dict | list):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from pages_in(part)
+        for entry in tree.values() if isinstance(tree, dict) else tree:
+            yield from pages_in(entry)
 
 
 def size_faults(folder: Path, limit: int = 400_000) -> Iterator[str]:
@@ -368,9 +371,9 @@ def size_faults(folder: Path, limit: int = 400_000) -> Iterator[str]:
             if kind.startswith("image/")
         )
         if size - drawn > limit:
-            found = f"{size // 1000} kB, {drawn // 1000} kB of them figures"
+            measured = f"{size // 1000} kB, {drawn // 1000} kB of them figures"
             allowed = f"{limit // 1000} kB without figures"
-            yield f"{page.path}: found {found}; allowed: {allowed}"
+            yield f"{page.path}: found {measured}; allowed: {allowed}"
 
 
 def check(
@@ -393,9 +396,9 @@ def check(
         *size_faults(folder),
     ]
     if preview:
-        made = write_site(folder, pages, folder / "_html")
+        site = write_site(folder, pages, folder / "_html")
         if browser:
-            faults += browser_faults(made, [page.path for page in pages], pictures)
+            faults += browser_faults(site, [page.path for page in pages], pictures)
     print(f"{len(pages)} pages checked, {len(faults)} faults")
     return faults
 
@@ -453,13 +456,14 @@ def browser_faults(site: Path, paths: Iterable[str], pictures: Path | None = Non
         for width in WIDTHS:
             tab = browser.new_page(viewport={"width": width, "height": 900})
             tab.on(
-                "console", lambda said: heard.append(said.text) if said.type == "error" else None
+                "console",
+                lambda message: heard.append(message.text) if message.type == "error" else None,
             )
             tab.on("pageerror", lambda error: heard.append(str(error)))
             tab.on(
                 "request",
-                lambda asked: (
-                    heard.append(f"asks for {asked.url}") if asked.url[:4] == "http" else None
+                lambda request: (
+                    heard.append(f"asks for {request.url}") if request.url[:4] == "http" else None
                 ),
             )
             for path in paths:

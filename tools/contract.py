@@ -72,10 +72,10 @@ def make_batch(policy, tokenizer, records: list[Example], number: int) -> dict[s
     answer, one without tokens in the loss, and a row that fills the batch.
     """
     encode = prompt_encoder(tokenizer, prompt_template="micro")
-    asked = records[2 * number : 2 * number + 2] * ANSWERS
+    examples = records[2 * number : 2 * number + 2] * ANSWERS
     torch.manual_seed(number)
     ids = sample_tokens(
-        policy, [encode(e) for e in asked], ends=[tokenizer.eos_token_id], max_tokens=40
+        policy, [encode(e) for e in examples], ends=[tokenizer.eos_token_id], max_tokens=40
     )
     ids[1] = ids[1][: len(ids[1]) // 2]
     width = max(map(len, ids)) + 2
@@ -88,18 +88,18 @@ def make_batch(policy, tokenizer, records: list[Example], number: int) -> dict[s
         if row != 5:
             mask[row][first : first + len(tokens)] = [1] * len(tokens)
         text = tokenizer.decode(tokens, skip_special_tokens=True)
-        judgment = exact_judge(asked[row], text)
+        judgment = exact_judge(examples[row], text)
         if row == 2:
-            judgment = judgment_for(asked[row], {}, error="timeout: no reply", retry=True)
+            judgment = judgment_for(examples[row], {}, error="timeout: no reply", retry=True)
         answers.append(
             {
-                "record": records.index(asked[row]),
+                "record": records.index(examples[row]),
                 "judgment": json.loads(judgment.to_json()),
                 "text": text,
             }
         )
     answers.append(None)
-    groups = [example.id for example in asked]
+    groups = [example.id for example in examples]
     return {
         "answers": answers,
         "groups": [*groups, "filler"],

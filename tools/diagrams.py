@@ -104,12 +104,14 @@ class Picture:
 
 
 def flow() -> Picture:
-    told = (
+    description = (
         "A record goes to the model under test, its answer to a judge; the levels go to six "
         "metrics and a report, or to nine channels, localization, redistribution and an update of "
         "the model."
     )
-    p = Picture("flow.svg", 860, 300, "From a record to a report, and back into the model", told)
+    p = Picture(
+        "flow.svg", 860, 300, "From a record to a report, and back into the model", description
+    )
     p.text(24, 34, "Measure", size=12, colour=SOFT, weight="600")
     p.text(24, 184, "Train", size=12, colour=SOFT, weight="600")
     above = [
@@ -139,7 +141,7 @@ def flow() -> Picture:
 
 
 def record() -> Picture:
-    told = (
+    description = (
         "The query asks for houseplants. Block 1 holds an atom at level Ignore and one at Bound, "
         "block 2 an atom at Ignore and one at Control."
     )
@@ -148,7 +150,7 @@ def record() -> Picture:
         760,
         300,
         "One record: a query, two blocks of memory, and the ideal level of each atom",
-        told,
+        description,
     )
     p.box(24, 20, 712, 44, "Query: Which houseplants would do well on the windowsill?", fill=BLUE)
     p.text(
@@ -196,7 +198,7 @@ def record() -> Picture:
 
 
 def stages() -> Picture:
-    told = (
+    description = (
         "Screening, derivation, annotation, distractors and rubrics, blocks, review; a row that "
         "fails a check is repaired once more or dropped with the reason."
     )
@@ -205,7 +207,7 @@ def stages() -> Picture:
         860,
         250,
         "Six stages from a question that someone asked to an accepted record",
-        told,
+        description,
     )
     rows = [
         ("1 Screening", "is anything here", "to remember?", BLUE),
@@ -249,7 +251,7 @@ def stages() -> Picture:
 
 
 def judge() -> Picture:
-    told = (
+    description = (
         "The judge reads query, atoms with rubrics and the answer, and returns a level with a "
         "quote for each atom; code looks each quote up in the answer and flags those that are not "
         "there, but cannot see a level that is too high; a reply that cannot be read twice is "
@@ -260,7 +262,7 @@ def judge() -> Picture:
         860,
         270,
         "A judge is asked for levels with evidence, and believed as far as the evidence holds",
-        told,
+        description,
     )
     p.box(
         24,
@@ -326,12 +328,16 @@ def judge() -> Picture:
 
 
 def ablation() -> Picture:
-    told = (
+    description = (
         "The same answer is scored under the full prompt and under a prompt without the atom; "
         "words whose probability falls carry the atom."
     )
     p = Picture(
-        "ablation.svg", 860, 290, "The same words, with the atom in the prompt and without it", told
+        "ablation.svg",
+        860,
+        290,
+        "The same words, with the atom in the prompt and without it",
+        description,
     )
     for y, title, text, fill in (
         (28, "Full prompt", "… only morning sun. A cat chews every leaf.", BLUE),
@@ -380,7 +386,7 @@ def ablation() -> Picture:
 
 
 def training_step() -> Picture:
-    told = (
+    description = (
         "Prompts, several answers to each, a judgment of each answer, an advantage for each token, "
         "an update of the weights, and back; beside it rows, checkpoints and validation."
     )
@@ -389,7 +395,7 @@ def training_step() -> Picture:
         860,
         270,
         "One training step: sample, judge, assign credit, update",
-        told,
+        description,
     )
     rows = [
         ("Prompts", "16 records", "", BLUE),

@@ -50,18 +50,18 @@ def reader() -> MarkdownIt:
     """
     from tools.check_docs import pandoc_id, plain
 
-    made = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable(
+    markdown = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable(
         ["table", "strikethrough"]
     )
-    made.use(attrs_plugin).use(dollarmath_plugin, renderer=formula, double_inline=True)
+    markdown.use(attrs_plugin).use(dollarmath_plugin, renderer=formula, double_inline=True)
 
     def name_headings(state) -> None:
         for token, inline in zip(state.tokens, state.tokens[1:], strict=False):
             if token.type == "heading_open":
                 token.attrs.setdefault("id", pandoc_id(plain(inline)))
 
-    made.core.ruler.push("name_headings", name_headings)
-    return made
+    markdown.core.ruler.push("name_headings", name_headings)
+    return markdown
 
 
 READER = reader()
@@ -104,11 +104,11 @@ def front_matter(page: "Page") -> dict:
     """What the first cell of a processed page says: title, description,
     the name of its file on the site.
     """
-    found = {}
+    settings = {}
     for cell in page.cells:
         if cell["cell_type"] == "raw" and cell["source"].startswith("---"):
-            found |= yaml.safe_load(cell["source"].strip().strip("-")) or {}
-    return found
+            settings |= yaml.safe_load(cell["source"].strip().strip("-")) or {}
+    return settings
 
 
 def to_html_links(text: str) -> str:
@@ -138,11 +138,11 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
         file = (target / page.path).with_suffix(".html")
         file.parent.mkdir(parents=True, exist_ok=True)
 
-        def place(path, here=page.path):
-            return to_html(os.path.relpath(path, Path(here).parent))
+        def place(path, page_path=page.path):
+            return to_html(os.path.relpath(path, Path(page_path).parent))
 
         side = next(
-            (part for part in menus["sidebar"] if page.path in pages_in(part)),
+            (menu for menu in menus["sidebar"] if page.path in pages_in(menu)),
             {"contents": [], "title": ""},
         )
         entries = []
@@ -159,7 +159,7 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
             {"text": text, "href": place(first), "here": text == side["title"]}
             for text, first in firsts
         ]
-        cells = [made for cell in page.cells if (made := as_page(cell))]
+        cells = [converted for cell in page.cells if (converted := as_page(cell))]
         body, _ = exporter.from_notebook_node(nbformat.v4.new_notebook(cells=cells))
         head = heads[page.path]
         shown = {

@@ -93,12 +93,12 @@ def table_bars(text: str) -> str:
 
 def front_matter(notebook: dict) -> dict:
     """What the raw cell in front says: title, description, the name of the file on the site."""
-    found: dict = {}
+    settings: dict = {}
     for cell in notebook["cells"]:
         source = text_of(cell["source"])
         if cell["cell_type"] == "raw" and source.startswith("---"):
-            found.update(yaml.safe_load(source.strip().strip("-")) or {})
-    return found
+            settings.update(yaml.safe_load(source.strip().strip("-")) or {})
+    return settings
 
 
 def set_front_matter(path: str, notebook: dict) -> None:
@@ -237,7 +237,7 @@ def as_markdown(notebook: dict) -> str:
             if code.strip() and "echo: false" not in source:
                 parts.append(f"```python\n{code.strip()}\n```")
             parts += [text for out in cell["outputs"] if (text := output_text(out))]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(text for text in parts if text) + "\n"
 
 
 def output_text(output: dict) -> str:

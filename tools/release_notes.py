@@ -11,7 +11,9 @@ def release_notes(version: str, changelog: str) -> str:
     """What a changelog says of a version; raises `ValueError` for one that it does not have."""
     parts = re.split(r"^## +", changelog, flags=re.M)[1:]
     sections = {
-        part.split()[0]: part.partition("\n")[2].strip() for part in parts if re.match(r"\d", part)
+        section.split()[0]: section.partition("\n")[2].strip()
+        for section in parts
+        if re.match(r"\d", section)
     }
     if version not in sections:
         raise ValueError(

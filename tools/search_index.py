@@ -39,14 +39,14 @@ TARGET = re.compile(r"\[([^\]]+)\]\(([\w./-]+)\.ipynb(#[\w-]+)?\)")
 
 def wishes(start: dict) -> list[tuple[str, str, str]]:
     """(wish, words of the link, path of the page with its anchor) of each row of the table."""
-    found = []
+    rows = []
     for cell in start["cells"]:
         if cell["cell_type"] == "markdown":
             for row in ROW.finditer(text_of(cell["source"])):
                 link = TARGET.search(row["pages"])
                 if link:
-                    found.append((row["wish"], link[1], f"{link[2]}.ipynb{link[3] or ''}"))
-    return found
+                    rows.append((row["wish"], link[1], f"{link[2]}.ipynb{link[3] or ''}"))
+    return rows
 
 
 def add_wishes(start: Path, index: Path) -> None:

@@ -68,8 +68,10 @@ def main() -> None:
     faults = faults_of(new, arguments.subset)
     faults += [str(fault) for fault in lint_files([str(arguments.file)]).errors]
     shipped = load_examples(FOLDER / "records.jsonl")
-    kept = [each for each in shipped if (each.model_extra or {})["subset"] != arguments.subset]
-    faults += repeated([*kept, *new])
+    other_subsets = [
+        each for each in shipped if (each.model_extra or {})["subset"] != arguments.subset
+    ]
+    faults += repeated([*other_subsets, *new])
     if faults:
         print("\n".join(faults))
         raise SystemExit(f"{len(faults)} faults; nothing was written")

@@ -162,7 +162,7 @@ def read_answers(path: Path, tasks: list[Task]) -> Said:
             if name in answers:
                 raise SystemExit(f"{file}: {name} is answered in two files")
             answers[name] = levels
-    said: Said = {}
+    readings: Said = {}
     faults = []
     for task in tasks:
         if task.name not in described["hashes"]:
@@ -179,12 +179,12 @@ def read_answers(path: Path, tasks: list[Task]) -> Said:
             if level is None:
                 faults.append(f"{task.name} {name}: found {levels.get(name)!r}; allowed: A, B, C")
             else:
-                said[task.name, atom_id] = level, stance
+                readings[task.name, atom_id] = level, stance
     faults += [f"{name}: not on the sheets of {folder}" for name in answers]
-    print(f"{path}: {len(said)} levels, {len(faults)} faults")
+    print(f"{path}: {len(readings)} levels, {len(faults)} faults")
     for fault in faults[:40]:
         print(f"  {fault}")
-    return said
+    return readings
 
 
 def level_and_stance(value: object) -> tuple[Level | None, str]:
@@ -313,9 +313,9 @@ def read_pairs(
             outcome = pair_outcome(pair, both, tasks, reader)
             counter[pair.form, outcome] += 1
             counter["all", outcome] += 1
-        said = []
+        levels_by_reader = []
         for reader in readers:
-            said.append(
+            levels_by_reader.append(
                 [
                     reader.get((tasks[answer.answer_id].name, pair.edit.atom_id), (None, ""))
                     for answer in both
@@ -335,7 +335,7 @@ def read_pairs(
                     "why": pair.why,
                     "readers": [
                         [(None if level is None else level.wire, stance) for level, stance in one]
-                        for one in said
+                        for one in levels_by_reader
                     ],
                     "other atoms": other_differences(pair, both, tasks, readers),
                 }
@@ -384,8 +384,8 @@ def other_differences(
     for answer in both:
         name = tasks[answer.answer_id].name
         for atom_id, level in answer.levels.items():
-            said = [reader.get((name, atom_id), (None, ""))[0] for reader in readers]
-            letters = ["?" if other is None else other.wire for other in said]
+            levels_read = [reader.get((name, atom_id), (None, ""))[0] for reader in readers]
+            letters = ["?" if other is None else other.wire for other in levels_read]
             if atom_id != pair.edit.atom_id and any(x not in ("?", level.wire) for x in letters):
                 side = answer.answer_id.rpartition(":")[2]
                 lines.append(f"{side} {atom_id}: labelled {level.wire}, read {', '.join(letters)}")
@@ -406,8 +406,8 @@ def add_to_reading(rows: list[dict[str, Any]], subset: str) -> None:
     file = FOLDER / "reading.json"
     reading = json.loads(file.read_text(encoding="utf-8"))
     titles = {row["reading"] for row in rows}
-    kept = [row for row in reading["agreement"] if row["reading"] not in titles]
-    reading["agreement"] = kept + rows
+    other_readings = [row for row in reading["agreement"] if row["reading"] not in titles]
+    reading["agreement"] = other_readings + rows
     if subset and subset in reading.get("not_read", []):
         reading["not_read"].remove(subset)
     text = json.dumps(reading, indent=1, ensure_ascii=False)

@@ -198,7 +198,7 @@ def binned(value: float, edges: list[float]) -> int:
 
 
 def form_cues(example: Example) -> dict[str, set[str]]:
-    """For each atom of a record where it stands and how long it is, in bins: place in the block, size
+    """For each atom of a record where it stands and how long it is, in bins: position in the block, size
     of the block, place of the block, rank of the block by time and by score, length in characters,
     and length against the mean of the block and of the record.
     """
@@ -219,13 +219,13 @@ def form_cues(example: Example) -> dict[str, set[str]]:
             f"<score {by_score.index(block.score) if block.score is not None else 'none'}>",
             f"<block text {binned(block_mean / record_mean, [0.8, 0.9, 1.0, 1.1, 1.25])}>",
         }
-        for place, atom_id in enumerate(atom_ids):
+        for position, atom_id in enumerate(atom_ids):
             length = len(text_by_id[atom_id])
             ratio_edges = [0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.8]
             cues_by_id[atom_id] = {
                 *of_block,
-                f"<place {min(place, 5)}>",
-                f"<places behind {min(len(atom_ids) - 1 - place, 5)}>",
+                f"<place {min(position, 5)}>",
+                f"<places behind {min(len(atom_ids) - 1 - position, 5)}>",
                 f"<length {binned(length, [20, 30, 40, 50, 60, 75, 90, 110, 140])}>",
                 f"<against block {binned(length / block_mean, ratio_edges)}>",
                 f"<against record {binned(length / record_mean, ratio_edges)}>",
@@ -373,10 +373,12 @@ def form_table(examples: list[Example]) -> pd.DataFrame:
         row = {"records": group, "atoms": f"{len(atoms):,}"}
         for name, guessed in guesses.items():
             row[name] = f"{100 * balanced_share(guessed[atoms], used[atoms]):.1f}"
-        own = guesses["both"][atoms]
+        own_guesses = guesses["both"][atoms]
         if group != "all":
-            own = guessed_levels(matrices["both"][atoms], record[atoms], used[atoms], evenly=True)
-        row["both, own records"] = f"{100 * balanced_share(own, used[atoms]):.1f}"
+            own_guesses = guessed_levels(
+                matrices["both"][atoms], record[atoms], used[atoms], evenly=True
+            )
+        row["both, own records"] = f"{100 * balanced_share(own_guesses, used[atoms]):.1f}"
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -45,11 +45,11 @@ def expected_score(examples: list[Example], rates: list[np.ndarray]) -> float:
     """SCS of a model that moves an atom to one of the two other levels, alike, at these rates."""
     scores = []
     for example, rate in zip(examples, rates, strict=True):
-        kept = []
+        mean_factors = []
         for atom in example.atoms:
             distances = [abs(atom.ideal - level) for level in Level if level != atom.ideal]
-            kept.append(np.mean([0.5**distance for distance in distances]))
-        scores.append(np.prod(1 - rate * (1 - np.array(kept))))
+            mean_factors.append(np.mean([0.5**distance for distance in distances]))
+        scores.append(np.prod(1 - rate * (1 - np.array(mean_factors))))
     return 100 * float(np.mean(scores))
 
 

@@ -350,16 +350,16 @@ def tree_scores(trees: list, edges: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def fit_and_predict(
-    x: np.ndarray, y: np.ndarray, seen: np.ndarray, kinds: int, tempering: float, seed: int
+    x: np.ndarray, y: np.ndarray, in_training: np.ndarray, kinds: int, tempering: float, seed: int
 ) -> np.ndarray:
-    """Log shares of the kinds for the rows that are not seen, by trees fitted to those that are;
-    `tempering` 1 weighs the kinds alike, 0 the rows.
+    """Log shares of the kinds for the rows that are not in training, by trees fitted to those that
+    are; `tempering` 1 weighs the kinds alike, 0 the rows.
     """
-    counts = np.bincount(y[seen], minlength=kinds).clip(1)
-    weight_of_kind = (len(y[seen]) / (kinds * counts)) ** tempering
-    weights = weight_of_kind[y[seen]]
-    trees, edges = fit_trees(x[seen], y[seen], weights, kinds, 150, 4, seed)
-    return tree_scores(trees, edges, x[~seen])
+    counts = np.bincount(y[in_training], minlength=kinds).clip(1)
+    weight_of_kind = (len(y[in_training]) / (kinds * counts)) ** tempering
+    weights = weight_of_kind[y[in_training]]
+    trees, edges = fit_trees(x[in_training], y[in_training], weights, kinds, 150, 4, seed)
+    return tree_scores(trees, edges, x[~in_training])
 
 
 @dataclass
@@ -431,12 +431,12 @@ def read_pairs_without_model(
     stance = np.full(len(x), -1)
     has_stance = data.stance >= 0
     for number in range(FOLDS):
-        seen = fold != number
-        level[~seen] = fit_and_predict(x, data.y, seen, 3, tempering, seed).argmax(1)
+        in_training = fold != number
+        level[~in_training] = fit_and_predict(x, data.y, in_training, 3, tempering, seed).argmax(1)
         scores = fit_and_predict(
-            x[has_stance], data.stance[has_stance], seen[has_stance], 4, 1, seed
+            x[has_stance], data.stance[has_stance], in_training[has_stance], 4, 1, seed
         )
-        stance[np.flatnonzero(has_stance & ~seen)] = scores.argmax(1)
+        stance[np.flatnonzero(has_stance & ~in_training)] = scores.argmax(1)
     frame = pd.DataFrame(
         {
             "answer": data.answer,

@@ -85,8 +85,8 @@ def drawn_atoms(
             unused = [atom for atom in example.atoms if atom.ideal == Level.IGNORE]
             chosen = generator.sample(used, min(2, len(used)))
             chosen += generator.sample(unused, min(5 - len(chosen), len(unused)))
-            rest = [atom for atom in used if atom not in chosen]
-            chosen += rest[: 5 - len(chosen)]
+            remaining = [atom for atom in used if atom not in chosen]
+            chosen += remaining[: 5 - len(chosen)]
             generator.shuffle(chosen)
             drawn.append((example, chosen))
     generator.shuffle(drawn)
@@ -123,16 +123,16 @@ def write_sheet(examples: list[Example], out: Path, count: int = 300) -> int:
         texts.append(record_text(example, len(rows) + 1, atoms))
         for atom in atoms:
             rows.append((len(rows) + 1, example.id, atom.text, "", ""))
-    said = INSTRUCTIONS.format(records=len(drawn), atoms=len(rows))
-    (out / "instructions.md").write_text(said, encoding="utf-8")
+    instructions = INSTRUCTIONS.format(records=len(drawn), atoms=len(rows))
+    (out / "instructions.md").write_text(instructions, encoding="utf-8")
     (out / "records.md").write_text("\n".join(texts), encoding="utf-8")
     with (out / "sheet.csv").open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
     return len(rows)
 
 
-def read_sheet(path: Path, asked: list[tuple[Example, Atom]]) -> list[Level | None]:
-    """The levels of a returned sheet in the order asked, `None` for a question mark.
+def read_sheet(path: Path, sheet_atoms: list[tuple[Example, Atom]]) -> list[Level | None]:
+    """The levels of a returned sheet in the order of `sheet_atoms`, `None` for a question mark.
 
     Raises `SystemExit` with every line that cannot be read, or is about another memory than the one
     asked: file, line, value found, values allowed.
@@ -145,11 +145,11 @@ def read_sheet(path: Path, asked: list[tuple[Example, Atom]]) -> list[Level | No
     if missing:
         allowed = ", ".join(COLUMNS)
         raise SystemExit(f"{path}:1: columns: found no {', '.join(missing)}; allowed: {allowed}")
-    if len(rows) != len(asked):
-        raise SystemExit(f"{path}: found {len(rows)} memories; allowed: {len(asked)}")
+    if len(rows) != len(sheet_atoms):
+        raise SystemExit(f"{path}: found {len(rows)} memories; allowed: {len(sheet_atoms)}")
     faults = []
     levels: list[Level | None] = []
-    for line, (row, (example, atom)) in enumerate(zip(rows, asked, strict=True), 2):
+    for line, (row, (example, atom)) in enumerate(zip(rows, sheet_atoms, strict=True), 2):
         value = (row["level"] or "").strip().upper()
         if row["record"] != example.id or row["memory"] != atom.text:
             faults.append(
@@ -167,21 +167,23 @@ def read_sheet(path: Path, asked: list[tuple[Example, Atom]]) -> list[Level | No
 def agreement_rows(
     title: str,
     written: list[Level | None],
-    said: list[Level | None],
+    returned: list[Level | None],
     acceptable: list[set[Level]] | None = None,
 ) -> dict[str, str]:
     """One row of the table: pairs of levels, share alike, kappa; with `acceptable`, the share that
     names a level which can be defended.
     """
-    both = [at for at in range(len(said)) if said[at] is not None and written[at] is not None]
-    row = {"levels": title, "pairs": str(len(both)), "undecided": str(len(said) - len(both))}
+    both = [
+        at for at in range(len(returned)) if returned[at] is not None and written[at] is not None
+    ]
+    row = {"levels": title, "pairs": str(len(both)), "undecided": str(len(returned) - len(both))}
     if not both:
         return row
     first = np.array([written[at] for at in both])
-    second = np.array([said[at] for at in both])
+    second = np.array([returned[at] for at in both])
     row["alike, %"] = f"{100 * (first == second).mean():.1f}"
     if acceptable:
-        defended = np.mean([said[at] in acceptable[at] for at in both])
+        defended = np.mean([returned[at] in acceptable[at] for at in both])
         row["alike or named, %"] = f"{100 * defended:.1f}"
     value = kappa(confusion(first, second), linear=True)
     row["kappa, linear"] = "" if np.isnan(value) else f"{value:.3f}"
@@ -192,24 +194,24 @@ def agreement_table(examples: list[Example], files: Iterable[Path], count: int) 
     """Each sheet against the written levels, in all, by level and by subset; then the sheets
     against each other.
     """
-    asked: list[tuple[Example, Atom]] = []
+    sheet_atoms: list[tuple[Example, Atom]] = []
     for example, atoms in drawn_atoms(examples, count):
-        asked += [(example, atom) for atom in atoms]
-    levels_of_file = {path.name: read_sheet(path, asked) for path in files}
+        sheet_atoms += [(example, atom) for atom in atoms]
+    levels_of_file = {path.name: read_sheet(path, sheet_atoms) for path in files}
     rows = []
     for name, levels in levels_of_file.items():
-        groups: dict[str, list[int]] = {"all": list(range(len(asked)))}
-        for at, (example, atom) in enumerate(asked):
+        groups: dict[str, list[int]] = {"all": list(range(len(sheet_atoms)))}
+        for at, (example, atom) in enumerate(sheet_atoms):
             subset = (example.model_extra or {})["subset"]
             groups.setdefault(f"written as {atom.ideal.label}", []).append(at)
             groups.setdefault(subset, []).append(at)
-        for group, places in groups.items():
+        for group, positions in groups.items():
             rows.append(
                 agreement_rows(
                     f"{name}: {group}",
-                    [asked[at][1].ideal for at in places],
-                    [levels[at] for at in places],
-                    [set(asked[at][1].acceptable_levels) for at in places],
+                    [sheet_atoms[at][1].ideal for at in positions],
+                    [levels[at] for at in positions],
+                    [set(sheet_atoms[at][1].acceptable_levels) for at in positions],
                 )
             )
     for one, two in combinations(levels_of_file, 2):

@@ -15,10 +15,10 @@ def strip(file: Path) -> int:
     notebook = json.loads(file.read_text(encoding="utf-8"))
     removed = 0
     for cell in notebook["cells"]:
-        kept = [output for output in cell.get("outputs", []) if not is_widget(output)]
-        removed += len(cell.get("outputs", [])) - len(kept)
+        outputs = [output for output in cell.get("outputs", []) if not is_widget(output)]
+        removed += len(cell.get("outputs", [])) - len(outputs)
         if "outputs" in cell:
-            cell["outputs"] = kept
+            cell["outputs"] = outputs
     removed += notebook["metadata"].pop("widgets", None) is not None
     if removed:
         text = json.dumps(notebook, ensure_ascii=False, indent=1)

@@ -120,10 +120,10 @@ class Questionnaire(Book[ItemT, RowT]):
 
     def places(self) -> list[tuple]:
         """What there is to decide: (item, *numbers), in order."""
-        places = []
+        item_places = []
         for name, item in self.items.items():
-            places += [(name, *numbers) for numbers in self.places_of(item)]
-        return places
+            item_places += [(name, *numbers) for numbers in self.places_of(item)]
+        return item_places
 
     def where(self, index: int) -> str:
         """A place in words, by its number from 0."""

@@ -1604,6 +1604,11 @@ def build(
 
     With --from-memory: what is retrieved stays as it is, private values are taken out, and nothing
     is sent without --yes.
+
+    Exits 1 and says what to do: ValueError for settings or steps that do not fit, FileNotFoundError
+    for a file or batch that is not there, DataError with every fault of a source, a log or a sheet,
+    and where no row is left, FreezeError for a pipeline that is not frozen or may not be, NotAgreed
+    for a log without a yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
     from memcalib.commands.settings_files import Bar, prompt_files_text

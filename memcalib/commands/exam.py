@@ -366,7 +366,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
     lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
     lines.append(f"The verdict holds for {exam['scope']}.")
-    lines += [f"- {part_text(part)}" for part in exam["parts"]]
+    lines += [f"- {part_text(part_row)}" for part_row in exam["parts"]]
     lines += [f"- {pairs_text(row)}" for row in exam["pairs"]]
     lines.append(
         f"{usage['calls']:.0f} calls, {_number(usage['seconds'])} seconds of replies, cost in US "

@@ -459,15 +459,15 @@ class BuildRun:
         examples: list[Example],
         rows: Sequence[SourceRow | Draft],
         passed: Passed,
-        made: Made,
+        outcome: Made,
         frozen: Frozen,
     ) -> Path:
         """Splits, tables, manifest and card of finished examples."""
         build = self.build
         counts = count_examples(examples)
-        checks = made.findings.frame()
-        agreement = made.reviews.agreement()
-        attrition = self._attrition(rows, passed, made.drops)
+        checks = outcome.findings.frame()
+        agreement = outcome.reviews.agreement()
+        attrition = self._attrition(rows, passed, outcome.drops)
         splits = {}
         if build.splits:
             splits = split_examples(examples, build.splits, seed=build.seed)
@@ -501,7 +501,7 @@ class BuildRun:
             sizes=build.splits or None,
             seed=build.seed,
             splits=split_table(examples, splits) if splits else None,
-            privacy=self.pipeline.card_terms(made),
+            privacy=self.pipeline.card_terms(outcome),
             languages=build.languages,
             sources=self._card_sources(),
             agreement=agreement,
@@ -568,8 +568,9 @@ class MemoryRun(BuildRun):
         return self.pipeline.preview_text(shown)
 
     def agree(self, yes: bool = False, pilot: int | None = None) -> "MemoryRun":
-        """Itself, allowed to make calls, after a yes; raises `NotAgreed` otherwise, with the command
-        that agrees: to a pilot of so many examples where one was asked for, or to the whole build.
+        """Itself, allowed to make calls, after a yes; raises `NotAgreed` otherwise, with the
+        command that agrees: to a pilot of so many examples where one was asked for, or to the whole
+        build.
         """
         if yes is not True:
             step = "" if pilot is None else f" --pilot {pilot}"

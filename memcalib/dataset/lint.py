@@ -1217,8 +1217,8 @@ def _check_row(placed: PlacedRow, checks: Sequence[Lint], limits: LintLimits | N
             findings = [replace(violation, file=file, line=line) for violation in violations]
             by_check.append((check.name, findings))
     example = view.example
-    seen = SeenRow(example.id, example.question, file, line, example.group)
-    return RowFindings(seen, by_check)
+    seen_row = SeenRow(example.id, example.question, file, line, example.group)
+    return RowFindings(seen_row, by_check)
 
 
 def _placed_rows(streams: Mapping[str, Iterable[tuple[int, Any]]]) -> Iterator[PlacedRow]:
@@ -1297,8 +1297,8 @@ def _check_in_processes(
         batch, future = waiting.popleft()
         for placed, findings in zip(batch, future.result(), strict=True):
             if own_checks and findings.seen is not None:
-                own = _check_row(placed, own_checks, limits)
-                findings = findings._replace(by_check=findings.by_check + own.by_check)
+                own_findings = _check_row(placed, own_checks, limits)
+                findings = findings._replace(by_check=findings.by_check + own_findings.by_check)
             yield findings
 
     pool = ProcessPoolExecutor(

@@ -272,13 +272,14 @@ class Pipeline:
         return require_rows(passed, "sources", self.folder / "losses.jsonl", self.command)
 
     def unread(
-        self, rows: Iterable[StartT], seen: Collection[str], seen_questions: Collection[str]
+        self, rows: Iterable[StartT], read_ids: Collection[str], seen_questions: Collection[str]
     ) -> list[StartT]:
         """The rows that a person has not read, under this id or another one."""
         return [
             row
             for row in rows
-            if row.id not in seen and asked_text(row.question, row.context) not in seen_questions
+            if row.id not in read_ids
+            and asked_text(row.question, row.context) not in seen_questions
         ]
 
     def draw(self, pool: Sequence[StartT]) -> list[StartT]:
@@ -394,7 +395,7 @@ class Pipeline:
         """Further entries of the manifest; none for public sources."""
         return {}
 
-    def card_terms(self, made: Made) -> str:
+    def card_terms(self, outcome: Made) -> str:
         """The card's section on consent; "" where the usual one for public sources is right."""
         return ""
 
@@ -560,10 +561,10 @@ class MemoryPipeline(Pipeline):
         return passed
 
     def unread(
-        self, rows: Iterable[Draft], seen: Collection[str], seen_questions: Collection[str]
+        self, rows: Iterable[Draft], read_ids: Collection[str], seen_questions: Collection[str]
     ) -> list[Draft]:
         """The rows that a person has not read; two users may have asked the same."""
-        return [row for row in rows if row.id not in seen]
+        return [row for row in rows if row.id not in read_ids]
 
     def draw(self, pool: Sequence[Draft]) -> list[Draft]:
         """The rows of a full build."""
@@ -642,6 +643,6 @@ class MemoryPipeline(Pipeline):
             "redaction": {"hash": self.redactor.hash, "rules": rules},
         }
 
-    def card_terms(self, made: Made) -> str:
+    def card_terms(self, outcome: Made) -> str:
         """The card's section on consent, licences and redaction."""
-        return terms_card(made.drafts, self.log_rows)
+        return terms_card(outcome.drafts, self.log_rows)

@@ -350,8 +350,8 @@ def _differences(
     differences = (after - before).to_numpy()
     differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # equal but for rounding
     questions = len(differences)
-    once = np.ones((1, questions), np.int64)
-    low, high = question_interval(differences[None], once, None, resamples, seed)
+    single_draw = np.ones((1, questions), np.int64)
+    low, high = question_interval(differences[None], single_draw, None, resamples, seed)
     p = sign_flip_p(differences, seed=seed)
     rows = []
     for k, metric in enumerate(METRICS):

@@ -104,8 +104,10 @@ def caught_drop(spread: float, questions: int, rule: DropRule) -> float | None:
     low, high = 0, len(tenths)
     while low < high:  # larger drops need fewer questions
         middle = (low + high) // 2
-        asked = DropRule(rule.max_drop, rule.false_alarms, rule.caught, float(tenths[middle]) / 10)
-        if questions_needed(spread, asked) <= questions:
+        rule_at_drop = DropRule(
+            rule.max_drop, rule.false_alarms, rule.caught, float(tenths[middle]) / 10
+        )
+        if questions_needed(spread, rule_at_drop) <= questions:
             high = middle
         else:
             low = middle + 1

@@ -138,12 +138,13 @@ def load_about_examples(
     examples: Iterable[Example],
     kind: type[AboutExampleT],
     check: Callable[[AboutExampleT, Example], list[Violation]],
-    own: Callable[[AboutExampleT], Iterable[tuple[str, str]]],
+    unique_values: Callable[[AboutExampleT], Iterable[tuple[str, str]]],
 ) -> list[AboutExampleT]:
     """The rows of a file of which each is about one of these examples.
 
-    `check` says what is wrong with a row, `own` gives the (field, value) pairs that no two rows may
-    share. Raises `DataError` with every fault, naming its line, and `FileNotFoundError`.
+    `check` says what is wrong with a row, `unique_values` gives the (field, value) pairs that no
+    two rows may share. Raises `DataError` with every fault, naming its line, and
+    `FileNotFoundError`.
     """
     examples_by_id = {example.id: example for example in examples}
     rows = []
@@ -165,7 +166,7 @@ def load_about_examples(
         else:
             allowed = f"one of the {len(examples_by_id)} examples"
             faults = [Violation("example_id", repr(example_id), allowed)]
-        for field, value in own(row):
+        for field, value in unique_values(row):
             if (field, value) in line_of_value:
                 allowed = f"one of its own; line {line_of_value[field, value]} has this one"
                 faults.append(Violation(field, short_repr(value), allowed))
@@ -373,14 +374,14 @@ def _readings_by_stance(
     `pairs` are (known, judged).
     """
     counts_by_stance: dict[Stance, Counter[str]] = {}
-    for known, judged in pairs:
-        counts_by_stance.setdefault(known, Counter())[judged or "no stance"] += 1
+    for true_stance, judged in pairs:
+        counts_by_stance.setdefault(true_stance, Counter())[judged or "no stance"] += 1
     rows = []
-    for known, counts in counts_by_stance.items():
+    for true_stance, counts in counts_by_stance.items():
         atoms = counts.total()
-        named = counts.pop(known, 0)
+        named = counts.pop(true_stance, 0)
         low, high = wilson(named, atoms)
-        row: dict[str, Any] = {"stance": known, "atoms": atoms, "named": 100 * named / atoms}
+        row: dict[str, Any] = {"stance": true_stance, "atoms": atoms, "named": 100 * named / atoms}
         row.update({"named_low": low, "named_high": high, "read_as": dict(counts.most_common())})
         rows.append(row)
     return rows

@@ -39,7 +39,7 @@ class FootprintJudge(Judge):
     def __init__(self, judge: JudgeLike):
         if isinstance(judge, LLMJudge) and not judge.config.blind:
             raise ValueError("judging.blind: found false; allowed: true where levels are unknown")
-        self.asked = judge
+        self.inner = judge
         self.name = getattr(judge, "name", "") or ""
         self.concurrency = getattr(judge, "concurrency", 1)
         self.gives_quotes = getattr(judge, "gives_quotes", False)
@@ -47,20 +47,20 @@ class FootprintJudge(Judge):
     @property
     def totals(self) -> Any:
         """What the calls of the judge that is asked amount to."""
-        return getattr(self.asked, "totals", None)
+        return getattr(self.inner, "totals", None)
 
     def session(self) -> AbstractAsyncContextManager:
         """The session of the judge that is asked."""
-        return self.asked.session() if isinstance(self.asked, Judge) else super().session()
+        return self.inner.session() if isinstance(self.inner, Judge) else super().session()
 
     async def ajudge(
         self, example: Example, response: str, *, text: str | None = None, **fields: Any
     ) -> Judgment:
         """The judgment of the judge that is asked, marked."""
-        if isinstance(self.asked, Judge):
-            judgment = await self.asked.ajudge(example, response, text=text, **fields)
+        if isinstance(self.inner, Judge):
+            judgment = await self.inner.ajudge(example, response, text=text, **fields)
         else:
-            judgment = self.asked(example, response).model_copy(update=fields)
+            judgment = self.inner(example, response).model_copy(update=fields)
         settings = dict(judgment.settings)
         settings.update(LEVELS_UNKNOWN)
         return judgment.model_copy(update={"settings": settings})

@@ -127,8 +127,8 @@ def _answer_rows(
         share = (over + under) / wrong if wrong else 0.0
         is_cited = math.nan if cited is None else float(memory.block_id in cited)
         head = (memory.key, memory.text, example.id, judgment.question_id, number, memory.rank)
-        about = (memory.score, memory.time, memory.source, memory.type, is_cited)
-        yield (*head, *about, ideal, actual, over, under, wrong_stance, share * lost)
+        attributes = (memory.score, memory.time, memory.source, memory.type, is_cited)
+        yield (*head, *attributes, ideal, actual, over, under, wrong_stance, share * lost)
 
 
 def use_frame(
@@ -179,7 +179,7 @@ def memory_table(
 
     if not len(frame):
         raise ValueError("memories: found no judged memory; allowed: at least one")
-    known = frame["ideal"].notna()
+    has_ideal = frame["ideal"].notna()
     counts = pd.DataFrame(
         {
             "memory": frame["memory"],
@@ -187,11 +187,11 @@ def memory_table(
             "cited": frame["cited"],
             "used": frame["actual"] > 0,
             "decided": frame["actual"] == 2,
-            "over_used": (frame["over"] > 0).where(known),
-            "under_used": (frame["under"] > 0).where(known),
-            "took_over": ((frame["ideal"] == 0) & (frame["actual"] == 2)).where(known),
-            "should_ignore": (frame["ideal"] == 0).where(known & frame["actual"].notna()),
-            "should_use": (frame["ideal"] > 0).where(known & frame["actual"].notna()),
+            "over_used": (frame["over"] > 0).where(has_ideal),
+            "under_used": (frame["under"] > 0).where(has_ideal),
+            "took_over": ((frame["ideal"] == 0) & (frame["actual"] == 2)).where(has_ideal),
+            "should_ignore": (frame["ideal"] == 0).where(has_ideal & frame["actual"].notna()),
+            "should_use": (frame["ideal"] > 0).where(has_ideal & frame["actual"].notna()),
             "wrong_stance": frame["wrong_stance"],
             "unscored": frame["actual"].isna(),
             "lost": frame["lost"],
@@ -233,13 +233,13 @@ def _hijacking(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
     from scipy.stats import binom
 
     chances = table["should_ignore"].fillna(0)
-    taken = table["took_over"].fillna(0)
-    candidates = table[taken >= LEAST_TAKEN_OVER]
+    took_over = table["took_over"].fillna(0)
+    candidates = table[took_over >= LEAST_TAKEN_OVER]
     p_values = []
     for index in candidates.index:
         others = chances.sum() - chances[index]
-        rate = (taken.sum() - taken[index] + 1) / (others + 2)  # of the others, never zero
-        p_values.append(float(binom.sf(taken[index] - 1, chances[index], min(rate, 1.0))))
+        rate = (took_over.sum() - took_over[index] + 1) / (others + 2)  # of the others, never zero
+        p_values.append(float(binom.sf(took_over[index] - 1, chances[index], min(rate, 1.0))))
     tests = len(table) - len(candidates)
     corrected = holm([*p_values, *[1.0] * tests])[: len(candidates)]
     for row, p in zip(candidates.to_dict("records"), corrected, strict=True):
@@ -306,10 +306,10 @@ def findings(table: "pd.DataFrame", frame: "pd.DataFrame") -> "pd.DataFrame":
     for row in table.to_dict("records"):
         if row["used"] or row["unscored"]:
             continue
-        about = {"memory": row["memory"], "text": row["text"]}
+        memory_fields = {"memory": row["memory"], "text": row["text"]}
         if row["should_use"] >= LEAST_NOT_APPLIED:
             why = f"should have been used in {row['should_use']:.0f} answers and left no trace"
-            rows.append({"finding": "not applied", **about, "why": why})
+            rows.append({"finding": "not applied", **memory_fields, "why": why})
         elif row["in_prompt"] >= LEAST_NEVER_USED and not row["should_use"] > 0:
             most = 100 * (1 - 0.05 ** (1 / row["in_prompt"]))
             levels = "rightly so" if row["should_use"] == 0 else "ideal levels are not known"
@@ -317,7 +317,7 @@ def findings(table: "pd.DataFrame", frame: "pd.DataFrame") -> "pd.DataFrame":
                 f"in {row['in_prompt']} prompts without a trace, {levels}; used in at most "
                 f"{most:.0f} % of answers (95 %)"
             )
-            rows.append({"finding": "never used", **about, "why": why})
+            rows.append({"finding": "never used", **memory_fields, "why": why})
     return pd.DataFrame(rows, columns=["finding", "memory", "text", "why"])
 
 # %% ../../nbs/evaluation/19_memory_use.ipynb #f4a076cb

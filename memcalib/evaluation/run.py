@@ -142,11 +142,13 @@ def existing_answers(
             return _answers_of_rows(rows)
     if not isinstance(log, LogPlan):
         log = LogPlan(**{"file": "rows", **(log or {})})
-    own = own_answers(log.model_copy(update={"file": str(rows)}) if rows is source else log, rows)
-    losses = grouped_losses(own.losses())
+    answers = own_answers(
+        log.model_copy(update={"file": str(rows)}) if rows is source else log, rows
+    )
+    losses = grouped_losses(answers.losses())
     if losses:
         warnings.warn("\n".join(losses), stacklevel=3)
-    return own.examples, own.rollouts
+    return answers.examples, answers.rollouts
 
 
 def _judge_existing(

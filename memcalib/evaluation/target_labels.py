@@ -258,8 +258,8 @@ def _row_faults(labels: TargetLabels) -> list[Violation]:
     for row, line in zip(labels.rows, labels.lines, strict=True):
         first = first_line.setdefault((row.answer_key, row.atom_id), line)
         if first != line:
-            found = f"a second one for this atom, the first is in line {first}"
-            violations.append(labels.fault(row, "label", found, "one"))
+            value_found = f"a second one for this atom, the first is in line {first}"
+            violations.append(labels.fault(row, "label", value_found, "one"))
         if row.level is not None and not row.labeller:
             violations.append(labels.fault(row, "labeller", "nothing", "who gave this level"))
         if row.probability is None:
@@ -451,9 +451,9 @@ def _number_faults(
         else:
             allowed_error = 4 * np.sqrt((inverse * (inverse - 1)).sum()) + 1
         if abs(inverse.sum() - population[source]) > allowed_error:
-            found = (
+            value_found = (
                 f"{len(first_rows)} answers, by their probabilities a sample of {inverse.sum():.0f}"
             )
             allowed = f"a sample of the run's {population[source]} answers; {_NOT_DRAWN}"
-            violations.append(labels.fault(first_rows[0], "probability", found, allowed))
+            violations.append(labels.fault(first_rows[0], "probability", value_found, allowed))
     return violations

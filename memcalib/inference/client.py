@@ -780,14 +780,14 @@ _VERSION = re.compile(r"[-@:._]v?\d[\w.-]*|[-:]latest")  # behind the name of a 
 _LONGEST_NAME = 200  # characters kept of a name or a reason that a server sends
 
 
-def other_model(asked: str, named: object) -> str:
+def other_model(requested: str, named: object) -> str:
     """The model that a server names in a reply, where it is another than was asked; else "".
 
     Folders, the case of letters, and a version or date behind the name make no other model.
     """
     if not isinstance(named, str) or not named.strip():
         return ""
-    asked_name = asked.rstrip("/").rpartition("/")[2].casefold()
+    asked_name = requested.rstrip("/").rpartition("/")[2].casefold()
     own_name = named.rstrip("/").rpartition("/")[2].casefold()
     asked_name = asked_name.removesuffix("-latest").removesuffix(":latest")
     ending = own_name.removeprefix(asked_name)

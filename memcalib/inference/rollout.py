@@ -101,12 +101,12 @@ class TemplateFile(BaseModel):
     @field_validator("user", "block", "query_only")
     @classmethod
     def _known_places(cls, text: str, info: ValidationInfo) -> str:
-        places = set(_PLACE.findall(text))
+        placeholders = set(_PLACE.findall(text))
         allowed = _PLACES[info.field_name]
-        unknown = places - allowed
+        unknown = placeholders - allowed
         if unknown:
             raise ValueError(f"unknown place {{{min(unknown)}}}")
-        missing = allowed - {"number"} - places
+        missing = allowed - {"number"} - placeholders
         if missing:
             raise ValueError(f"no place {{{min(missing)}}}")
         return text

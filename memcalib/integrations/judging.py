@@ -79,17 +79,17 @@ class EngineSettings(FrozenSettings):
         )
 
 
-def engine_settings(given: Mapping[str, Any] | EngineSettings | None) -> EngineSettings:
+def engine_settings(settings: Mapping[str, Any] | EngineSettings | None) -> EngineSettings:
     """The settings in an engine's own configuration; `ValueError` where there are none."""
-    if given is None:
+    if settings is None:
         raise ValueError(
             "memcalib: no settings in the engine's configuration; allowed: a mapping with judge "
             "(model, base_url, key_env, or the name of one), and perhaps credit, judging, text, "
             "prompt_template"
         )
-    if isinstance(given, EngineSettings):
-        return given
-    return EngineSettings.model_validate(given)
+    if isinstance(settings, EngineSettings):
+        return settings
+    return EngineSettings.model_validate(settings)
 
 # %% ../../nbs/integrations/01_judging.ipynb #8210fa70
 log = logging.getLogger(__name__)

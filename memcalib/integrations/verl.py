@@ -233,10 +233,10 @@ def verl_settings(config: Any) -> EngineSettings:
     together."""
     from omegaconf import OmegaConf
 
-    given = config.get(PACKED)
-    if given is not None:
-        given = OmegaConf.to_container(given, resolve=True)
-    settings = engine_settings(given)
+    packed = config.get(PACKED)
+    if packed is not None:
+        packed = OmegaConf.to_container(packed, resolve=True)
+    settings = engine_settings(packed)
     if config.algorithm.use_kl_in_reward:
         raise ValueError(
             "algorithm.use_kl_in_reward: found true; allowed with adv_estimator memcalib: false, "

@@ -53,7 +53,7 @@ class LogConfig(BaseModel):
     memory_chars: int = Field(3000, ge=1)  # most
     answer_chars: int = Field(10000, ge=1)  # most
     # what is meant -> the place where a row has it; the rest is guessed
-    map: dict[str, str] = Field(default_factory=dict, exclude_if=lambda places: not places)
+    map: dict[str, str] = Field(default_factory=dict, exclude_if=lambda field_map: not field_map)
 
     @field_validator("map", mode="before")
     @classmethod

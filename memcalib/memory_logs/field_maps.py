@@ -260,35 +260,35 @@ class FieldNames:
     @property
     def places(self) -> dict[str, str]:
         """What is meant -> where it stands."""
-        places = dict(self.guessed)
-        places.update(self.given)
-        return places
+        field_paths = dict(self.guessed)
+        field_paths.update(self.given)
+        return field_paths
 
     def translate(self, record: object) -> object:
         """A record under the names of the plain format; what is no object stays as it is."""
-        places = self.places
+        field_paths = self.places
         if not isinstance(record, Mapping):
             return record
         plain = dict(record)
-        if "memories" in places:
+        if "memories" in field_paths:
             for name in ANSWER_FIELDS:
                 plain.pop(name, None)
         for name in ROW_FIELDS:
-            if name in places:
-                value = value_at(record, places[name])
+            if name in field_paths:
+                value = value_at(record, field_paths[name])
                 plain.pop(name, None)
                 if value is not MISSING:
                     plain[name] = value
-        if "answer" in places or isinstance(plain.get("answer"), Mapping | list):
+        if "answer" in field_paths or isinstance(plain.get("answer"), Mapping | list):
             plain["answer"] = _answer_text(plain.get("answer"))
-        if "query" in places:
+        if "query" in field_paths:
             plain["query"] = _answer_text(plain.get("query"))
         if isinstance(plain.get("turns"), str) and not plain["turns"].strip():
             plain.pop("turns")
         if isinstance(plain.get("memories"), str) and not plain["memories"].strip():
             plain["memories"] = []  # as an empty cell of a CSV file
         items = _memory_items(plain["memories"]) if "memories" in plain else None
-        if items is None and not places.keys().isdisjoint(MEMORY_FIELDS):
+        if items is None and not field_paths.keys().isdisjoint(MEMORY_FIELDS):
             items = find_memories(plain)
         if items is not None:
             plain["memories"] = [self._memory(item) for item in items]
@@ -298,8 +298,8 @@ class FieldNames:
 
     def _memory(self, item: object) -> object:
         """A memory in the plain form where a place in it is named; else as it is."""
-        places = self.places
-        named = {name: places[name] for name in MEMORY_FIELDS if name in places}
+        field_paths = self.places
+        named = {name: field_paths[name] for name in MEMORY_FIELDS if name in field_paths}
         if not named or not isinstance(item, Mapping):
             return item
         memory: dict[str, Any] = {}
@@ -409,12 +409,12 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
         "(dots for what lies deeper), or rows in a form that is known (`known_shapes()`)"
     )
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
-    found = f"no query in rows with the fields {fields}"
+    value_found = f"no query in rows with the fields {fields}"
     nearest = nearest_shape(_first_item(rows[0]))
     if nearest:
         allowed += f". The nearest known form of its memories is {nearest}"
     allowed += f". `memcalib logs {file} --lines` prints ten lines of Python that map it"
-    return Violation("shape", found, allowed, file=file)
+    return Violation("shape", value_found, allowed, file=file)
 
 
 def _first_item(row: Mapping) -> object:

@@ -52,22 +52,25 @@ def note_memories(text: str, name: str) -> list[dict[str, Any]]:
     of a list with their number.
     """
     fields, body = front_matter(text[:_MOST_CHARACTERS])
-    about = {"source": name}
+    note_fields = {"source": name}
     memory_type = _first_text(fields, _TYPE_FIELDS)
     day = _first_text(fields, _TIME_FIELDS)
     if memory_type:
-        about["type"] = memory_type
+        note_fields["type"] = memory_type
     if day:
-        about["created_at"] = day
+        note_fields["created_at"] = day
     lines = [line for line in body.splitlines() if line.strip()]
     lines = [line for line in lines if not line.lstrip().startswith("#")]
     bullets = [_BULLET_LINE.match(line) for line in lines]
     if not fields and lines and all(bullets):
         texts = [match[1] for match in bullets if match]
-        kept = [bullet for bullet in texts if not _LINK_ONLY.match(bullet)]
-        return [{"id": f"{name}#{i}", "text": bullet, **about} for i, bullet in enumerate(kept, 1)]
+        texts_of_memories = [bullet for bullet in texts if not _LINK_ONLY.match(bullet)]
+        return [
+            {"id": f"{name}#{i}", "text": bullet, **note_fields}
+            for i, bullet in enumerate(texts_of_memories, 1)
+        ]
     content = " ".join(body.split())
-    return [{"id": name, "text": content, **about}] if content else []
+    return [{"id": name, "text": content, **note_fields}] if content else []
 
 
 def read_notes(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -162,8 +165,12 @@ def conversation_rows(record: Mapping[str, Any], line: int) -> Iterator[dict[str
     far, answer, and the turns before.
     """
     name = record.get("id") or record.get("conversation_id") or f"line-{line}"
-    kept = {field: record[field] for field in ("user", "user_id", "model") if field in record}
-    kept.update({field: record[field] for field in ("consent", "licence") if field in record})
+    copied_fields = {
+        field: record[field] for field in ("user", "user_id", "model") if field in record
+    }
+    copied_fields.update(
+        {field: record[field] for field in ("consent", "licence") if field in record}
+    )
     memories: list[dict[str, str]] = []
     turns: list[dict[str, Any]] = []
     answers = 0
@@ -178,7 +185,7 @@ def conversation_rows(record: Mapping[str, Any], line: int) -> Iterator[dict[str
         if role == "assistant" and text and turns and turns[-1]["role"] == "user" and memories:
             answers += 1
             row = {"id": f"{name}/{answers}", "query": turns[-1]["content"], "answer": text}
-            yield {**row, "memories": list(memories), "turns": turns[:-1], **kept}
+            yield {**row, "memories": list(memories), "turns": turns[:-1], **copied_fields}
         turns.append({"role": role, "content": text})
 
 # %% ../../nbs/memory_logs/07_notes.ipynb #d9ff2855
@@ -216,9 +223,9 @@ def mapping_lines(record: Mapping[str, Any], file: str = "log.jsonl") -> str:
         else:
             words = {name: len(v.split()) for name, v in first.items() if isinstance(v, str)}
             text = f"item[{max(words, key=words.__getitem__)!r}]" if words else text
-    asked = [_expression(path) for path, value in texts if value.rstrip().endswith("?")]
+    questions = [_expression(path) for path, value in texts if value.rstrip().endswith("?")]
     others = [_expression(path) for path, value in texts if not value.rstrip().endswith("?")]
-    query = asked[0] if asked else "record['QUERY']"
+    query = questions[0] if questions else "record['QUERY']"
     answer = others[-1] if others else "record['ANSWER']"
     return f"""import json
 with open({file!r}) as log, open("plain.jsonl", "w") as plain:

@@ -392,8 +392,8 @@ class _AnswerMaker:
         texts, replaced = _redacted(row, self.redactor, self.plan)
         self.result.replaced.update(replaced)
         self.result.consent[texts.terms[0]] += 1
-        about = _about_memories(row, self.redactor, self.plan)
-        record = _example_row(row, texts, about, self.plan)
+        memory_fields = _about_memories(row, self.redactor, self.plan)
+        record = _example_row(row, texts, memory_fields, self.plan)
         if left_out:
             record["left_out"] = left_out
         if self.redactor.row([row.id], row.user).texts != [row.id]:
@@ -422,11 +422,11 @@ class _AnswerMaker:
         if not outside:
             return row, []
         others = row.model_copy(update={"memories": outside})
-        about = _about_memories(others, self.redactor, self.plan)
+        memory_fields = _about_memories(others, self.redactor, self.plan)
         keys = []
-        for memory, known in zip(outside, about, strict=False):
+        for memory, fields in zip(outside, memory_fields, strict=False):
             words = " ".join(memory.text.lower().split())
-            keys.append(known["id"] or f"text {text_hash(words, 10)}")
+            keys.append(fields["id"] or f"text {text_hash(words, 10)}")
         inside = [memory for memory in row.memories if memory.in_prompt is not False]
         return row.model_copy(update={"memories": inside}), keys
 

@@ -1438,7 +1438,7 @@ class Redactor:
 _SECONDS = 5  # for a pattern of one's own and a text
 
 
-def own_rule(entry: Any, place: str) -> RedactionRule:
+def own_rule(entry: Any, setting: str) -> RedactionRule:
     """The rule of an entry {name, pattern or find, label?} of a user's settings; raises
     `ValueError` naming the place.
     """
@@ -1451,14 +1451,14 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
         or ("pattern" in entry) == ("find" in entry)
     ):
         raise ValueError(
-            f"{place}: found {short_repr(entry)}; allowed are name, "
+            f"{setting}: found {short_repr(entry)}; allowed are name, "
             "pattern or find, and, if you like, label"
         )
     name = str(entry["name"])
     label = str(entry.get("label", entry["name"]))
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
         raise ValueError(
-            f"{place}.label: found {short_repr(label)}; allowed are words without brackets and "
+            f"{setting}.label: found {short_repr(label)}; allowed are words without brackets and "
             "figures at the end"
         )
     if "find" in entry:
@@ -1468,15 +1468,15 @@ def own_rule(entry: Any, place: str) -> RedactionRule:
                 raise code_refused(path)
             function = import_object(path)
         except ValueError as error:
-            raise ValueError(f"{place}.find: {error}") from None
+            raise ValueError(f"{setting}.find: {error}") from None
         if not callable(function):
             raise ValueError(
-                f"{place}.find: found {short_repr(path)}, which is no function; "
+                f"{setting}.find: found {short_repr(path)}, which is no function; "
                 "allowed is one that takes a text and gives pairs of start and end"
             )
         return RedactionRule(name, label, function, recipe=path, seeks=f"what {path} finds")
     pattern = str(entry["pattern"])
-    value_at_fault = f"{place}.pattern: found {short_repr(pattern)}"
+    value_at_fault = f"{setting}.pattern: found {short_repr(pattern)}"
     try:
         empty = re.search(pattern, "")
         compiled = regex.compile(pattern)

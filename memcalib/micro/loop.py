@@ -7,6 +7,7 @@ __all__ = ['check_loop', 'CreditLoop']
 
 # %% ../../nbs/micro/03_loop.ipynb #118e8937
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -114,6 +115,7 @@ class CreditLoop:
         self.generator = torch.Generator().manual_seed(config.seed)  # of the cut into mini-batches
         self.order = self._rows()
         self.updates = 0
+        self.skipped = 0  # of these updates
 
     def _rows(self) -> Iterator[list[int]]:
         "Numbers of examples, a step's answers at a time, pass after pass."
@@ -147,17 +149,18 @@ class CreditLoop:
         self, now: Tensor, old: Tensor, reference: Tensor | None, advantages: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The clipped objective with its divergence from the reference, a mean over tokens;
-        and that divergence (Group normalization and policy objective)."""
+        and that divergence, NaN without a reference (Group normalization and policy objective).
+        """
         ratio = (now - old).exp()
         clip = self.config.clip
         gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-        kl = torch.zeros_like(now)
-        if reference is not None:
-            kl = (reference - now).exp() - (reference - now) - 1
 
         def mean(values):
-            return (values * mask).sum() / mask.sum().clamp(min=1)
+            return (values * mask).sum() / mask.sum()
 
+        if reference is None:
+            return mean(-gain), now.new_tensor(math.nan)
+        kl = (reference - now).exp() - (reference - now) - 1
         return mean(self.config.beta * kl - gain), mean(kl.detach())
 
     def step(self) -> dict[str, Any]:
@@ -165,8 +168,11 @@ class CreditLoop:
 
         The row has the step's number, means over the answers (length in tokens, rates of ending and
         of repetition, the advantage of the end token), the mean reward of the scored answers, NaN
-        where there is none, and `kl` and `grad_norm` as means over the updates. What the judge
-        raises is passed on.
+        where there is none, and `kl` and `grad_norm` as means over the updates of this step. `kl`
+        is NaN where nothing is compared: with `beta` 0 there is no reference. A mini-batch without
+        a scored answer has nothing to learn from: its update is skipped, weights and optimizer stay
+        as they are, and `skipped` counts such updates since the start; where a whole step has none,
+        `kl` and `grad_norm` are NaN. What the judge raises is passed on.
         """
         config = self.config
         judged = self.judged
@@ -190,9 +196,13 @@ class CreditLoop:
         )
         advantages = credit.advantages
         mask = response_mask(ids) * judged.valid[:, None]
-        kl = []
-        norm = []
+        divergences = []
+        norms = []
         for rows in self.cut(len(ids)):
+            self.updates += 1
+            if not mask[rows].any():
+                self.skipped += 1
+                continue
             now = logps
             if not single_batch:
                 now = self.logps([prompts[i] for i in rows], [ids[i] for i in rows], grad=True)
@@ -205,18 +215,29 @@ class CreditLoop:
                 mask[cut],
             )
             loss.backward()
-            norm.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item())
+            norms.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item())
             self.optimizer.step()
             self.optimizer.zero_grad()
-            self.updates += 1
-            kl.append(divergence.item())
+            divergences.append(divergence.item())
+        return self._describe(ids, advantages, divergences, norms)
+
+    def _describe(
+        self,
+        ids: Sequence[list[int]],
+        advantages: Tensor,
+        divergences: Sequence[float],
+        norms: Sequence[float],
+    ) -> dict[str, Any]:
+        """The row of a step, from its answers and what was measured in its updates."""
+        judged = self.judged
         stats = answer_stats(ids, self.ends, advantages, judged.valid)
         names = ("response_length", "end_rate", "repetition", "closing_advantage")
         row: dict[str, Any] = dict(zip(names, stats.nanmean(0).tolist(), strict=True))
-        row["step"] = self.updates // config.minibatches
+        row["step"] = self.updates // self.config.minibatches
         row["reward"] = judged.rewards[judged.valid].sum(1).mean().item()
-        row["kl"] = float(np.mean(kl))
-        row["grad_norm"] = float(np.mean(norm))
+        row["kl"] = float(np.mean(divergences)) if divergences else math.nan
+        row["grad_norm"] = float(np.mean(norms)) if norms else math.nan
+        row["skipped"] = self.skipped
         return row
 
     def logps(

@@ -644,12 +644,12 @@ class MicroServer:
             if self._counts["judged"] >= faults.judge_down:
                 raise ApiError(500, "The judge is down.", "server_error")
 
-    def _shows_instead(self, chat: ChatRequest, what: str) -> bool:
+    def _shows_instead(self, chat: ChatRequest, fault: str) -> bool:
         """Whether a page or a stream takes the place of the reply; counted where it does."""
         if chat.entry.tries > 1 or self._counts["clean"] < self.faults.quiet:
             return False
-        is_shown = bool(self.faults.draw((what,), chat.key))
-        self._fault_counts[what] += is_shown
+        is_shown = bool(self.faults.draw((fault,), chat.key))
+        self._fault_counts[fault] += is_shown
         return is_shown
 
     def _send_malformed(self, request: "web.Request", fault: str) -> "web.Response":

@@ -21,6 +21,7 @@ from ..dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
 from ..evaluation.stance import actions_of
 from ..evaluation.disputed import disputed_atoms, disputed_scores
+from ..evaluation.exam_parts import check_parts
 from memcalib.evaluation.target_labels import (
     TargetLabels,
     hashes_of_answers,
@@ -274,6 +275,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
     run.manifest = _read_noted(run, "manifest.json")
     run.parameters = _read_noted(run, "parameters.json")
     run.exam = _read_noted(run, "exam.json")
+    _leave_out_unread_parts(run)
     _load_examples(run)
     positions = {example_id: i for i, example_id in enumerate(run.example_hashes or {})}
     judgments_file = _rows_file(run, "judgments.jsonl")
@@ -398,6 +400,17 @@ def _read_noted(run: Run, name: str) -> dict:
     return document
 
 
+def _leave_out_unread_parts(run: Run) -> None:
+    """Take parts that cannot be read out of the exam, with a note of the first fault."""
+    if not run.exam.get("parts"):
+        return
+    try:
+        check_parts(run.exam["parts"])
+    except DataError as error:
+        run.notes.append(printable(f"{error.violations[0]}; the parts were left out."))
+        del run.exam["parts"]
+
+
 def _remove_fault(
     run: Run, name: str, document: dict, path: Sequence[int | str], message: str
 ) -> None:
@@ -447,9 +460,9 @@ def _example_versions(run: Run) -> Iterator[tuple[str, str, str]]:
             yield "rollouts.jsonl", example_id, version
 
 
-def _refuse_row(run: Run, name: str, example_id: str, found: str, allowed: str) -> NoReturn:
+def _refuse_row(run: Run, name: str, example_id: str, value_found: str, allowed: str) -> NoReturn:
     file = str(run.folder / name)
-    raise DataError([Violation("example", found, allowed, example_id=example_id, file=file)])
+    raise DataError([Violation("example", value_found, allowed, example_id=example_id, file=file)])
 
 
 def filled(file: Path) -> bool:

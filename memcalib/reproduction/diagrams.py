@@ -252,8 +252,8 @@ def method_diagram(
                 f"d  What the atoms of {under} do to each token",
                 "e  Here suppressed words carry the credit",
             )
-            part = trace["channels"][under]
-            _draw_pair(canvas, _PAIR_HEIGHT, part, tokens, most, titles, suppressed=True)
+            channel_trace = trace["channels"][under]
+            _draw_pair(canvas, _PAIR_HEIGHT, channel_trace, tokens, most, titles, suppressed=True)
             note = (
                 f"In {channel} the atoms were used. Words that they made likelier (orange, above "
                 f"zero) carry the credit. In {under} they were used too little: words that they "

@@ -452,13 +452,13 @@ def run_experiment(experiment: Experiment) -> Path:
         "git": git_state(),
     }
 
-    def write(status: str, **more: Any) -> None:
+    def write(status: str, **fields: Any) -> None:
         content = {
             **record,
             "status": status,
             "started": round(started),
             "seconds": round(time.time() - started, 1),
-            **more,
+            **fields,
         }
         write_whole(folder / "experiment.json", json.dumps(content, indent=1) + "\n")
 

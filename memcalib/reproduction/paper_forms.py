@@ -71,9 +71,9 @@ def below(
             raise ValueError(
                 f"{block}: found columns {', '.join(table)}; allowed: {', '.join(first_columns)}"
             )
-        part = table.copy()
-        part.insert(0, heading, block)
-        parts.append(part)
+        labelled = table.copy()
+        labelled.insert(0, heading, block)
+        parts.append(labelled)
     cells = pd.concat(parts, ignore_index=True).fillna("")
     compared = [name not in controls for name in cells[first_columns[0]]]
     return best_and_second(cells, within=heading, compared=compared)

@@ -105,7 +105,7 @@ class Work:
     """One command of the paper's runs; `cost` is None where a price is not known."""
 
     experiments: tuple[str, ...]
-    what: str
+    title: str
     command: str
     gpu_hours: float = 0.0
     calls: int = 0
@@ -214,7 +214,7 @@ def training_work(
 
 def evaluation_work(
     plan: PaperRuns,
-    what: str,
+    title: str,
     model: Sequence[str],
     experiments: tuple[str, ...],
     judge: Endpoint | None,
@@ -246,10 +246,10 @@ def evaluation_work(
         command += ["--judge-key-env", judge.key_env]
         missing += missing_key(judge, "judge.key_env")
     command += ["--set", f"sampling.seeds=[{', '.join(map(str, plan.eval_seeds))}]"]
-    command += ["--out", f"{plan.out}/{what.replace(': ', '/').replace(' ', '-')}"]
+    command += ["--out", f"{plan.out}/{title.replace(': ', '/').replace(' ', '-')}"]
     return Work(
         experiments,
-        what,
+        title,
         shlex.join(command),
         hours,
         answers,
@@ -281,7 +281,7 @@ def second_judge_work(plan: PaperRuns, name: str, method: str) -> Work:
     return replace(
         evaluation,
         experiments=("judge_stability",),
-        what=f"{name}: second judge {method}",
+        title=f"{name}: second judge {method}",
         command=shlex.join(command),
     )
 
@@ -360,7 +360,7 @@ class _PaperPlan:
 
     def evaluation(
         self,
-        what: str,
+        title: str,
         model: Sequence[str],
         experiments: tuple[str, ...],
         recipe: str,
@@ -371,7 +371,7 @@ class _PaperPlan:
         """An evaluation on the test examples, by the judge of a recipe."""
         return evaluation_work(
             self.plan,
-            what,
+            title,
             model,
             experiments,
             self.judges[recipe],
@@ -488,7 +488,7 @@ def _money(dollars: float | None) -> str:
 def _work_text(work: Work) -> str:
     """One command with its hours, calls and cost."""
     text = (
-        f"{work.what}\n  {work.command}\n  about {work.gpu_hours:,.0f} GPU hours; "
+        f"{work.title}\n  {work.command}\n  about {work.gpu_hours:,.0f} GPU hours; "
         f"{work.calls:,} judge calls, {_money(work.cost)}"
     )
     if work.missing:
@@ -572,7 +572,7 @@ def run_paper(
         )
     lines = ["#!/usr/bin/env bash", "set -euo pipefail"]
     for work in works:
-        lines += [f"# {work.what}", work.command]
+        lines += [f"# {work.title}", work.command]
     script = Path(out) / "paper" / "commands.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
     write_whole(script, "\n".join([*lines, ""]))

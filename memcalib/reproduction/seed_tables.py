@@ -105,8 +105,8 @@ def _tested_starts(
                 yield world, seed, store.start_judgments(training, seed)
 
 # %% ../../nbs/reproduction/06_seed_tables.ipynb #7c0de0a2
-def answer_rows(judgments: Iterable[Judgment], **about: object) -> "pd.DataFrame":
-    """A row for each answer: `about`, model, condition, seed, sample, example, question, and the
+def answer_rows(judgments: Iterable[Judgment], **columns: object) -> "pd.DataFrame":
+    """A row for each answer: `columns`, model, condition, seed, sample, example, question, and the
     ideal and the actual level of its atoms, a letter each (`-`: unscored).
 
     Metrics, channels and confusions of levels follow from these rows.
@@ -126,7 +126,7 @@ def answer_rows(judgments: Iterable[Judgment], **about: object) -> "pd.DataFrame
             "ideal": "".join(atom.ideal.wire for atom in judgment.atoms),
             "actual": "".join("-" if level is None else level.wire for level in actual),
         }
-        row.update(about)
+        row.update(columns)
         rows.append(row)
     return pd.DataFrame(rows)
 

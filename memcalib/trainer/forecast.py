@@ -345,8 +345,8 @@ def quotes_every_place(config: MethodConfig) -> bool:
 
 def _quote_prompt_tokens(judging: JudgeConfig) -> int:
     """How much longer a judge's prompt is when it asks for every place."""
-    asked = judging.model_copy(update={"every_quote": True})
-    return estimate_tokens(system_prompt(asked)) - estimate_tokens(system_prompt(judging))
+    quoting = judging.model_copy(update={"every_quote": True})
+    return estimate_tokens(system_prompt(quoting)) - estimate_tokens(system_prompt(judging))
 
 
 def judge_work(

@@ -13,11 +13,16 @@ from torch import Tensor
 
 # %% ../../nbs/trainer/12_token_sampling.ipynb #d31b0007
 def _sizes(
-    advantages: Float[Tensor, "row token"], mask: Bool[Tensor, "row token"], floor: float
+    advantages: Float[Tensor, "row token"],
+    mask: Bool[Tensor, "row token"],
+    share: float,
+    floor: float,
 ) -> Float[Tensor, "row token"]:
-    """The size of each token's advantage, at least `floor` times the mean; 0 at padding."""
+    """The size of each token's advantage, at least `floor` times the mean; 0 at padding.
+    `ValueError` for input at fault."""
+    _check(advantages, mask, share, floor)
     sizes = torch.where(mask, advantages.abs(), 0).double()
-    least = floor * sizes.sum() / mask.sum().clamp(min=1)
+    least = floor * sizes.sum() / mask.sum()
     if least == 0:
         least = torch.ones_like(least)  # no advantage anywhere: all tokens alike
     return torch.where(mask, sizes.clamp(min=least), 0)
@@ -30,8 +35,8 @@ def _at_most_one(
     budget = share * int(mask.sum())
     descending = sizes[mask].sort(descending=True).values
     capped = torch.arange(len(descending), device=sizes.device, dtype=sizes.dtype)
-    rest = descending.flip(0).cumsum(0).flip(0)  # of the sizes from here on
-    factors = (budget - capped) / rest
+    sums_from_here = descending.flip(0).cumsum(0).flip(0)
+    factors = (budget - capped) / sums_from_here
     fits = factors * descending <= 1
     first = int(fits.nonzero()[0]) if fits.any() else len(descending) - 1
     return torch.where(mask, (factors[first] * sizes).clamp(max=1), 0)
@@ -70,8 +75,7 @@ def token_probabilities(
     """The probability with which each token is kept, float64, 0 at padding; the sum is `share` of
     the batch's tokens, and no token has less than `floor` allows. `ValueError` for input at
     fault."""
-    _check(advantages, mask, share, floor)
-    return _at_most_one(_sizes(advantages, mask, floor), mask, share)
+    return _at_most_one(_sizes(advantages, mask, share, floor), mask, share)
 
 # %% ../../nbs/trainer/12_token_sampling.ipynb #d31b000b
 def prefix_probabilities(
@@ -81,11 +85,10 @@ def prefix_probabilities(
     floor: float = 0.1,
 ) -> Float[Tensor, "row token"]:
     """The probability with which each token lies in the kept prefix of its answer: as
-    `token_probabilities`, and never rising along an answer."""
+    `token_probabilities`, and never rising along an answer; `ValueError` as there."""
     from scipy.optimize import isotonic_regression
 
-    _check(advantages, mask, share, floor)
-    sizes = _sizes(advantages, mask, floor)
+    sizes = _sizes(advantages, mask, share, floor)
     falling = torch.zeros_like(sizes)
     for row, inside in enumerate(mask):
         squares = sizes[row, inside].square().cpu().numpy()
@@ -109,14 +112,14 @@ def draw_tokens(
 
 
 def token_weights(
-    kept: Bool[Tensor, "row token"], probabilities: Float[Tensor, "row token"]
+    is_kept: Bool[Tensor, "row token"], probabilities: Float[Tensor, "row token"]
 ) -> Float[Tensor, "row token"]:
     """What the loss of each token is multiplied with: one over its probability where it is kept,
     0 elsewhere."""
-    return torch.where(kept, 1 / probabilities.clamp(min=torch.finfo(torch.float64).tiny), 0)
+    return torch.where(is_kept, 1 / probabilities.clamp(min=torch.finfo(torch.float64).tiny), 0)
 
 
-def kept_lengths(kept: Bool[Tensor, "row token"]) -> Int[Tensor, " row"]:
+def kept_lengths(is_kept: Bool[Tensor, "row token"]) -> Int[Tensor, " row"]:
     """How many tokens of each answer must be read: up to its last kept one; 0 where none is."""
-    positions = torch.arange(1, kept.shape[1] + 1, device=kept.device)
-    return torch.where(kept, positions, 0).amax(1)
+    positions = torch.arange(1, is_kept.shape[1] + 1, device=is_kept.device)
+    return torch.where(is_kept, positions, 0).amax(1)

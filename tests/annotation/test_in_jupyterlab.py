@@ -25,9 +25,9 @@ PICTURES = os.environ.get("MEMCALIB_PICTURES")  # a folder, to look at what was 
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,13 @@ def lab(tmp_path_factory):
     )
     options = verb.split("jupyter lab ")[1].split()
     port = free_port()
-    more = ["--no-browser", f"--ServerApp.port={port}", "--IdentityProvider.token=", "--allow-root"]
-    command = [sys.executable, "-m", "jupyter", "lab", *options, *more]
+    server_options = [
+        "--no-browser",
+        f"--ServerApp.port={port}",
+        "--IdentityProvider.token=",
+        "--allow-root",
+    ]
+    command = [sys.executable, "-m", "jupyter", "lab", *options, *server_options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JUPYTER_CONFIG_DIR": str(home / "config")}
     with (home / "log.txt").open("w") as log:
         server = subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log)
@@ -146,10 +151,10 @@ def test_keys_decide_one_thing_after_another(lab, browser, notebook, file, field
     for count, key in enumerate("310", 1):
         tab.keyboard.press(key)
         wait_for(path, count)
-    found = wait_for(path, 3)
-    assert [row.get(field) for row in found] == decided and {row["labeller"] for row in found} == {
-        "me"
-    }
+    labels = wait_for(path, 3)
+    assert [row.get(field) for row in labels] == decided and {
+        row["labeller"] for row in labels
+    } == {"me"}
     tab.keyboard.press("p")
     tab.get_by_text(third, exact=False).last.wait_for(timeout=10_000)
     tab.close()

@@ -65,7 +65,7 @@ def test_a_new_page_goes_on_where_the_file_stops(tmp_path):
 
 def test_moving_stays_inside_and_finds_gaps(tmp_path):
     page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS[:3]))
-    for text, place in (
+    for text, position in (
         ("p", 0),
         ("n", 1),
         ("n", 2),
@@ -77,7 +77,7 @@ def test_moving_stays_inside_and_finds_gaps(tmp_path):
         ("3", 1),
     ):
         key(page, text)
-        assert page.session.index == place, text
+        assert page.session.index == position, text
     assert "All items are labelled" in page._status.value
 
 
@@ -262,10 +262,10 @@ def test_a_sheet_is_of_one_person(tmp_path):
     with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
         LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels)
     for person, level in levels.items():
-        (found,) = LabelBook.read_sheet(
+        (label,) = LabelBook.read_sheet(
             LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels, person), ITEMS, person
         )
-        assert (found.level, found.labeller) == (level, person)
+        assert (label.level, label.labeller) == (level, person)
     LabelBook.write_sheet(tmp_path / "s.csv", ITEMS[1:], labels)  # nobody labelled these
 
 
@@ -301,18 +301,18 @@ def test_reading_takes_other_delimiters_orders_columns_and_words(tmp_path, delim
     rows = [[*row[::-1], "mine"] for row in [rows[0], *rows[:0:-1]]]
     rows[0][-1] = "extra"
     rows.insert(3, [" "] * 9)
-    found = LabelBook.read_sheet(save(tmp_path / "t.csv", rows, delimiter), ITEMS, "me")
-    assert {f.item: f.level for f in found} == dict(
+    labels = LabelBook.read_sheet(save(tmp_path / "t.csv", rows, delimiter), ITEMS, "me")
+    assert {f.item: f.level for f in labels} == dict(
         zip([i.item for i in ITEMS], [*Level, None], strict=False)
     )
-    assert {f.labeller for f in found} == {"me"}
+    assert {f.labeller for f in labels} == {"me"}
 
 
 def test_a_missing_row_or_cell_is_not_labelled(tmp_path):
     rows = table(tmp_path)[:4]
     rows[1][1] = "C"
-    found = LabelBook.read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
-    assert [(f.item, f.level) for f in found] == [(ITEMS[0].item, Level.CONTROL)]
+    labels = LabelBook.read_sheet(save(tmp_path / "t.csv", rows), ITEMS)
+    assert [(f.item, f.level) for f in labels] == [(ITEMS[0].item, Level.CONTROL)]
     assert LabelBook.import_sheet(tmp_path / "t.csv", ITEMS, tmp_path / "l.jsonl") == 1
     assert LabelBook(tmp_path / "l.jsonl", ITEMS).counts() == {
         "labelled": 1,

@@ -137,8 +137,8 @@ def test_joins_that_fail_list_every_reason():
     with pytest.raises(DataError) as caught:
         label_items(sample, [], ROLLOUTS)
     assert len(caught.value.violations) == 5 and "none of this id" in str(caught.value)
-    for rollouts, found in (([], "found 0 for"), (ROLLOUTS * 2, "found 2 for")):
-        with pytest.raises(DataError, match=found):
+    for rollouts, message in (([], "found 0 for"), (ROLLOUTS * 2, "found 2 for")):
+        with pytest.raises(DataError, match=message):
             label_items(sample, EXAMPLES, rollouts)
     edited = [
         e.model_copy(
@@ -161,11 +161,11 @@ def test_joins_that_fail_list_every_reason():
 class Tags(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
-        self.seen = set()
+        self.tags = set()
         self.text = []
 
     def handle_starttag(self, tag, attrs):
-        self.seen.add((tag, tuple(name for name, _ in attrs)))
+        self.tags.add((tag, tuple(name for name, _ in attrs)))
 
     def handle_data(self, data):
         self.text.append(data)
@@ -186,7 +186,7 @@ def test_card_holds_no_tag_of_the_data(texts):
     )
     parser = Tags()
     parser.feed(item_html(item))
-    assert parser.seen <= PLAIN and sum(text.count("<img") for text in parser.text) == 6
+    assert parser.tags <= PLAIN and sum(text.count("<img") for text in parser.text) == 6
 
 
 def test_card_marks_the_atoms_block_and_shows_control_characters():

@@ -85,8 +85,10 @@ def run(tmp_path_factory):
 def test_items_cover_their_answers_and_hide_the_credit(run):
     _, traces, items = run
     for item in items:
-        own = traces[(traces["row"] == item.row) & traces["channel"].isna()].iloc[0]
-        assert "".join(item.sentences) == own["response"] and item.tokens == len(own["tokens"])
+        answer_row = traces[(traces["row"] == item.row) & traces["channel"].isna()].iloc[0]
+        assert "".join(item.sentences) == answer_row["response"] and item.tokens == len(
+            answer_row["tokens"]
+        )
         assert item.units.tolist() == sorted(item.units) and set(item.units) == set(
             range(len(item.sentences))
         )
@@ -150,15 +152,15 @@ def test_items_survive_a_file(run, tmp_path):
 @given(st.lists(st.tuples(st.integers(0, 3), roles), max_size=12))
 def test_the_latest_label_counts_whatever_was_stopped(tmp_path_factory, decisions):
     path = tmp_path_factory.mktemp("book") / "roles.jsonl"
-    places = [(ITEMS[0].item, 1), (ITEMS[0].item, 2), (ITEMS[0].item, 3), (ITEMS[1].item, 1)]
+    sentence_keys = [(ITEMS[0].item, 1), (ITEMS[0].item, 2), (ITEMS[0].item, 3), (ITEMS[1].item, 1)]
     expected = {}
-    for place, role in decisions:
+    for key_number, role in decisions:
         book = RoleBook(path, ITEMS, "ann")
-        book.put(*places[place], role)
+        book.put(*sentence_keys[key_number], role)
         book.close()
-        expected[places[place]] = role
+        expected[sentence_keys[key_number]] = role
     book = RoleBook(path, ITEMS, "ann")
-    assert {place: book.get(*place).role for place in expected} == expected
+    assert {sentence_key: book.get(*sentence_key).role for sentence_key in expected} == expected
     counts = book.counts()
     assert counts["left"] == 4 - len(expected) and counts["undecided"] == list(
         expected.values()
@@ -166,7 +168,11 @@ def test_the_latest_label_counts_whatever_was_stopped(tmp_path_factory, decision
     assert sum(counts[name] for name in ("labelled", "undecided", "left")) == 4
     book.close()
     given_roles = latest_roles(read_role_labels(path)) if decisions else {}
-    assert {(i, n): r for i, part in given_roles.items() for n, r in part.items()} == expected
+    assert {
+        (i, n): r
+        for i, roles_by_sentence in given_roles.items()
+        for n, r in roles_by_sentence.items()
+    } == expected
 
 
 def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
@@ -231,19 +237,25 @@ def test_keys_do_what_they_say(tmp_path_factory, keys):
     session = KeySession(RoleBook(path, ITEMS))
     expected = {}
     for key in keys:
-        place = session.item.item, session.place[1]
+        sentence_key = session.item.item, session.place[1]
         session.press(key)
         if key.strip() in KEYS:
-            expected[place] = KEYS[key.strip()]
-            pair = [item.item for item in ITEMS].index(place[0]) + 1
-            assert session.status.startswith(f"Saved: Pair {pair} of 2, sentence {place[1]}: ")
+            expected[sentence_key] = KEYS[key.strip()]
+            pair = [item.item for item in ITEMS].index(sentence_key[0]) + 1
+            assert session.status.startswith(
+                f"Saved: Pair {pair} of 2, sentence {sentence_key[1]}: "
+            )
         elif key not in "npu" or not key:
             assert (
                 session.status.startswith("Nothing saved")
-                and (session.item.item, session.place[1]) == place
+                and (session.item.item, session.place[1]) == sentence_key
             )
-    found = latest_roles(read_role_labels(path)) if expected else {}
-    assert {(i, n): r for i, part in found.items() for n, r in part.items()} == expected
+    roles_by_item = latest_roles(read_role_labels(path)) if expected else {}
+    assert {
+        (i, n): r
+        for i, roles_by_sentence in roles_by_item.items()
+        for n, r in roles_by_sentence.items()
+    } == expected
     session.book.close()
 
 
@@ -329,8 +341,10 @@ def test_names_of_rubrics_keep_their_width_beside_the_style_of_a_notebook():
     rules of ours with a higher rank undo that.
     """
     page = role_html(ITEMS[0])
-    for tag, more in (("dt", " font-weight: inherit;"), ("dd", "")):
-        assert re.search(rf"\.roles dl {tag} {{[^}}]*width: auto; float: none;{more}", page)
+    for tag, inherited_weight in (("dt", " font-weight: inherit;"), ("dd", "")):
+        assert re.search(
+            rf"\.roles dl {tag} {{[^}}]*width: auto; float: none;{inherited_weight}", page
+        )
     assert "max-content) 1fr" not in page
 
 
@@ -353,8 +367,8 @@ def test_nothing_on_the_page_runs(tmp_path):
 
 
 def test_the_page_shows_labels_and_both_questions(tmp_path):
-    about = {"item": ITEMS[0].item, "answer_hash": ITEMS[0].answer_hash}
-    labels = [RoleLabel(**about, sentence=2, role="partial"), RoleLabel(**about, sentence=3)]
+    identity = {"item": ITEMS[0].item, "answer_hash": ITEMS[0].answer_hash}
+    labels = [RoleLabel(**identity, sentence=2, role="partial"), RoleLabel(**identity, sentence=3)]
     page = write_role_page(ITEMS, tmp_path / "page.html", labels).read_text()
     assert "2 pairs, 4 sentences, 2 labelled." in page
     assert page.count('class="partial"') == 1 and page.count('class="undecided"') == 1
@@ -363,18 +377,18 @@ def test_the_page_shows_labels_and_both_questions(tmp_path):
     )
 
 
-def write_sheet(items, path, *more):
-    return RoleBook.write_sheet(path, items, *more)
+def write_sheet(items, path, *labels):
+    return RoleBook.write_sheet(path, items, *labels)
 
 
 @pytest.mark.parametrize("write", [write_role_page, write_sheet])
 def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_path, write):
     item = an_item(sentences=("One here.", " Another one."))
     path = tmp_path / "roles.out"
-    about = {"item": item.item, "answer_hash": item.answer_hash}
+    identity = {"item": item.item, "answer_hash": item.answer_hash}
     ann, bob = (
-        RoleLabel(**about, sentence=1, role=role, labeller=who)
-        for who, role in (("ann", "key"), ("bob", None))
+        RoleLabel(**identity, sentence=1, role=role, labeller=labeller)
+        for labeller, role in (("ann", "key"), ("bob", None))
     )
     others = [
         RoleLabel(item="9/9/C+", sentence=n, role="key", labeller="eve", answer_hash="x")
@@ -395,7 +409,7 @@ def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_
     ]
     if write is write_role_page:
         assert [re.search('"lead">(.*)</p>', text)[1] for text in texts] == [
-            f"1 pair, 2 sentences, {made} labelled." for made in (1, 1, 0)
+            f"1 pair, 2 sentences, {labelled_count} labelled." for labelled_count in (1, 1, 0)
         ]
     else:
         assert [text.splitlines()[1].split(",")[2] for text in texts] == ["key", "?", ""]
@@ -412,9 +426,11 @@ def save(path, rows, names=RoleBook.columns):
 @given(st.lists(roles | st.just("left"), min_size=4, max_size=4), st.booleans())
 def test_a_sheet_brings_back_what_was_labelled(tmp_path_factory, given_roles, shuffled):
     folder = tmp_path_factory.mktemp("sheet")
-    places = [(ITEMS[0].item, 1), (ITEMS[0].item, 2), (ITEMS[0].item, 3), (ITEMS[1].item, 1)]
+    sentence_keys = [(ITEMS[0].item, 1), (ITEMS[0].item, 2), (ITEMS[0].item, 3), (ITEMS[1].item, 1)]
     chosen = {
-        place: role for place, role in zip(places, given_roles, strict=True) if role != "left"
+        sentence_key: role
+        for sentence_key, role in zip(sentence_keys, given_roles, strict=True)
+        if role != "left"
     }
     hashes = {item.item: item.answer_hash for item in ITEMS}
     labels = [
@@ -425,11 +441,11 @@ def test_a_sheet_brings_back_what_was_labelled(tmp_path_factory, given_roles, sh
     assert len(rows) == 4 and all(not row["text"].startswith("=") for row in rows)
     if shuffled:
         random.Random(1).shuffle(rows)
-    found = RoleBook.read_sheet(save(folder / "back.csv", rows), ITEMS, "ann")
-    assert {(label.item, label.sentence): label.role for label in found} == chosen
-    assert {label.note for label in found} <= {"=note"} and {label.labeller for label in found} <= {
-        "ann"
-    }
+    labels_read = RoleBook.read_sheet(save(folder / "back.csv", rows), ITEMS, "ann")
+    assert {(label.item, label.sentence): label.role for label in labels_read} == chosen
+    assert {label.note for label in labels_read} <= {"=note"} and {
+        label.labeller for label in labels_read
+    } <= {"ann"}
 
 
 @pytest.mark.parametrize("word", ["Key", "KEY ", "k", " partial", "p", "Irrelevant", "i", "?", "1"])
@@ -508,8 +524,8 @@ def test_a_sheet_is_imported_once(tmp_path):
     path = save(tmp_path / "back.csv", rows, ("item", "sentence", "role", "note"))
     assert RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 2
     assert RoleBook.import_sheet(path, ITEMS, tmp_path / "roles.jsonl", "ann") == 0
-    found = read_role_labels(tmp_path / "roles.jsonl")
-    assert [(label.sentence, label.role, label.note) for label in found] == [
+    labels = read_role_labels(tmp_path / "roles.jsonl")
+    assert [(label.sentence, label.role, label.note) for label in labels] == [
         (1, "key", ""),
         (2, None, "which tea?"),
     ]
@@ -551,8 +567,8 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
     for item, pair in zip(items, pairs, strict=True):
         if item.channel in UNDER:  # where Key is a violation
             continue
-        own = traces[(traces["row"] == item.row) & traces["channel"].isna()].iloc[0]
-        truth = sentence_roles(by_id[item.example_id], own["response"])
+        answer_row = traces[(traces["row"] == item.row) & traces["channel"].isna()].iloc[0]
+        truth = sentence_roles(by_id[item.example_id], answer_row["response"])
         if [s.text for s in truth] != [text.strip() for text in item.sentences]:
             continue
         q = (
@@ -560,7 +576,7 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
             .iloc[0]["q"]
             .astype(float)
         )
-        spans = list(zip([0, *own["ends"][:-1]], own["ends"], strict=True))
+        spans = list(zip([0, *answer_row["ends"][:-1]], answer_row["ends"], strict=True))
         carries = carrying_tokens(spans, truth, [atom.atom_id for atom in item.atoms]).numpy()
         key = sum(c for c, role in zip(pair.credit, pair.roles, strict=True) if role == "key")
         assert key == pytest.approx(q[carries].sum() / q.sum())
@@ -572,39 +588,48 @@ def slow_audit(files, drawn, roles_of, rng):
     """The audit again: rows of the Parquet files as dictionaries, plain loops,
     one bootstrap draw at a time.
     """
-    found = []
+    audited_pairs_found = []
     for file in files:
         rows = pq.read_table(file).to_pylist()
         for pair in (row for row in rows if (row["step"], row["row"], row["channel"]) in drawn):
-            (own,) = [row for row in rows if row["row"] == pair["row"] and row["channel"] is None]
+            (answer_row,) = [
+                row for row in rows if row["row"] == pair["row"] and row["channel"] is None
+            ]
             sentences = roles_of[pair["step"], pair["row"], pair["channel"]]
-            place = 0
+            sentence_number = 0
             credit = [0.0] * len(sentences)
             size = [0] * len(sentences)
             text = ""
-            for weight, start, end in zip(pair["q"], [0, *own["ends"]], own["ends"], strict=False):
-                credit[place] += weight
-                size[place] += 1
-                text += own["response"][start:end]
-                if text == sentences[place][0] and place + 1 < len(sentences):
-                    place = place + 1
+            for weight, start, end in zip(
+                pair["q"], [0, *answer_row["ends"]], answer_row["ends"], strict=False
+            ):
+                credit[sentence_number] += weight
+                size[sentence_number] += 1
+                text += answer_row["response"][start:end]
+                if text == sentences[sentence_number][0] and sentence_number + 1 < len(sentences):
+                    sentence_number = sentence_number + 1
                     text = ""
             share = {role: 0.0 for role in ROLES}
             tokens = {role: 0 for role in ROLES}
-            for (_, role), part, count in zip(sentences, credit, size, strict=True):
-                share[role] += part / sum(pair["q"])
-                tokens[role] += count / len(own["ends"])
+            for (_, role), sentence_weight, count in zip(sentences, credit, size, strict=True):
+                share[role] += sentence_weight / sum(pair["q"])
+                tokens[role] += count / len(answer_row["ends"])
             best = sorted(range(len(credit)), key=lambda k: -credit[k])[:3]
             hit = any(sentences[k][1] != "irrelevant" for k in best if credit[k] > 0)
-            question = own["example_id"]
-            found.append((pair["channel"], share, tokens, hit, question))
-    questions = sorted({question for *_, question in found})
+            question = answer_row["example_id"]
+            audited_pairs_found.append((pair["channel"], share, tokens, hit, question))
+    questions = sorted({question for *_, question in audited_pairs_found})
     means = []
     for _ in range(4000):
         drawn_questions = [rng.choice(questions) for _ in questions]
-        again = [audited for name in drawn_questions for audited in found if audited[-1] == name]
+        again = [
+            audited
+            for name in drawn_questions
+            for audited in audited_pairs_found
+            if audited[-1] == name
+        ]
         means.append(mean_of_channel_means(again, lambda audited: audited[1]["key"]))
-    return found, sorted(means)
+    return audited_pairs_found, sorted(means)
 
 
 def mean_of_channel_means(audited_rows, value):
@@ -639,25 +664,29 @@ def test_the_whole_audit_equals_a_slow_one_from_the_files(tmp_path):
     hits = hits_table(pairs).set_index("slice")
 
     given_roles = latest_roles(labels)
-    place = {(item.step, item.row, item.channel): item for item in items}
+    item_of_pair = {(item.step, item.row, item.channel): item for item in items}
     roles_of = {
         p: list(zip(i.sentences, given_roles[i.item].values(), strict=True))
-        for p, i in place.items()
+        for p, i in item_of_pair.items()
     }
     files = sorted((tmp_path / "traces").glob("*.parquet"))
-    found, means = slow_audit(files, set(place), roles_of, random.Random(0))
-    assert len(found) == len(items)
+    slow_pairs, means = slow_audit(files, set(item_of_pair), roles_of, random.Random(0))
+    assert len(slow_pairs) == len(items)
     for name in ("all", *drawn["channel"].unique()):
-        part = [pair for pair in found if name in ("all", pair[0])]
+        slice_pairs = [pair for pair in slow_pairs if name in ("all", pair[0])]
         for role in ROLES:
             row = shares.loc[(name, role)]
-            credit_share = mean_of_channel_means(part, lambda audited, role=role: audited[1][role])
-            token_share = mean_of_channel_means(part, lambda audited, role=role: audited[2][role])
+            credit_share = mean_of_channel_means(
+                slice_pairs, lambda audited, role=role: audited[1][role]
+            )
+            token_share = mean_of_channel_means(
+                slice_pairs, lambda audited, role=role: audited[2][role]
+            )
             assert row["credit_share"] == pytest.approx(credit_share, abs=1e-6)
             assert row["token_share"] == pytest.approx(token_share, abs=1e-9)
-        rate = mean_of_channel_means(part, lambda audited: audited[3])
+        rate = mean_of_channel_means(slice_pairs, lambda audited: audited[3])
         assert hits.loc[name, "rate"] == pytest.approx(rate)
-        assert hits.loc[name, "pairs"] == len(part)
+        assert hits.loc[name, "pairs"] == len(slice_pairs)
     row = shares.loc[("all", "key")]
     width = means[-1] - means[0]
     assert row["credit_share_low"] == pytest.approx(means[100], abs=0.05 * width)
@@ -669,16 +698,18 @@ def test_unlabelled_pairs_stay_as_incomplete(run):
     label = RoleLabel(item=items[0].item, sentence=1, role="key", answer_hash=items[0].answer_hash)
     pairs = audited_pairs(items[:2], [label], traces)
     assert pairs[0].roles[0] == "key" and not pairs[0].complete and set(pairs[1].roles) == {None}
-    own = traces[(traces["row"] == items[0].row) & (traces["channel"] == items[0].channel)].iloc[0]
-    assert np.allclose(pairs[0].credit, sentence_credit(own["q"], items[0].units)[1])
+    pair_row = traces[
+        (traces["row"] == items[0].row) & (traces["channel"] == items[0].channel)
+    ].iloc[0]
+    assert np.allclose(pairs[0].credit, sentence_credit(pair_row["q"], items[0].units)[1])
 
 
 def test_labels_of_several_people_are_not_mixed(run):
     _, traces, items = run
-    about = {"item": items[0].item, "sentence": 1, "answer_hash": items[0].answer_hash}
+    identity = {"item": items[0].item, "sentence": 1, "answer_hash": items[0].answer_hash}
     labels = [
-        RoleLabel(**about, role="key", labeller="ann"),
-        RoleLabel(**about, role="partial", labeller="bob"),
+        RoleLabel(**identity, role="key", labeller="ann"),
+        RoleLabel(**identity, role="partial", labeller="bob"),
     ]
     with pytest.raises(ValueError, match="'ann', 'bob'"):
         audited_pairs(items[:1], labels, traces)
@@ -692,8 +723,8 @@ def test_stale_labels_and_pairs_that_the_traces_lack_are_all_listed(run):
     longer = items[2].model_copy(update={"tokens": items[2].tokens + 1})
     with pytest.raises(DataError) as error:
         audited_pairs([items[0], moved, longer], [stale], traces)
-    found = [fault.found for fault in error.value.violations]
+    values_found = [fault.found for fault in error.value.violations]
     assert (
-        found[:2] == ["given for another text", "no such pair"]
-        and found[2] == f"{items[2].tokens} tokens"
+        values_found[:2] == ["given for another text", "no such pair"]
+        and values_found[2] == f"{items[2].tokens} tokens"
     )

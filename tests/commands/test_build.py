@@ -3,12 +3,14 @@ and its frozen file is that of the code.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from build_files import fill_in, role_settings, write_description
 from command_line import run
 
 from memcalib.commands.build import load_build
+from memcalib.commands.cli import build
 from memcalib.dataset import stages
 from memcalib.dataset.build import STAGES, Build
 from memcalib.dataset.build_run import BuildRun
@@ -17,6 +19,7 @@ from memcalib.dataset.pipeline import Pipeline, row_lineage
 from memcalib.dataset.splits import read_splits
 from memcalib.dataset.stages import Drop
 from memcalib.io.records import DataError, read_jsonl
+from memcalib.memory_logs.consent import NotAgreed
 from memcalib.practice.mistakes import micro_roles
 from memcalib.practice.server import MicroServer
 from memcalib.problem import load_examples
@@ -28,13 +31,13 @@ def test_the_shipped_frozen_file_is_that_of_the_code(tmp_path):
     assert check_frozen(settings, read_frozen("micro").settings) == []
 
 
-def place(tmp_path) -> list:
+def folder_options(tmp_path) -> list:
     """Where a build of a test lies, as options."""
     return ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
 
 
 def test_build_makes_lints_splits_and_documents(capsys, tmp_path):
-    arguments = ["build", "micro", "--rows", 24, *place(tmp_path)]
+    arguments = ["build", "micro", "--rows", 24, *folder_options(tmp_path)]
     code, out, err = run(capsys, *arguments)
     assert code == 0, err
     assert "near duplicate" in out and "Card:" in out
@@ -67,17 +70,17 @@ def micro_run(tmp_path, **settings) -> BuildRun:
 
 
 def test_a_pilot_is_read_and_unlocks_freezing(tmp_path):
-    own = micro_run(tmp_path, rows=12)
+    build_run = micro_run(tmp_path, rows=12)
     with pytest.raises(FreezeError, match="no pilot batch"):
-        own.freeze()
-    text = own.pilot(4)
+        build_run.freeze()
+    text = build_run.pilot(4)
     assert "4 examples" in text and "--reviews" in text
     with pytest.raises(FreezeError, match="needed are all rows reviewed"):
-        own.freeze()
+        build_run.freeze()
     sheet = fill_in(tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv")
-    assert "4 passed" in own.take_reviews(sheet, "a reader")
-    assert own.freeze().is_file()
-    assert own.run().is_file() and load_examples(tmp_path / "b" / "examples.jsonl")
+    assert "4 passed" in build_run.take_reviews(sheet, "a reader")
+    assert build_run.freeze().is_file()
+    assert build_run.run().is_file() and load_examples(tmp_path / "b" / "examples.jsonl")
 
 
 def test_settings_changed_after_freezing_are_refused_before_any_call(tmp_path):
@@ -200,7 +203,7 @@ def test_sources_that_give_no_row(capsys, tmp_path, server, name, content, messa
     (tmp_path / name).write_bytes(content)
     file = tmp_path / "own.yaml"
     write_description(file, server.base_url, sources=[table(tmp_path / name)])
-    code, _, err = run(capsys, "build", file, *place(tmp_path), "--pilot", 2)
+    code, _, err = run(capsys, "build", file, *folder_options(tmp_path), "--pilot", 2)
     assert code == 1 and message in err and server.stats()["requests"] == 0
     if "accepted" in err:
         assert "losses.jsonl" in err and f"go on with: memcalib build {file}" in err
@@ -237,7 +240,7 @@ def test_mixed_encodings_and_huge_rows_cost_themselves_alone(tmp_path, server):
 def test_a_model_that_never_does_it(capsys, tmp_path, server, models, stage, reason, before):
     file = tmp_path / "own.yaml"
     write_description(file, server.base_url, models, micro=120, seed=2)
-    code, _, err = run(capsys, "build", file, *place(tmp_path), "--pilot", 30)
+    code, _, err = run(capsys, "build", file, *folder_options(tmp_path), "--pilot", 30)
     assert code == 1 and f"stage {stage}: the first 20 rows" in err and reason in err
     assert err.count("go on with") == 1 and "--pilot 30" in err
     assert ("--set reviewer.model=NAME" in err) == ("reviewer" in models)
@@ -252,12 +255,12 @@ def test_a_model_that_never_does_it(capsys, tmp_path, server, models, stage, rea
 def test_few_rows_and_a_reviewer_that_never_approves(tmp_path, server):
     never = {"reviewer": "micro-reviewer-never"}
     file = write_description(tmp_path / "own.yaml", server.base_url, never, micro=60, seed=2)
-    own = BuildRun(
+    build_run = BuildRun(
         load_build(file), tmp_path / "b", tmp_path / "c.sqlite", "memcalib build own.yaml"
     )
     message = r"stage review-1: found every row lost \(\d+ by 'not approved'"
     with pytest.raises(DataError, match=message) as error:
-        own.pilot(4)
+        build_run.pilot(4)
     assert "go on with: memcalib build own.yaml --pilot 4" in str(error.value)
 
 
@@ -282,11 +285,11 @@ def test_prompts_changed_after_freezing_are_refused(monkeypatch, capsys, tmp_pat
 
 
 def test_a_sheet_with_wrong_values_changes_nothing(tmp_path):
-    own = micro_run(tmp_path, rows=30)
+    build_run = micro_run(tmp_path, rows=30)
     message = "no batch yet; make one with: memcalib build x.yaml --pilot 50"
     with pytest.raises(FileNotFoundError, match=message):
-        own.take_reviews(tmp_path / "sheet.csv", "a reader")
-    own.pilot(4)
+        build_run.take_reviews(tmp_path / "sheet.csv", "a reader")
+    build_run.pilot(4)
     sheet = tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv"
     head, *rows = sheet.read_text(encoding="utf-8-sig").splitlines()
     wrong = [
@@ -297,7 +300,7 @@ def test_a_sheet_with_wrong_values_changes_nothing(tmp_path):
     ]
     (tmp_path / "wrong.csv").write_text("\n".join(wrong) + "\n")
     with pytest.raises(DataError) as error:
-        own.take_reviews(tmp_path / "wrong.csv", "a reader")
+        build_run.take_reviews(tmp_path / "wrong.csv", "a reader")
     for words in (
         "wrong.csv:2",
         "'maybe'",
@@ -308,28 +311,49 @@ def test_a_sheet_with_wrong_values_changes_nothing(tmp_path):
     ):
         assert words in str(error.value)
     with pytest.raises(FreezeError, match="0 passed, 0 failed, 4 left of 4"):
-        own.freeze()
+        build_run.freeze()
 
 
 def test_the_way_of_a_row_ends_where_it_was_lost(tmp_path):
-    own = micro_run(tmp_path, rows=50)
-    own.run()
+    build_run = micro_run(tmp_path, rows=50)
+    build_run.run()
     example = load_examples(tmp_path / "b" / "examples.jsonl")[0]
-    lineage = row_lineage(own.folder, example.id)
+    lineage = row_lineage(build_run.folder, example.id)
     assert list(lineage.index) == ["source", *STAGES, "data set"]
     assert example.question in lineage.loc["derivation", "what it added"]
     assert lineage.loc["data set", "outcome"] == "kept"
     for drop in read_jsonl(tmp_path / "b" / "dropped.jsonl", Drop):
-        lineage = row_lineage(own.folder, drop.id)
+        lineage = row_lineage(build_run.folder, drop.id)
         assert lineage.index[-1] == drop.stage
         assert lineage.iloc[-1]["outcome"] == f"lost: {drop.reason}"
     with pytest.raises(KeyError, match="no row 'nobody'"):
-        row_lineage(own.folder, "nobody")
+        row_lineage(build_run.folder, "nobody")
 
 
 def test_a_build_that_does_not_exist_is_named_with_those_that_do(capsys, tmp_path):
     code, _, err = run(capsys, "build", "nothing", "--out", tmp_path / "b")
     assert code == 1 and "allowed are micro" in err
+
+
+REFUSED = [
+    ({"name": "nothing"}, FileNotFoundError),
+    ({"pilot": 2, "freeze": True}, ValueError),
+    ({"reviews": Path("none.csv")}, FileNotFoundError),
+    ({"freeze": True}, FreezeError),
+    ({"from_memory": "nowhere.jsonl"}, FileNotFoundError),
+    ({"from_memory": "empty.jsonl"}, DataError),
+    ({"from_memory": "micro", "rows": 3}, NotAgreed),
+]
+
+
+@pytest.mark.parametrize(("options", "error"), REFUSED, ids=str)
+def test_what_build_raises_is_what_its_docstring_names(options, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("")
+    with pytest.raises(error) as caught:
+        build(**{"out": tmp_path / "b", "no_cache": True, **options})
+    assert type(caught.value).__name__ in build.__doc__
+    assert getattr(caught.value, "exit_code", 1) == 1 and "Exits 1" in build.__doc__
 
 
 def test_the_command_to_go_on_has_every_option_that_counts(capsys, tmp_path):

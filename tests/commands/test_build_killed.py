@@ -45,9 +45,9 @@ class KilledBuild:
         roles = [ROLE.format(role=role, model=model, url=url) for role, model in ROLES.items()]
         description = home / "build.yaml"
         description.write_text(BUILD.format(micro=60) + "".join(roles))
-        place = ["--out", self.folder, "--cache", home / "calls.sqlite"]
+        paths = ["--out", self.folder, "--cache", home / "calls.sqlite"]
         verb = [sys.executable, "-m", "memcalib", "build", description]
-        self.command = list(map(str, [*verb, *place, *options]))
+        self.command = list(map(str, [*verb, *paths, *options]))
 
     def start(self) -> subprocess.Popen:
         return subprocess.Popen(

@@ -133,8 +133,8 @@ def test_a_second_run_asks_nobody(built, tmp_path):
 def test_without_a_yes_nothing_is_sent(capsys, tmp_path, server):
     log = write_micro_log(tmp_path / "log.jsonl", 8)
     file = write_description(tmp_path / "own.yaml", server.base_url, micro=1)
-    place = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
-    arguments = ["build", file, "--from-memory", log, *place]
+    paths = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    arguments = ["build", file, "--from-memory", log, *paths]
     code, out, err = run(capsys, *arguments)
     assert code == 1 and server.stats()["requests"] == 0
     assert not (tmp_path / "b" / "parameters.json").exists()
@@ -161,11 +161,11 @@ def test_without_a_yes_nothing_is_sent(capsys, tmp_path, server):
 def test_a_person_at_a_terminal_is_asked(monkeypatch, tmp_path, answer, agreed):
     prompts = []
 
-    def asked(prompt):
+    def answer_prompt(prompt):
         prompts.append(prompt)
         return answer
 
-    at_a_terminal(monkeypatch, asked)
+    at_a_terminal(monkeypatch, answer_prompt)
     run = MemoryRun(MICRO, tmp_path)
     if agreed:
         assert ask_first(run).pipeline.agreed
@@ -175,9 +175,9 @@ def test_a_person_at_a_terminal_is_asked(monkeypatch, tmp_path, answer, agreed):
     assert len(prompts) == 1 and run.pipeline.agreed is agreed
 
 
-def at_a_terminal(monkeypatch, asked) -> None:
+def at_a_terminal(monkeypatch, answer) -> None:
     """A terminal at which `asked` answers."""
-    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("builtins.input", answer)
     for stream in ("stdin", "stdout"):
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
 
@@ -313,8 +313,8 @@ def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server
         options = ["--set", "memory.domain=food"]
         for setting in memory_settings:
             options += ["--set", f"memory.{setting}"]
-        place = ["--out", tmp_path / "b", "--preview"]
-        return run(capsys, "build", file, "--from-memory", log, *place, *options)
+        paths = ["--out", tmp_path / "b", "--preview"]
+        return run(capsys, "build", file, "--from-memory", log, *paths, *options)
 
     code, out, _ = preview("consent=trial 2025", f"redaction={rules}")
     assert code == 0 and "Consent: trial 2025: 1" in out and "name: 1" in out and "Rosa" not in out
@@ -387,8 +387,8 @@ def test_rules_changed_after_freezing_are_refused_before_any_call(tmp_path):
 def test_pilot_and_freeze_of_a_log(capsys, tmp_path, server):
     log = write_micro_log(tmp_path / "log.jsonl", 30)
     file = write_description(tmp_path / "own.yaml", server.base_url)
-    place = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
-    arguments = ["build", file, "--from-memory", log, *place]
+    paths = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+    arguments = ["build", file, "--from-memory", log, *paths]
     code, _, err = run(capsys, *arguments, "--yes")
     assert code == 1 and "this pipeline is not frozen" in err and "--pilot 50" in err
     assert server.stats()["requests"] == 0
@@ -433,8 +433,8 @@ def test_rows_are_of_the_log_where_the_file_names_it(capsys, tmp_path):
 
 
 def test_the_command_that_agrees_has_the_step_and_the_cache_that_were_asked_for(capsys, tmp_path):
-    place = ["--out", tmp_path / "b"]
+    paths = ["--out", tmp_path / "b"]
     arguments = ["build", "--from-memory", "micro", "--rows", 5, "--pilot", 3, "--no-cache"]
-    code, _, err = run(capsys, *arguments, *place)
+    code, _, err = run(capsys, *arguments, *paths)
     assert code == 1
     assert "--pilot 3 --yes" in err and "--no-cache" in err and "--rows 5" in err

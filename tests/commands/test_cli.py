@@ -112,8 +112,8 @@ def test_help_loads_no_large_library():
     done = subprocess.run(
         [sys.executable, "-c", probe], check=True, capture_output=True, text=True, timeout=60
     )
-    *said, last = done.stdout.splitlines()
-    assert "quickstart" in "".join(said) and {"memcalib", "typer"} <= {*last.split()}
+    *help_lines, last = done.stdout.splitlines()
+    assert "quickstart" in "".join(help_lines) and {"memcalib", "typer"} <= {*last.split()}
     assert not {*last.split()} & {
         "torch",
         "transformers",
@@ -145,7 +145,7 @@ def test_show_and_errors_keep_escape_sequences_off_the_terminal(capsys, tmp_path
     "option", ["--model", "--key-env", "--judge-key-env", "--base-url", "--judge-url"]
 )
 def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
-    given = {
+    options = {
         "--model": "m",
         "--judge": "j",
         "--base-url": "http://127.0.0.1:9/v1",
@@ -155,12 +155,12 @@ def test_a_key_on_the_command_line_is_not_printed(option, capsys, tmp_path):
         "sk" + "-0123456789abcdefghijklmnop",
         "0123456789abcdefghijklmnop" if "key-env" in option else "http://me:pass@h/v1",
     ):
-        words = [word for pair in (given | {option: key}).items() for word in pair]
+        words = [word for pair in (options | {option: key}).items() for word in pair]
         with pytest.raises(SystemExit) as caught:
             main(["evaluate", str(tmp_path / "none.jsonl"), *words])
-        said = capsys.readouterr()
+        printed = capsys.readouterr()
         assert (
             caught.value.code == 1
-            and "0123456789abc" not in said.err + said.out
-            and "me:pass" not in said.err
+            and "0123456789abc" not in printed.err + printed.out
+            and "me:pass" not in printed.err
         )

@@ -52,10 +52,12 @@ def test_only_a_training_is_resumed_by_a_flag(capsys, name):
 
 
 def test_places_lead_to_every_leaf_of_the_settings():
-    places = setting_places(Evaluation)
-    assert places["seeds"] == ["sampling.seeds"] and "judge2.model" in places["model"]
-    for leaf, leaf_places in places.items():
-        assert all(place.split(".")[-1] == leaf for place in leaf_places)
+    places_by_leaf = setting_places(Evaluation)
+    assert (
+        places_by_leaf["seeds"] == ["sampling.seeds"] and "judge2.model" in places_by_leaf["model"]
+    )
+    for leaf, leaf_places in places_by_leaf.items():
+        assert all(leaf_place.split(".")[-1] == leaf for leaf_place in leaf_places)
 
 
 @pytest.mark.parametrize(

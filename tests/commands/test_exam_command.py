@@ -56,12 +56,12 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
         and exam["numbers"]["macro"] == 100
         and exam["verdict"] in ("passed", "undecided")
     )
-    asked = server.stats()["requests"]
+    request_count = server.stats()["requests"]
     again = c.ExamRun(c.Exam(judge=at(server), answers=90, pairs=0, probes=10), folder)
     assert (
         again.forecast()["to ask"] == 0
         and again.run() == exam
-        and server.stats()["requests"] == asked
+        and server.stats()["requests"] == request_count
     )
     assert {"exam.json", "exam.html", "judgments.jsonl", "rollouts.jsonl"} <= {
         p.name for p in folder.iterdir()
@@ -82,10 +82,10 @@ def test_a_stated_confusion_matrix_comes_back(tmp_path):
     with MicroServer([], practice=c.practice_judge(noise.tolist())) as server:
         exam = c.ExamRun(c.Exam(judge=at(server), answers=240, pairs=0, probes=0), tmp_path).run()
     counts = np.array(exam["question_counts"]).sum(0).reshape(3, 3, 3).sum(0)
-    found = counts / counts.sum(1, keepdims=True)
+    shares = counts / counts.sum(1, keepdims=True)
     n = counts.sum(1, keepdims=True)
     assert (
-        np.abs(found - noise) <= 3 * np.sqrt(np.maximum(noise * (1 - noise), 1e-3) / n) + 0.01
+        np.abs(shares - noise) <= 3 * np.sqrt(np.maximum(noise * (1 - noise), 1e-3) / n) + 0.01
     ).all()
     assert exam["verdict"] == "failed"
 
@@ -149,12 +149,12 @@ def test_an_evaluation_says_what_is_known_of_its_judge(server, sat, tmp_path, mo
 
 def test_a_dry_run_asks_nothing_and_writes_nothing(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = server.stats()["requests"]
+    request_count = server.stats()["requests"]
     code, text = examine(server, "--dry-run", "--set", "judge.price={prompt: 1, completion: 2}")
     assert (
         code == 0
         and "$" in text
-        and server.stats()["requests"] == asked
+        and server.stats()["requests"] == request_count
         and not list(tmp_path.iterdir())
     )
 

@@ -111,10 +111,10 @@ def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(
 def test_a_dry_run_counts_what_would_be_asked_again(capsys, command):
     run(capsys, *command)
     assert " 0 " in run(capsys, *command, "--dry-run")[1].splitlines()[-2]
-    said = run(capsys, *command, "--dry-run", "--retry-unscored")[1]
-    left = sum(example.question in SHY for example in EXAMPLES) * 2
-    assert f" {left} " in next(
-        line for line in said.splitlines() if line.strip().startswith("judge ")
+    output = run(capsys, *command, "--dry-run", "--retry-unscored")[1]
+    unscored = sum(example.question in SHY for example in EXAMPLES) * 2
+    assert f" {unscored} " in next(
+        line for line in output.splitlines() if line.strip().startswith("judge ")
     )
 
 
@@ -123,15 +123,15 @@ def test_a_judge_that_dies_in_the_middle_ends_in_code_1_and_the_same_command_goe
 ):
     judge.shy = False
     judge.dies = 9
-    more = ["--set", "judge.attempts=1", "--set", "judge.concurrency=1"]
-    code, _, err = run(capsys, *command, *more, "--set", "sampling.seeds=[1,2,3,4]")
+    judge_settings = ["--set", "judge.attempts=1", "--set", "judge.concurrency=1"]
+    code, _, err = run(capsys, *command, *judge_settings, "--set", "sampling.seeds=[1,2,3,4]")
     assert (
         code == 1
         and "20 judgments in a row failed alike" in err
         and "go on with: memcalib evaluate" in err
     )
     judge.dies = 10**9
-    assert run(capsys, *command, *more, "--set", "sampling.seeds=[1,2,3,4]")[0] == 0
+    assert run(capsys, *command, *judge_settings, "--set", "sampling.seeds=[1,2,3,4]")[0] == 0
 
 
 def test_a_judge_without_a_key_costs_no_answer(capsys, command, server, monkeypatch, tmp_path):
@@ -153,7 +153,7 @@ def test_answers_and_judgments_on_their_own_files(capsys, command, judge, server
     data = command[1]
     answers = tmp_path / "a.jsonl"
     judged = tmp_path / "j.jsonl"
-    place = ["--base-url", server.base_url, "--cache", tmp_path / "calls.sqlite"]
+    connection = ["--base-url", server.base_url, "--cache", tmp_path / "calls.sqlite"]
     ask = [
         "generate",
         data,
@@ -163,18 +163,18 @@ def test_answers_and_judgments_on_their_own_files(capsys, command, judge, server
         answers,
         "--set",
         "sampling.seeds=[42]",
-        *place,
+        *connection,
     ]
     with MicroServer(EXAMPLES, faults=Faults(server_error=0.3, tries=99)) as rough:
-        rest = ["--set", "model.attempts=1", "--no-cache"]
-        code, _, err = run(capsys, *ask, "--base-url", rough.base_url, *rest)
+        one_attempt = ["--set", "model.attempts=1", "--no-cache"]
+        code, _, err = run(capsys, *ask, "--base-url", rough.base_url, *one_attempt)
     assert (
         code == 3
         and "answers failed; ask for those again with: memcalib" in err
         and "--retry-unscored" not in err
     )
     assert run(capsys, *ask)[0] == 0
-    verdicts = ["judge", answers, "--data", data, "--model", "moody", "--out", judged, *place]
+    verdicts = ["judge", answers, "--data", data, "--model", "moody", "--out", judged, *connection]
     code, _, err = run(capsys, *verdicts)
     assert code == 3 and "are not scored; ask for those again with" in err
     judge.shy = False

@@ -33,7 +33,7 @@ def test_a_terminated_run_keeps_what_was_on_its_way_and_says_how_to_go_on(tmp_pa
             preexec_fn=start,
         )
         end = time.monotonic() + 60
-        while len(server.seen) < 3 and time.monotonic() < end and process.poll() is None:
+        while len(server.requests) < 3 and time.monotonic() < end and process.poll() is None:
             time.sleep(0.05)
         if start is not None:
             process.send_signal(signal.SIGINT)  # of a terminal that it does not belong to
@@ -41,11 +41,11 @@ def test_a_terminated_run_keeps_what_was_on_its_way_and_says_how_to_go_on(tmp_pa
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate(timeout=60)
-        asked = len(server.seen)
+        request_count = len(server.requests)
     assert process.returncode == 130, printed
     assert "interrupted" in printed and "memcalib generate samples" in printed
     rows = list(read_jsonl(out, Rollout))
-    assert 0 < len(rows) == asked < 9  # every request that was sent is kept
+    assert 0 < len(rows) == request_count < 9  # every request that was sent is kept
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_a_training_command_that_is_terminated_keeps_a_checkpoint_and_goes_on(tm
     assert "saves its last whole step" in printed and list(out.glob("checkpoint-*"))
     steps_at_stop = len((out / "steps.jsonl").read_text().splitlines())
     assert 0 < steps_at_stop < 8
-    for folder, more in ((out, ["--resume"]), (tmp_path / "whole", [])):
-        subprocess.run([*words, "--out", str(folder), *more], check=True, timeout=300)
+    for folder, resume_options in ((out, ["--resume"]), (tmp_path / "whole", [])):
+        subprocess.run([*words, "--out", str(folder), *resume_options], check=True, timeout=300)
     rows = {}
     for folder in (out, tmp_path / "whole"):
         lines = (folder / "steps.jsonl").read_text().splitlines()

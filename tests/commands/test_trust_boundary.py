@@ -218,16 +218,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("answer", "asked"), [("yes\n", 1), ("no\n", 2), ("", 2)])
-def test_a_person_is_asked_once(folder, monkeypatch, answer, asked):
+@pytest.mark.parametrize(("answer", "question_count"), [("yes\n", 1), ("no\n", 2), ("", 2)])
+def test_a_person_is_asked_once(folder, monkeypatch, answer, question_count):
     file = evaluation_file(folder, **STRANGE)
-    said = Terminal()
-    monkeypatch.setattr(settings_files.sys, "stderr", said)
+    terminal = Terminal()
+    monkeypatch.setattr(settings_files.sys, "stderr", terminal)
     for _ in range(2):
         monkeypatch.setattr(settings_files.sys, "stdin", Terminal(answer))
         assert bool(refusal(file)) is (answer != "yes\n")
-    assert said.getvalue().count("Type yes") == asked
-    assert "AWS_SECRET_KEY" in said.getvalue() and "collect.example" in said.getvalue()
+    assert terminal.getvalue().count("Type yes") == question_count
+    assert "AWS_SECRET_KEY" in terminal.getvalue() and "collect.example" in terminal.getvalue()
     other = evaluation_file(folder, **{**STRANGE, "key_env": "OTHER_KEY"})
     monkeypatch.setattr(settings_files.sys, "stdin", Terminal(""))
     assert refusal(other), "a yes is for one key and one host"
@@ -327,8 +327,8 @@ def test_settings_that_came_with_data_are_not_read(folder, tmp_path, words):
         text=True,
         cwd=tmp_path,
     )
-    seen = json.loads(ended.stdout.splitlines()[-1])
-    assert {Path(name).name for name in seen["opened"]} <= {"data.jsonl", "log.jsonl"}
+    observed = json.loads(ended.stdout.splitlines()[-1])
+    assert {Path(name).name for name in observed["opened"]} <= {"data.jsonl", "log.jsonl"}
     assert not list(tmp_path.rglob("imported"))
 
 

@@ -77,9 +77,11 @@ def test_weights_that_are_none_are_refused(q, units, message):
 def test_shares_are_those_counted_by_hand(pair):
     of_tokens, of_credit = role_shares(pair)
     for k, role in enumerate(ROLES):
-        here = [j for j, label in enumerate(pair.roles) if label == role]
-        assert of_tokens[k] == pytest.approx(sum(pair.tokens[j] for j in here) / sum(pair.tokens))
-        assert of_credit[k] == pytest.approx(sum(pair.credit[j] for j in here))
+        numbers = [j for j, label in enumerate(pair.roles) if label == role]
+        assert of_tokens[k] == pytest.approx(
+            sum(pair.tokens[j] for j in numbers) / sum(pair.tokens)
+        )
+        assert of_credit[k] == pytest.approx(sum(pair.credit[j] for j in numbers))
 
 
 @given(pairs(), st.integers(1, 4))
@@ -131,26 +133,28 @@ def test_tables_average_over_channels_and_within_one_over_pairs(audited):
 
 
 @given(st.lists(pairs(roles=(*ROLES, None)), min_size=1, max_size=10))
-def test_incomplete_pairs_are_counted_and_left_out(found):
-    whole = [p for p in found if None not in p.roles]
+def test_incomplete_pairs_are_counted_and_left_out(drawn_pairs):
+    whole = [p for p in drawn_pairs if None not in p.roles]
     if not whole:
         with pytest.raises(ValueError, match="no pair has a label for each"):
-            shares_table(found, resamples=10)
+            shares_table(drawn_pairs, resamples=10)
         with pytest.raises(ValueError, match="no pair has a label for each"):
-            hits_table(found, resamples=10)
+            hits_table(drawn_pairs, resamples=10)
         return
-    shares = shares_table(found, resamples=10)
-    hits = hits_table(found, resamples=10).set_index("slice")
+    shares = shares_table(drawn_pairs, resamples=10)
+    hits = hits_table(drawn_pairs, resamples=10).set_index("slice")
     assert list(shares["slice"].unique()) == list(hits.index)
-    assert {name for name in hits.index if name[-1] in "+-"} == {p.channel for p in found}
+    assert {name for name in hits.index if name[-1] in "+-"} == {p.channel for p in drawn_pairs}
     alone = (
         shares_table(whole, resamples=10).set_index(["slice", "role"]).drop(columns="incomplete")
     )
     for _, row in shares.iterrows():
-        part = [p for p in found if row["slice"] in ("all", p.channel, channel_group(p.channel))]
+        slice_pairs = [
+            p for p in drawn_pairs if row["slice"] in ("all", p.channel, channel_group(p.channel))
+        ]
         for counts in (row, hits.loc[row["slice"]]):
-            assert counts["pairs"] == sum(p.complete for p in part)
-            assert counts["incomplete"] == sum(not p.complete for p in part)
+            assert counts["pairs"] == sum(p.complete for p in slice_pairs)
+            assert counts["incomplete"] == sum(not p.complete for p in slice_pairs)
         numbers = row.drop(["slice", "role", "incomplete"])
         if row["pairs"]:
             assert numbers.tolist() == alone.loc[(row["slice"], row["role"])].tolist()
@@ -279,51 +283,55 @@ def test_scaling_is_weighted_by_tokens(drawn):
     names = [{u: k for k, u in enumerate(dict.fromkeys(u for _, u in row))} for row in rows]
     units = [[name[u] for _, u in row] for row, name in zip(rows, names, strict=True)]
     m = [[x for x, _ in row] for row in rows]
-    found = sentence_scaling(m, [0.75] * len(m), units, percentiles=(50,))
+    scaling = sentence_scaling(m, [0.75] * len(m), units, percentiles=(50,))
     per_token = []
     for values, unit in zip(m, units, strict=True):
         mean = {
             u: np.mean([x for x, v in zip(values, unit, strict=True) if v == u]) for u in set(unit)
         }
         per_token += [0.25 + 0.75 * mean[u] for u in unit]
-    assert found["mean"] == pytest.approx(np.mean(per_token))
-    assert found["p50"] == pytest.approx(sorted(per_token)[int(np.ceil(len(per_token) / 2)) - 1])
+    assert scaling["mean"] == pytest.approx(np.mean(per_token))
+    assert scaling["p50"] == pytest.approx(sorted(per_token)[int(np.ceil(len(per_token) / 2)) - 1])
 
 
 def population(seed: int = 0) -> list[AuditedPair]:
     """Pairs of three channels, one of them rare and unlike the others."""
     rng = np.random.default_rng(seed)
-    made = []
+    audited = []
     for channel, size, favour in (("B+", 60, 6), ("C+", 40, 3), ("CA-", 12, 1)):
         for _ in range(size):
             credit = rng.dirichlet([favour, 1, 1, 1])
             roles = ["key", *rng.choice(["partial", "irrelevant"], 3)]
-            made.append(AuditedPair(channel, rng.integers(2, 9, 4), credit, roles))
-    return made
+            audited.append(AuditedPair(channel, rng.integers(2, 9, 4), credit, roles))
+    return audited
 
 
 def test_repeated_audits_aim_at_the_mean_over_channels():
-    made = population()
-    found = simulated_role_audits(made, per_channel=10, audits=5, resamples=50)
+    audited = population()
+    audits = simulated_role_audits(audited, per_channel=10, audits=5, resamples=50)
     for k, role in enumerate(ROLES):
-        for j, what in enumerate(("token", "credit")):
+        for j, share_name in enumerate(("token", "credit")):
             channels = [
-                [100 * role_shares(p)[j][k] for p in made if p.channel == c]
+                [100 * role_shares(p)[j][k] for p in audited if p.channel == c]
                 for c in ("B+", "C+", "CA-")
             ]
             truth = np.mean([np.mean(values) for values in channels])
-            assert found.loc[
-                found["measure"] == f"{what} share, {role}", "truth"
+            assert audits.loc[
+                audits["measure"] == f"{share_name} share, {role}", "truth"
             ].tolist() == pytest.approx([truth] * 5)
-    hits = found[found["measure"] == "top-3 hits, under-use"]["truth"].iloc[0]
-    assert hits == pytest.approx(100 * np.mean([top_hit(p)[0] for p in made if p.channel == "CA-"]))
-    assert (found["low"] <= found["estimate"]).all() and (found["estimate"] <= found["high"]).all()
+    hits = audits[audits["measure"] == "top-3 hits, under-use"]["truth"].iloc[0]
+    assert hits == pytest.approx(
+        100 * np.mean([top_hit(p)[0] for p in audited if p.channel == "CA-"])
+    )
+    assert (audits["low"] <= audits["estimate"]).all() and (
+        audits["estimate"] <= audits["high"]
+    ).all()
 
 
 def test_an_audit_of_everything_finds_the_mean_of_what_it_read():
-    made = [p for p in population() if p.channel == "B+"]
-    found = simulated_role_audits(made, per_channel=100, audits=2, resamples=20)
-    assert found["estimate"].to_numpy() == pytest.approx(found["truth"].to_numpy())
-    assert "top-3 hits, under-use" not in set(found["measure"]), "no pair of that group"
+    audited = [p for p in population() if p.channel == "B+"]
+    audits = simulated_role_audits(audited, per_channel=100, audits=2, resamples=20)
+    assert audits["estimate"].to_numpy() == pytest.approx(audits["truth"].to_numpy())
+    assert "top-3 hits, under-use" not in set(audits["measure"]), "no pair of that group"
     with pytest.raises(ValueError, match="no pair has a label"):
         simulated_role_audits([AuditedPair("B+", np.ones(1), np.ones(1), [None])])

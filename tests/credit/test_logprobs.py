@@ -154,17 +154,17 @@ def test_a_model_that_scales_its_logits_makes_few_of_them(name, share, monkeypat
         prompt for prompt in (stem + word(rng.randint(20, 30)) for _ in range(4)) for _ in range(4)
     ]
     responses = [word(rng.randint(10, 15)) for _ in prompts]
-    made = []
+    logit_counts = []
     slow = response_logps_reference(other, prompts, responses)
     other.get_output_embeddings().register_forward_hook(
-        lambda module, inputs, out: made.append(out.shape[0] * out.shape[1])
+        lambda module, inputs, out: logit_counts.append(out.shape[0] * out.shape[1])
     )
     for room, largest in ((2**24, 16 * 25), (50 * 60, 60), (1, 15)):
-        made.clear()
+        logit_counts.clear()
         monkeypatch.setattr(scoring, "LOGITS", room)
         fast = response_logps(other, prompts, responses, share=share, token_budget=4096)
         assert (fast - slow).abs().max() < 1e-4
-        assert max(made) <= largest and sum(made) <= 2 * sum(map(len, responses))
+        assert max(logit_counts) <= largest and sum(logit_counts) <= 2 * sum(map(len, responses))
 
 
 def test_scoring_edge_cases_and_bad_input(model):
@@ -280,9 +280,9 @@ def maskless(module, query, key, value, attention_mask, scaling, **options):
     the last query sees all keys.
     """
     heads = query.shape[1] // key.shape[1]
-    seen = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
+    visible = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
     rows = (query, key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1))
-    out = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=seen, scale=scaling)
+    out = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=visible, scale=scaling)
     return out.transpose(1, 2), None
 
 
@@ -331,7 +331,7 @@ NANS = torch.full((2,), NAN)
 
 
 @pytest.mark.parametrize(
-    ("shared", "plain", "found"),
+    ("shared", "plain", "verdict"),
     [
         (NANS[:0], NANS[:0], models.UNDECIDED),
         (NANS, NANS, models.UNDECIDED),
@@ -342,10 +342,10 @@ NANS = torch.full((2,), NAN)
         (NANS, torch.zeros(2), "by nan nats"),
     ],
 )
-def test_only_finite_numbers_of_the_plain_way_are_compared(shared, plain, found):
+def test_only_finite_numbers_of_the_plain_way_are_compared(shared, plain, verdict):
     for half in (False, True):
         why = models.agrees(shared, plain, half)
-        assert why == found if found in ("", models.UNDECIDED) else found in why
+        assert why == verdict if verdict in ("", models.UNDECIDED) else verdict in why
 
 
 def test_what_is_undecided_is_asked_again(caplog):
@@ -355,12 +355,14 @@ def test_what_is_undecided_is_asked_again(caplog):
     def check():
         return sides.pop(0)
 
-    found = [
+    verdicts = [
         models.sharing_fault(other, "way", lambda: "", check, together=together)
         for together in (True, False, True, True)
     ]
     assert (
-        found == [models.UNDECIDED, models.UNDECIDED, "", ""] and not sides and not caplog.messages
+        verdicts == [models.UNDECIDED, models.UNDECIDED, "", ""]
+        and not sides
+        and not caplog.messages
     )
     assert sharing_faults(other) == {"way": ""}
 
@@ -399,12 +401,12 @@ def test_half_precision_is_close_and_summed_in_float32():
     half = tiny().to(torch.bfloat16)
     half.load_state_dict(full.state_dict())
     out = response_logps(half, prompts, responses)
-    wanted = response_logps(full, prompts, responses)
+    full_logps = response_logps(full, prompts, responses)
     assert out.dtype == torch.float32 and sharing_faults(half) == {"cache": ""}
-    assert (out - wanted).abs().max() < 0.05
+    assert (out - full_logps).abs().max() < 0.05
     with torch.autocast("cpu", torch.bfloat16):
         cast = response_logps(full, prompts, responses)
-    assert cast.dtype == torch.float32 and (cast - wanted).abs().max() < 0.05
+    assert cast.dtype == torch.float32 and (cast - full_logps).abs().max() < 0.05
 
 
 def test_checkpointing_and_training_mode_change_nothing(model):
@@ -490,14 +492,14 @@ def test_head_in_chunks_gives_values_entropies_and_gradients(chunk, n, temperatu
     hidden = torch.randn(n, 8, requires_grad=True)
     targets = torch.randint(0, 30, (n,))
     logp = (head(hidden) / temperature).log_softmax(-1)
-    wanted = logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-    found = token_scores(head, hidden, targets, temperature, chunk, entropy=True)
-    for a, b in zip(found, wanted, strict=True):
+    expected = logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    chunked = token_scores(head, hidden, targets, temperature, chunk, entropy=True)
+    for a, b in zip(chunked, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
     weights = torch.linspace(-1, 1, n)
     slow, fast = (
         torch.autograd.grad((a * weights).sum() + b.sum(), [hidden, *head.parameters()])
-        for a, b in (wanted, found)
+        for a, b in (expected, chunked)
     )
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(slow, fast, strict=True))
 
@@ -506,20 +508,20 @@ def test_processes_wait_for_each_other():
     """Every forward announces itself, and one without rows keeps running empty forwards while the
     other works.
     """
-    asked = []
-    left = [2]
+    busy_flags = []
+    busy_processes = [2]
 
     def sync(busy):
-        asked.append(busy)
-        left[0] -= not busy
-        return busy or left[0] >= 0
+        busy_flags.append(busy)
+        busy_processes[0] -= not busy
+        return busy or busy_processes[0] >= 0
 
     other = tiny()
     response_logps(other, [[1, 2], [1, 3]], [[3], [4]], sync=sync, share=True)
-    assert asked[:-3] == [True] * (len(asked) - 3) and asked[-3:] == [False] * 3
-    asked.clear()
-    left[0] = 1
-    assert response_logps(other, [], [], sync=sync).shape == (0, 0) and asked == [False, False]
+    assert busy_flags[:-3] == [True] * (len(busy_flags) - 3) and busy_flags[-3:] == [False] * 3
+    busy_flags.clear()
+    busy_processes[0] = 1
+    assert response_logps(other, [], [], sync=sync).shape == (0, 0) and busy_flags == [False, False]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -530,10 +532,10 @@ def test_autocast_rounds_no_logits_of_a_head_in_float32(kind):
     hidden = torch.randn(30, 16).bfloat16()
     targets = torch.arange(30)
     with torch.autocast("cpu", torch.bfloat16):
-        found, entropy = token_scores(head, hidden, targets, entropy=True, logit_chunk=200)
+        logps, entropy = token_scores(head, hidden, targets, entropy=True, logit_chunk=200)
     exact = head.float()(hidden.float()).log_softmax(-1)
-    wrong = (found - exact[range(30), targets]).abs().max()
-    assert found.dtype == torch.float32
+    wrong = (logps - exact[range(30), targets]).abs().max()
+    assert logps.dtype == torch.float32
     assert wrong < 1e-5 if kind == torch.float32 else 1e-3 < wrong < 0.1
     assert kind != torch.float32 or torch.allclose(
         entropy, -(exact.exp() * exact).sum(-1), atol=1e-5
@@ -545,8 +547,8 @@ def test_a_head_in_float32_has_its_gradient_under_autocast():
     head = torch.nn.Linear(16, 40)
     hidden = torch.randn(30, 16).bfloat16().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = token_scores(head, hidden, torch.arange(30), logit_chunk=200)
-    found.sum().backward()
+        logps, _ = token_scores(head, hidden, torch.arange(30), logit_chunk=200)
+    logps.sum().backward()
     weight = head.weight.detach().clone().requires_grad_()
     states = hidden.detach().clone().requires_grad_()
     logp = torch.nn.functional.linear(states.float(), weight, head.bias.detach()).log_softmax(-1)

@@ -13,7 +13,7 @@ FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "found"),
+    ("ours", "theirs", "agreed"),
     [
         ("", "", ""),
         ("", FAULT, FAULT),
@@ -24,25 +24,25 @@ FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
         (UNDECIDED, UNDECIDED, UNDECIDED),
     ],
 )
-def test_a_fault_on_one_process_is_a_fault_on_all(monkeypatch, ours, theirs, found):
+def test_a_fault_on_one_process_is_a_fault_on_all(monkeypatch, ours, theirs, agreed):
     """Else some would pack their rows into trees and others not,
     and wait for each other for ever.
     """
 
-    def gather(everyone, mine):
-        everyone[:] = [mine, theirs]
+    def gather(everyone, own_fault):
+        everyone[:] = [own_fault, theirs]
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     model = tiny()
     sample = torch.zeros(0 if ours == UNDECIDED else 1)
-    asked = lambda: ours if ours == FAULT else "", lambda: (sample, sample)
-    assert sharing_fault(model, "alone", *asked) == ours, (
+    checks = lambda: ours if ours == FAULT else "", lambda: (sample, sample)
+    assert sharing_fault(model, "alone", *checks) == ours, (
         "not together: the other process is not asked"
     )
-    assert sharing_fault(model, "tree", *asked, together=True) == found
-    assert sharing_faults(model).get("tree", UNDECIDED) == found
+    assert sharing_fault(model, "tree", *checks, together=True) == agreed
+    assert sharing_faults(model).get("tree", UNDECIDED) == agreed
 
 
 def test_a_model_with_dropout_is_compared_as_it_scores():

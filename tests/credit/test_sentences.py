@@ -266,13 +266,13 @@ def test_marks_cost_what_the_table_says(text, cost):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=8))
 def test_crossed_arcs_are_counted(pairs):
-    arcs = [(2 * left, 2 * right) for left, right in pairs if left < right]
+    arcs = [(2 * start, 2 * right) for start, right in pairs if start < right]
     marks = Boundaries({0: False}, lambda position: position == 4, arcs)
     text = "a b c d e f g h i j"
     positions = range(2, 19, 2)
     spans = [(position - 1, position + 1) for position in positions]
     for position, cost in zip(positions, cut_costs(text, spans, marks), strict=True):
-        crossed = sum(left < position <= right for left, right in arcs)
+        crossed = sum(start < position <= right for start, right in arcs)
         if position == 4:
             assert cost == 1000
         else:

@@ -44,14 +44,16 @@ def process(rank: int, port: int, queue) -> None:
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        found = {"synced": group_sync(model) is not None}
+        differences = {"synced": group_sync(model) is not None}
         prompts, responses = rows(rank)
-        wanted = response_logps_reference(whole, prompts, responses)
+        expected = response_logps_reference(whole, prompts, responses)
         for share in (None, False):
             out = response_logps(model, prompts, responses, token_budget=30, share=share)
-            found[f"share {share}"] = (out - wanted).abs().max().item()
+            differences[f"share {share}"] = (out - expected).abs().max().item()
         out = response_logps(model, *(rows(rank) if rank == 0 else ([], [])), token_budget=20)
-        found["nothing to do"] = (out - wanted).abs().max().item() if rank == 0 else out.numel()
+        differences["nothing to do"] = (
+            (out - expected).abs().max().item() if rank == 0 else out.numel()
+        )
         without = [prompt[:2] + prompt[3:] for prompt in prompts]
         for held in (
             2**27,
@@ -61,32 +63,38 @@ def process(rank: int, port: int, queue) -> None:
                 token_divergences(each, prompts, without, responses, held=held)
                 for each in (model, whole)
             ]
-            found[f"divergences {held}"] = (both[0] - both[1]).abs().max().item()
+            differences[f"divergences {held}"] = (both[0] - both[1]).abs().max().item()
         out = token_divergences(
             model, *((prompts, without, responses) if rank == 0 else ([], [], []))
         )
-        found["no divergences"] = (out - both[1]).abs().max().item() if rank == 0 else out.numel()
+        differences["no divergences"] = (
+            (out - both[1]).abs().max().item() if rank == 0 else out.numel()
+        )
         lessons = [
             teacher_logps(each, prompts, responses, 4, token_budget=30) for each in (model, whole)
         ]
-        found["lesson"] = max((a - b).abs().max().item() for a, b in zip(*lessons, strict=True))
+        differences["lesson"] = max(
+            (a - b).abs().max().item() for a, b in zip(*lessons, strict=True)
+        )
         limits = [3 + rank * 4 + k for k in range(len(prompts))]
         sampled = [
             sample_tokens(each, prompts, ends=[0], max_tokens=limits, temperature=0)
             for each in (model, whole)
         ]
-        found["sampled"] = float(sampled[0] != sampled[1] or list(map(len, sampled[0])) != limits)
-        found["agrees"] = trees_agree(model, prompts, responses, fused=model)
+        differences["sampled"] = float(
+            sampled[0] != sampled[1] or list(map(len, sampled[0])) != limits
+        )
+        differences["agrees"] = trees_agree(model, prompts, responses, fused=model)
         logps, _ = tree_logps(model, prompts, responses, grad=True, entropy=True, fused=model)
-        found["trees"] = (logps - wanted).abs().max().item()
+        differences["trees"] = (logps - expected).abs().max().item()
         logps.sum().backward()
         grad = model.model.layers[0].mlp.up_proj.weight.grad.full_tensor()
         tree_logps(
             whole, *(list(a) + list(b) for a, b in zip(rows(0), rows(1), strict=True)), grad=True
         )[0].sum().backward()
         mean = whole.model.layers[0].mlp.up_proj.weight.grad / 2
-        found["gradient"] = ((grad - mean).norm() / mean.norm()).item()
-        queue.put((rank, found | {"faults": sharing_faults(model)}))
+        differences["gradient"] = ((grad - mean).norm() / mean.norm()).item()
+        queue.put((rank, differences | {"faults": sharing_faults(model)}))
     finally:
         dist.destroy_process_group()
 
@@ -105,7 +113,7 @@ def test_two_processes_score_with_one_sharded_model():
         worker.join(240)
         worker.kill()
         assert worker.exitcode == 0
-    for found in dict(queue.get() for _ in workers).values():
-        assert found.pop("synced") and found.pop("agrees")
-        assert found.pop("faults") == {"cache": "", "tree": ""}
-        assert max(found.values()) < 1e-4, found
+    for differences in dict(queue.get() for _ in workers).values():
+        assert differences.pop("synced") and differences.pop("agrees")
+        assert differences.pop("faults") == {"cache": "", "tree": ""}
+        assert max(differences.values()) < 1e-4, differences

@@ -31,16 +31,16 @@ def batch():
     """A policy, and four judged answers to each of three examples; one judgment failed."""
     torch.manual_seed(1)
     model = policy()
-    asked = [example for example in EXAMPLES[:3] for _ in range(4)]
+    repeated = [example for example in EXAMPLES[:3] for _ in range(4)]
     answers = sample_tokens(
-        model, [ENCODE(e) for e in asked], ends=[TOKENIZER.eos_token_id], max_tokens=40
+        model, [ENCODE(e) for e in repeated], ends=[TOKENIZER.eos_token_id], max_tokens=40
     )
     judged = [
         exact_judge(e, TOKENIZER.decode(ids, skip_special_tokens=True))
-        for e, ids in zip(asked, answers, strict=True)
+        for e, ids in zip(repeated, answers, strict=True)
     ]
-    judged[5] = judgment_for(asked[5], {}, error="timeout")
-    return model, asked, judged, answers
+    judged[5] = judgment_for(repeated[5], {}, error="timeout")
+    return model, repeated, judged, answers
 
 
 def plain(model, prompts, responses) -> list[list[float]]:
@@ -52,9 +52,9 @@ def plain(model, prompts, responses) -> list[list[float]]:
 
 
 def used(batch, config, score=plain, **options):
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     credit = TokenCredit(TOKENIZER, config, "micro")
-    request = credit.requests(asked, judged, answers, **options)
+    request = credit.requests(repeated, judged, answers, **options)
     advantages = credit.assign(request, score(model, request.prompts, request.responses))
     return credit, request, advantages
 
@@ -71,12 +71,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plain_loop_gets_the_advantages_of_the_trainers_reward_step(batch, name):
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     config = CreditConfig(**(SMALL | CASES[name]))
     credit, request, advantages = used(batch, config)
     texts = [f"{k}" for k in range(len(answers))]
     desk = ChannelRewards(lambda e, text: judged[int(text)], EXAMPLES, config.merge_over_use)
-    desk.read(asked, texts, answers)
+    desk.read(repeated, texts, answers)
     trainers = TokenCredit(TOKENIZER, config, ENCODE)
     theirs, pairs = assign_credit(model, trainers, desk, generations=4)
     assert (advantages - theirs.advantages).abs().max() < 1e-4 and advantages.any()
@@ -98,17 +98,17 @@ def test_without_eta_it_is_gdpo_to_the_bit(batch):
 
 
 def test_each_distinct_row_is_asked_for_once(batch):
-    model, asked, judged, answers = batch
-    asked = asked + asked
+    model, repeated, judged, answers = batch
+    repeated = repeated + repeated
     judged = judged + judged
     answers = answers + answers
-    _, request, _ = used((model, asked, judged, answers), CreditConfig())
+    _, request, _ = used((model, repeated, judged, answers), CreditConfig())
     rows = [(tuple(p), tuple(y)) for p, y in zip(request.prompts, request.responses, strict=True)]
     assert len(set(rows)) == len(rows) < len(request.pairs)
     for k, (row, channel) in enumerate(
         zip(request.pairs.rows, request.pairs.channels, strict=True)
     ):
-        assert rows[request.full[row]] == (tuple(ENCODE(asked[row])), tuple(answers[row]))
+        assert rows[request.full[row]] == (tuple(ENCODE(repeated[row])), tuple(answers[row]))
         assert (
             rows[request.read_again[k]] == (tuple(request.pairs.prompts[k]), tuple(answers[row]))
             and channel
@@ -117,23 +117,23 @@ def test_each_distinct_row_is_asked_for_once(batch):
 
 
 def test_log_probabilities_with_the_whole_memory_may_come_from_the_caller(batch):
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     _, whole, expected = used(batch, CreditConfig())
     credit = TokenCredit(TOKENIZER, CreditConfig(), "micro")
-    less = credit.requests(asked, judged, answers, full=False)
+    less = credit.requests(repeated, judged, answers, full=False)
     assert len(less) == len(whole) - len({k for k in whole.full if k >= 0})
-    full = response_logps(model, [ENCODE(e) for e in asked], answers)
+    full = response_logps(model, [ENCODE(e) for e in repeated], answers)
     padded = response_logps(model, less.prompts, less.responses)
     assert torch.allclose(credit.assign(less, padded, full=full), expected, atol=1e-4)
 
 
 def test_groups_are_examples_unless_the_caller_says_otherwise(batch):
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     _, _, expected = used(batch, CreditConfig())
     order = [k * 4 + j for j in range(4) for k in range(3)]
-    mixed = tuple([column[k] for k in order] for column in (asked, judged, answers))
-    _, _, found = used((model, *mixed), CreditConfig())
-    assert torch.allclose(found, expected[order], atol=1e-5)
+    mixed = tuple([column[k] for k in order] for column in (repeated, judged, answers))
+    _, _, mixed_advantages = used((model, *mixed), CreditConfig())
+    assert torch.allclose(mixed_advantages, expected[order], atol=1e-5)
     for names in ([k // 4 for k in range(12)], ["abc"[k // 4] for k in range(12)]):
         assert torch.equal(used(batch, CreditConfig(), group_ids=names)[2], expected)
     assert not used(batch, CreditConfig(), group_ids=list(range(12)))[2].any(), (
@@ -142,24 +142,26 @@ def test_groups_are_examples_unless_the_caller_says_otherwise(batch):
 
 
 def test_unscored_and_empty_answers_have_no_credit_and_leave_their_group(batch):
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     _, request, expected = used(batch, CreditConfig())
     assert not expected[5].any() and not request.valid[5]
     empty = [*answers, []]
-    credit, request, found = used(
-        (model, [*asked, asked[0]], [*judged, judged[0]], empty), CreditConfig()
+    credit, request, advantages = used(
+        (model, [*repeated, repeated[0]], [*judged, judged[0]], empty), CreditConfig()
     )
-    assert not found[-1].any() and torch.allclose(found[:-1], expected, atol=1e-5)
-    assert credit.last.stats["unscored"] == 2 and len(found) == 13
+    assert not advantages[-1].any() and torch.allclose(advantages[:-1], expected, atol=1e-5)
+    assert credit.last.stats["unscored"] == 2 and len(advantages) == 13
 
 
 def test_a_batch_of_empty_answers_has_no_credit_and_an_empty_batch_is_refused(batch):
-    model, asked, judged, _ = batch
+    model, repeated, judged, _ = batch
     for method in ("gdpo", "memcalib-rl"):
-        credit, request, found = used(
-            (model, asked[:4], judged[:4], [[]] * 4), CreditConfig(method=method)
+        credit, request, advantages = used(
+            (model, repeated[:4], judged[:4], [[]] * 4), CreditConfig(method=method)
         )
-        assert found.shape == (4, 0) and len(request) == 0 and credit.last.stats["unscored"] == 4
+        assert (
+            advantages.shape == (4, 0) and len(request) == 0 and credit.last.stats["unscored"] == 4
+        )
     with pytest.raises(ValueError, match="empty batch"):
         used((model, [], [], []), CreditConfig())
 
@@ -178,22 +180,22 @@ def test_what_could_not_be_computed_keeps_uniform_credit_and_is_counted(batch):
         "without one channel": [request.read_again[of_row[0]]],
         "whole memory": [request.full[row]],
     }
-    for what, gone in failed.items():
+    for failure, gone in failed.items():
         again = TokenCredit(TOKENIZER, CreditConfig(), "micro")
-        found = again.assign(request, [None if k in gone else x for k, x in enumerate(logps)])
-        lost = [k for k in of_row if what == "whole memory" or request.read_again[k] in gone]
+        advantages = again.assign(request, [None if k in gone else x for k, x in enumerate(logps)])
+        lost = [k for k in of_row if failure == "whole memory" or request.read_again[k] in gone]
         assert again.last.stats["fallback_scoring"] == len(lost) > 0
         assert again.last.pairs.scored.tolist() == [
             k not in lost for k in range(len(request.pairs))
         ]
         assert torch.allclose(again.last.sequence, uniform, atol=1e-6)
-        if what == "whole memory":
+        if failure == "whole memory":
             live = request.mask[row]
-            assert (found[row][live] - uniform[row]).abs().max() < 1e-6
+            assert (advantages[row][live] - uniform[row]).abs().max() < 1e-6
 
 
 def test_wrong_input_is_named(batch):
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     credit, request, _ = used(batch, CreditConfig())
     logps = plain(model, request.prompts, request.responses)
     with pytest.raises(ValueError, match=f"{len(logps) - 1} rows.*{len(logps)}"):
@@ -205,9 +207,9 @@ def test_wrong_input_is_named(batch):
     with pytest.raises(ValueError, match="row 0, token 0.*not finite"):
         credit.assign(request, broken)
     with pytest.raises(ValueError, match="12 examples, 11 judgments"):
-        credit.requests(asked, judged[1:], answers)
-    with pytest.raises(ValueError, match=f"row 0: judgment of '{asked[4].id}'"):
-        credit.requests(asked, [judged[4], *judged[1:]], answers)
+        credit.requests(repeated, judged[1:], answers)
+    with pytest.raises(ValueError, match=f"row 0: judgment of '{repeated[4].id}'"):
+        credit.requests(repeated, [judged[4], *judged[1:]], answers)
 
 
 def test_thresholds_are_the_state(batch):
@@ -225,12 +227,12 @@ def test_thresholds_are_the_state(batch):
 
 
 def test_prompts_may_come_from_a_function(batch):
-    _, asked, judged, answers = batch
+    _, repeated, judged, answers = batch
     named = TokenCredit(TOKENIZER, prompt_template="micro")
-    own = TokenCredit(TOKENIZER, prompt_template=ENCODE)
-    one, other = (each.requests(asked, judged, answers) for each in (named, own))
+    from_function = TokenCredit(TOKENIZER, prompt_template=ENCODE)
+    one, other = (each.requests(repeated, judged, answers) for each in (named, from_function))
     assert one.prompts == other.prompts
-    assert TokenCredit(TOKENIZER).requests(asked, judged, answers).prompts != one.prompts
+    assert TokenCredit(TOKENIZER).requests(repeated, judged, answers).prompts != one.prompts
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_two_processes_give_what_one_gives(batch, cut, mode):
     """Each holds some of the rows, of one group perhaps;
     statistics and thresholds are those of all.
     """
-    model, asked, judged, answers = batch
+    model, repeated, judged, answers = batch
     config = CreditConfig(
         mode=mode, granularity="sentence", scale_unit="token", threshold_pool="open", **SMALL
     )
@@ -253,12 +255,12 @@ def test_two_processes_give_what_one_gives(batch, cut, mode):
         )
 
     whole = TokenCredit(TOKENIZER, config, "micro")
-    asking = whole.requests(asked, judged, answers)
+    asking = whole.requests(repeated, judged, answers)
     expected = whole.assign(asking, measured(asking))
     assert whole.last.stats["localized"] > 0
     held = [None, None]
     barrier = threading.Barrier(2)
-    found = [None, None]
+    results = [None, None]
 
     def gather(process, values):
         held[process] = values
@@ -269,12 +271,12 @@ def test_two_processes_give_what_one_gives(batch, cut, mode):
 
     def work(process):
         try:
-            part = slice(0, cut) if process == 0 else slice(cut, None)
+            own_rows = slice(0, cut) if process == 0 else slice(cut, None)
             credit = TokenCredit(
                 TOKENIZER, config, "micro", process=process, gather=partial(gather, process)
             )
-            request = credit.requests(asked[part], judged[part], answers[part])
-            found[process] = credit, credit.assign(request, logps(request))
+            request = credit.requests(repeated[own_rows], judged[own_rows], answers[own_rows])
+            results[process] = credit, credit.assign(request, logps(request))
         except BaseException:
             barrier.abort()
             raise
@@ -290,9 +292,9 @@ def test_two_processes_give_what_one_gives(batch, cut, mode):
         thread.start()
     for thread in threads:
         thread.join()
-    for process, (credit, advantages) in enumerate(found):
-        mine = expected[:cut] if process == 0 else expected[cut:]
-        assert torch.allclose(advantages, mine[:, : advantages.shape[1]], atol=1e-4)
+    for process, (credit, advantages) in enumerate(results):
+        own_expected = expected[:cut] if process == 0 else expected[cut:]
+        assert torch.allclose(advantages, own_expected[:, : advantages.shape[1]], atol=1e-4)
         assert credit.thresholds.state_dict()["value"] == pytest.approx(
             whole.thresholds.state_dict()["value"]
         )

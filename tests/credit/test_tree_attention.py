@@ -67,10 +67,10 @@ def fused(model, temperature=1.0):
 
 
 def gradient(model, total):
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         total, [p for p in model.parameters() if p.requires_grad], allow_unused=True
     )
-    return torch.cat([g.flatten() for g in found if g is not None])
+    return torch.cat([g.flatten() for g in gradients if g is not None])
 
 
 @SETTINGS
@@ -192,10 +192,12 @@ def test_mask_shows_each_answer_its_own_past_and_nothing_else(seed, parts):
         b, first = packed.starts[i]
         row = [*prompt, *answer[:-1]]
         for t in range(len(answer)):
-            seen = packed.mask[b, 0, first + t]
-            order = packed.positions[b, seen].argsort()
-            assert packed.ids[b, seen][order].tolist() == row[: len(prompt) + t]
-            assert packed.positions[b, seen].sort().values.tolist() == list(range(len(prompt) + t))
+            visible = packed.mask[b, 0, first + t]
+            order = packed.positions[b, visible].argsort()
+            assert packed.ids[b, visible][order].tolist() == row[: len(prompt) + t]
+            assert packed.positions[b, visible].sort().values.tolist() == list(
+                range(len(prompt) + t)
+            )
             assert packed.targets[b, first + t] == answer[t]
 
 
@@ -330,12 +332,12 @@ def test_half_precision_agrees():
     half = tiny().to(torch.bfloat16)
     half.load_state_dict(full.state_dict())
     prompts, responses = a_workload(2)
-    wanted = response_logps_reference(full, prompts, responses)
+    expected = response_logps_reference(full, prompts, responses)
     out, _ = tree_logps(half, prompts, responses)
     assert trees_agree(half, prompts, responses)
-    assert out.dtype == torch.float32 and (out - wanted).abs().max() < 0.05
+    assert out.dtype == torch.float32 and (out - expected).abs().max() < 0.05
     with torch.autocast("cpu", torch.bfloat16):
-        assert (tree_logps(full, prompts, responses)[0] - wanted).abs().max() < 0.05
+        assert (tree_logps(full, prompts, responses)[0] - expected).abs().max() < 0.05
 
 
 def test_scaled_logits_need_a_head_that_knows():
@@ -349,14 +351,14 @@ def test_scaled_logits_need_a_head_that_knows():
 @given(seed=st.integers(0, 10_000))
 def test_unpad_inverts_the_trainers_rectangle(seed):
     prompts, responses = a_workload(seed, empty=True)
-    left = max(map(len, prompts))
+    prompt_width = max(map(len, prompts))
     right = max(1, *map(len, responses))
     ids = [
-        [0] * (left - len(p)) + p + y + [0] * (right - len(y))
+        [0] * (prompt_width - len(p)) + p + y + [0] * (right - len(y))
         for p, y in zip(prompts, responses, strict=True)
     ]
     mask = [
-        [0] * (left - len(p)) + [1] * len(p + y) + [0] * (right - len(y))
+        [0] * (prompt_width - len(p)) + [1] * len(p + y) + [0] * (right - len(y))
         for p, y in zip(prompts, responses, strict=True)
     ]
     assert unpad(torch.tensor(ids), torch.tensor(mask), right) == (prompts, responses)
@@ -411,19 +413,19 @@ def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
             for p, y in zip(prompts, answers, strict=True)
         ]
     )
-    found = {}
+    results = {}
     for share in (True, False):
         trainer.config = config.model_copy(update={"share_prompts": share})
         logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, mask, 8, compute_entropy=True
         )
         weights = torch.linspace(-1, 2, 12)[:, None] * mask[:, 31:]
-        found[share] = (
+        results[share] = (
             logps.detach(),
             entropies.detach(),
             gradient(trainer.model, (weights * logps).sum()),
         )
     assert sharing_faults(trainer.model) == {"tree": ""}
-    for a, b in zip(found[True][:2], found[False][:2], strict=True):
+    for a, b in zip(results[True][:2], results[False][:2], strict=True):
         assert a.shape == (12, 8) and (a - b).abs().max() < 1e-5
-    assert (found[True][2] - found[False][2]).norm() < 1e-4 * found[False][2].norm()
+    assert (results[True][2] - results[False][2]).norm() < 1e-4 * results[False][2].norm()

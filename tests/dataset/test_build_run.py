@@ -51,14 +51,16 @@ THINGS = (
 
 
 def row_of(number: int) -> dict[str, str]:
-    things = THINGS.split()
-    thing = things[number % len(things)]
-    other = things[(number * 7 + number // 22 + 1) % len(things)]
+    objects = THINGS.split()
+    first_object = objects[number % len(objects)]
+    other = objects[(number * 7 + number // 22 + 1) % len(objects)]
     question = (
-        f"I have lost my {thing} near the {other} number {number * 37}, and I need it on Friday "
-        "for my work. What should I do about it?"
+        f"I have lost my {first_object} near the {other} number {number * 37}, and I need it on "
+        "Friday for my work. What should I do about it?"
     )
-    answer = f"{ANSWER} The {thing} and the {other} have the numbers {number} and {number * 991}."
+    answer = (
+        f"{ANSWER} The {first_object} and the {other} have the numbers {number} and {number * 991}."
+    )
     return {"no": str(number), "q": question, "a": answer}
 
 
@@ -88,17 +90,17 @@ class StubPipeline(Pipeline):
 
     rejected = frozenset()
 
-    def make(self, rows, place):
+    def make(self, rows, folder):
         drops = []
         for row in rows:
             if self.rejected and number_of(row) in self.rejected:
                 drops.append(Drop(id=row.id, stage="review", reason="levels"))
         if len(drops) == len(rows):
-            raise self._no_row_left("review", "builder", drops, place)
+            raise self._no_row_left("review", "builder", drops, folder)
         dropped_ids = {drop.id for drop in drops}
-        if place == self.folder:
-            (place / "stages").mkdir(exist_ok=True)
-            write_jsonl(place / "stages" / "screening.jsonl", drops)
+        if folder == self.folder:
+            (folder / "stages").mkdir(exist_ok=True)
+            write_jsonl(folder / "stages" / "screening.jsonl", drops)
         drafts = [Draft.start(row) for row in rows if row.id not in dropped_ids]
         _, _, findings = check_drafts([])
         return Made(drafts, drops, findings, None)
@@ -117,7 +119,7 @@ class StubRun(BuildRun):
 
     pipeline_class = StubPipeline
 
-    def document(self, examples, rows, passed, made, frozen):
+    def document(self, examples, rows, passed, built, frozen):
         return write_card(self.folder, CardFacts("Loop", count_examples(examples), frozen=frozen))
 
 
@@ -309,7 +311,7 @@ def test_an_interrupted_draw_goes_on_with_its_rows(home):
     run = stub_run(home)
     ids = []
 
-    def stopped(rows, place):
+    def stopped(rows, folder):
         ids.append([row.id for row in rows])
         raise KeyboardInterrupt
 
@@ -567,8 +569,8 @@ def test_the_whole_way_with_a_table_of_ones_own(capsys, tmp_path):
     file = tmp_path / "own.yaml"
 
     def call(*arguments):
-        place = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
-        return run(capsys, "build", file, *place, *arguments)
+        paths = ["--out", tmp_path / "b", "--cache", tmp_path / "c.sqlite"]
+        return run(capsys, "build", file, *paths, *arguments)
 
     with MicroServer([], roles=micro_roles()) as server:
         models = {"reviewer": "micro-reviewer-never"}

@@ -48,12 +48,12 @@ def mixed_block_count(example):
 
 
 def test_the_form_is_the_published_one(counts):
-    own = c.composition_table(counts, beside=False)
-    assert own.columns.tolist() == published("benchmark_composition").columns.tolist()
-    assert own["domain"].tolist() == published("benchmark_composition")["domain"].tolist()
-    own = c.structure_table(counts, beside=False)
-    assert own.columns.tolist() == published("benchmark_structure").columns.tolist()
-    assert own["statistic"].tolist() == published("benchmark_structure")["statistic"].tolist()
+    table = c.composition_table(counts, beside=False)
+    assert table.columns.tolist() == published("benchmark_composition").columns.tolist()
+    assert table["domain"].tolist() == published("benchmark_composition")["domain"].tolist()
+    table = c.structure_table(counts, beside=False)
+    assert table.columns.tolist() == published("benchmark_structure").columns.tolist()
+    assert table["statistic"].tolist() == published("benchmark_structure")["statistic"].tolist()
 
 
 def test_structure_against_a_slow_count(counts):

@@ -18,7 +18,7 @@ from builder_replies import (
     asked_of,
     distractors,
     done,
-    made,
+    sound_reply,
     planned,
     rubric,
     rubrics,
@@ -61,13 +61,13 @@ def run(stage, draft, answer, folder):
     """The result of a stage over loopback, and the requests that were made."""
     with Builder(answer) as server:
         result = run_async(run_stage(stage, [draft], Client(endpoint(server.url)), folder))
-    return result, [request["messages"] for request in server.seen]
+    return result, [request["messages"] for request in server.requests]
 
 
 def scripted(stage, draft, *replies):
     """An answer that gives one reply after another, and then the sound one."""
     texts = [reply if isinstance(reply, str) else json.dumps(reply) for reply in replies]
-    texts.append(json.dumps(made(stage, draft)))
+    texts.append(json.dumps(sound_reply(stage, draft)))
     return lambda _, number: texts[min(number, len(texts)) - 1]
 
 
@@ -147,7 +147,7 @@ def test_prompts_name_families_fields_and_levels():
 
 
 def spoiled(change):
-    reply = copy.deepcopy(made(DISTRACTORS, PLANNED))
+    reply = copy.deepcopy(sound_reply(DISTRACTORS, PLANNED))
     change(reply)
     return reply
 
@@ -236,7 +236,7 @@ def mended(failed):
     """A reply to a repair: what failed, and where only named items are asked for,
     one that nobody asked for.
     """
-    sound = made(DISTRACTORS, PLANNED)
+    sound = sound_reply(DISTRACTORS, PLANNED)
     if "" in failed:
         return sound
     others = [other for other in sound["others"] if other["atom_id"] in failed]
@@ -271,7 +271,7 @@ def test_mistakes_that_are_never_mended_end_the_row(tmp_path):
 
 
 def test_a_repair_of_another_form_leaves_the_first_reply_standing(tmp_path):
-    hard_alone = {"hard": made(DISTRACTORS, PLANNED)["hard"], "others": []}
+    hard_alone = {"hard": sound_reply(DISTRACTORS, PLANNED)["hard"], "others": []}
     answer = scripted(DISTRACTORS, PLANNED, spoiled(without_reason), "Sorry!", hard_alone)
     result, requests = run(DISTRACTORS, PLANNED, answer, tmp_path)
     assert len(requests) == 3
@@ -284,7 +284,7 @@ def with_answer(answer, domain="general", family="other_person"):
 
 
 def faults_of(draft, *changes):
-    reply = made(DISTRACTORS, draft)
+    reply = sound_reply(DISTRACTORS, draft)
     for change in changes:
         change(reply)
     return item_rules(DISTRACTORS.check(draft, DistractorReply.model_validate(reply)))
@@ -352,8 +352,8 @@ def test_a_huge_reply_is_refused_at_once():
 
 @given(st.sets(st.sampled_from([*OTHERS, "hard"])))
 def test_merging_replaces_the_failed_ones_and_no_other(failed):
-    first = made(DISTRACTORS, PLANNED)
-    second = made(DISTRACTORS, PLANNED)
+    first = sound_reply(DISTRACTORS, PLANNED)
+    second = sound_reply(DISTRACTORS, PLANNED)
     second["hard"]["text"] = "new"
     for other in second["others"]:
         other["text"] = "new"
@@ -469,7 +469,7 @@ BAD_RUBRICS = {
 
 @pytest.mark.parametrize("name", BAD_RUBRICS)
 def test_planted_mistakes_in_rubrics_are_named_and_mended_alone(name, tmp_path):
-    sound = made(RUBRICS, CLUTTERED)
+    sound = sound_reply(RUBRICS, CLUTTERED)
     bad = copy.deepcopy(sound)
     entry = next(entry for entry in bad["rubrics"] if entry["atom_id"] == "p2_a1")
     BAD_RUBRICS[name](entry["usage_rubric"])
@@ -496,7 +496,7 @@ def test_planted_mistakes_in_rubrics_are_named_and_mended_alone(name, tmp_path):
     ],
 )
 def test_each_atom_has_one_rubric(change, expected):
-    reply = made(RUBRICS, CLUTTERED)
+    reply = sound_reply(RUBRICS, CLUTTERED)
     change(reply["rubrics"])
     faults = RUBRICS.check(CLUTTERED, RubricReply.model_validate(reply))
     assert [(fault.item_id, fault.rule) for fault in faults] == [expected]

@@ -89,15 +89,15 @@ def test_pairs_against_comparing_everything(seed):
 
 def greedy(texts, threshold=0.88):
     """Position of each dropped text -> position of the first kept text that it resembles."""
-    kept = []
+    kept_positions = []
     repeats = {}
     for position, text in enumerate(texts):
-        for kept_position in kept:
+        for kept_position in kept_positions:
             if d.jaccard(texts[kept_position], text) >= threshold:
                 repeats[position] = kept_position
                 break
         else:
-            kept.append(position)
+            kept_positions.append(position)
     return repeats
 
 
@@ -143,7 +143,7 @@ def test_order_never_matters(rng, seed):
     assert as_lines(first.kept) == as_lines(second.kept)
     assert as_lines(first.dropped) == as_lines(second.dropped)
     assert len(first.kept) + len(first.dropped) == len(rows)
-    assert len({kept.id for kept in first.kept}) == len(first.kept)
+    assert len({kept_row.id for kept_row in first.kept}) == len(first.kept)
 
 
 def as_lines(records):

@@ -648,7 +648,7 @@ def test_opposites_are_only_those_of_one_group():
 class Case(NamedTuple):
     """One line of a file of paraphrases or statements."""
 
-    part: str  # "tuned", seen while the rules were made, or "fresh"
+    phase: str  # "tuned", seen while the rules were made, or "fresh"
     is_good: bool
     source: str
     text: str
@@ -658,12 +658,12 @@ class Case(NamedTuple):
 def read_cases(name):
     """All cases of a file; a bad one has a remark before its text."""
     table = yaml.safe_load((FIXTURES / f"{name}.yaml").read_text(encoding="utf-8"))
-    for part, lines_by_kind in table.items():
+    for phase, lines_by_kind in table.items():
         for kind, lines in lines_by_kind.items():
             for line in lines:
                 pair = line if kind == "good" else line.partition("; ")[2]
                 source, text = pair.split(" => ")
-                yield Case(part, kind == "good", source, text, line)
+                yield Case(phase, kind == "good", source, text, line)
 
 
 # cases that the rules are wrong about, at most: bad ones that pass, good ones that are refused
@@ -675,17 +675,17 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(("name", "part"), ALLOWED)
-def test_bad_paraphrases_are_refused_and_good_ones_pass(name, part):
+@pytest.mark.parametrize(("name", "phase"), ALLOWED)
+def test_bad_paraphrases_are_refused_and_good_ones_pass(name, phase):
     def faults(case):
         if name == "paraphrases":
             return list(text_faults(case.source.split(" | "), case.text))
         return list(source_faults(case.text, case.source))
 
-    cases = [case for case in read_cases(name) if case.part == part]
+    cases = [case for case in read_cases(name) if case.phase == phase]
     passed = [case.line for case in cases if not case.is_good and not faults(case)]
     refused = [case.line for case in cases if case.is_good and faults(case)]
-    most_passed, most_refused = ALLOWED[name, part]
+    most_passed, most_refused = ALLOWED[name, phase]
     assert len(passed) <= most_passed, passed
     assert len(refused) <= most_refused, refused
 

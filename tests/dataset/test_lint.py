@@ -112,17 +112,24 @@ def test_limits_are_named_by_their_content():
 
 
 def slow_shares(row, name, limits):
-    said = distinctive_stems(" ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits)
-    known = {a.atom_id: distinctive_stems(a.text, limits) for a in row.atoms}
+    rubric_stems = distinctive_stems(
+        " ".join(str(v) for v in row.atom(name).usage_rubric.values()), limits
+    )
+    stems_of_atom = {a.atom_id: distinctive_stems(a.text, limits) for a in row.atoms}
     near = [
         a.atom_id
         for a in row.atoms
         if a.parent_memory_id == row.atom(name).parent_memory_id and a.atom_id != name
     ]
     counted = {
-        i: [w for w in ws if i not in near or w not in known[name]] for i, ws in known.items()
+        i: [w for w in ws if i not in near or w not in stems_of_atom[name]]
+        for i, ws in stems_of_atom.items()
     }
-    return {i: sum(w in said for w in counted[i]) / len(ws) for i, ws in known.items() if ws}
+    return {
+        i: sum(w in rubric_stems for w in counted[i]) / len(ws)
+        for i, ws in stems_of_atom.items()
+        if ws
+    }
 
 
 def test_shares_of_words_agree_with_a_slow_count():
@@ -137,18 +144,18 @@ def slow_alignment(row, limits):
     wrong = set()
     for a in row.atoms:
         share = slow_shares(row, a.atom_id, limits)
-        own = share.pop(a.atom_id)
+        own_share = share.pop(a.atom_id)
         sizes = {other.atom_id: len(distinctive_stems(other.text, limits)) for other in row.atoms}
         best = max(
             (
-                part
-                for name, part in share.items()
-                if round(part * sizes[name]) >= min(2, sizes[name] - 1)
+                other_share
+                for name, other_share in share.items()
+                if round(other_share * sizes[name]) >= min(2, sizes[name] - 1)
             ),
             default=0,
         )
-        swapped = best >= limits.other and best >= own + limits.margin
-        if swapped or (own < limits.own and strange_marks(ExampleView(row), a.atom_id)):
+        swapped = best >= limits.other and best >= own_share + limits.margin
+        if swapped or (own_share < limits.own and strange_marks(ExampleView(row), a.atom_id)):
             wrong.add(a.atom_id)
     return wrong
 
@@ -156,27 +163,30 @@ def slow_alignment(row, limits):
 @pytest.mark.parametrize("limits", [LintLimits(), LintLimits(other=0.2, margin=0.05, own=0.3)])
 def test_alignment_agrees_with_a_slow_reading(limits):
     rng = random.Random(1)
-    seen = 0
+    finding_count = 0
     for row in [*RECORDS, *SETS["invented"][:30]]:
         for spoiled in (
             row,
             plant(row, "swapped_rubrics", rng),
             plant(row, "foreign_rubric_with_identifiers", rng),
         ):
-            found = {f.item for f in lint_example(spoiled, ["rubric_alignment"], limits)}
-            assert found == {f"rubric of {name!r}" for name in slow_alignment(spoiled, limits)}
-            seen += len(found)
-    assert seen > 30
+            flagged = {f.item for f in lint_example(spoiled, ["rubric_alignment"], limits)}
+            assert flagged == {f"rubric of {name!r}" for name in slow_alignment(spoiled, limits)}
+            finding_count += len(flagged)
+    assert finding_count > 30
 
 
 def test_the_incident_is_noticed():
     """All rubrics of a row shifted by one place: every id in order, every row flagged."""
     for row in RECORDS:
         moved = [*row.atoms[1:], row.atoms[0]]
-        kept = ("memory_usage_weight", "under_use")
+        untouched_fields = ("memory_usage_weight", "under_use")
         shifted = [
             a.model_copy(
-                update={"usage_rubric": b.usage_rubric | {k: a.usage_rubric[k] for k in kept}}
+                update={
+                    "usage_rubric": b.usage_rubric
+                    | {k: a.usage_rubric[k] for k in untouched_fields}
+                }
             )
             for a, b in zip(row.atoms, moved, strict=True)
         ]
@@ -185,7 +195,7 @@ def test_the_incident_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("said", "marks"),
+    ("rubric_text", "marks"),
     [
         ("Calls `fetch all` twice.", ["`fetch all`"]),
         ("Uses read_csv and toJson().", ["read_csv", "toJson"]),
@@ -196,9 +206,9 @@ def test_the_incident_is_noticed():
         ("", []),
     ],
 )
-def test_marks_that_the_record_has_not(said, marks):
+def test_marks_that_the_record_has_not(rubric_text, marks):
     row = example("The user owns a kayak for 1,200 euros.")
-    row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": said})
+    row = with_atom(row, row.atoms[0], usage_rubric={"correct_use": rubric_text})
     assert strange_marks(ExampleView(row), "p1_a1") == marks
 
 
@@ -210,8 +220,8 @@ short = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6).map(
 
 @given(short, short)
 def test_independence_agrees_with_the_builder_where_words_have_no_endings(one, other):
-    found = "independence" in rules(example(one, other), "independence")
-    assert found == too_close(one, other)
+    is_flagged = "independence" in rules(example(one, other), "independence")
+    assert is_flagged == too_close(one, other)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +286,7 @@ def test_damaged_texts(text, broken):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "is_flagged"),
     [
         ("My kayak is green.", True),
         ("The user said “I love my kayak”.", False),
@@ -285,8 +295,8 @@ def test_damaged_texts(text, broken):
         ("The user has type I diabetes.", False),
     ],
 )
-def test_the_first_person(text, found):
-    assert ("first_person" in rules(example(text), "first_person")) == found
+def test_the_first_person(text, is_flagged):
+    assert ("first_person" in rules(example(text), "first_person")) == is_flagged
 
 
 @pytest.mark.parametrize(
@@ -323,11 +333,11 @@ def test_level_against_rubric(level, weight, under, wrong):
 )
 def test_other_languages_say_not_applicable_in_their_own_words(text, under):
     row = example(text)
-    for level, weight, said, wrong in (
+    for level, weight, under_use, wrong in (
         ("A", "none", under, 0),
         ("B", "supporting", "Not applicable.", 1),
     ):
-        rubric = {"memory_usage_weight": weight, "under_use": said}
+        rubric = {"memory_usage_weight": weight, "under_use": under_use}
         other = with_atom(row, row.atoms[0], ideal=Level.parse(level), usage_rubric=rubric)
         assert len(lint_example(other, ["level_vs_rubric"])) == wrong
 
@@ -347,7 +357,7 @@ def test_evidence_is_looked_for_only_where_there_is_a_source():
     row = example("The user owns a kayak.")
     grounded = with_atom(row, row.atoms[0], evidence="my kayak", origin="grounded")
     assert LINTS["evidence_substring"].check(grounded) is None
-    for source, found in (
+    for source, finding_count in (
         ("I love my  kayak.", 0),
         ("I love my kayaks.", 1),
         ("A kayak is mine.", 1),
@@ -356,7 +366,7 @@ def test_evidence_is_looked_for_only_where_there_is_a_source():
             len(
                 LINTS["evidence_substring"].check(grounded.model_copy(update={"raw_query": source}))
             )
-            == found
+            == finding_count
         )
     bare = with_atom(row, row.atoms[0], origin="grounded").model_copy(
         update={"source_context": "I love my kayak."}
@@ -384,12 +394,12 @@ def test_order_within_a_passage():
     st.sampled_from(["memory_text", "text", "question", "rubric"]),
     st.text(max_size=80),
 )
-def test_no_text_makes_a_check_fail(row, place, text):
-    if place == "memory_text":
+def test_no_text_makes_a_check_fail(row, field, text):
+    if field == "memory_text":
         row = with_text(row, row.blocks[0], text)
-    elif place == "text":
+    elif field == "text":
         row = with_atom(row, row.atoms[0], text=text)
-    elif place == "rubric":
+    elif field == "rubric":
         row = with_rubric(row, row.atoms[0], correct_use=text, observable_checks=[text])
     else:
         row = row.model_copy(update={"question": text})
@@ -563,8 +573,8 @@ def test_each_check_says_what_it_looks_for():
 
 def test_a_record_without_rubrics_has_a_warning_and_no_error():
     atoms = [atom.model_copy(update={"usage_rubric": None}) for atom in RECORD.atoms]
-    found = lint_example(RECORD.model_copy(update={"atoms": atoms}))
-    assert [(f.rule, f.severity) for f in found] == [("rubrics_absent", "warning")]
+    findings = lint_example(RECORD.model_copy(update={"atoms": atoms}))
+    assert [(f.rule, f.severity) for f in findings] == [("rubrics_absent", "warning")]
 
 
 def test_old_rubrics_with_other_keys_are_read():
@@ -575,8 +585,8 @@ def test_old_rubrics_with_other_keys_are_read():
         "maximum_footprint": None,
     }
     row = example("The user owns a kayak.")
-    found = lint_example(with_atom(row, row.atoms[0], usage_rubric=old))
-    assert {f.rule for f in found} == {"rubric_fields", "all_ignore"}
+    findings = lint_example(with_atom(row, row.atoms[0], usage_rubric=old))
+    assert {f.rule for f in findings} == {"rubric_fields", "all_ignore"}
 
 
 # Meaning ------------------------------------------------------------------------------------------
@@ -618,8 +628,8 @@ def test_vectors_have_length_one_and_padding_changes_nothing(bag):
 
 def test_a_query_that_means_an_atom_is_a_warning(bag, tmp_path):
     clean = SETS["micro"][0]
-    told = clean.model_copy(update={"question": clean.atoms[0].text})
-    path = write_jsonl(tmp_path / "data.jsonl", [told])
+    leaking = clean.model_copy(update={"question": clean.atoms[0].text})
+    path = write_jsonl(tmp_path / "data.jsonl", [leaking])
     result = lint_files([path], ["structure"], model=bag, limits=LintLimits(meaning=0.99))
     assert [(f.rule, f.severity, f.item) for f in result.findings] == [
         ("question_meaning", "warning", f"atom {clean.atoms[0].atom_id!r}")
@@ -663,8 +673,8 @@ def test_a_megabyte_in_one_text_is_linted(piece):
     row = with_atom(
         row, row.atoms[0], usage_rubric={"correct_use": piece * (200_000 // len(piece))}
     )
-    found = lint_example(row)
-    assert found and all(len(str(finding)) < 2_000 for finding in found)
+    findings = lint_example(row)
+    assert findings and all(len(str(finding)) < 2_000 for finding in findings)
 
 
 def test_a_conversation_with_times_scores_and_reasons_that_make_sense_passes():
@@ -685,7 +695,7 @@ def test_a_conversation_with_times_scores_and_reasons_that_make_sense_passes():
 
 
 @pytest.mark.parametrize(
-    "time, found",
+    "time, time_found",
     [
         ("2026-03-02T23:59", ""),  # the day of the last turn, whose hour is unknown
         ("2026-03-03T00:30+02:00", "2026-03-03"),
@@ -693,10 +703,10 @@ def test_a_conversation_with_times_scores_and_reasons_that_make_sense_passes():
         ("last spring", "'last spring'"),
     ],
 )
-def test_times_of_memories_against_those_of_the_conversation(time, found):
+def test_times_of_memories_against_those_of_the_conversation(time, time_found):
     example = planted_defects.with_times(planted_defects.with_talk(RECORD), time)
     findings = lint_example(example, ["memory_times"])
-    assert [finding.found for finding in findings] == ([found] if found else [])
+    assert [finding.found for finding in findings] == ([time_found] if time_found else [])
     alone = planted_defects.with_times(RECORD, time)
     assert lint_example(alone, ["memory_times"]) == []
 

@@ -60,16 +60,16 @@ row_lists = st.lists(st.sampled_from("abcd"), max_size=60).map(
 
 @given(row_lists, st.integers(1, 30), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_a_batch_is_as_balanced_as_can_be_and_minds_no_order(rows, count, seed, rng):
-    seen = {row.id for row in rows if rng.random() < 0.2}
-    fresh = [row for row in rows if row.id not in seen]
+    used_ids = {row.id for row in rows if rng.random() < 0.2}
+    fresh = [row for row in rows if row.id not in used_ids]
     if len(fresh) < count:
         with pytest.raises(ValueError, match=f"found {len(fresh)} fresh rows"):
-            p.choose_batch(rows, count, seed, seen)
+            p.choose_batch(rows, count, seed, used_ids)
         return
-    chosen = p.choose_batch(rows, count, seed, seen)
+    chosen = p.choose_batch(rows, count, seed, used_ids)
     chosen_ids = {row.id for row in chosen}
-    assert len(chosen_ids) == count and not chosen_ids & seen
-    assert p.choose_batch(rng.sample(rows, len(rows)), count, seed, seen) == chosen
+    assert len(chosen_ids) == count and not chosen_ids & used_ids
+    assert p.choose_batch(rng.sample(rows, len(rows)), count, seed, used_ids) == chosen
     chosen_counts = Counter(row.domain for row in chosen)
     fresh_counts = Counter(row.domain for row in fresh)
     largest = max(chosen_counts.values())

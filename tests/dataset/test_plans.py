@@ -382,8 +382,8 @@ def test_each_distractor_but_the_hard_one_has_phrases_foreign_to_the_row(case, s
     for name, phrases in dealt.items():
         assert len(phrases) == (3 if name.startswith("noise_") else 0)
     for block in blocks:
-        things = {dealt[name][0] for name in block.atom_ids if name.startswith("noise_")}
-        assert len(things) <= 1
+        first_phrases = {dealt[name][0] for name in block.atom_ids if name.startswith("noise_")}
+        assert len(first_phrases) <= 1
 
 
 def test_short_lists_are_used_again_and_empty_ones_left_out():

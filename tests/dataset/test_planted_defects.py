@@ -114,7 +114,7 @@ def test_the_first_chapter_states_what_is_counted():
     for name, *_ in chapter_table():
         planted, caught = catch_rate(sound, name, 25)
         flagged = round(alarms[DEFECTS[name].check])
-        counted.append([name, DEFECTS[name].what, str(planted), str(caught), str(flagged)])
+        counted.append([name, DEFECTS[name].description, str(planted), str(caught), str(flagged)])
     assert chapter_table() == counted
     assert sum(int(row[3]) for row in counted) == 374
     assert sum(int(row[2]) for row in counted) == 375

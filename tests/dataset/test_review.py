@@ -629,6 +629,6 @@ def test_killed_between_calls_and_resumed_nothing_is_paid_twice(built, tmp_path)
         review_by(server)
     with FaultyServer(*replies[2:]) as server:
         result = review_by(server)
-        assert len(server.seen) == 4
+        assert len(server.requests) == 4
     assert [draft.id for draft in result.kept] == [draft.id for draft in drafts]
     assert result.found == 2

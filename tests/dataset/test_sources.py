@@ -370,8 +370,8 @@ def test_mixed_encodings(tmp_path):
     assert [row.question for row in passed.kept] == ["fine", "ok"]
     assert [(d.rule, d.line, d.file) for d in passed.dropped] == [("encoding", 3, "x.csv")]
     (tmp_path / "x.json").write_bytes(b"[" + good + b"," + latin + b"]")
-    kept = read("ChatDoctor-HealthCareMagic", tmp_path / "x.json").kept
-    assert [("�" in row.question) for row in kept] == [False, True]
+    kept_rows = read("ChatDoctor-HealthCareMagic", tmp_path / "x.json").kept
+    assert [("�" in row.question) for row in kept_rows] == [False, True]
     (tmp_path / "x.txt").write_bytes(MEDDIALOG_RAW.replace("coffees", "caf\xe9s").encode("latin-1"))
     assert "�" in read("MedDialog", tmp_path / "x.txt").kept[0].question
 

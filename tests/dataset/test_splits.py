@@ -119,7 +119,7 @@ def test_shares_take_what_groups_allow(groups, sizes):
     missed = sum(abs(len(splits[name]) - count) for name, count in counts.items())
     assert missed <= max(map(len, groups)) * len(counts)
     for name, undivided in s.split_parts(sizes).items():
-        of_parts = itertools.chain.from_iterable(splits[part] for part in undivided)
+        of_parts = itertools.chain.from_iterable(splits[part_name] for part_name in undivided)
         assert splits[name] == sorted(of_parts)
 
 

@@ -411,12 +411,12 @@ def test_a_builder_that_is_always_invalid_stops_the_stage(tmp_path):
         for fact in (*facts, "not one JSON object"):
             assert fact in str(error)
         assert len(list(read_drops(error.path))) == 20
-        calls = len(server.seen)
+        calls = len(server.requests)
         server.answer = good  # mended, and the cache must not bring its old replies back
         result = run(SCREENING, rows(100), client, tmp_path)
         assert len(result.kept) == result.done == 100
         assert result.remembered == 0
-        assert 100 <= len(server.seen) - calls < 105  # a call that was cut off may still arrive
+        assert 100 <= len(server.requests) - calls < 105  # a call that was cut off may still arrive
 
 
 def test_a_builder_that_stays_hopeless_is_asked_anew_each_time(tmp_path):
@@ -425,7 +425,7 @@ def test_a_builder_that_stays_hopeless_is_asked_anew_each_time(tmp_path):
         for attempt in (1, 2, 3):
             with pytest.raises(StageError):
                 run(SCREENING, rows(30), client, tmp_path)
-            assert len(server.seen) == 60 * attempt
+            assert len(server.requests) == 60 * attempt
         assert len(list(read_drops(tmp_path / "screening.jsonl"))) == 20
 
 
@@ -442,7 +442,7 @@ def test_a_stage_that_accepts_nothing_stops_and_can_go_on(tmp_path):
         result = run(SCREENING, rows(30), client, tmp_path)
         assert (result.done, result.found) == (10, 20)
         assert result.kept == [] and len(result.dropped) == 30
-        assert len(server.seen) == 30  # these verdicts were sound: nobody is asked twice
+        assert len(server.requests) == 30  # these verdicts were sound: nobody is asked twice
 
 
 def test_fewer_than_twenty_rows_come_to_an_end(tmp_path):
@@ -456,14 +456,14 @@ def test_all_of_a_few_rows_lost_to_bad_replies_are_asked_again(tmp_path, count):
         client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
         lost = run(SCREENING, rows(count), client, tmp_path)
         assert lost.kept == [] and lost.done == count
-        calls = len(server.seen)
+        calls = len(server.requests)
         server.answer = good
         result = run(SCREENING, rows(count), client, tmp_path)
         assert len(result.kept) == result.done == count
-        assert len(server.seen) == calls + count
+        assert len(server.requests) == calls + count
         again = run(SCREENING, rows(count), client, tmp_path)
         assert (again.done, again.found) == (0, count)
-        assert len(server.seen) == calls + count
+        assert len(server.requests) == calls + count
 
 
 def test_some_of_a_few_rows_lost_to_bad_replies_are_settled(tmp_path):
@@ -627,9 +627,9 @@ def test_killed_in_each_stage_and_resumed_it_is_the_same_and_paid_once(straight,
         assert conversations.keys() == straight_conversations.keys()
         under_way = 8 * len(lines_until_kill)  # what may have been cut off at the deaths
         assert sum(conversations.values()) <= len(conversations) + under_way
-        calls = len(server.seen)
+        calls = len(server.requests)
         subprocess.run(command, check=True, timeout=60)
-        assert len(server.seen) == calls
+        assert len(server.requests) == calls
     assert stored_files == set(straight_files)
     all_rows = sum(len(content.splitlines()) for content in straight_files.values())
     assert len(resumed.stdout.split()) < all_rows

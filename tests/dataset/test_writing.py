@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from builder_replies import CLUTTERED, FIRST_STAGES, RATED, asked_of, done, made, planned
+from builder_replies import CLUTTERED, FIRST_STAGES, RATED, asked_of, done, planned, sound_reply
 from builder_server import Builder, build, endpoint, good, rows
 
 from memcalib.dataset.stages import run_stage
@@ -83,7 +83,7 @@ OPEN = [f"b{i}" for i, block in enumerate(COMPOSED.blocks, 1) if not block.memor
 
 
 def spoiled(change):
-    reply = made(NATURALIZATION, COMPOSED)
+    reply = sound_reply(NATURALIZATION, COMPOSED)
     change(reply["blocks"])
     return reply
 
@@ -114,7 +114,7 @@ BAD = {
 @pytest.mark.parametrize("rule", BAD)
 def test_planted_mistakes_in_paragraphs_are_named_and_mended_alone(rule, tmp_path):
     bad = spoiled(BAD[rule])
-    sound = made(NATURALIZATION, COMPOSED)
+    sound = sound_reply(NATURALIZATION, COMPOSED)
     faults = NATURALIZATION.check(COMPOSED, NaturalReply.model_validate(bad))
     assert {fault.item_id for fault in faults} == {OPEN[0]}
     assert rule in {fault.rule for fault in faults}
@@ -123,14 +123,14 @@ def test_planted_mistakes_in_paragraphs_are_named_and_mended_alone(rule, tmp_pat
     with Builder(lambda _, number: script[number - 1]) as server:
         client = Client(endpoint(server.url))
         result = run_async(run_stage(NATURALIZATION, [COMPOSED], client, tmp_path))
-    request = json.loads(server.seen[1]["messages"][-1]["content"])
+    request = json.loads(server.requests[1]["messages"][-1]["content"])
     assert {fault["id"] for fault in request["repair"]} == {OPEN[0]}
     assert request["send"] == "the named items alone"
     assert result.kept[0].blocks == done(NATURALIZATION, COMPOSED).blocks
 
 
 def test_unknown_blocks_ask_for_the_whole_again():
-    reply = made(NATURALIZATION, COMPOSED)
+    reply = sound_reply(NATURALIZATION, COMPOSED)
     reply["blocks"].append({"block_id": "b99", "memory_text": "The user does not sing."})
     faults = NATURALIZATION.check(COMPOSED, NaturalReply.model_validate(reply))
     assert [(f.item_id, f.rule) for f in faults] == [("", "unknown block")]
@@ -219,7 +219,7 @@ def test_rows_go_the_whole_way_and_come_out_the_same_in_any_order_of_completion(
     with Builder(good) as server:
         first = whole_way(tmp_path / "first", server.url, drafts)
         again = whole_way(tmp_path / "first", server.url, drafts)
-        calls = len(server.seen)
+        calls = len(server.requests)
     assert calls == 6 * 12
     assert again == first
     assert [example.id for example in first] == [draft.id for draft in drafts]

@@ -50,9 +50,9 @@ def kappa_by_definition(pairs, weight):
     in exact fractions.
     """
     n = len(pairs)
-    found = Fraction(sum(weight(a, b) for a, b in pairs), n)
+    observed = Fraction(sum(weight(a, b) for a, b in pairs), n)
     expected = Fraction(sum(weight(a, b) for a, _ in pairs for _, b in pairs), n * n)
-    return float(1 - found / expected) if expected else math.nan
+    return float(1 - observed / expected) if expected else math.nan
 
 
 @given(pairs_of_levels)
@@ -87,10 +87,10 @@ def test_kappa_of_nothing_and_of_one_level_is_missing_not_zero():
 @given(pairs_of_levels)
 def test_confusion_counts_every_pair_once(pairs):
     counts = confusion(*zip(*pairs, strict=True))
-    seen = Counter(pairs)
-    assert all(counts[cell] == seen[cell] for cell in np.ndindex(3, 3)) and counts.sum() == len(
-        pairs
-    )
+    pair_counts = Counter(pairs)
+    assert all(
+        counts[cell] == pair_counts[cell] for cell in np.ndindex(3, 3)
+    ) and counts.sum() == len(pairs)
 
 
 def test_confusion_leaves_out_missing_levels_and_refuses_others():
@@ -348,21 +348,25 @@ def test_estimate_from_a_complete_sample_is_the_truth_itself():
         drawn = sample_atoms(atoms, len(atoms), scheme)
         pairs = drawn.assign(first=rng.integers(0, 3, len(drawn)), second=drawn["judged"])
         whole = agreement(pairs, resamples=10).iloc[0]
-        found = natural_estimate(pairs)
-        assert found["exact"] == pytest.approx(whole["exact"]) and found["covered"] == 100
-        assert found["kappa"] == pytest.approx(whole["kappa"]) and found["linear"] == pytest.approx(
-            whole["linear"]
-        )
-        assert found["low"] < found["exact"] < found["high"]
+        estimate = natural_estimate(pairs)
+        assert estimate["exact"] == pytest.approx(whole["exact"]) and estimate["covered"] == 100
+        assert estimate["kappa"] == pytest.approx(whole["kappa"]) and estimate[
+            "linear"
+        ] == pytest.approx(whole["linear"])
+        assert estimate["low"] < estimate["exact"] < estimate["high"]
 
 
 def test_estimate_weighs_cells_by_their_size_and_tells_what_it_does_not_cover():
     rows = [(0, 0, 0, 900)] * 10 + [(2, 1, 5, 100)] * 5 + [(1, 1, 5, 100)] * 5
     pairs = pd.DataFrame(rows, columns=["first", "second", "cell", "population"])
-    found = natural_estimate(pairs)
-    assert found["exact"] == pytest.approx(90 + 5) and found["low"] < 75 and found["high"] < 100
+    estimate = natural_estimate(pairs)
+    assert (
+        estimate["exact"] == pytest.approx(90 + 5)
+        and estimate["low"] < 75
+        and estimate["high"] < 100
+    )
     table = np.array([[18, 0, 0], [0, 1, 0], [0, 1, 0]])
-    assert found["kappa"] == pytest.approx(kappa(table)) and found["linear"] == pytest.approx(
+    assert estimate["kappa"] == pytest.approx(kappa(table)) and estimate["linear"] == pytest.approx(
         kappa(table, linear=True)
     )
     unseen = pd.concat([pairs, pd.DataFrame([(np.nan, 2, 8, 1000)], columns=pairs.columns)])
@@ -475,11 +479,11 @@ def judged_file(n: int, seed: int = 0) -> pd.DataFrame:
 
 def test_repeated_audits_are_single_audits():
     file = judged_file(400)
-    found = simulated_audits(file, audits=3, n=60, seed=2)
-    assert found["truth"].unique().tolist() == pytest.approx(
+    audits = simulated_audits(file, audits=3, n=60, seed=2)
+    assert audits["truth"].unique().tolist() == pytest.approx(
         [100 * (file["first"] == file["judged"]).mean()]
     )
-    for audit, rows in found.groupby("audit"):
+    for audit, rows in audits.groupby("audit"):
         rows = rows.set_index("measure")
         for scheme, name in (
             ("natural", "natural, Wilson"),
@@ -521,7 +525,7 @@ def test_ranking_agreement_is_a_loop_over_resamples():
     rng = np.random.default_rng(0)
     first = pd.DataFrame(rng.normal([0, 0.2, 0.4, 0.6], 1, (30, 4)), columns=list("abcd"))
     second = first + rng.normal(0, 0.6, first.shape)
-    found = ranking_agreement(first, second, resamples=40, seed=7)
+    ranking = ranking_agreement(first, second, resamples=40, seed=7)
     rng = np.random.default_rng(7)
     slow = []
     best = 0
@@ -533,9 +537,9 @@ def test_ranking_agreement_is_a_loop_over_resamples():
         best += one.idxmax() == two.idxmax()
         pairs = [(x, y) for x in "abcd" for y in "abcd" if x < y]
         swapped += sum((one[x] - one[y]) * (two[x] - two[y]) < 0 for x, y in pairs)
-    assert found["spearman"] == pytest.approx(spearmanr(first.mean(), second.mean())[0])
-    assert [found["low"], found["high"]] == pytest.approx(np.percentile(slow, [2.5, 97.5]))
-    assert found["same_best"] == pytest.approx(100 * best / 40) and found[
+    assert ranking["spearman"] == pytest.approx(spearmanr(first.mean(), second.mean())[0])
+    assert [ranking["low"], ranking["high"]] == pytest.approx(np.percentile(slow, [2.5, 97.5]))
+    assert ranking["same_best"] == pytest.approx(100 * best / 40) and ranking[
         "swapped"
     ] == pytest.approx(swapped / 40)
     with pytest.raises(ValueError, match="the same questions and methods"):

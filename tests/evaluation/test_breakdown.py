@@ -178,8 +178,8 @@ def brute_force_p(differences):
 @drawn
 @given(st.lists(st.integers(-4, 4).map(lambda k: 12.5 * k), min_size=1, max_size=9))
 def test_p_is_that_of_the_mean_difference(differences):
-    found = breakdown.sign_flip_p(np.array(differences)[:, None])
-    assert np.isclose(found[0], brute_force_p(differences))
+    p_values = breakdown.sign_flip_p(np.array(differences)[:, None])
+    assert np.isclose(p_values[0], brute_force_p(differences))
 
 
 def test_drawn_patterns_give_the_p_of_all_patterns():

@@ -45,9 +45,9 @@ def judged(first_level, examples=EXAMPLES):
 
 
 def test_disputed_atoms_are_those_with_an_alternative_and_those_that_are_marked():
-    found = disputed_atoms(EXAMPLES)
-    assert len(found) == 6
-    assert sorted(set(found.values())) == [(Level.BOUND,), (Level.BOUND, Level.CONTROL)]
+    levels_of_atom = disputed_atoms(EXAMPLES)
+    assert len(levels_of_atom) == 6
+    assert sorted(set(levels_of_atom.values())) == [(Level.BOUND,), (Level.BOUND, Level.CONTROL)]
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def test_p_counts_the_patterns_that_are_as_large(values):
 
 
 @given(st.floats(0, 60), st.floats(3, 40), st.floats(0.5, 20))
-def test_more_noise_and_smaller_drops_need_more_questions(spread, drop, more):
+def test_more_noise_and_smaller_drops_need_more_questions(spread, drop, extra):
     rule = DropRule(max_drop=1, drop=drop)
-    assert questions_needed(spread + more, rule) >= questions_needed(spread, rule)
-    assert questions_needed(spread, DropRule(max_drop=1, drop=drop + more)) <= questions_needed(
+    assert questions_needed(spread + extra, rule) >= questions_needed(spread, rule)
+    assert questions_needed(spread, DropRule(max_drop=1, drop=drop + extra)) <= questions_needed(
         spread, rule
     )
     stricter = DropRule(max_drop=1, drop=drop, false_alarms=0.001)

@@ -27,8 +27,8 @@ def known_set(questions=60, atoms=6, seed=0, right=0.3):
     for q in range(questions):
         levels = rng.integers(3, size=atoms)
         memory = [
-            {f"Fact {q} {k} of the user.": Level(int(levels[k])) for k in part}
-            for part in np.array_split(np.arange(atoms), 3)
+            {f"Fact {q} {k} of the user.": Level(int(levels[k])) for k in block_atoms}
+            for block_atoms in np.array_split(np.arange(atoms), 3)
         ]
         example = Example.of(
             f"Question {q}?", *memory, domain=("coding", "general", "health_seed")[q % 3]
@@ -108,9 +108,9 @@ def test_macro_accuracy_is_the_mean_of_nine_and_missing_when_one_is():
 def test_products_of_kernels_are_the_six_metrics(atoms, rho):
     cells = np.bincount([3 * i + a for i, a in atoms], minlength=9)[None]
     over, under = (sum(max(sign * (a - i), 0) for i, a in atoms) for sign in (1, -1))
-    wanted = calibration_metrics([over], [under], rho)
+    expected = calibration_metrics([over], [under], rho)
     assert x.metrics_of_products(cells, x.metric_kernels(rho))[0] == pytest.approx(
-        [wanted[m] for m in METRICS]
+        [expected[m] for m in METRICS]
     )
 
 
@@ -126,11 +126,11 @@ def test_propagation_is_the_expectation_over_every_misreading_and_correction_und
     kernels = x.corrected_kernels(shares)
     for judged in itertools.product(range(3), repeat=len(atoms)):
         chance = np.prod([shares[i, a, j] for (i, a), j in zip(atoms, judged, strict=True)])
-        seen = np.bincount(
+        judged_cells = np.bincount(
             [3 * i + j for (i, _), j in zip(atoms, judged, strict=True)], minlength=9
         )[None]
-        slow += chance * x.metrics_of_products(seen, x.metric_kernels())[0]
-        undone += chance * x.metrics_of_products(seen, kernels)[0]
+        slow += chance * x.metrics_of_products(judged_cells, x.metric_kernels())[0]
+        undone += chance * x.metrics_of_products(judged_cells, kernels)[0]
     assert x.metrics_of_products(cells, x.propagated(shares))[0] == pytest.approx(slow)
     assert undone == pytest.approx(x.metrics_of_products(cells, x.metric_kernels())[0], abs=1e-6)
 
@@ -301,16 +301,16 @@ def test_judgments_are_misread_at_the_stated_rates():
         for a, b in zip(j.atoms, k.atoms, strict=True)
     ]
     for actual in Level:
-        seen = [b for a, b in pairs if a == actual]
-        assert [seen.count(level) / len(seen) for level in Level] == pytest.approx(
+        read_levels = [b for a, b in pairs if a == actual]
+        assert [read_levels.count(level) / len(read_levels) for level in Level] == pytest.approx(
             shares[actual], abs=0.06
         )
     assert x.misread_judgments(truth, shares, seed=1, judge="noisy") == read
     blank = truth[0].atoms[0].model_copy(update={"actual": None})
-    (left,) = x.misread_judgments(
+    (misread,) = x.misread_judgments(
         [truth[0].model_copy(update={"atoms": [blank, *truth[0].atoms[1:]]})], shares
     )
-    assert left.atoms[0].actual is None
+    assert misread.atoms[0].actual is None
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         x.misread_judgments(truth, np.eye(2))
 

@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 
 from memcalib.evaluation.exam_parts import (
+    check_parts,
     count_words,
     exam_parts,
     looks_of,
     verdict_for,
     why_unlike,
 )
+from memcalib.io.records import DataError
 
 SHORT = "Take the tram."
 LONG = "word " * 200
@@ -81,9 +83,9 @@ def test_a_part_without_a_level_is_undecided():
     assert parts["verdict"].tolist() == ["undecided"] and np.isnan(parts["accuracy"].iloc[0])
 
 
-def row(part, verdict, low):
+def row(part_name, verdict, low):
     return {
-        "part": part,
+        "part": part_name,
         "answers": 9,
         "atoms": 99,
         "accuracy": low + 2,
@@ -105,8 +107,8 @@ def row(part, verdict, low):
 )
 def test_the_weakest_part_that_the_answers_resemble_decides(answers, verdict, word):
     parts = [row("easy", "passed", 92), row("long", "failed", 60), row("pairs", "failed", 40)]
-    found, sentence = verdict_for(parts, answers)
-    assert found == verdict and word in sentence
+    decided, sentence = verdict_for(parts, answers)
+    assert decided == verdict and word in sentence
 
 
 GERMAN = "Das ist eine Antwort, und sie ist nicht sehr lang."
@@ -132,3 +134,53 @@ def test_scores_are_corrected_only_for_answers_like_those_of_passed_parts():
     assert why_unlike({"parts": parts}, [(SHORT, "en")]) == ""
     assert "its weakest part, long (50 %" in why_unlike({"parts": parts}, [(SHORT, ""), (LONG, "")])
     assert "does not say how it reads" in why_unlike({"verdict": "passed"}, [(SHORT, "en")])
+
+
+MALFORMED = [
+    ("long", "parts: found 'long'; allowed: a list of rows"),
+    ({"easy": {}}, "parts: found {'easy': {}}; allowed: a list of rows"),
+    (["easy"], "parts, row 1: row: found 'easy'; allowed: an object"),
+    ([{"verdict": "passed"}], "parts, row 1: part: found nothing; allowed: easy, pairs, "),
+    ([row("easy", "passed", 92), row("poem", "passed", 92)], "parts, row 2: part: found 'poem'"),
+    (
+        [row("easy", "passed", 92), row("easy", "failed", 12)],
+        "parts, row 2: part: found 'easy' twice; allowed: once",
+    ),
+    (
+        [row("easy", "good", 92)],
+        "parts, row 1: verdict: found 'good'; allowed: failed, undecided, passed",
+    ),
+    (
+        [row("easy", "passed", 92) | {"accuracy": "94"}],
+        "parts, row 1: accuracy: found '94'; allowed: a number from 0 to 100, or null",
+    ),
+    ([row("easy", "passed", 92) | {"low": True}], "parts, row 1: low: found True"),
+    ([row("easy", "passed", 92) | {"high": 101}], "parts, row 1: high: found 101"),
+    (
+        [row("easy", "passed", 92) | {"answers": -1}],
+        "parts, row 1: answers: found -1; allowed: a whole number from 0",
+    ),
+    ([row("easy", [], 92)], "parts, row 1: verdict: found []"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), MALFORMED, ids=lambda value: str(value)[:30])
+def test_a_part_that_cannot_be_read_is_named_with_file_row_and_field(parts, message):
+    with pytest.raises(DataError) as error:
+        verdict_for(parts, [(SHORT, "en")], file="runs/exam/exam.json")
+    assert f"runs/exam/exam.json: {message}" in str(error.value)
+    with pytest.raises(DataError) as error:
+        why_unlike({"parts": parts, "file": "runs/exam/exam.json"}, [(SHORT, "en")])
+    assert f"runs/exam/exam.json: {message}" in str(error.value)
+
+
+def test_all_faults_of_the_parts_are_listed_and_nothing_known_is_no_fault():
+    parts = [row("easy", "good", 92), row("long", "passed", 60) | {"low": None, "high": "many"}]
+    with pytest.raises(DataError) as error:
+        check_parts(parts)
+    assert [(fault.item, fault.rule) for fault in error.value.violations] == [
+        ("parts, row 1", "verdict"),
+        ("parts, row 2", "high"),
+    ]
+    unknown = {"accuracy": None, "low": None, "high": float("nan")}
+    check_parts([row("easy", "undecided", 92) | unknown])

@@ -49,13 +49,13 @@ def test_shares_equal_the_loop():
             right += row["judged"] == row["actual"]
             high += row["judged"] > row["actual"]
             low += row["judged"] < row["actual"]
-        part = table.loc["language", language]
-        assert (part["atoms"], part["unscored"]) == (scored, unscored)
+        slice_row = table.loc["language", language]
+        assert (slice_row["atoms"], slice_row["unscored"]) == (scored, unscored)
         assert np.allclose(
-            part[["accuracy", "too_high", "too_low"]].astype(float),
+            slice_row[["accuracy", "too_high", "too_low"]].astype(float),
             [100 * right / scored, 100 * high / scored, 100 * low / scored],
         )
-        assert part["accuracy_low"] < part["accuracy"] < part["accuracy_high"]
+        assert slice_row["accuracy_low"] < slice_row["accuracy"] < slice_row["accuracy_high"]
     assert list(table.loc["ideal level"].index) == ["Ignore", "Bound", "Control"]
     assert (
         table.loc["characters"].index[0] == "0 to 249"

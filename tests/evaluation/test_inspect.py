@@ -49,9 +49,9 @@ def run_inspect(served, monkeypatch, judge, **task):
     monkeypatch.setenv("MICRO_API_KEY", "none")
     roles = {"grader": f"openai-api/micro/{judge}"}
     options = {"display": "none", "log_dir": str(data.parent / "logs"), "log_level": "error"}
-    made = memory_use(str(data), max_tokens=64, **task)
+    task_made = memory_use(str(data), max_tokens=64, **task)
     (log,) = inspect_ai.eval(
-        made, model="openai-api/micro/micro-model", model_roles=roles, **options
+        task_made, model="openai-api/micro/micro-model", model_roles=roles, **options
     )
     return log
 
@@ -60,14 +60,19 @@ def test_the_numbers_are_ours_when_answers_are_unscored(served, monkeypatch, tmp
     log = run_inspect(served, monkeypatch, "moody", seeds=[42, 43])
     assert log.status == "success"
     theirs = {
-        found.name: {key.split("/")[-1]: m.value for key, m in found.metrics.items()}
-        for found in log.results.scores
+        inspect_score.name: {
+            key.split("/")[-1]: m.value for key, m in inspect_score.metrics.items()
+        }
+        for inspect_score in log.results.scores
     }
     server, data = served
-    place = {"base_url": server.base_url, "key_env": ""}
-    roles = {"model": {"model": "micro-model", **place}, "judge": {"model": "moody", **place}}
-    how = {"sampling": {"seeds": [42, 43], "max_tokens": 64}, "control": False}
-    run = EvaluationRun(Evaluation(data=str(data), **roles, **how), tmp_path / "run")
+    connection = {"base_url": server.base_url, "key_env": ""}
+    roles = {
+        "model": {"model": "micro-model", **connection},
+        "judge": {"model": "moody", **connection},
+    }
+    settings = {"sampling": {"seeds": [42, 43], "max_tokens": 64}, "control": False}
+    run = EvaluationRun(Evaluation(data=str(data), **roles, **settings), tmp_path / "run")
     run.generate()
     run.judge()
     table = score(load_judgments(run.file("judgments.jsonl")))
@@ -83,15 +88,15 @@ def test_the_numbers_are_ours_when_answers_are_unscored(served, monkeypatch, tmp
     )
 
 
-@pytest.mark.parametrize("given", ["42,43", "42, 43", [42, 43], ["42", "43"], (42, 43)])
-def test_seeds_in_every_form(given):
-    assert seeds_of(given) == [42, 43] and seeds_of(42) == seeds_of("42") == [42]
+@pytest.mark.parametrize("seeds", ["42,43", "42, 43", [42, 43], ["42", "43"], (42, 43)])
+def test_seeds_in_every_form(seeds):
+    assert seeds_of(seeds) == [42, 43] and seeds_of(42) == seeds_of("42") == [42]
 
 
-@pytest.mark.parametrize("given", ["42;43", "", None, [None], "a"])
-def test_what_is_no_seed_is_named(given):
+@pytest.mark.parametrize("seeds", ["42;43", "", None, [None], "a"])
+def test_what_is_no_seed_is_named(seeds):
     with pytest.raises(ValueError, match="seeds: found .* allowed are whole numbers"):
-        seeds_of(given)
+        seeds_of(seeds)
 
 
 @pytest.mark.slow

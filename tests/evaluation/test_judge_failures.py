@@ -65,7 +65,7 @@ def test_a_judge_that_dies_in_the_middle_stops_the_run(tmp_path):
     with FaultyServer(*map(verdict, EXAMPLES[:14]), *[(500, {})] * 200) as server:
         with pytest.raises(RuntimeError, match="20 judgments in a row failed alike"):
             judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url, attempts=1)), out)
-        assert len(judged(out)) == 34 and len(server.seen) == 34
+        assert len(judged(out)) == 34 and len(server.requests) == 34
         server.script[:] = map(verdict, EXAMPLES[14:])
         result = judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url, attempts=1)), out)
     assert (result.found_before, result.judged, result.failed) == (14, 46, 0)
@@ -96,25 +96,27 @@ def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached)
         )
 
     with FaultyServer(verdict(examples[0]), sorry, sorry, verdict(examples[2])) as server:
-        assert run(server).unscored == 1 and len(server.seen) == 4
-        kept = judged(out)
-        assert run(server).judged == 0 and len(server.seen) == 4, "without being told, it is final"
+        assert run(server).unscored == 1 and len(server.requests) == 4
+        judged_before = judged(out)
+        assert run(server).judged == 0 and len(server.requests) == 4, (
+            "without being told, it is final"
+        )
         server.script[:] = [sorry, sorry]
-        assert run(server, retry_unscored=True).unscored == 1 and len(server.seen) == 6, (
+        assert run(server, retry_unscored=True).unscored == 1 and len(server.requests) == 6, (
             "asked anew, in vain"
         )
         server.script[:] = [sorry, verdict(examples[1])]
         result = run(server, retry_unscored=True)
-        assert (result.judged, result.found_before, result.unscored, len(server.seen)) == (
+        assert (result.judged, result.found_before, result.unscored, len(server.requests)) == (
             1,
             2,
             0,
             8,
         )
-        assert run(server, retry_unscored=True).judged == 0 and len(server.seen) == 8
+        assert run(server, retry_unscored=True).judged == 0 and len(server.requests) == 8
     assert all(row.scored for row in judged(out).values())
     assert [judged(out)[e.id] for e in (examples[0], examples[2])] == [
-        kept[e.id] for e in (examples[0], examples[2])
+        judged_before[e.id] for e in (examples[0], examples[2])
     ]
 
 
@@ -135,7 +137,7 @@ def test_a_good_reply_in_the_cache_is_used_again(tmp_path):
         result = judge_rollouts(
             examples, rollouts, make(), tmp_path / "k.jsonl", retry_unscored=True
         )
-        assert len(server.seen) == 3 and result.unscored == 0
+        assert len(server.requests) == 3 and result.unscored == 0
 
 
 @pytest.mark.parametrize("finish", ["content_filter", "tool_calls"])
@@ -154,7 +156,7 @@ def test_a_withheld_answer_is_unscored_and_a_silent_one_is_not(tmp_path, finish)
                 row.error.startswith("not an answer") for row in judged(result.path).values()
             )
         assert judge_rollouts(EXAMPLES, silent, LLMJudge(endpoint(server.url)), out).unscored == 0
-        assert not server.seen, "nobody is asked about answers without words"
+        assert not server.requests, "nobody is asked about answers without words"
 
 
 def test_filtered_words_are_judged_as_any_answer(tmp_path):
@@ -187,7 +189,7 @@ def test_the_judge_is_tried_before_the_first_answer_is_paid_for(monkeypatch, tmp
 def test_an_unreadable_reply_to_the_first_question_is_no_reason_to_stop():
     with FaultyServer(*[completion("Hm.")] * 2) as server:
         check_judge_answers(LLMJudge(endpoint(server.url)), EXAMPLES[0])
-        assert len(server.seen) == 2
+        assert len(server.requests) == 2
     with (
         FaultyServer(*[(500, {})] * 9) as server,
         pytest.raises(RuntimeError, match="before any answer is paid for"),
@@ -211,10 +213,10 @@ def test_replies_on_their_way_are_kept_when_a_row_cannot_be_written(tmp_path):
         )
         with pytest.raises(OSError, match="No space left"):
             judge_rollouts(examples, rollouts, judge, tmp_path / "j.jsonl", on_row=disk_is_full)
-        assert len(server.seen) == 12
+        assert len(server.requests) == 12
         result = judge_rollouts(examples, rollouts, judge, tmp_path / "j.jsonl")
         assert (result.found_before, result.judged) == (1, 11)
-        assert len(server.seen) == 12, "every reply that was paid for was in the cache"
+        assert len(server.requests) == 12, "every reply that was paid for was in the cache"
 
 
 def test_replies_on_their_way_are_kept_when_twenty_failed_alike(tmp_path):
@@ -232,11 +234,11 @@ def test_replies_on_their_way_are_kept_when_twenty_failed_alike(tmp_path):
         )
         with pytest.raises(RuntimeError, match="20 judgments in a row failed alike"):
             judge_rollouts([example], rollouts, judge, tmp_path / "j.jsonl")
-        assert len(server.seen) == 24
+        assert len(server.requests) == 24
         server.script[:] = [verdict(example)] * 20
         result = judge_rollouts([example], rollouts, judge, tmp_path / "j.jsonl")
         assert (result.judged, result.unscored, result.failed) == (24, 0, 0)
-        assert len(server.seen) == 44, "the four slow replies were in the cache"
+        assert len(server.requests) == 44, "the four slow replies were in the cache"
 
 
 def functions_that_call(tree, name):

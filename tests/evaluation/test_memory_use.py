@@ -33,9 +33,11 @@ def judged(answers):
     """Examples by id and judgments with these (ideal, actual) levels."""
     examples, judgments = {}, []
     for number, levels in enumerate(answers):
-        blocks = [{f"Memory {place}.": ideal} for place, (ideal, _) in enumerate(levels)]
+        blocks = [{f"Memory {position}.": ideal} for position, (ideal, _) in enumerate(levels)]
         example = Example.of(f"Question {number}?", *blocks, id=f"q{number}")
-        actual = dict(zip(example.levels, [found for _, found in levels], strict=True))
+        actual = dict(
+            zip(example.levels, [actual_level for _, actual_level in levels], strict=True)
+        )
         examples[example.id] = example
         judgments.append(judgment_for(example, actual, judge="x"))
     return examples, judgments
@@ -51,9 +53,11 @@ def test_losses_add_up_and_counts_stay_apart(answers):
     table = memory_table(frame)
     pairs = [pair for levels in answers for pair in levels]
     assert table["in_prompt"].sum() == len(pairs)
-    assert table["unscored"].sum() == sum(found is None for _, found in pairs)
-    assert table["over_used"].sum() == sum(found is not None and found > i for i, found in pairs)
-    assert table["under_used"].sum() == sum(found is not None and found < i for i, found in pairs)
+    assert table["unscored"].sum() == sum(actual is None for _, actual in pairs)
+    assert table["over_used"].sum() == sum(actual is not None and actual > i for i, actual in pairs)
+    assert table["under_used"].sum() == sum(
+        actual is not None and actual < i for i, actual in pairs
+    )
     assert table["cited"].isna().all() and table["retrieved"].isna().all()
 
 
@@ -66,8 +70,8 @@ def test_chance_alone_gives_no_finding():
         answers.append([("A", rng.choices("ABC", (8, 1, 1))[0]) for _ in range(20)])
     examples, judgments = judged(answers)
     frame = use_frame(judgments, examples)
-    found = findings(memory_table(frame), frame)
-    assert "hijacks" not in set(found["finding"])
+    finding_rows = findings(memory_table(frame), frame)
+    assert "hijacks" not in set(finding_rows["finding"])
 
 
 def test_without_levels_nothing_is_called_wrong():
@@ -134,8 +138,8 @@ def test_candidates_of_a_log(tmp_path):
     flagged = [{**row, "memories": row["candidates"]} for row in rows]
     for row in flagged:
         del row["candidates"]
-        for place, memory in enumerate(row["memories"]):
-            row["memories"][place] = {**memory, "in_prompt": place < 3}
+        for position, memory in enumerate(row["memories"]):
+            row["memories"][position] = {**memory, "in_prompt": position < 3}
     assert {len(row.blocks) for row in own_answers(plan, flagged).examples} == {3}
     for row in flagged:
         row["memories"] = [{**memory, "in_prompt": False} for memory in row["memories"]]
@@ -148,12 +152,16 @@ def test_what_is_not_shown_counts_as_ignored(k, threshold):
     plan = LogPlan(file="rows", consent="x", candidates=True, merge=False)
     [example] = own_answers(plan, practice_log(1)).examples
     setting = PromptSetting(top_k=k, threshold=threshold)
-    part = setting_example(example, setting)
-    assert len(part.blocks) <= k
-    assert all(block.score >= threshold for block in part.blocks)
-    judgment = judgment_for(part, part.levels, judge="x") if part.blocks else None
+    shown_example = setting_example(example, setting)
+    assert len(shown_example.blocks) <= k
+    assert all(block.score >= threshold for block in shown_example.blocks)
+    judgment = (
+        judgment_for(shown_example, shown_example.levels, judge="x")
+        if shown_example.blocks
+        else None
+    )
     whole = whole_judgment(example, judgment, setting)
-    missing = example.levels.keys() - part.levels.keys()
+    missing = example.levels.keys() - shown_example.levels.keys()
     assert whole.under == sum(example.levels[atom_id] for atom_id in missing) and whole.over == 0
 
 
@@ -203,11 +211,11 @@ def test_the_page_names_what_was_planted(capsys, tmp_path):
     assert code == 0 and "Report:" in output
     import pandas as pd
 
-    found = pd.read_csv(tmp_path / "run" / "tables" / "memory-findings.csv")
+    finding_rows = pd.read_csv(tmp_path / "run" / "tables" / "memory-findings.csv")
     planted = {memory.text: memory.fault for memory in practice_store() if memory.fault}
     named = {"hijacks": "hijack", "stale": "stale", "never used": "unused"}
     for finding, fault in named.items():
-        texts = set(found[found["finding"] == finding]["text"])
+        texts = set(finding_rows[finding_rows["finding"] == finding]["text"])
         assert {text for text, name in planted.items() if name == fault} <= texts, finding
 
 

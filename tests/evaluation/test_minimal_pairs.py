@@ -118,7 +118,7 @@ def test_a_repeated_pair_is_told(tmp_path):
         load_pairs(file, [EXAMPLE])
 
 
-def frame_of(pair, said):
+def frame_of(pair, readings_by_side):
     """The exam frame of a pair that was read so: side -> {atom: level}, with a stance for the
     edited atom.
     """
@@ -126,7 +126,7 @@ def frame_of(pair, said):
     items = exam_items([EXAMPLE], answers, None, probes=0)
     judgments = []
     for item in items:
-        levels, stance = said[item.answer.answer_id.split(":")[1]]
+        levels, stance = readings_by_side[item.answer.answer_id.split(":")[1]]
         judgment = judgment_for(
             EXAMPLE, levels, condition=item.probe, sample=item.number, judge="j"
         )
@@ -157,8 +157,11 @@ def levels(slow, trams, phone):
     ],
 )
 def test_when_a_pair_is_right(before, after, expected):
-    said = {"before": (levels(*before), "follows"), "after": (levels(*after), "follows")}
-    (row,) = frame_of(MinimalPair.model_validate(ROW), said).to_dict("records")
+    readings_by_side = {
+        "before": (levels(*before), "follows"),
+        "after": (levels(*after), "follows"),
+    }
+    (row,) = frame_of(MinimalPair.model_validate(ROW), readings_by_side).to_dict("records")
     assert (row["read"], row["changed"], row["unchanged"], row["right"]) == expected
 
 
@@ -177,8 +180,8 @@ def test_a_pair_of_stances_needs_a_judge_that_says_them():
 
 
 def test_shares_of_pairs_have_bounds():
-    said = {"before": (levels(1, 0, 2), "follows"), "after": (levels(0, 0, 2), None)}
-    one = frame_of(MinimalPair.model_validate(ROW), said)
+    readings_by_side = {"before": (levels(1, 0, 2), "follows"), "after": (levels(0, 0, 2), None)}
+    one = frame_of(MinimalPair.model_validate(ROW), readings_by_side)
     (row,) = pair_table(one).to_dict("records")
     assert row["right"] == 100 and row["right_low"] < 30 and row["right_high"] == 100
     assert pair_table(one, by="form")["form"].tolist() == ["plain"]

@@ -47,30 +47,32 @@ def slow(judgments):
     balanced accuracy is None when a target is missing.
     """
     rows = right = over = under = inter = total = whole = 0
-    seen = defaultdict(int)
+    target_counts = defaultdict(int)
     hit = defaultdict(int)
     for j in judgments:
         rows += 1
         whole += all(a.ideal == a.actual for a in j.atoms)
         for a in j.atoms:
             total += 1
-            seen[a.ideal.wire] += 1
+            target_counts[a.ideal.wire] += 1
             hit[a.ideal.wire] += a.ideal == a.actual
             right += a.ideal == a.actual
             over += a.actual.wire == "C" and a.ideal.wire in "AB"
             under += a.actual.wire == "A" and a.ideal.wire in "BC"
             inter += a.actual.wire == "B" and a.ideal.wire in "AC"
-    found = {"Macro": Fraction(whole, rows)}
-    found |= {
+    metrics = {"Macro": Fraction(whole, rows)}
+    metrics |= {
         "Micro": Fraction(right, total),
         "OPB": Fraction(over, total),
         "UPB": Fraction(under, total),
     }
-    found["RII"] = Fraction(inter, total)
-    found["Balanced"] = (
-        sum(Fraction(hit[u], seen[u]) for u in "ABC") / 3 if len(seen) == 3 else None
+    metrics["RII"] = Fraction(inter, total)
+    metrics["Balanced"] = (
+        sum(Fraction(hit[u], target_counts[u]) for u in "ABC") / 3
+        if len(target_counts) == 3
+        else None
     )
-    return {name: None if value is None else 100 * value for name, value in found.items()}
+    return {name: None if value is None else 100 * value for name, value in metrics.items()}
 
 
 def same(value, want):
@@ -151,10 +153,10 @@ def test_intervals_equal_a_loop_that_draws_questions(judgments, seed):
     for draw in draws:
         per_seed = defaultdict(list)
         for s in {j.seed for j in judgments}:
-            taken = [
+            drawn_judgments = [
                 j for k in draw for j in judgments if j.seed == s and j.question_id == questions[k]
             ]
-            for name, value in slow(taken).items() if taken else ():
+            for name, value in slow(drawn_judgments).items() if drawn_judgments else ():
                 per_seed[name].append(value)
         for name in RPEVAL_METRICS:
             means[name].append(sum(map(float, per_seed[name])) / len(per_seed[name]))
@@ -368,10 +370,10 @@ def test_every_setting_loads_from_a_folder(tmp_path):
         write(tmp_path / RPEVAL_FILES[setting], rows)
     loaded = {setting: load_rpeval(tmp_path, setting)[0] for setting in files}
     assert [e.id for e in loaded.values()] == [f"rpeval-{setting}-0" for setting in files]
-    found = {
+    letters = {
         setting: "".join(level.wire for level in e.levels.values()) for setting, e in loaded.items()
     }
-    assert found == dict(zip(files, ("CA", "CA", "C", "B"), strict=True))
+    assert letters == dict(zip(files, ("CA", "CA", "C", "B"), strict=True))
     assert [b.memory_text for b in loaded["implicit-multi"].blocks] == chat
     assert [a.text for a in loaded["implicit-multi"].atoms] == ROW["persona"]
     assert loaded["implicit-multi"].reason == ["…", "…"] and loaded["implicit-single"].intent == "…"
@@ -400,7 +402,7 @@ def test_every_setting_loads_from_a_folder(tmp_path):
 def test_words_for_one_preference(tmp_path, word, level):
     row = {"question": "?", "persona": "用户养猫。", "intent_type": word}
     (example,) = load_rpeval(write(tmp_path / "f.json", [row]))
-    assert [found.wire for found in example.levels.values()] == [level]
+    assert [read_level.wire for read_level in example.levels.values()] == [level]
 
 
 text = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12).filter(str.strip)
@@ -503,15 +505,15 @@ def test_all_faults_of_a_file_are_listed(tmp_path):
     )
     with pytest.raises(DataError) as caught:
         load_rpeval(path)
-    places = [(v.example_id, v.item, v.rule) for v in caught.value.violations]
-    assert [rule for *_, rule in places] == [
+    violations = [(v.example_id, v.item, v.rule) for v in caught.value.violations]
+    assert [rule for *_, rule in violations] == [
         "question",
         "persona[0]",
         "persona[1]",
         "intent_type[0]",
         "intent_type[1]",
     ]
-    assert places[-1][:2] == ("rpeval-explicit-multi-2", "row 2")
+    assert violations[-1][:2] == ("rpeval-explicit-multi-2", "row 2")
 
 
 @pytest.mark.parametrize(
@@ -559,7 +561,7 @@ def test_wrong_file_setting_or_path(tmp_path):
     )
 )
 def test_statistics_equal_the_loop(tmp_path_factory, rows):
-    made = [
+    file_rows = [
         {
             "question": f"问题{q}",
             "persona": [f"偏好{p}" for p, _ in ps],
@@ -567,16 +569,19 @@ def test_statistics_equal_the_loop(tmp_path_factory, rows):
         }
         for q, ps in rows
     ]
-    found = rpeval.preference_statistics(
-        load_rpeval(write(tmp_path_factory.mktemp("stats") / "f.json", made))
+    statistics = rpeval.preference_statistics(
+        load_rpeval(write(tmp_path_factory.mktemp("stats") / "f.json", file_rows))
     )
-    assert (found["rows"], found["preferences"]) == (len(rows), sum(len(ps) for _, ps in rows))
-    assert found["distinct questions"] == len({q for q, _ in rows})
-    assert [found[n] for n in ("Ignore", "Support", "Dominate")] == [
+    assert (statistics["rows"], statistics["preferences"]) == (
+        len(rows),
+        sum(len(ps) for _, ps in rows),
+    )
+    assert statistics["distinct questions"] == len({q for q, _ in rows})
+    assert [statistics[n] for n in ("Ignore", "Support", "Dominate")] == [
         sum(u == k for _, ps in rows for _, u in ps) for k in range(3)
     ]
-    assert found["rows with only Ignore"] == sum(all(u == 0 for _, u in ps) for _, ps in rows)
-    assert found["rows without Ignore"] == sum(all(u > 0 for _, u in ps) for _, ps in rows)
+    assert statistics["rows with only Ignore"] == sum(all(u == 0 for _, u in ps) for _, ps in rows)
+    assert statistics["rows without Ignore"] == sum(all(u > 0 for _, u in ps) for _, ps in rows)
     twins = [
         sum(
             1
@@ -585,33 +590,37 @@ def test_statistics_equal_the_loop(tmp_path_factory, rows):
         )
         for row in rows
     ]
-    assert found["rows that repeat a question with the same preferences"] == sum(
+    assert statistics["rows that repeat a question with the same preferences"] == sum(
         n > 1 for n in twins
     )
-    assert found["groups of such rows"] == pytest.approx(sum(1 / n for n in twins if n > 1))
+    assert statistics["groups of such rows"] == pytest.approx(sum(1 / n for n in twins if n > 1))
     pairs = {
         (q, p): {u2 for q2, ps2 in rows for p2, u2 in ps2 if (q2, p2) == (q, p)}
         for q, ps in rows
         for p, _ in ps
     }
-    assert found["distinct pairs of question and preference"] == len(pairs)
-    assert found["pairs with more than one target"] == sum(len(us) > 1 for us in pairs.values())
-    assert sum(count for name, count in found.items() if name.startswith("rows of K")) == len(rows)
+    assert statistics["distinct pairs of question and preference"] == len(pairs)
+    assert statistics["pairs with more than one target"] == sum(
+        len(us) > 1 for us in pairs.values()
+    )
+    assert sum(count for name, count in statistics.items() if name.startswith("rows of K")) == len(
+        rows
+    )
 
 
 def test_repeats_are_found_in_any_order(tmp_path):
     turned = ROW | {"persona": ROW["persona"][::-1], "intent_type": "AC"}
     other = ROW | {"persona": ["用户对花生过敏。", "用户会吹笛子。"]}
-    found = rpeval.preference_statistics(
+    statistics = rpeval.preference_statistics(
         load_rpeval(write(tmp_path / "f.json", [ROW, turned, other]))
     )
     assert (
-        found["rows that repeat a question with the same preferences"] == 2
-        and found["groups of such rows"] == 1
+        statistics["rows that repeat a question with the same preferences"] == 2
+        and statistics["groups of such rows"] == 1
     )
     assert (
-        found["distinct pairs of question and preference"],
-        found["most rows of one question"],
+        statistics["distinct pairs of question and preference"],
+        statistics["most rows of one question"],
     ) == (3, 3)
 
 
@@ -629,11 +638,11 @@ def stub():
     """A server whose model repeats its second memory and whose judge calls what is repeated
     Support; it keeps requests.
     """
-    seen = []
+    received = []
 
-    def say(asked):
-        text = asked["messages"][-1]["content"]
-        if asked["model"] == "model":
+    def say(request):
+        text = request["messages"][-1]["content"]
+        if request["model"] == "model":
             return next(line[3:] for line in text.splitlines() if line.startswith("2. "))
         data = json.loads(text)
         if isinstance(data, list) or "乱" in data["current_query"]:
@@ -656,17 +665,17 @@ def stub():
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append(asked)
-            repair = len([m for m in asked["messages"] if m["role"] == "user"]) > 1
-            message = {"role": "assistant", "content": "还是不行" if repair else say(asked)}
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            received.append(request)
+            repair = len([m for m in request["messages"] if m["role"] == "user"]) > 1
+            message = {"role": "assistant", "content": "还是不行" if repair else say(request)}
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             head = {
                 "id": "x",
                 "object": "chat.completion",
                 "created": 0,
-                "model": asked["model"],
+                "model": request["model"],
                 "usage": usage,
             }
             body = json.dumps(head | {"choices": [choice]}).encode()
@@ -691,13 +700,13 @@ def stub():
             concurrency=2,
         )
 
-    yield at, seen
+    yield at, received
     server.shutdown()
     server.server_close()
 
 
 def test_from_file_to_table_over_http(tmp_path, stub):
-    at, seen = stub
+    at, received = stub
     rows = [
         ROW,
         ROW | {"question": "乱不乱？"},
@@ -713,14 +722,15 @@ def test_from_file_to_table_over_http(tmp_path, stub):
         return load_judgments(verdicts)
 
     judgments = run()
-    asked, judging = (
-        [request for request in seen if request["model"] == model] for model in ("model", "judge")
+    model_requests, judging = (
+        [request for request in received if request["model"] == model]
+        for model in ("model", "judge")
     )
-    assert sorted(request["seed"] for request in asked) == sorted([42, 43, 44] * 3)
-    assert {request["temperature"] for request in seen} == {1.0} and {
-        request["top_p"] for request in asked
+    assert sorted(request["seed"] for request in model_requests) == sorted([42, 43, 44] * 3)
+    assert {request["temperature"] for request in received} == {1.0} and {
+        request["top_p"] for request in model_requests
     } == {1.0}
-    assert all(request["chat_template_kwargs"]["enable_thinking"] is False for request in seen)
+    assert all(request["chat_template_kwargs"]["enable_thinking"] is False for request in received)
     data = json.loads(judging[0]["messages"][1]["content"])
     assert {a["text"] for a in data["atomic_rubrics"]} == set(ROW["persona"])
     assert not any("u_star" in atom or "usage_rubric" in atom for atom in data["atomic_rubrics"])
@@ -730,8 +740,8 @@ def test_from_file_to_table_over_http(tmp_path, stub):
     assert (row["Macro"], row["Micro"], row["RII"], row["UPB"]) == (50, 50, 25, 25)
     levels = {j.example_id: [a.actual for a in j.atoms] for j in judgments if j.scored}
     assert levels == {f"rpeval-explicit-multi-{k}": [Level.IGNORE, Level.BOUND] for k in (0, 2)}
-    before = len(seen)
-    assert run() == judgments and len(seen) == before
+    before = len(received)
+    assert run() == judgments and len(received) == before
 
 
 def test_settings_are_the_papers():

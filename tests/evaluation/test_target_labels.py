@@ -128,8 +128,8 @@ def run_of(questions=30, seeds=(1, 2), judge="weak"):
             atoms = []
             for a in range(4):
                 ideal, actual = Level(int(rng.integers(3))), Level(int(rng.integers(3)))
-                seen = actual if rng.random() < 0.85 else Level.IGNORE
-                atoms.append(AtomJudgment(atom_id=f"a{a}", ideal=ideal, actual=seen))
+                judged_level = actual if rng.random() < 0.85 else Level.IGNORE
+                atoms.append(AtomJudgment(atom_id=f"a{a}", ideal=ideal, actual=judged_level))
                 truth[f"e{q}", seed, f"a{a}"] = actual
             judgments.append(
                 Judgment(
@@ -245,9 +245,9 @@ def test_a_row_that_stands_there_twice_is_named_by_its_second_line(tmp_path):
 
 def test_a_sample_of_which_answers_were_thrown_away_is_refused():
     rows = labelled_rows()
-    left = [row for row in rows if row.answer_key != rows[-1].answer_key]
+    kept_rows = [row for row in rows if row.answer_key != rows[-1].answer_key]
     with pytest.raises(DataError, match="29 answers, by their probabilities a sample of 58"):
-        score(JUDGMENTS, labels=left, resamples=50)
+        score(JUDGMENTS, labels=kept_rows, resamples=50)
 
 
 def test_the_draw_is_seeded_nested_and_of_one_source():

@@ -142,7 +142,7 @@ def asked_of(stage, draft: Draft) -> dict:
     return json.loads(stage.messages(draft)[1]["content"])
 
 
-def made(stage, draft: Draft) -> dict:
+def sound_reply(stage, draft: Draft) -> dict:
     """The reply of a builder without mistakes."""
     reply = builder_server.MAKE[stage.name]
     return reply(asked_of(stage, draft))
@@ -150,7 +150,7 @@ def made(stage, draft: Draft) -> dict:
 
 def done(stage, draft: Draft) -> Draft:
     """The row after a stage with a builder without mistakes."""
-    reply = stage.reply.model_validate(made(stage, draft))
+    reply = stage.reply.model_validate(sound_reply(stage, draft))
     assert stage.check(draft, reply) == []
     return stage.accept(draft, reply)
 

@@ -90,13 +90,13 @@ def annotation(request: dict, levels: str = "ACB") -> dict:
 MAKE = {"screening": screening, "derivation": derivation, "annotation": annotation}
 
 
-def good(messages: list[dict], seen: int = 0) -> str:
+def good(messages: list[dict], requests_so_far: int = 0) -> str:
     """What a builder without mistakes replies."""
     request = json.loads(messages[1]["content"])
     return json.dumps(MAKE[request["task"]](request))
 
 
-def fallible(messages: list[dict], seen: int = 0) -> str:
+def fallible(messages: list[dict], requests_so_far: int = 0) -> str:
     """A builder whose mistakes depend on the conversation alone:
     mended at once, mended late, never mended, or a verdict.
     """
@@ -133,9 +133,9 @@ class Builder(FaultyServer):
     async def _step(self, request):
         body = await request.json()
         messages = body["messages"]
-        self.seen.append(body)
-        reply = self.answer(messages, len(self.seen))
-        await asyncio.sleep(self.wait(len(self.seen)))
+        self.requests.append(body)
+        reply = self.answer(messages, len(self.requests))
+        await asyncio.sleep(self.wait(len(self.requests)))
         if isinstance(reply, str):
             usage = (len(str(messages)), len(reply))
             return web.json_response(completion(reply, usage=usage))
@@ -144,7 +144,7 @@ class Builder(FaultyServer):
 
     @property
     def conversations(self) -> Counter:
-        return Counter(json.dumps(body["messages"]) for body in self.seen)
+        return Counter(json.dumps(body["messages"]) for body in self.requests)
 
 
 async def build(client: Client, folder, drafts, stages=STAGES, on_row=None, **options) -> list:

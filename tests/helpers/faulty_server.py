@@ -48,7 +48,7 @@ class FaultyServer:
     def __init__(self, *script, delay=0.0):
         self.script = list(script)
         self.delay = delay
-        self.seen = []  # the bodies of all requests
+        self.requests = []  # the bodies of all requests
         self.headers = []  # and their headers
         self.at_once = 0
         self.most = 0  # requests at once
@@ -70,7 +70,7 @@ class FaultyServer:
 
     @property
     def counts(self):
-        return Counter(request["messages"][-1]["content"] for request in self.seen)
+        return Counter(request["messages"][-1]["content"] for request in self.requests)
 
     async def _serve(self, ready=None):
         app = web.Application(client_max_size=1 << 27)
@@ -102,7 +102,7 @@ class FaultyServer:
             self.at_once -= 1
 
     async def _step(self, request):
-        self.seen.append(await request.json())
+        self.requests.append(await request.json())
         self.headers.append(request.headers.copy())
         step = self.script.pop(0) if self.script else completion()
         delay = self.delay

@@ -32,8 +32,8 @@ class InventedFact(NamedTuple):
     level: str
     text: str  # as an atom
     fluent: str  # in prose, without a full stop
-    said: str  # as the user said it
-    about: str  # a noun phrase
+    spoken: str  # as the user said it
+    topic: str  # a noun phrase
     use: str  # what an answer should do with it
     under: str  # how an answer neglects it
     over: str  # how an answer overdoes it
@@ -76,11 +76,11 @@ def parse_fact(line: str, drawn_words: Mapping[str, str]) -> InventedFact:
     for wording in line.split(" | "):
         fields.append(re.sub(r"\{(\w+)\}", lambda m: drawn_words[m[1]], wording.strip()))
     if len(fields) == 4:
-        text, fluent, about, over = fields
-        return InventedFact("A", text, fluent, "", about, "", "", over)
+        text, fluent, topic, over = fields
+        return InventedFact("A", text, fluent, "", topic, "", "", over)
     if len(fields) == 6:
-        level, text, fluent, said, about, over = fields
-        return InventedFact(level, text, fluent, said, about, "", "", over)
+        level, text, fluent, spoken, topic, over = fields
+        return InventedFact(level, text, fluent, spoken, topic, "", "", over)
     return InventedFact(*fields)
 
 
@@ -102,7 +102,7 @@ def _clause(text: str) -> str:
 
 
 def _rubric_at_ignore(fact: InventedFact, terse: bool, rng: random.Random) -> dict[str, Any]:
-    about = fact.about
+    topic = fact.topic
     over = fact.over
     restated = rng.choice(
         [
@@ -111,15 +111,15 @@ def _rubric_at_ignore(fact: InventedFact, terse: bool, rng: random.Random) -> di
         ]
     )
     without = [
-        f"The answer is given without {about}.",
-        f"Nothing in the answer depends on {about}.",
-        f"The reply never brings up {about}.",
+        f"The answer is given without {topic}.",
+        f"Nothing in the answer depends on {topic}.",
+        f"The reply never brings up {topic}.",
     ]
     scopes = [
         "Has no bearing on this request.",
-        f"Concerns {about}, which the query does not ask about.",
+        f"Concerns {topic}, which the query does not ask about.",
     ]
-    uses = ["Leave it out.", f"Leave {about} out.", f"Pass over {about} in silence."]
+    uses = ["Leave it out.", f"Leave {topic} out.", f"Pass over {topic} in silence."]
     overuses = [f"The answer {over}.", f"{_capital(over)}."]
     roles = ["A premise of any recommendation.", "A source of examples or small talk."]
     second_check = f"It is not the case that the answer {over}." if terse else restated
@@ -132,12 +132,12 @@ def _rubric_at_ignore(fact: InventedFact, terse: bool, rng: random.Random) -> di
         "over_use": rng.choice(overuses),
         "forbidden_memory_role": rng.choice(roles),
         "failure_direction": rng.choice(["Over-use is the only failure.", "over-use"]),
-        "observable_checks": [f"No mention of {about}.", second_check],
+        "observable_checks": [f"No mention of {topic}.", second_check],
     }
 
 
 def _rubric_above_ignore(fact: InventedFact, terse: bool, rng: random.Random) -> dict[str, Any]:
-    about = fact.about
+    topic = fact.topic
     use = fact.use
     under = fact.under
     if terse:
@@ -147,7 +147,7 @@ def _rubric_above_ignore(fact: InventedFact, terse: bool, rng: random.Random) ->
             f"Because {fact.fluent}, the answer should {use}.",
             f"Knowing that {_clause(fact.text)}, a good answer will {use}.",
         ]
-    scopes = ["Holds for this request.", f"Holds as long as nothing changes about {about}."]
+    scopes = ["Holds for this request.", f"Holds as long as nothing changes about {topic}."]
     rubric: dict[str, Any] = {
         "expected_answer_behavior": rng.choice(behaviors),
         "memory_usage_weight": "supporting" if fact.level == "B" else "controlling",
@@ -160,7 +160,7 @@ def _rubric_above_ignore(fact: InventedFact, terse: bool, rng: random.Random) ->
         rubric["forbidden_memory_role"] = "The centre of the whole answer."
         rubric["failure_direction"] = "Both directions are possible."
     else:
-        roles = ["An excuse to refuse.", f"A basis for claims that {about} does not support."]
+        roles = ["An excuse to refuse.", f"A basis for claims that {topic} does not support."]
         rubric["forbidden_memory_role"] = rng.choice(roles)
         rubric["failure_direction"] = "Under-use is the likelier failure."
     rubric["observable_checks"] = [
@@ -200,9 +200,9 @@ def _named_subjects(block: InventedBlock) -> list[str]:
     """What the atoms of a block are about, as far as their texts name it."""
     subjects = []
     for _, origin, fact in block.facts:
-        named_in_text = set(cut_stems(fact.about)) & set(cut_stems(fact.text))
+        named_in_text = set(cut_stems(fact.topic)) & set(cut_stems(fact.text))
         if origin != "auxiliary" and named_in_text:
-            subjects.append(fact.about)
+            subjects.append(fact.topic)
     return subjects
 
 
@@ -251,7 +251,7 @@ def _add_distractors(
 def _contract(fact: InventedFact) -> dict[str, str]:
     """The difference that a fact of the source makes to an answer."""
     if fact.level == "A":
-        nothing = f"Nothing is said of {fact.about}."
+        nothing = f"Nothing is said of {fact.topic}."
         return {
             "without_memory_behavior": nothing,
             "with_memory_behavior": nothing,
@@ -262,7 +262,7 @@ def _contract(fact: InventedFact) -> dict[str, str]:
         "without_memory_behavior": f"The answer {fact.under}.",
         "with_memory_behavior": f"A good answer will {fact.use}.",
         "observable_delta": f"It does {fact.use}.",
-        "minimal_evidence": fact.about,
+        "minimal_evidence": fact.topic,
     }
 
 
@@ -279,7 +279,7 @@ def _paragraph(facts: Iterable[InventedFact], rng: random.Random) -> str:
 
 def _atom(placed: PlacedFact, block: InventedBlock, rng: random.Random) -> Atom:
     fact = placed.fact
-    extra_fields: dict[str, Any] = {"origin": placed.origin, "evidence": fact.said}
+    extra_fields: dict[str, Any] = {"origin": placed.origin, "evidence": fact.spoken}
     if placed.origin == "grounded":
         extra_fields["counterfactual_contract"] = _contract(fact)
     return Atom(
@@ -314,7 +314,7 @@ def _invent(i: int, seed: int) -> Example:
     question = rng.choice(topic["ask"])
     sentences = []
     for block in invented_blocks:
-        sentences.extend(placed.fact.said for placed in block.facts)
+        sentences.extend(placed.fact.spoken for placed in block.facts)
     invented_blocks = _add_distractors(invented_blocks, topic, drawn_words, rng)
     atoms = []
     for block in invented_blocks:

@@ -116,7 +116,7 @@ class Defect:
     """A way to spoil a row, and the check that should notice."""
 
     name: str
-    what: str
+    description: str
     check: str
     make: Planter
 

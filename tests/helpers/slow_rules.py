@@ -161,8 +161,8 @@ def _counterfactual(view: View, mode: str, by_divergence: bool) -> Iterator[Plac
             less = log_probabilities(view.prompt(row, atoms), ids)
             d = [a - b for a, b in zip(whole, less, strict=True)]
         z = reference.signal(h, d, mode, config.under_use)
-        part = Part(1.0, view.q(row, h, z), z)
-        yield Placement(row, h, opened, reference._eta(config, h), [part])
+        gain = Part(1.0, view.q(row, h, z), z)
+        yield Placement(row, h, opened, reference._eta(config, h), [gain])
 
 
 def _evidence(view: View, with_divergence: bool) -> Iterator[Placement]:
@@ -267,14 +267,14 @@ def slow_credit(rule: str, config: CreditConfig, examples, judged, answers) -> S
     pools = [[] for _ in range(9)]
     for placement in placements:
         advantage = advantages[placement.row][placement.column]
-        for part in placement.parts:
+        for portion in placement.parts:
             pools[placement.column] += [
-                reference.clip(x, -config.d_max, config.d_max) for x in part.learns
+                reference.clip(x, -config.d_max, config.d_max) for x in portion.learns
             ]
-            if not placement.opened or not math.fsum(part.q) > 0:
+            if not placement.opened or not math.fsum(portion.q) > 0:
                 continue
-            for t, m in enumerate(reference.multipliers(part.q, config.cap)):
-                tokens[placement.row][t] += advantage * placement.strength * part.share * (m - 1)
+            for t, m in enumerate(reference.multipliers(portion.q, config.cap)):
+                tokens[placement.row][t] += advantage * placement.strength * portion.share * (m - 1)
     tokens = [[value / scale for value in row] for row in tokens]
     if rule == "exact":
         tokens = _with_exact(view, tokens)

@@ -222,11 +222,13 @@ def test_killed_at_any_moment_nothing_committed_is_lost(tmp_path):
                 os.sched_yield()
             process.send_signal(signal.SIGKILL)
     cache = CallCache(path)
-    asked = Counter(log.read_text().split())
+    call_counts = Counter(log.read_text().split())
     stored = cache.stats()["replies"]
-    assert stored > 10 and len(asked) - stored in (0, 1)
-    assert sum(asked.values()) - stored <= 3  # at most the one that was under way at each death
-    assert all(cache.get(key) == {"text": key * 100} for key in list(asked)[:stored])
+    assert stored > 10 and len(call_counts) - stored in (0, 1)
+    assert (
+        sum(call_counts.values()) - stored <= 3
+    )  # at most the one that was under way at each death
+    assert all(cache.get(key) == {"text": key * 100} for key in list(call_counts)[:stored])
     last = str(stored)
     assert cache.get(last) is None and cache.claim(last)  # the dead process's claim is free at once
 
@@ -243,9 +245,9 @@ def test_a_forked_child_opens_the_file_for_itself(tmp_path):
     answers = context.SimpleQueue()
     process = context.Process(target=child, args=(answers,))
     process.start()
-    mine, its, pid = answers.get()
+    parent_claim, its, pid = answers.get()
     process.join(20)
-    assert (mine, its, pid) == (False, True, str(process.pid))
+    assert (parent_claim, its, pid) == (False, True, str(process.pid))
     cache.put("mine", {"text": "parent"})
     assert cache.get("its") == {"text": "child"} and cache.stats()["replies"] == 2
 

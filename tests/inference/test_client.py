@@ -104,7 +104,7 @@ def test_a_reply_with_its_usage():
         "cached_tokens": 600,
         "cost": pytest.approx((400 + 300 + 100) / 1e6),
     }
-    sent = server.seen[0]
+    sent = server.requests[0]
     assert (
         sent["messages"] == HELLO
         and sent["model"] == "m"
@@ -136,14 +136,14 @@ def test_lone_surrogates_go_neither_in_nor_out(tmp_path):
     with FaultyServer(json.dumps(completion("half \ud83d"))) as server:
         client = Client(endpoint(server), tmp_path / "calls.sqlite")
         reply = ask(client, [{"role": "user", "content": "also \udc00 half"}])
-    assert reply.text == "half ?" and server.seen[0]["messages"][0]["content"] == "also ? half"
+    assert reply.text == "half ?" and server.requests[0]["messages"][0]["content"] == "also ? half"
 
 
 def test_ten_megabytes(tmp_path):
     with FaultyServer(completion("x" * 10**7)) as server:
         client = Client(endpoint(server, timeout=60), tmp_path / "calls.sqlite")
         assert len(ask(client).text) == len(ask(client).text) == 10**7
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -182,8 +182,8 @@ totals = st.builds(
 @given(st.lists(totals, max_size=4))
 def test_totals_add_up(parts):
     total = sum(parts, Totals())
-    assert total.calls == sum(part.calls for part in parts)
-    costs = [part.cost for part in parts]
+    assert total.calls == sum(summand.calls for summand in parts)
+    costs = [summand.cost for summand in parts]
     assert total.cost == (None if None in costs else sum(costs))
     assert Totals(**total.to_dict()) == total
 
@@ -214,14 +214,14 @@ def test_passing_faults_are_tried_again(name):
     with FaultyServer(PASSING[name], PASSING[name]) as server:
         client = Client(endpoint(server))
         reply = ask(client)
-    assert reply.text == "ok" and reply.attempts == 3 and len(server.seen) == 3
+    assert reply.text == "ok" and reply.attempts == 3 and len(server.requests) == 3
     assert (client.totals.calls, client.totals.retries, client.totals.failures) == (1, 2, 0)
 
 
 def test_a_hanging_server_is_left_after_the_timeout():
     with FaultyServer("hang") as server:
         reply = ask(Client(endpoint(server, timeout=0.2)))
-    assert reply.attempts == 2 and len(server.seen) == 2
+    assert reply.attempts == 2 and len(server.requests) == 2
 
 
 def test_a_server_that_drips_is_left_as_well():
@@ -277,7 +277,7 @@ def test_lasting_faults_are_tried_once(status, message, kind):
         with pytest.raises(CallError) as caught:
             ask(client)
     error = caught.value
-    assert (error.kind, error.status, len(server.seen)) == (kind, status, 1)
+    assert (error.kind, error.status, len(server.requests)) == (kind, status, 1)
     assert error.fatal == (kind in ("auth", "not_found"))
     assert message in str(error) and server.url in str(error)
     assert client.totals.failures == 1 and client.totals.calls == 0
@@ -301,14 +301,14 @@ def test_a_call_gives_up_after_its_attempts():
         with pytest.raises(CallError, match="try 2") as caught:
             ask(client)
     assert caught.value.kind == "server" and not caught.value.fatal
-    assert len(server.seen) == 3 and (client.totals.retries, client.totals.failures) == (2, 1)
+    assert len(server.requests) == 3 and (client.totals.retries, client.totals.failures) == (2, 1)
 
 
 def test_a_page_in_place_of_an_answer_is_a_wrong_address():
     page = (200, "<html>Welcome</html>", {"Content-Type": "text/html"})
     with FaultyServer(page) as server, pytest.raises(CallError, match="/v1") as caught:
         ask(Client(endpoint(server)))
-    assert caught.value.fatal and len(server.seen) == 1
+    assert caught.value.fatal and len(server.requests) == 1
 
 
 def test_a_wrong_path_is_a_wrong_address():
@@ -353,15 +353,15 @@ def test_a_server_that_was_there_and_went_away_is_not_fatal():
 @pytest.fixture
 def waits(monkeypatch):
     """The seconds, from a tenth on, that somebody would have waited; nobody does."""
-    found = []
+    long_waits = []
     sleep = asyncio.sleep
 
     async def pass_over(seconds, result=None):
-        found.extend([seconds] if seconds > 0.1 else [])
+        long_waits.extend([seconds] if seconds > 0.1 else [])
         return await sleep(0, result)
 
     monkeypatch.setattr(asyncio, "sleep", pass_over)
-    return found
+    return long_waits
 
 
 @pytest.fixture
@@ -396,13 +396,13 @@ def test_a_wait_of_hours_is_an_error_now():
     assert caught.value.kind == "rate_limited" and caught.value.wait == 7200
 
 
-@pytest.mark.parametrize("asked, tries", [(600, 2), (601, 1)])
-def test_ten_minutes_are_waited_for_and_not_a_second_more(waits, asked, tries):
-    with FaultyServer((429, {}, {"Retry-After": str(asked)})) as server:
+@pytest.mark.parametrize("retry_after, tries", [(600, 2), (601, 1)])
+def test_ten_minutes_are_waited_for_and_not_a_second_more(waits, retry_after, tries):
+    with FaultyServer((429, {}, {"Retry-After": str(retry_after)})) as server:
         client = Client(endpoint(server))
         with nullcontext() if tries == 2 else pytest.raises(CallError, match="429"):
             ask(client)
-    assert len(server.seen) == tries and waits == [600] * (tries - 1)
+    assert len(server.requests) == tries and waits == [600] * (tries - 1)
 
 
 def test_random_waits_grow_to_a_minute_at_most(waits):
@@ -473,7 +473,7 @@ def test_requests_are_spread_out(waits, frozen):
             [str(k) for k in range(40)],
             concurrency=64,
         )
-    assert len(server.seen) == 40 and sorted(waits) == pytest.approx(
+    assert len(server.requests) == 40 and sorted(waits) == pytest.approx(
         [k * 60 / 1200 / 0.98 for k in range(2, 40)]
     )
 
@@ -500,20 +500,20 @@ def test_a_refused_schema_is_left_out_from_then_on(tmp_path):
         ask(client, response_format=SCHEMA)
         ask(client, [{"role": "user", "content": "2"}], response_format=SCHEMA)
         again = ask(Client(endpoint(server), tmp_path / "calls.sqlite"), response_format=SCHEMA)
-    assert ["response_format" in request for request in server.seen] == [True, False, False]
+    assert ["response_format" in request for request in server.requests] == [True, False, False]
     assert client.refused == {"response_format"} and again.cached and client.totals.retries == 0
 
 
 def test_many_calls_learn_at_the_same_time():
     with FaultyServer(*[NO_SCHEMA] * 8) as server:
         replies = ask_all(Client(endpoint(server)), map(str, range(8)), response_format=SCHEMA)
-    assert len(replies) == 8 and len(server.seen) == 16
+    assert len(replies) == 8 and len(server.requests) == 16
 
 
 def test_no_schema_is_sent_where_the_endpoint_says_so():
     with FaultyServer() as server:
         ask(Client(endpoint(server, json_schema=False)), response_format=SCHEMA)
-    assert "response_format" not in server.seen[0]
+    assert "response_format" not in server.requests[0]
 
 
 def test_the_other_name_of_max_tokens():
@@ -523,7 +523,9 @@ def test_the_other_name_of_max_tokens():
     )
     with FaultyServer((400, {"error": {"message": message, "param": "max_tokens"}})) as server:
         ask(Client(endpoint(server)), max_tokens=9)
-    assert server.seen[1]["max_completion_tokens"] == 9 and "max_tokens" not in server.seen[1]
+    assert (
+        server.requests[1]["max_completion_tokens"] == 9 and "max_tokens" not in server.requests[1]
+    )
 
 
 def test_a_setting_is_never_dropped():
@@ -534,7 +536,7 @@ def test_a_setting_is_never_dropped():
         pytest.raises(CallError, match="temperature"),
     ):
         ask(Client(endpoint(server)), temperature=0)
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 def test_thinking_that_cannot_be_switched_off_says_how_to_go_on():
@@ -544,8 +546,8 @@ def test_thinking_that_cannot_be_switched_off_says_how_to_go_on():
         with pytest.raises(CallError, match="set thinking to default"):
             ask(Client(endpoint(server)))
         ask(Client(endpoint(server, thinking="default", extra_body={"top_k": 5})))
-    assert server.seen[0]["chat_template_kwargs"]["enable_thinking"] is False
-    assert "chat_template_kwargs" not in server.seen[1] and server.seen[1]["top_k"] == 5
+    assert server.requests[0]["chat_template_kwargs"]["enable_thinking"] is False
+    assert "chat_template_kwargs" not in server.requests[1] and server.requests[1]["top_k"] == 5
 
 
 @pytest.mark.parametrize(
@@ -638,7 +640,7 @@ def test_the_same_call_at_the_same_time_is_made_once(tmp_path):
                 return await asyncio.gather(*(clients[k % 2].ask(HELLO) for k in range(8)))
 
         replies = run_async(main())
-    assert len(server.seen) == 1 and sum(reply.cached for reply in replies) == 7
+    assert len(server.requests) == 1 and sum(reply.cached for reply in replies) == 7
 
 
 def test_a_waiting_call_takes_over_when_the_first_fails(tmp_path):
@@ -652,7 +654,7 @@ def test_a_waiting_call_takes_over_when_the_first_fails(tmp_path):
                 )
 
         kinds = sorted(type(reply).__name__ for reply in run_async(main()))
-    assert kinds == ["CallError", "Reply", "Reply"] and len(server.seen) == 2
+    assert kinds == ["CallError", "Reply", "Reply"] and len(server.requests) == 2
 
 
 def test_a_full_disk_loses_no_paid_reply(tmp_path, monkeypatch):
@@ -665,7 +667,7 @@ def test_a_full_disk_loses_no_paid_reply(tmp_path, monkeypatch):
         assert ask(client).text == "ok"
         with pytest.raises(CacheError, match="full"):
             ask(client, seed=2)
-    assert len(server.seen) == 1 and client.cache.stats()["claims"] == 0
+    assert len(server.requests) == 1 and client.cache.stats()["claims"] == 0
 
 
 PROGRAM = textwrap.dedent("""
@@ -698,21 +700,21 @@ def test_two_processes_on_one_cache_double_no_call(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("signal_sent", "code"),
     [
         (signal.SIGKILL, -signal.SIGKILL),
         pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_process_loses_nothing(tmp_path, how, code):
+def test_a_stopped_process_loses_nothing(tmp_path, signal_sent, code):
     with FaultyServer(delay=0.02) as server:
         process = program(server.url, tmp_path / "calls.sqlite", 150)
         lines = [process.stdout.readline() for _ in range(40)]
-        process.send_signal(how)
+        process.send_signal(signal_sent)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == code
         claims = CallCache(tmp_path / "calls.sqlite").stats()["claims"]
-        assert claims == 0 or how == signal.SIGKILL
+        assert claims == 0 or signal_sent == signal.SIGKILL
         done = {line.split()[0] for line in lines + out.splitlines() if line.strip()}
         again = program(server.url, tmp_path / "calls.sqlite", 150)
         out, errors = again.communicate(
@@ -722,7 +724,7 @@ def test_a_stopped_process_loses_nothing(tmp_path, how, code):
     assert len(out.splitlines()) == 150
     assert all(server.counts[text] == 1 for text in done)
     under_way = (
-        8 if how == signal.SIGKILL else 0
+        8 if signal_sent == signal.SIGKILL else 0
     )  # Ctrl-C waits for what is paid for, a kill cannot
     assert sum(server.counts.values()) <= 150 + under_way
 
@@ -776,7 +778,7 @@ def test_the_key_is_in_no_cancelled_call():
     async def main(server):
         async with Client(endpoint(server)) as client:
             task = asyncio.create_task(client.ask(HELLO))
-            while not server.seen:
+            while not server.requests:
                 await asyncio.sleep(0.01)
             task.cancel()
             try:
@@ -894,14 +896,14 @@ def test_estimates_are_a_quarter_of_the_bytes(text):
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 8))
 def test_every_item_comes_once_within_the_window(delays, window):
-    taken = 0
+    started = 0
     out = []
     most = 0
 
     def source():
-        nonlocal taken
+        nonlocal started
         for k, delay in enumerate(delays):
-            taken += 1
+            started += 1
             yield k, delay
 
     async def work(item):
@@ -913,7 +915,7 @@ def test_every_item_comes_once_within_the_window(delays, window):
         nonlocal most
         async for item, result in run_many(source(), work, window):
             out.append((item[0], result))
-            most = max(most, taken - len(out))
+            most = max(most, started - len(out))
 
     asyncio.run(main())
     assert sorted(out) == [(k, 2 * k) for k in range(len(delays))] and most <= window
@@ -1147,8 +1149,8 @@ def test_secrets_in_a_command_are_hidden(monkeypatch):
 # What is said meanwhile ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bad", "told"), [(0, 0), (2, 0), (3, 1), (7, 1), (8, 1)])
-def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
+@pytest.mark.parametrize(("bad", "warning_count"), [(0, 0), (2, 0), (3, 1), (7, 1), (8, 1)])
+def test_a_call_that_keeps_failing_is_said_once(caplog, bad, warning_count):
     with FaultyServer(*["{not json"] * bad) as server:
         client = Client(endpoint(server, attempts=8))
         for attempt in (0, 1):  # the second time all is well
@@ -1156,11 +1158,11 @@ def test_a_call_that_keeps_failing_is_said_once(caplog, bad, told):
                 ask(client, attempt=attempt)
             except CallError as error:
                 assert bad == 8 and "not a chat completion" in str(error)
-    said = [message for message in caplog.messages if "has failed" in message]
-    assert len(said) == told
+    warnings = [message for message in caplog.messages if "has failed" in message]
+    assert len(warnings) == warning_count
     assert all(
         "failed 3 times; such calls are tried 8 times in all" in m and "not a chat completion" in m
-        for m in said
+        for m in warnings
     )
     assert SECRET not in caplog.text
 

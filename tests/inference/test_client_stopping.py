@@ -24,14 +24,14 @@ QUESTIONS = [f"question {k}" for k in range(16)]
 
 
 def client_of(server, cache=None, **fields):
-    given = {
+    settings = {
         "model": "m",
         "base_url": server.url,
         "key_env": "",
         "backoff": 0.001,
         "timeout": 30,
     } | fields
-    return Client(Endpoint(**given), cache)
+    return Client(Endpoint(**settings), cache)
 
 
 def ask_all(client, questions=QUESTIONS, window=16, **options):
@@ -52,9 +52,9 @@ def test_a_fatal_reply_costs_none_of_the_others(tmp_path):
         server.script[0] = Late(REFUSED, 0.1)
         with pytest.raises(CallError, match="no such key"):
             ask_all(client_of(server, tmp_path / "calls.sqlite"))
-        assert len(server.seen) == 16
+        assert len(server.requests) == 16
         again = ask_all(client_of(server, tmp_path / "calls.sqlite"))
-        assert len(server.seen) == 17 and sum(reply.cached for reply in again.values()) == 15
+        assert len(server.requests) == 17 and sum(reply.cached for reply in again.values()) == 15
     assert CallCache(tmp_path / "calls.sqlite").stats()["claims"] == 0
 
 
@@ -79,7 +79,7 @@ def test_what_was_not_sent_stays_unsent(tmp_path):
         start = time.monotonic()
         with pytest.raises(CallError, match="no such key"):
             ask_all(client_of(server, tmp_path / "calls.sqlite", concurrency=4, backoff=60))
-        assert time.monotonic() - start < 10 and len(server.seen) == 4
+        assert time.monotonic() - start < 10 and len(server.requests) == 4
     assert CallCache(tmp_path / "calls.sqlite").stats()["replies"] == 2
 
 
@@ -122,7 +122,7 @@ def test_a_reader_who_leaves_finds_the_others_in_the_cache(tmp_path):
     with FaultyServer(completion(), delay=0.4) as server:
         server.script[0] = Late(completion(), 0.1)
         run_async(main(client_of(server, tmp_path / "calls.sqlite")))
-        assert len(server.seen) == 16
+        assert len(server.requests) == 16
     assert CallCache(tmp_path / "calls.sqlite").stats()["replies"] == 16
 
 
@@ -148,7 +148,7 @@ def started(server, cache):
     command = [sys.executable, "-c", PROGRAM, server.url, str(cache)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "asking\n"
-    while len(server.seen) < 8:
+    while len(server.requests) < 8:
         time.sleep(0.02)
     return process
 
@@ -177,13 +177,13 @@ def test_a_page_in_between_good_replies_is_a_passing_fault():
     with FaultyServer(completion(), PAGE) as server:
         client = client_of(server)
         assert len(ask_all(client, window=1)) == 16
-        assert len(server.seen) == 17 and client.totals.retries == 1
+        assert len(server.requests) == 17 and client.totals.retries == 1
 
 
 def test_a_page_at_the_start_is_a_wrong_address():
     with FaultyServer(PAGE) as server, pytest.raises(CallError, match="/v1") as caught:
         ask_all(client_of(server), window=1)
-    assert caught.value.kind == "not_found" and len(server.seen) == 1
+    assert caught.value.kind == "not_found" and len(server.requests) == 1
 
 
 LOGIN = "<!doctype html><title>Sign in to ACME</title><form>password</form>"
@@ -205,7 +205,7 @@ def test_what_came_in_the_place_of_the_first_reply_is_named(body, kind, named):
     message = str(caught.value)
     assert all(words in message for words in named), message
     assert "does the address end as it should (mostly in /v1)?" in message
-    assert caught.value.fatal and len(server.seen) == 1
+    assert caught.value.fatal and len(server.requests) == 1
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "text/html", "application/octet-stream"])
@@ -220,4 +220,4 @@ def test_json_that_is_no_completion_is_tried_again_whatever_it_is_called():
     with FaultyServer(
         completion(), (200, '{"status": "warming up"}', {"Content-Type": "text/plain"})
     ) as server:
-        assert len(ask_all(client_of(server), window=1)) == 16 and len(server.seen) == 17
+        assert len(ask_all(client_of(server), window=1)) == 16 and len(server.requests) == 17

@@ -18,23 +18,25 @@ def test_what_arrived_while_the_process_was_busy_is_read():
     async def reply(buffer):
         arrived = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(0.01, arrived.set_result, "here")
-        said = await arrived
+        received = await arrived
         for _ in range(5):  # a reply passes several hands before it is complete
             await asyncio.sleep(0)
-        return said
+        return received
 
     async def main():
-        asked = asyncio.ensure_future(receive_within(0.05, reply))
+        pending = asyncio.ensure_future(receive_within(0.05, reply))
         for _ in range(3):
             await asyncio.sleep(0)
         asyncio.get_running_loop().jump(0.1)  # the process works on something else, past the limit
-        return await asked
+        return await pending
 
     assert run_jumping(main()) == "here"
 
 
-@pytest.mark.parametrize("size, kept", [(ALIVE, True), (ALIVE - 1, False), (1, False), (0, False)])
-def test_only_a_body_that_grows_may_take_longer(size, kept):
+@pytest.mark.parametrize(
+    "size, is_kept", [(ALIVE, True), (ALIVE - 1, False), (1, False), (0, False)]
+)
+def test_only_a_body_that_grows_may_take_longer(size, is_kept):
     async def stream(buffer):
         for _ in range(6):
             await asyncio.sleep(0.03)
@@ -44,7 +46,7 @@ def test_only_a_body_that_grows_may_take_longer(size, kept):
     async def main():
         return await receive_within(0.05, stream)
 
-    if kept:
+    if is_kept:
         assert run_jumping(main()) == "all of it"
     else:
         with pytest.raises(TimeoutError):
@@ -89,13 +91,13 @@ def test_errors_of_the_work_pass_through():
         run_async(main())
 
 
-@pytest.mark.parametrize("how", ["at the same moment", "while it is called off"])
-def test_failures_of_calls_that_were_called_off_are_not_complained_about(how):
+@pytest.mark.parametrize("moment", ["at the same moment", "while it is called off"])
+def test_failures_of_calls_that_were_called_off_are_not_complained_about(moment):
     unseen = []
 
     async def broken(number):
         try:
-            for _ in range(number if how == "at the same moment" or not number else 10**6):
+            for _ in range(number if moment == "at the same moment" or not number else 10**6):
                 await asyncio.sleep(0)
         finally:
             raise ValueError("no such model")

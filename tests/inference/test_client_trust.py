@@ -77,7 +77,7 @@ def test_a_redirect_to_another_host_is_refused_and_said(status):
         redirect = (status, "", {"Location": elsewhere})
         with FaultyServer(redirect) as server, pytest.raises(CallError) as caught:
             ask(Client(endpoint(server.url)))
-        assert stranger.seen == []
+        assert stranger.requests == []
     message = str(caught.value)
     assert caught.value.fatal and f"http://localhost:{stranger.port}" in message
     assert "nothing was sent there" in message and "base_url" in message
@@ -89,14 +89,14 @@ def test_another_port_of_the_same_host_is_another_place():
         server.script.append((307, "", {"Location": stranger.url + "/chat/completions"}))
         with pytest.raises(CallError, match="nothing was sent there"):
             ask(Client(endpoint(server.url)))
-        assert stranger.seen == []
+        assert stranger.requests == []
 
 
 def test_a_redirect_within_the_host_is_followed():
     with FaultyServer() as server:
         server.script.append((307, "", {"Location": "/v1/chat/completions"}))
         assert ask(Client(endpoint(server.url))).text == "ok"
-        assert len(server.seen) == 2
+        assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_refusal_is_an_answer():
     with FaultyServer(body) as server:
         reply = ask(Client(endpoint(server.url)))
         assert (reply.text, reply.finish_reason) == ("I cannot help with that.", "refusal")
-        assert len(server.seen) == 1
+        assert len(server.requests) == 1
 
 
 @pytest.fixture
@@ -192,15 +192,15 @@ def test_a_short_wait_is_not_said(quick_sleep, caplog):
 
 
 def test_a_wait_for_the_limits_is_said(quick_sleep):
-    said = []
+    announced = []
 
     async def book():
         pacer = Pacer(1)
-        await pacer.wait(1, said.append)
-        await pacer.wait(1, said.append)
+        await pacer.wait(1, announced.append)
+        await pacer.wait(1, announced.append)
 
     asyncio.run(book())
-    assert len(said) == 1 and 55 < said[0] < 65
+    assert len(announced) == 1 and 55 < announced[0] < 65
 
 
 def test_a_claim_of_another_process_is_said(tmp_path, caplog, monkeypatch):

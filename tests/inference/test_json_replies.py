@@ -99,15 +99,15 @@ def test_what_is_not_one_value_alone_is_refused_with_a_reason(text, why):
 
 @given(st.text(), st.sampled_from(["stop", "length", "content_filter"]))
 def test_no_text_raises_and_no_complaint_is_empty(text, finish):
-    found, complaints = read_form(text, Reply, finish)
-    assert (found is None) == bool(complaints) and all(words for _, words in complaints)
+    parsed, complaints = read_form(text, Reply, finish)
+    assert (parsed is None) == bool(complaints) and all(words for _, words in complaints)
 
 
 @given(values)
 def test_no_value_raises(value):
-    found, complaints = read_form(json.dumps({"items": value}), Reply)
-    assert (found is None) == bool(complaints)
-    assert (found is not None) == (
+    parsed, complaints = read_form(json.dumps({"items": value}), Reply)
+    assert (parsed is None) == bool(complaints)
+    assert (parsed is not None) == (
         sound(value) and isinstance(value, list) and all(_fits(item) for item in value)
     )
 
@@ -123,7 +123,7 @@ def _fits(item):
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "location"),
     [
         ({"id": 1}, "items.0.id"),
         ({"count": "1"}, "items.0.count"),
@@ -136,17 +136,17 @@ def _fits(item):
         ({"id": None}, "items.0.id"),
     ],
 )
-def test_types_are_taken_at_their_word(change, place):
-    found, complaints = read_form(json.dumps({"items": [GOOD["items"][0] | change]}), Reply)
-    assert found is None and [where for where, _ in complaints] == [place]
+def test_types_are_taken_at_their_word(change, location):
+    parsed, complaints = read_form(json.dumps({"items": [GOOD["items"][0] | change]}), Reply)
+    assert parsed is None and [where for where, _ in complaints] == [location]
 
 
 def test_a_lone_surrogate_is_a_complaint_not_a_crash():
     odd = {"items": [GOOD["items"][0] | {"id": "a\ud800b"}]}
     for text in (json.dumps(odd), json.dumps(odd, ensure_ascii=False), json.dumps({"\udfff": 1})):
-        found, complaints = read_form(text, Reply)
+        parsed, complaints = read_form(text, Reply)
         assert (
-            found is None and "half a character" in complaints[0][1] and complaints[0][1].encode()
+            parsed is None and "half a character" in complaints[0][1] and complaints[0][1].encode()
         )
     whole = {"items": [GOOD["items"][0] | {"id": "\U0001f414"}]}
     assert (
@@ -157,12 +157,14 @@ def test_a_lone_surrogate_is_a_complaint_not_a_crash():
 
 def test_a_reply_cut_off_is_at_fault_whatever_it_holds():
     assert read_form(json.dumps(GOOD), Reply)[0].items[0].count == 1
-    found, complaints = read_form(json.dumps(GOOD), Reply, "length")
-    assert found is None and "cut off" in complaints[0][1]
+    parsed, complaints = read_form(json.dumps(GOOD), Reply, "length")
+    assert parsed is None and "cut off" in complaints[0][1]
 
 
 def test_the_schema_allows_nothing_else():
-    asked = json_format(Reply)
-    schema = asked["json_schema"]["schema"]
-    assert asked["json_schema"]["strict"] is True and schema["additionalProperties"] is False
+    response_format = json_format(Reply)
+    schema = response_format["json_schema"]["schema"]
+    assert (
+        response_format["json_schema"]["strict"] is True and schema["additionalProperties"] is False
+    )
     assert schema["$defs"]["Item"]["required"] == ["id", "count", "share", "good"]

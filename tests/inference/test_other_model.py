@@ -22,7 +22,7 @@ def named(model: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("asked", "reply", "is_other"),
+    ("requested", "reply", "is_other"),
     [
         ("gpt-4o", "gpt-4o-2024-08-06", False),
         ("gpt-4o", "gpt-4o-mini", True),
@@ -36,8 +36,8 @@ def named(model: str) -> dict:
         ("large", "small", True),
     ],
 )
-def test_what_is_another_model(asked, reply, is_other):
-    assert bool(other_model(asked, reply)) is is_other
+def test_what_is_another_model(requested, reply, is_other):
+    assert bool(other_model(requested, reply)) is is_other
 
 
 def test_another_models_name_is_kept_and_said_once(tmp_path, caplog):
@@ -45,22 +45,22 @@ def test_another_models_name_is_kept_and_said_once(tmp_path, caplog):
     out = tmp_path / "rollouts.jsonl"
     with FaultyServer() as server:
         server.script.extend([named("small-one")] * 2 + [named("m")])
-        place = Endpoint(model="m", base_url=server.url, key_env="", concurrency=1)
+        endpoint = Endpoint(model="m", base_url=server.url, key_env="", concurrency=1)
         with caplog.at_level(logging.WARNING):
-            generate(examples, EndpointBackend(place), Sampling(seeds=(1,)), out)
+            generate(examples, EndpointBackend(endpoint), Sampling(seeds=(1,)), out)
     names = [getattr(row, "answered_by", None) for row in rows_so_far(out, Rollout)]
     assert sorted(names, key=str) == [None, "small-one", "small-one"]
-    said = [record for record in caplog.records if "small-one" in record.getMessage()]
-    assert len(said) == 1
+    warnings = [record for record in caplog.records if "small-one" in record.getMessage()]
+    assert len(warnings) == 1
 
 
 def test_the_name_stays_with_a_reply_of_the_cache(tmp_path):
-    async def ask(place):
-        async with Client(place, tmp_path / "c.sqlite") as client:
+    async def ask(endpoint):
+        async with Client(endpoint, tmp_path / "c.sqlite") as client:
             return await client.ask([{"role": "user", "content": "hello"}])
 
     with FaultyServer(named("small-one")) as server:
-        place = Endpoint(model="m", base_url=server.url, key_env="")
-        first = asyncio.run(ask(place))
-        again = asyncio.run(ask(place))
+        endpoint = Endpoint(model="m", base_url=server.url, key_env="")
+        first = asyncio.run(ask(endpoint))
+        again = asyncio.run(ask(endpoint))
     assert (first.answered_by, again.answered_by, again.cached) == ("small-one", "small-one", True)

@@ -131,7 +131,7 @@ def test_an_unknown_prompt_template_names_the_known_ones(tmp_path):
 
 
 @given(st.sampled_from(["system", "user", "block", "query_only"]))
-def test_every_part_of_a_template_is_in_its_hash(part):
+def test_every_part_of_a_template_is_in_its_hash(part_name):
     parts = {
         "system": "Hello.",
         "user": "{memory} // {query}",
@@ -141,7 +141,7 @@ def test_every_part_of_a_template_is_in_its_hash(part):
     PROMPT_TEMPLATES["tried"] = PromptTemplate(first := TemplateFile(**parts), first.system)
     before = wording_hash("tried")
     PROMPT_TEMPLATES["tried"] = PromptTemplate(
-        second := TemplateFile(**(parts | {part: parts[part] + "!"})), second.system
+        second := TemplateFile(**(parts | {part_name: parts[part_name] + "!"})), second.system
     )
     assert wording_hash("tried") != before
     PROMPT_TEMPLATES.pop("tried")

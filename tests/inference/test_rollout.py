@@ -50,11 +50,11 @@ class Scripted:
 
     def __init__(self, say=lambda request: request.rollout("Yes.")):
         self.say = say
-        self.asked = []
+        self.keys_asked = []
 
     def answers(self, requests):
         for request in requests:
-            self.asked.append(request.key)
+            self.keys_asked.append(request.key)
             yield self.say(request)
 
 
@@ -68,7 +68,7 @@ def rows(path: Path) -> list[Rollout]:
     return list(read_jsonl(path, Rollout))
 
 
-def said(path: Path) -> dict[tuple, str]:
+def responses(path: Path) -> dict[tuple, str]:
     return {row.key: row.response for row in rows(path)}
 
 
@@ -88,14 +88,14 @@ def test_a_template_file_is_a_prompt_template_and_its_wording_is_in_the_settings
 
 
 def test_defaults_are_the_papers():
-    given = Sampling()
-    assert (given.seeds, given.temperature, given.top_p, given.max_tokens) == (
+    sampling = Sampling()
+    assert (sampling.seeds, sampling.temperature, sampling.top_p, sampling.max_tokens) == (
         (42, 43, 44),
         1.0,
         1.0,
         8192,
     )
-    assert (given.samples, given.text, given.prompt_template, given.thinking) == (
+    assert (sampling.samples, sampling.text, sampling.prompt_template, sampling.thinking) == (
         1,
         "fluent",
         "plain",
@@ -131,18 +131,22 @@ def test_wrong_sampling_is_refused(wrong):
 @given(st.sets(st.integers(0, 99), min_size=1, max_size=3), st.integers(1, 3), st.booleans())
 def test_every_answer_is_asked_for_once_under_the_key_it_will_have(seeds, samples, control):
     conditions = ("full_memory", "no_memory") if control else ("full_memory",)
-    asked = list(
+    drawn_requests = list(
         requests(
             EXAMPLES[:3], Sampling(seeds=tuple(seeds), samples=samples), "m", conditions, engine="e"
         )
     )
-    wanted = list(product([e.id for e in EXAMPLES[:3]], conditions, seeds, range(samples)))
-    assert Counter((r.example.id, r.condition, r.seed, r.sample) for r in asked) == Counter(wanted)
-    assert [r.key for r in asked] == [r.rollout("x", token_ids=[1]).key for r in asked]
-    assert len({r.key for r in asked}) == len(asked)
+    expected_keys = list(product([e.id for e in EXAMPLES[:3]], conditions, seeds, range(samples)))
+    assert Counter(
+        (r.example.id, r.condition, r.seed, r.sample) for r in drawn_requests
+    ) == Counter(expected_keys)
+    assert [r.key for r in drawn_requests] == [
+        r.rollout("x", token_ids=[1]).key for r in drawn_requests
+    ]
+    assert len({r.key for r in drawn_requests}) == len(drawn_requests)
     assert all(
         r.rollout().example_hash == r.example.content_hash and r.settings["engine"] == "e"
-        for r in asked
+        for r in drawn_requests
     )
 
 
@@ -159,20 +163,20 @@ def test_the_control_shows_no_memory_under_any_prompt_template():
 
 
 def test_seeds_of_samples_differ_and_own_seeds_ignore_condition_and_prompt_template():
-    asked = list(
+    drawn_requests = list(
         requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2), "m", ("full_memory", "no_memory"))
     )
     assert (
-        len({(r.example.id, r.answer_seed) for r in asked})
+        len({(r.example.id, r.answer_seed) for r in drawn_requests})
         == 8
-        == len({r.answer_seed for r in asked})
+        == len({r.answer_seed for r in drawn_requests})
     )
-    assert len({r.server_seed for r in asked}) == 4 and asked[0].server_seed == 1
+    assert len({r.server_seed for r in drawn_requests}) == 4 and drawn_requests[0].server_seed == 1
     other = list(
         requests(EXAMPLES[:2], Sampling(seeds=(1, 2), samples=2, prompt_template="bare"), "other")
     )
-    assert {r.answer_seed for r in other} == {r.answer_seed for r in asked}
-    assert asked[0].answer_seed == int(
+    assert {r.answer_seed for r in other} == {r.answer_seed for r in drawn_requests}
+    assert drawn_requests[0].answer_seed == int(
         hashlib.sha256(b'["micro-short-test-3-00000", 1, 0]').hexdigest()[:12], 16
     )
 
@@ -254,14 +258,16 @@ def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, fin
     with FaultyServer(body, body) as server:
         result = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
         again = generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
-        assert len(server.seen) == 2, "asked once more, as every empty answer, and then it stands"
+        assert len(server.requests) == 2, (
+            "asked once more, as every empty answer, and then it stands"
+        )
     (row,) = rows(tmp_path / "a.jsonl")
     assert row.finish_reason == finish and row.withheld and not row.response
     assert result.counts == {finish: 1, "empty": 0} and (again.found_before, again.new) == (1, 0)
 
 
 @pytest.mark.parametrize(
-    ("sent", "kept", "extra"),
+    ("sent", "finish_reason", "extra"),
     [
         ("stop", "stop", None),
         ("length", "length", None),
@@ -270,13 +276,13 @@ def test_withheld_answers_are_counted_apart_from_silent_ones(tmp_path, body, fin
         ("end_turn", "stop", "end_turn"),
     ],
 )
-def test_finish_reasons(tmp_path, sent, kept, extra):
+def test_finish_reasons(tmp_path, sent, finish_reason, extra):
     with FaultyServer(completion("Hello.", finish=sent)) as server:
         generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
     (row,) = rows(tmp_path / "a.jsonl")
     assert (row.response, row.finish_reason, getattr(row, "served_finish", None)) == (
         "Hello.",
-        kept,
+        finish_reason,
         extra,
     )
     assert row.usage["completion_tokens"] == 3 and row.token_ids is None
@@ -305,7 +311,9 @@ def test_empty_answers_are_asked_once_more_and_then_stand(tmp_path, script, agai
         result = generate(EXAMPLES[:1], endpoint(server.url), sampling, tmp_path / "a.jsonl")
     (row,) = rows(tmp_path / "a.jsonl")
     assert (row.response, row.finish_reason) == expected and row.error is None
-    assert len(server.seen) == calls and len({request["seed"] for request in server.seen}) == 1
+    assert (
+        len(server.requests) == calls and len({request["seed"] for request in server.requests}) == 1
+    )
     assert row.usage["prompt_tokens"] == 8 * calls == result.usage["prompt_tokens"]
     assert result.counts["empty"] == (expected[0] == "")
 
@@ -321,7 +329,7 @@ def test_what_is_sent(tmp_path):
         )
     sent = [
         {k: body[k] for k in ("temperature", "top_p", "max_tokens", "top_k", "messages")}
-        for body in server.seen
+        for body in server.requests
     ]
     assert (
         sent[0]
@@ -334,7 +342,7 @@ def test_what_is_sent(tmp_path):
             "messages": render(EXAMPLES[0]),
         }
     )
-    assert {body["seed"] for body in server.seen} == {7, 1_000_010}
+    assert {body["seed"] for body in server.requests} == {7, 1_000_010}
     assert rows(tmp_path / "a.jsonl")[0].settings["extra_body"] == {"top_k": 5}
 
 
@@ -364,7 +372,7 @@ def test_a_failed_call_is_a_row_and_is_asked_again(tmp_path):
         )
         second = generate(EXAMPLES[:2], endpoint(server.url), ONE, tmp_path / "a.jsonl")
     assert (second.new, second.found_before, second.counts["error"]) == (1, 1, 0) and len(
-        server.seen
+        server.requests
     ) == 3
 
 
@@ -397,7 +405,7 @@ def test_resume_asks_only_for_what_is_missing(tmp_path):
     generate(EXAMPLES[:5], backend, Sampling(seeds=(1,)), out)
     result = generate(EXAMPLES, backend, everything, out, no_memory=True)
     assert (result.wanted, result.found_before, result.new) == (48, 5, 43)
-    assert Counter(backend.asked).most_common(1)[0][1] == 1 and len(said(out)) == 48
+    assert Counter(backend.keys_asked).most_common(1)[0][1] == 1 and len(responses(out)) == 48
     assert generate(EXAMPLES, backend, everything, out, no_memory=True).new == 0
     assert {row.condition for row in rows(out)} == {"full_memory", "no_memory"}
 
@@ -414,9 +422,9 @@ def test_a_stop_in_the_middle_loses_nothing(tmp_path):
         assert len(rows(tmp_path / "a.jsonl")) == 4
         resumed = generate(EXAMPLES, backend, ONE, tmp_path / "a.jsonl")
         generate(EXAMPLES, backend, ONE, tmp_path / "b.jsonl")
-    assert (resumed.found_before, resumed.new) == (4, 8) and said(tmp_path / "a.jsonl") == said(
-        tmp_path / "b.jsonl"
-    )
+    assert (resumed.found_before, resumed.new) == (4, 8) and responses(
+        tmp_path / "a.jsonl"
+    ) == responses(tmp_path / "b.jsonl")
 
 
 KILLED = """
@@ -459,7 +467,9 @@ def test_killed_twice_and_resumed(tmp_path):
         resumed = generate(EXAMPLES, backend, ONE, out)
         assert set(server.successes().values()) == {1}
         generate(EXAMPLES, EndpointBackend(backend.endpoint), ONE, tmp_path / "b.jsonl")
-    assert (resumed.found_before, resumed.new) == (7, 5) and said(out) == said(tmp_path / "b.jsonl")
+    assert (resumed.found_before, resumed.new) == (7, 5) and responses(out) == responses(
+        tmp_path / "b.jsonl"
+    )
 
 
 def test_twenty_failures_of_one_kind_in_a_row_stop_the_run(tmp_path):
@@ -494,8 +504,8 @@ def test_one_good_answer_or_another_kind_of_failure_goes_on(tmp_path, good):
             else request.failed("server", "no luck")
         )
 
-    found = generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl")
-    assert found.counts["error"] == 36 - found.counts["stop"] >= 34
+    result = generate(EXAMPLES, Scripted(say), Sampling(), tmp_path / "a.jsonl")
+    assert result.counts["error"] == 36 - result.counts["stop"] >= 34
     kinds = iter(["server", "timeout"] * 50)
     both = generate(
         EXAMPLES, Scripted(lambda r: r.failed(next(kinds), "no")), Sampling(), tmp_path / "b.jsonl"
@@ -509,10 +519,10 @@ def test_another_dataset_version_is_refused_before_anything_is_asked(tmp_path):
     generate(EXAMPLES, backend, ONE, out)
     edited = [EXAMPLES[0].model_copy(update={"question": "Plan a trip."}), *EXAMPLES[1:]]
     before = out.read_bytes()
-    asked = len(backend.asked)
+    asked_before = len(backend.keys_asked)
     with pytest.raises(DataError, match=r"dataset version.*" + EXAMPLES[0].content_hash):
         generate(edited, backend, Sampling(seeds=(43,)), out)
-    assert out.read_bytes() == before and len(backend.asked) == asked
+    assert out.read_bytes() == before and len(backend.keys_asked) == asked_before
 
 
 @pytest.mark.parametrize(
@@ -567,7 +577,7 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_asked(tmp_path, na
     backend = Scripted()
     with pytest.raises(ValueError, match=r"allowed is \.jsonl"):
         generate(EXAMPLES, backend, ONE, tmp_path / name)
-    assert backend.asked == [] and os.listdir(tmp_path) == []
+    assert backend.keys_asked == [] and os.listdir(tmp_path) == []
 
 
 def test_thinking_asked_for_and_switched_off_is_a_contradiction(tmp_path):

@@ -76,8 +76,11 @@ def folder(tmp_path_factory) -> Path:
     )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
-    said = [*tokenizer(SAID, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    rows = [(encode_prompt(tokenizer, render(example)), said, "answer") for example in EXAMPLES[:2]]
+    answer_ids = [*tokenizer(SAID, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    rows = [
+        (encode_prompt(tokenizer, render(example)), answer_ids, "answer")
+        for example in EXAMPLES[:2]
+    ]
     fit(model, iter([rows] * 100), 100)
     model.generation_config.update(
         do_sample=True, top_k=0
@@ -155,12 +158,14 @@ def test_generate_end_to_end_and_the_same_from_local_weights(server, folder, tmp
     local = LocalBackend(folder, device="cpu")
     generate(EXAMPLES, local, sampling, tmp_path / "local.jsonl", no_memory=True)
     served = rows_of(tmp_path / "served.jsonl")
-    mine = rows_of(tmp_path / "local.jsonl")
-    assert served.keys() == mine.keys()
+    computed_here = rows_of(tmp_path / "local.jsonl")
+    assert served.keys() == computed_here.keys()
     for key, row in served.items():
-        assert row.response.strip() == mine[key].response.strip()  # the server cuts white space off
-        assert row.finish_reason == mine[key].finish_reason
-        assert row.usage["prompt_tokens"] == mine[key].usage["prompt_tokens"]
+        assert (
+            row.response.strip() == computed_here[key].response.strip()
+        )  # the server cuts white space off
+        assert row.finish_reason == computed_here[key].finish_reason
+        assert row.usage["prompt_tokens"] == computed_here[key].usage["prompt_tokens"]
     assert served[EXAMPLES[0].id, "full_memory"].response == SAID
     assert served[EXAMPLES[0].id, "full_memory"].finish_reason == "stop"
 

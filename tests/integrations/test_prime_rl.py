@@ -155,7 +155,7 @@ def test_a_group_has_the_advantages_of_token_credit(algorithms, case):
             episode(judged, number, tokens=tokens)
             for number, (judged, tokens) in enumerate(zip(answers, ids, strict=True))
         ]
-        found = scored_by(algorithm, episodes)
+        scored_advantages = scored_by(algorithm, episodes)
         bare = TokenCredit(TOKENIZER, case.config)
         request = bare.requests(
             [judged.example for judged in answers],
@@ -166,9 +166,11 @@ def test_a_group_has_the_advantages_of_token_credit(algorithms, case):
         expected = bare.assign(request)
         assert expected.any()
         for row, tokens in enumerate(ids):
-            wanted = expected[row, : len(tokens)]
-            assert torch.allclose(torch.tensor(found[row]), wanted, rtol=0, atol=1e-6)
-            values.add(len(set(found[row])))
+            row_advantages = expected[row, : len(tokens)]
+            assert torch.allclose(
+                torch.tensor(scored_advantages[row]), row_advantages, rtol=0, atol=1e-6
+            )
+            values.add(len(set(scored_advantages[row])))
     assert (max(values) > 1) == (case.name == "evidence")  # within an answer
 
 
@@ -176,8 +178,8 @@ def test_a_group_has_the_advantages_of_token_credit(algorithms, case):
 def test_the_scale_is_the_groups_and_the_only_difference_from_a_batch(case):
     batch = case.batches[0]
     whole = BatchCredit(TOKENIZER, case.config)
-    found = whole.assign(batch.answers, batch.groups, batch.response_ids, batch.mask)
-    assert torch.allclose(found, batch.advantages, rtol=0, atol=1e-6)
+    advantages_of_batch = whole.assign(batch.answers, batch.groups, batch.response_ids, batch.mask)
+    assert torch.allclose(advantages_of_batch, batch.advantages, rtol=0, atol=1e-6)
     by_group = GroupCredit(TOKENIZER, case.config)
     scales = []
     for rows, answers, ids in reference_groups(case):
@@ -189,8 +191,8 @@ def test_the_scale_is_the_groups_and_the_only_difference_from_a_batch(case):
         scales.append(by_group.credit.last.stats["rms"])
         factor = whole.last.stats["rms"] / scales[-1]
         for row, advantages in zip(rows, group, strict=True):
-            wanted = batch.advantages[row][batch.mask[row].bool()] * factor
-            assert torch.allclose(torch.tensor(advantages), wanted, rtol=0, atol=1e-6)
+            row_advantages = batch.advantages[row][batch.mask[row].bool()] * factor
+            assert torch.allclose(torch.tensor(advantages), row_advantages, rtol=0, atol=1e-6)
     if case.name == "grpo":
         assert set(scales) == {1.0}
     else:
@@ -203,8 +205,10 @@ def test_failed_and_frozen_traces_are_left_out_and_a_small_group_is_counted(algo
     episodes = episodes_of(group_of(EXAMPLES[0]))
     episodes[1].traces[0].has_error = True
     episodes[2].traces[0].agent.trainable = False
-    found = scored_by(algorithm, episodes)
-    assert found[1] is None and found[2] is None and any(found[0])
+    scored_advantages = scored_by(algorithm, episodes)
+    assert (
+        scored_advantages[1] is None and scored_advantages[2] is None and any(scored_advantages[0])
+    )
     assert algorithm.credit.stats["small_groups"] == 1 and "4 of 5 episodes" in caplog.text
     episodes[3].traces[0].has_error = True
     assert not any(scored_by(algorithm, episodes)[0])  # one alone
@@ -216,8 +220,8 @@ def test_failed_and_frozen_traces_are_left_out_and_a_small_group_is_counted(algo
 def test_answers_without_a_score_get_zeros_until_they_are_too_many():
     credit = GroupCredit(TOKENIZER, EVIDENCE, window=8)
     answers = [*group_of(EXAMPLES[0])[:3], unscored(EXAMPLES[0])]
-    found = credit.assign(traces_of(answers))
-    assert set(found[3]) == {0.0} and any(found[0])
+    advantages = credit.assign(traces_of(answers))
+    assert set(advantages[3]) == {0.0} and any(advantages[0])
     with pytest.raises(TooManyUnscored, match=r"5 of the newest 8 answers .* timeout: late"):
         credit.assign(traces_of([unscored(EXAMPLES[0])] * 4))
 

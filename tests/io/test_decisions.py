@@ -49,7 +49,7 @@ class ClaimBook(Questionnaire[Claim, Decision]):
     says = "value"
     choices = (("1", 1, "one"), ("2", 2, "two"), ("0", None, "cannot tell"))
 
-    def card(self, *place):
+    def card(self, *item_place):
         return ""
 
     def places(self):
@@ -104,7 +104,11 @@ def test_a_book_is_a_dictionary_for_each_person(tmp_path_factory, actions):
         values_of_person = expected[person]
         undecided = list(values_of_person.values()).count(None)
         with ClaimBook(path, CLAIMS, person) as book:
-            decided = {place: book.get(*place).value for place in PLACES if book.get(*place)}
+            decided = {
+                item_place: book.get(*item_place).value
+                for item_place in PLACES
+                if book.get(*item_place)
+            }
             assert decided == values_of_person
             assert book.counts() == {
                 "labelled": len(values_of_person) - undecided,
@@ -251,7 +255,9 @@ def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
         assert session.note == drafts.get(index, saved_note)
     session.book.close()
     with ClaimBook(path, CLAIMS) as book:
-        rows = {k: book.get(*place) for k, place in enumerate(PLACES) if book.get(*place)}
+        rows = {
+            k: book.get(*item_place) for k, item_place in enumerate(PLACES) if book.get(*item_place)
+        }
         assert {k: (row.value, row.note) for k, row in rows.items()} == decided
 
 
@@ -269,7 +275,7 @@ def test_quick_keys_are_those_of_slow_ones(tmp_path_factory, keys, data):
             page._keys.set_state({"value": keys[:sent]})
         assert page._keys.value == keys
         book.close()
-        rows = [book.get(*place) for place in PLACES]
+        rows = [book.get(*item_place) for item_place in PLACES]
         decisions = [row and row.value for row in rows]
         outcomes.append((decisions, page.session.index))
     assert outcomes[0] == outcomes[1]

@@ -37,12 +37,12 @@ def test_a_figure_that_cannot_be_written_is_named(tmp_path):
 
 def test_nothing_is_written_through_a_link_that_somebody_left(tmp_path):
     """A folder from elsewhere may hold a link in the place of the unfinished file."""
-    mine = tmp_path / "mine.txt"
-    mine.write_text("precious")
-    for target in (mine, tmp_path / "new.txt"):
+    own_file = tmp_path / "mine.txt"
+    own_file.write_text("precious")
+    for target in (own_file, tmp_path / "new.txt"):
         (tmp_path / "report.html.part").symlink_to(target)
         write_whole(tmp_path / "report.html", "text")
-    assert mine.read_text() == "precious" and not (tmp_path / "new.txt").exists()
+    assert own_file.read_text() == "precious" and not (tmp_path / "new.txt").exists()
     assert (tmp_path / "report.html").read_text() == "text"
 
 

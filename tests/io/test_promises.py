@@ -44,13 +44,13 @@ def test_the_statement_before_a_log_is_judged_and_the_notes_of_its_report_take_t
         "memories": ["They sail."],
     }
     log.write_text(json.dumps(row) + "\n")
-    own = own_answers(LogPlan(file=str(log), consent="given in a test"))
+    answers = own_answers(LogPlan(file=str(log), consent="given in a test"))
     judge = Endpoint(model="j", base_url="http://localhost:9/v1", key_env="")
-    statement = own.statement([judge])
+    statement = answers.statement([judge])
     assert f"{SENDING['again']}. {KEPT['cache']}." in statement
     assert LOOKED_FOR["limits"] in statement and "Not looked for: " in statement
-    assert own.statement([]) == "", "nothing is sent to a judge that is a function"
-    (note,) = [note for note in own.notes() if LOOKED_FOR["left"] in note]
+    assert answers.statement([]) == "", "nothing is sent to a judge that is a function"
+    (note,) = [note for note in answers.notes() if LOOKED_FOR["left"] in note]
     assert note.startswith("Log: 1 private values were replaced")
 
 

@@ -84,9 +84,9 @@ def test_words_state_the_limits(low, high, open_low, open_high):
     model = type("M", (BaseModel,), {"__annotations__": {"x": float}, "x": Field(low, **limits)})
     words = allowed(model, "x")
     numbers = [
-        float(part.strip(",").replace(",", ""))
-        for part in words.split()
-        if part.strip(",-").replace(",", "")[0:1].isdigit()
+        float(word.strip(",").replace(",", ""))
+        for word in words.split()
+        if word.strip(",-").replace(",", "")[0:1].isdigit()
     ]
     assert sorted(numbers) == pytest.approx(sorted([low, high]))
     assert ("above" in words) == open_low and ("below" in words) == open_high

@@ -64,8 +64,10 @@ def read(path, *rows):
         "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows),
         encoding="utf-8",
     )
-    found = [*read_log(path)]
-    return [x for x in found if isinstance(x, LogRow)], [x for x in found if isinstance(x, Dropped)]
+    read_rows = [*read_log(path)]
+    return [x for x in read_rows if isinstance(x, LogRow)], [
+        x for x in read_rows if isinstance(x, Dropped)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_what_is_no_list_of_memories_is_refused_by_name(tmp_path, answer):
 
 
 @pytest.mark.parametrize(
-    ("made", "day"),
+    ("timestamp", "day"),
     [
         (1740911376, "2025-03-02"),
         (1740911376.25, "2025-03-02"),
@@ -225,16 +227,16 @@ def test_what_is_no_list_of_memories_is_refused_by_name(tmp_path, answer):
         (None, ""),
     ],
 )
-def test_times(made, day):
-    assert day_of(made) == day
+def test_times(timestamp, day):
+    assert day_of(timestamp) == day
 
 
 @pytest.mark.parametrize(
-    "made", [True, 0, 12, -1740911376, float("nan"), float("inf"), "last May", "", [2025]]
+    "timestamp", [True, 0, 12, -1740911376, float("nan"), float("inf"), "last May", "", [2025]]
 )
-def test_times_that_are_none(made):
+def test_times_that_are_none(timestamp):
     with pytest.raises(ValueError):
-        day_of(made)
+        day_of(timestamp)
 
 
 # searches of a conversation in Letta's agent file

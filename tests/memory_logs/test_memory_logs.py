@@ -83,9 +83,9 @@ def jsonl(path, rows):
 
 
 def read(path, store=None):
-    found = [*me.read_log(path, store)]
-    return [x for x in found if isinstance(x, me.LogRow)], [
-        x for x in found if isinstance(x, Dropped)
+    read_rows = [*me.read_log(path, store)]
+    return [x for x in read_rows if isinstance(x, me.LogRow)], [
+        x for x in read_rows if isinstance(x, Dropped)
     ]
 
 
@@ -180,7 +180,7 @@ SECRET = "hunter2@example.org"
 
 
 @pytest.mark.parametrize(
-    ("change", "rule", "found"),
+    ("change", "rule", "shape"),
     [
         ({"query": ""}, "query", "text of 0 characters"),
         ({"query": None}, "query", "nothing"),
@@ -231,12 +231,12 @@ SECRET = "hunter2@example.org"
         ({"licence": 4}, "licence", "a number"),
     ],
 )
-def test_each_fault_of_a_row_is_named_and_repeats_nothing(tmp_path, change, rule, found):
+def test_each_fault_of_a_row_is_named_and_repeats_nothing(tmp_path, change, rule, shape):
     log = jsonl(tmp_path / "log.jsonl", [ROW, "\n", {**ROW, "id": "q2", **change}])
     rows, [loss] = read(log)
     assert len(rows) == 1 and (loss.rule, loss.found, loss.line, loss.file) == (
         rule,
-        found,
+        shape,
         3,
         "log.jsonl",
     )
@@ -276,7 +276,7 @@ def test_repeated_ids(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "shape"),
     [
         ("a.jsonl", '{"title": "x", "body": "secret"}\n', "an object with body, title"),
         ("a.json", json.dumps({"results": [MEM0]}), "memories without queries"),
@@ -291,12 +291,12 @@ def test_repeated_ids(tmp_path):
         ("a.json", "3", "a number"),
     ],
 )
-def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, found):
+def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, shape):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as error:
         [*me.read_log(tmp_path / name)]
     message = str(error.value)
-    assert found in message and "secret" not in message and str(tmp_path) not in message
+    assert shape in message and "secret" not in message and str(tmp_path) not in message
     assert all(word in message for word in ("mem0", "langgraph", "letta", "plain", "--map query="))
     assert len(error.value.violations) == 1
     assert all(word in " ".join(me.known_shapes()) for word in ("memory_ids", "agents"))
@@ -331,8 +331,10 @@ def test_all_forms_of_a_file(tmp_path, form):
         path.write_text(
             {"array": json.dumps(rows, indent=1), "one": json.dumps(ROW, indent=1)}.get(form, lines)
         )
-    found, losses = read(path)
-    assert [row.id for row in found] == (["q1"] if form == "one" else ["q1", "q2"]) and not losses
+    read_rows, losses = read(path)
+    assert [row.id for row in read_rows] == (
+        ["q1"] if form == "one" else ["q1", "q2"]
+    ) and not losses
 
 
 def test_rows_of_a_megabyte(tmp_path):
@@ -365,7 +367,7 @@ def packed(message):
     )
 
 
-def said(text):
+def user_message(text):
     return {
         "role": "user",
         "content": parts(
@@ -401,11 +403,11 @@ def turns(*messages):
 def test_a_turn_with_a_search_is_a_row():
     [turn] = turns(
         {"role": "system", "content": parts("You are.")},
-        said("Any plans?"),
+        user_message("Any plans?"),
         SEARCH,
         RESULT,
         SENT,
-        said("Fine."),
+        user_message("Fine."),
         SENT,
     )
     assert turn == {
@@ -450,7 +452,7 @@ def test_older_results_are_pairs_and_results_of_other_tools_are_none():
         "content": parts(packed(str(([{"timestamp": "2025-03-02", "content": "Chess."}], 1)))),
     }
     stranger = {"role": "tool", "tool_call_id": "zz", "content": parts(packed(str([LETTA])))}
-    [turn] = turns(said("Any plans?"), SEARCH, old, stranger, SENT)
+    [turn] = turns(user_message("Any plans?"), SEARCH, old, stranger, SENT)
     assert [item["content"] for item in turn["memories"]] == ["Chess."]
 
 
@@ -461,7 +463,7 @@ def test_events_are_not_the_users_words(kind):
         "content": parts(json.dumps({"type": kind, "message": "x", "reason": "x"})),
     }
     assert turns(event, SEARCH, RESULT, SENT) == []
-    assert len(turns(said("Any plans?"), SEARCH, event, RESULT, SENT)) == 1
+    assert len(turns(user_message("Any plans?"), SEARCH, event, RESULT, SENT)) == 1
 
 
 def test_results_that_were_cut_off_drop_the_turn(tmp_path):
@@ -475,11 +477,11 @@ def test_results_that_were_cut_off_drop_the_turn(tmp_path):
             {
                 "id": "a",
                 "messages": [
-                    said("Any plans?"),
+                    user_message("Any plans?"),
                     SEARCH,
                     cut,
                     SENT,
-                    said("And now?"),
+                    user_message("And now?"),
                     SEARCH,
                     RESULT,
                     SENT,
@@ -503,7 +505,7 @@ def test_the_legacy_agent_file_and_damaged_ones(tmp_path):
         "agent_type": "memgpt_agent",
         "core_memory": [],
         "name": "ann",
-        "messages": [said("Any plans?"), SEARCH, RESULT, SENT],
+        "messages": [user_message("Any plans?"), SEARCH, RESULT, SENT],
         "version": "0.6",
     }
     (tmp_path / "a.af").write_text(json.dumps(legacy))
@@ -530,14 +532,14 @@ def test_the_legacy_agent_file_and_damaged_ones(tmp_path):
 def test_whatever_is_said_in_an_agent_file_is_read_back(question, texts):
     items = [LETTA | {"id": str(i), "content": text} for i, text in enumerate(texts)]
     for message in (str(items), items, str((items, len(items)))):
-        found = turns(
-            said(question),
+        read_turns = turns(
+            user_message(question),
             SEARCH,
             {"role": "tool", "tool_call_id": "c1", "content": parts(packed(message))},
             SENT,
         )
-        assert [turn["query"] for turn in found] == [question] * bool(question)
-        assert not found or found[0]["memories"] == items
+        assert [turn["query"] for turn in read_turns] == [question] * bool(question)
+        assert not read_turns or read_turns[0]["memories"] == items
 
 
 # a log of ids beside an export
@@ -583,8 +585,8 @@ def test_an_export_without_memories(tmp_path):
 
 def slow_luhn(digits):
     total = 0
-    for place, digit in enumerate(reversed([int(c) for c in digits])):
-        value = digit if place % 2 == 0 else 2 * digit
+    for position, digit in enumerate(reversed([int(c) for c in digits])):
+        value = digit if position % 2 == 0 else 2 * digit
         total += value // 10 + value % 10
     return total % 10 == 0
 
@@ -631,8 +633,8 @@ def test_one_wrong_figure_is_another_number():
     rng = random.Random(1)
     for _ in range(200):
         value = iban(rng)
-        place = rng.randrange(8, 15)
-        wrong = value[:place] + ("1" if value[place] != "1" else "2") + value[place + 1 :]
+        position = rng.randrange(8, 15)
+        wrong = value[:position] + ("1" if value[position] != "1" else "2") + value[position + 1 :]
         assert r.is_account(value) and not r.is_account(wrong)
 
 
@@ -683,26 +685,29 @@ def private_texts(draw):
 
 
 @given(private_texts())
-def test_no_value_survives_and_twice_is_once(made):
-    texts, values = made
-    once = REDACTOR.row(texts)
+def test_no_value_survives_and_twice_is_once(private):
+    texts, values = private
+    redacted = REDACTOR.row(texts)
     for value in values:
-        for text in once.texts:
+        for text in redacted.texts:
             assert not re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.I), (value, text)
-    assert REDACTOR.row(once.texts).texts == once.texts and not REDACTOR.row(once.texts).places
+    assert (
+        REDACTOR.row(redacted.texts).texts == redacted.texts
+        and not REDACTOR.row(redacted.texts).places
+    )
 
 
 @given(private_texts())
-def test_the_same_value_has_the_same_placeholder_everywhere_in_a_row(made):
-    texts, values = made
+def test_the_same_value_has_the_same_placeholder_everywhere_in_a_row(private):
+    texts, values = private
     marked = [f"{text} ~ {values[0]} ~" for text in texts]
-    found = {
+    placeholders = {
         text.split(" ~ ")[-2 if text.endswith("~") and text.count(" ~ ") > 1 else -1].removesuffix(
             " ~"
         )
         for text in REDACTOR.row(marked).texts
     }
-    assert len(found) == 1 and re.fullmatch(r"\[[\w -]+ \d+\]", found.pop())
+    assert len(placeholders) == 1 and re.fullmatch(r"\[[\w -]+ \d+\]", placeholders.pop())
 
 
 @given(private_texts(), private_texts())
@@ -714,13 +719,15 @@ def test_rows_know_nothing_of_each_other(one, other):
 
 @given(st.lists(st.text(max_size=60), max_size=4))
 def test_any_text_can_be_redacted_and_again(texts):
-    once = REDACTOR.row(texts)
-    assert REDACTOR.row(once.texts).texts == once.texts and len(once.texts) == len(texts)
+    redacted = REDACTOR.row(texts)
+    assert REDACTOR.row(redacted.texts).texts == redacted.texts and len(redacted.texts) == len(
+        texts
+    )
 
 
 @given(private_texts())
-def test_what_is_no_value_stays(made):
-    texts, _ = made
+def test_what_is_no_value_stays(private):
+    texts, _ = private
     plain = [
         re.sub(r"\S*[@\d]\S*|\b(?:annabel|zwerling|omar|haddad)\b", "x", text, flags=re.I)
         for text in texts
@@ -765,8 +772,8 @@ def test_a_value_known_by_its_context_is_found_without_it():
     ],
 )
 def test_the_one_who_asks(user, texts, after):
-    once = r.Redactor().row(texts, user)
-    assert once.texts == after and r.Redactor().row(once.texts, user).texts == after
+    redacted = r.Redactor().row(texts, user)
+    assert redacted.texts == after and r.Redactor().row(redacted.texts, user).texts == after
 
 
 @pytest.mark.parametrize(
@@ -863,13 +870,13 @@ def test_values_that_look_the_same_are_the_same(look, kind, rng):
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
 def test_each_character_of_the_look_knows_its_place(text):
-    seen, places = r.as_seen(text)
-    assert len(seen) == len(places) and list(places) == sorted(places)
-    for number, (character, place) in enumerate(zip(seen, places, strict=True)):
-        is_added = number + 1 < len(places) and places[number + 1] == place
-        shown = " " if is_added else r.as_seen(text[place])[0]
+    look, positions = r.as_seen(text)
+    assert len(look) == len(positions) and list(positions) == sorted(positions)
+    for number, (character, position) in enumerate(zip(look, positions, strict=True)):
+        is_added = number + 1 < len(positions) and positions[number + 1] == position
+        shown = " " if is_added else r.as_seen(text[position])[0]
         assert character == shown
-    assert r.as_seen(seen)[0] == seen
+    assert r.as_seen(look)[0] == look
 
 
 @pytest.mark.parametrize(
@@ -990,8 +997,10 @@ def test_own_rules_that_would_eat_placeholders_do_not():
             ]
         }
     )
-    once = redactor.row(["e-mail a@example.org 7"]).texts
-    assert once == ["[word 1] [e-mail 1] [figure 1]"] and redactor.row(once).texts == once
+    redacted = redactor.row(["e-mail a@example.org 7"]).texts
+    assert (
+        redacted == ["[word 1] [e-mail 1] [figure 1]"] and redactor.row(redacted).texts == redacted
+    )
 
 
 # drafts
@@ -1042,30 +1051,34 @@ def test_consent(consent, config, rule):
 
 def test_consent_is_kept_with_each_row(tmp_path):
     rows = [
-        {"query": f"{i}?", "memories": [PLAIN]} | more
-        for i, more in enumerate([{"consent": True}, {"consent": "trial"}, {}, {"consent": None}])
+        {"query": f"{i}?", "memories": [PLAIN]} | consent
+        for i, consent in enumerate(
+            [{"consent": True}, {"consent": "trial"}, {}, {"consent": None}]
+        )
     ]
     log = jsonl(tmp_path / "log.jsonl", rows)
 
-    def kept(**config):
+    def consents(**config):
         return [
             draft.source["metadata"]["consent"]
             for draft in ml.memory_drafts(log, config=ml.LogConfig(**config)).kept
         ]
 
-    assert kept() == ["given", "trial"]
-    assert kept(consent="terms") == ["given", "trial", "terms", "terms"]
-    assert kept(without_consent=True) == ["given", "trial", "none on record", "none on record"]
+    assert consents() == ["given", "trial"]
+    assert consents(consent="terms") == ["given", "trial", "terms", "terms"]
+    assert consents(without_consent=True) == ["given", "trial", "none on record", "none on record"]
 
 
 def slow_says_again(later, earlier):
-    mine = short_stems(later)
+    later_stems = short_stems(later)
     theirs = short_stems(earlier)
-    places = [theirs[i:] for i in range(len(theirs) + 1)]
-    if any(place[: len(mine)] == mine for place in places):
+    endings = [theirs[i:] for i in range(len(theirs) + 1)]
+    if any(ending[: len(later_stems)] == later_stems for ending in endings):
         return True
-    odd = [w for w in {*mine, *theirs} if (w in mine) != (w in theirs)]
-    return 5 * len(odd) <= len({*mine, *theirs}) and not any(re.search(r"[^a-z]", w) for w in odd)
+    odd = [w for w in {*later_stems, *theirs} if (w in later_stems) != (w in theirs)]
+    return 5 * len(odd) <= len({*later_stems, *theirs}) and not any(
+        re.search(r"[^a-z]", w) for w in odd
+    )
 
 
 @given(
@@ -1096,10 +1109,14 @@ def test_repetition_against_a_slow_definition(later, earlier):
     )
 )
 def test_the_first_of_those_that_say_the_same_is_kept(texts):
-    kept = ml.distinct_memories(texts)
-    assert kept == sorted(kept) and (not texts or kept[0] == 0)
-    assert all(any(ml.says_again(texts[i], texts[j]) for j in kept) for i in range(len(texts)))
-    assert ml.distinct_memories([texts[i] for i in kept]) == list(range(len(kept)))
+    first_indices = ml.distinct_memories(texts)
+    assert first_indices == sorted(first_indices) and (not texts or first_indices[0] == 0)
+    assert all(
+        any(ml.says_again(texts[i], texts[j]) for j in first_indices) for i in range(len(texts))
+    )
+    assert ml.distinct_memories([texts[i] for i in first_indices]) == list(
+        range(len(first_indices))
+    )
 
 
 def test_a_draft_has_everything_where_the_stages_look_for_it():
@@ -1154,47 +1171,47 @@ def test_rows_without_a_word_and_logs_without_a_row(tmp_path):
 
 @given(st.lists(private_texts(), min_size=1, max_size=3), st.randoms(use_true_random=False))
 @settings(max_examples=25)
-def test_nothing_private_is_left_anywhere_in_drafts_or_losses(tmp_path_factory, made, rng):
+def test_nothing_private_is_left_anywhere_in_drafts_or_losses(tmp_path_factory, private_rows, rng):
     rows = []
     values = []
-    for i, (texts, found) in enumerate(made):
-        values += found
+    for i, (texts, private_values) in enumerate(private_rows):
+        values += private_values
 
-        def pick(found=found, texts=texts):
-            return rng.choice([rng.choice(found), *texts])
+        def pick(private_values=private_values, texts=texts):
+            return rng.choice([rng.choice(private_values), *texts])
 
         fields = {
             "query": f"Which {pick()}?",
             "answer": pick(),
-            "user": rng.choice(found),
-            "id": rng.choice([f"q{i}", rng.choice(found)]),
+            "user": rng.choice(private_values),
+            "id": rng.choice([f"q{i}", rng.choice(private_values)]),
         }
         terms = {
-            "consent": f"agreement of {rng.choice(found)}",
-            "licence": f"terms of {rng.choice(found)}",
+            "consent": f"agreement of {rng.choice(private_values)}",
+            "licence": f"terms of {rng.choice(private_values)}",
         }
         rows.append(
             fields
             | terms
             | {
                 "memories": [{"text": f"A memory of {text}"} for text in texts]
-                + [{"text": f"It was {rng.choice(found)}"}]
+                + [{"text": f"It was {rng.choice(private_values)}"}]
             }
         )
         rows.append(
             fields
             | {
-                "memories": [{"text": rng.choice(found)}] * 2,
+                "memories": [{"text": rng.choice(private_values)}] * 2,
                 "consent": False,
                 "id": None,
-                "domain": rng.choice(found),
+                "domain": rng.choice(private_values),
             }
         )
         rows.append(
             {
-                "query": [rng.choice(found)],
-                "memories": [{rng.choice(found): 1}],
-                "id": rng.choice(found) + "x",
+                "query": [rng.choice(private_values)],
+                "memories": [{rng.choice(private_values): 1}],
+                "id": rng.choice(private_values) + "x",
             }
         )
     log = jsonl(tmp_path_factory.mktemp("log") / "log.jsonl", rows)
@@ -1336,8 +1353,8 @@ def test_rows_without_a_relevant_atom_and_rows_whose_query_tells_one_are_dropped
         "annotation",
         "no bound or control atom",
     )
-    told = accept(GOOD, draft_of(query="I ordered 3 roses; which hose?"))
-    assert isinstance(told, Drop) and told.reason == "atom in query"
+    leaked = accept(GOOD, draft_of(query="I ordered 3 roses; which hose?"))
+    assert isinstance(leaked, Drop) and leaked.reason == "atom in query"
 
 
 @given(st.randoms(use_true_random=False))
@@ -1371,9 +1388,9 @@ def test_any_accepted_row_becomes_a_record_of_the_format(rng):
 
 
 def micro_builder(messages, _):
-    asked = json.loads(messages[1]["content"])
+    request = json.loads(messages[1]["content"])
     return json.dumps(
-        {"annotation": make_annotation, "rubrics": make_rubrics}[asked["task"]](asked)
+        {"annotation": make_annotation, "rubrics": make_rubrics}[request["task"]](request)
     )
 
 
@@ -1393,12 +1410,12 @@ def test_a_log_of_the_micro_world_becomes_the_examples_it_was_made_from(tmp_path
         drafts = result.kept
         for stage in ml.MEMORY_STAGES:
             drafts = run_async(run_stage(stage, drafts, client, tmp_path / "build")).kept
-        assert len(server.seen) == 2 * len(drafts)
+        assert len(server.requests) == 2 * len(drafts)
     for draft, truth in zip(drafts, make_examples("long", 25, 3, "test"), strict=True):
         example = to_example(draft)
 
-        def level_of(made):
-            return {atom.text: atom.ideal for atom in made.atoms}
+        def level_of(example_made):
+            return {atom.text: atom.ideal for atom in example_made.atoms}
 
         assert level_of(example) == level_of(truth)
         assert [block.memory_text for block in example.blocks] == [
@@ -1430,8 +1447,8 @@ def rubric(level, text):
 
 
 def play(messages, _):
-    asked = json.loads(messages[1]["content"])
-    if asked["task"] == "annotation":
+    request = json.loads(messages[1]["content"])
+    if request["task"] == "annotation":
 
         def level(index):
             return "C" if index == 1 else "A"
@@ -1442,14 +1459,14 @@ def play(messages, _):
                 re.sub(r"^(\w)", lambda m: f"The user: {m[1]}", p["text"]),
                 level(p["index"]),
             )
-            for p in asked["passages"]
+            for p in request["passages"]
         ]
         return json.dumps({"atoms": atoms})
     return json.dumps(
         {
             "rubrics": [
                 {"atom_id": a["atom_id"], "usage_rubric": rubric(a["level"], a["text"])}
-                for a in asked["atoms"]
+                for a in request["atoms"]
             ]
         }
     )
@@ -1491,14 +1508,16 @@ def test_from_log_to_example_and_nothing_private_reaches_the_server(tmp_path):
         with pytest.raises(d.NotAgreed, match="--yes"):
             plan.agree()
         assert (
-            server.seen == [] and plan.calls[0].place == "this machine" and plan.calls[0].rows == 4
+            server.requests == []
+            and plan.calls[0].place == "this machine"
+            and plan.calls[0].rows == 4
         )
         plan.agree(yes=True)
         client = Client(endpoint(server.url), tmp_path / "calls.sqlite")
         drafts = result.kept
         for stage in ml.MEMORY_STAGES:
             drafts = run_async(run_stage(stage, drafts, client, tmp_path / "build")).kept
-        sent = json.dumps(server.seen)
+        sent = json.dumps(server.requests)
     assert len(drafts) == 4 and "[e-mail 1]" in sent and "[person 1]" in sent
     examples = [ml.with_terms(to_example(draft), draft) for draft in drafts]
     everything = (
@@ -1562,7 +1581,7 @@ def test_roles_that_are_unknown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "location"),
     [
         (None, "another machine"),
         ("http://127.0.0.1:1/v1", "this machine"),
@@ -1575,8 +1594,8 @@ def test_roles_that_are_unknown(tmp_path):
         ("http://box/v1", "another machine"),
     ],
 )
-def test_where_an_endpoint_is(url, place):
-    assert d.place_of(Endpoint(model="m", base_url=url)) == place
+def test_where_an_endpoint_is(url, location):
+    assert d.place_of(Endpoint(model="m", base_url=url)) == location
 
 
 def test_left_names_counts_rows():
@@ -1585,8 +1604,10 @@ def test_left_names_counts_rows():
         draft_of(["We met Omar here."]),
         draft_of(["nobody at all"]),
     ]
-    left = d.left_names(drafts)
-    assert left["Omar"] == 2 and left["Lyon"] == 1 and list(left.index)[0] == "Omar"
+    names_left = d.left_names(drafts)
+    assert (
+        names_left["Omar"] == 2 and names_left["Lyon"] == 1 and list(names_left.index)[0] == "Omar"
+    )
 
 
 def test_tables_say_zero_for_rules_that_found_nothing(tmp_path):

@@ -102,18 +102,22 @@ def test_nothing_is_lost_without_being_counted():
         mem0_row(1, answer="Another answer."),
         mem0_row(1, query="Another question?"),
     ]
-    own = own_answers(LogPlan(file="rows", **CONSENT), rows)
-    assert len(own.losses()) + len(own.rollouts) == len(rows)
-    assert {drop.rule for drop in own.losses()} == {
+    answers = own_answers(LogPlan(file="rows", **CONSENT), rows)
+    assert len(answers.losses()) + len(answers.rollouts) == len(rows)
+    assert {drop.rule for drop in answers.losses()} == {
         "memories",
         "memory text",
         "no answer",
         "consent refused",
     }
-    assert [rollout.sample for rollout in own.rollouts if rollout.example_id == "q1"] == [0, 1]
-    assert own.repeated == 1 and [example.id for example in own.examples] == ["q1", "q6", "q1+"]
-    assert own.examples[1].blocks[0].time == "last May"
-    text = own.preview()
+    assert [rollout.sample for rollout in answers.rollouts if rollout.example_id == "q1"] == [0, 1]
+    assert answers.repeated == 1 and [example.id for example in answers.examples] == [
+        "q1",
+        "q6",
+        "q1+",
+    ]
+    assert answers.examples[1].blocks[0].time == "last May"
+    text = answers.preview()
     assert "1 time cannot be read, kept as text" in text
     assert "1 row left out, memories: first in row 2" in text
 
@@ -130,10 +134,10 @@ def test_private_values_of_every_text_are_taken_out():
         answer="I wrote to anna@example.org.",
         turns=[{"role": "user", "content": "My address is anna@example.org"}],
     )
-    own = own_answers(LogPlan(file="rows", **CONSENT), [row])
-    everything = own.examples[0].to_json() + own.rollouts[0].to_json() + own.preview()
+    answers = own_answers(LogPlan(file="rows", **CONSENT), [row])
+    everything = answers.examples[0].to_json() + answers.rollouts[0].to_json() + answers.preview()
     assert "anna@example.org" not in everything
-    assert own.replaced.total() == 1
+    assert answers.replaced.total() == 1
 
 
 def test_times_and_turns_reach_example_and_judge():
@@ -142,8 +146,8 @@ def test_times_and_turns_reach_example_and_judge():
         {"role": "ai", "content": "Where to?"},
         {"role": "user", "content": "What can I bake on day 1?"},
     ]
-    own = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1, turns=turns)])
-    [example] = own.examples
+    answers = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1, turns=turns)])
+    [example] = answers.examples
     assert [turn.role for turn in example.turns] == ["user", "assistant"]
     assert example.blocks[0].time == "2025-03-02" and example.blocks[1].score == 0.4
     payload = mc.render(example)[-1]["content"]
@@ -153,8 +157,8 @@ def test_times_and_turns_reach_example_and_judge():
 def test_the_same_words_of_two_people_are_two_questions_and_a_group_joins_them():
     rows = [mem0_row(1, query="What?"), mem0_row(2, query="What?")]
     rows[1]["results"] = [{"memory": "Is late"}]
-    own = own_answers(LogPlan(file="rows", **CONSENT), rows)
-    assert len({example.question_id for example in own.examples}) == 2
+    answers = own_answers(LogPlan(file="rows", **CONSENT), rows)
+    assert len({example.question_id for example in answers.examples}) == 2
     joined = own_answers(LogPlan(file="rows", **CONSENT), [{**row, "group": "g"} for row in rows])
     assert len({example.question_id for example in joined.examples}) == 1
 
@@ -170,11 +174,11 @@ def test_what_the_store_knows_about_a_memory_stays_with_its_block():
         "a": "Rest.",
     }
     fields = ["query=q", "memories=ctx", "text=body", "answer=a"]
-    own = own_answers(LogPlan(file="rows", map=read_map(fields), **CONSENT), [row, row])
-    first, third = own.examples[0].blocks
+    answers = own_answers(LogPlan(file="rows", map=read_map(fields), **CONSENT), [row, row])
+    first, third = answers.examples[0].blocks
     assert first.model_extra == {"store_ids": ["4", "9"], "source": "chat", "type": "state"}
     assert third.model_extra["store_ids"][0].startswith("id ")
-    assert "bo@example.org" not in own.examples[0].to_json()
+    assert "bo@example.org" not in answers.examples[0].to_json()
     named = own_answers(
         LogPlan(file="rows", map=read_map([*fields, "memory_id=origin"]), **CONSENT), [row]
     )
@@ -188,8 +192,8 @@ def test_what_the_store_knows_about_a_memory_stays_with_its_block():
 
 def test_a_log_of_another_language_is_read():
     row = {"query": "今晚吃什么？", "memories": ["用户对花生过敏。"], "answer": "不含花生的面。"}
-    own = own_answers(LogPlan(file="rows", **CONSENT), [row])
-    assert own.examples[0].atoms[0].text == "用户对花生过敏。"
+    answers = own_answers(LogPlan(file="rows", **CONSENT), [row])
+    assert answers.examples[0].atoms[0].text == "用户对花生过敏。"
 
 
 def test_evaluate_judges_rows_that_carry_answers():
@@ -282,8 +286,8 @@ def test_nothing_is_sent_without_a_yes(tmp_path, capsys, monkeypatch):
 
 def test_levels_are_known_only_where_every_memory_has_one():
     rows = [mem0_row(1, results=[{"text": "A.", "level": "B"}, {"text": "B."}])]
-    own = own_answers(LogPlan(file="rows", **CONSENT), rows)
-    assert not has_levels(own.examples[0]) and own.labelled == []
+    answers = own_answers(LogPlan(file="rows", **CONSENT), rows)
+    assert not has_levels(answers.examples[0]) and answers.labelled == []
 
 
 def test_memories_that_say_the_same_are_one_atom_unless_their_levels_or_figures_differ():
@@ -323,8 +327,8 @@ def test_the_report_counts_merged_memories_one_by_one_beside(tmp_path, monkeypat
 
 def proposals_of(tmp_path, levels):
     """A folder of levels for one question, from {memory number: (first, second)}."""
-    own = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1)])
-    [example] = own.examples
+    answers = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1)])
+    [example] = answers.examples
     proposals = []
     for number, (first, second) in levels.items():
         atom = example.atoms[number - 1]
@@ -341,12 +345,12 @@ def proposals_of(tmp_path, levels):
                 model="m",
             )
         )
-    return own, LevelsFile.write(tmp_path / "levels", proposals)
+    return answers, LevelsFile.write(tmp_path / "levels", proposals)
 
 
 def test_settled_levels_count_and_open_disagreements_are_disputed(tmp_path):
-    own, levels = proposals_of(tmp_path, {1: ("C", "B"), 2: ("A", "A")})
-    [example], [rollout] = levels.apply_all(own.examples, own.rollouts)
+    answers, levels = proposals_of(tmp_path, {1: ("C", "B"), 2: ("A", "A")})
+    [example], [rollout] = levels.apply_all(answers.examples, answers.rollouts)
     assert [atom.ideal.wire for atom in example.atoms] == ["C", "A"]
     assert example.atoms[0].alternative[0].level == Level.BOUND
     assert rollout.example_hash == example.content_hash
@@ -355,17 +359,17 @@ def test_settled_levels_count_and_open_disagreements_are_disputed(tmp_path):
     filled = tmp_path / "filled.csv"
     filled.write_text(lines, encoding="utf-8")
     assert levels.take_sheet(filled, "anna") == 2
-    [example], _ = levels.apply_all(own.examples, own.rollouts)
+    [example], _ = levels.apply_all(answers.examples, answers.rollouts)
     assert [atom.ideal.wire for atom in example.atoms] == ["B", "C"]
     assert levels.error_rate()[:2] == (1, 1)
     assert any("1 are wrong" in note for note in levels.notes())
 
 
 def test_a_memory_without_a_proposal_leaves_the_question_without_levels(tmp_path):
-    own, levels = proposals_of(tmp_path, {1: ("C", "C")})
-    assert not has_levels(levels.apply(own.examples[0]))
+    answers, levels = proposals_of(tmp_path, {1: ("C", "C")})
+    assert not has_levels(levels.apply(answers.examples[0]))
     _, levels = proposals_of(tmp_path, {1: ("C", "C"), 2: (None, None)})
-    assert not has_levels(levels.apply(own.examples[0]))
+    assert not has_levels(levels.apply(answers.examples[0]))
     with pytest.raises(FileNotFoundError, match="memcalib levels"):
         LevelsFile(tmp_path / "nothing")
 
@@ -392,15 +396,15 @@ def test_from_a_log_without_levels_to_scores_in_three_commands(tmp_path, capsys,
     ) as server:
         address = ("--base-url", server.base_url, "--key-env", "")
         common = ("--consent", "trial", "--yes", "--cache", str(tmp_path / "calls.sqlite"))
-        made = run(
+        exit_code = run(
             "levels", "own.jsonl", "--model", "micro-levels", *address, *common, "--out", "l"
         )
-        assert made == 0
+        assert exit_code == 0
         assert "agree on 400 of 400 memories" in capsys.readouterr().out
         judge = ("--judge", "micro-judge", "--judge-url", server.base_url, "--judge-key-env", "")
         assert run("evaluate", "--log", "own.jsonl", "--levels", "l", *judge, *common) == 0
-    said = capsys.readouterr().out
-    assert "SCS" in said and "wrong stance" in said
+    output = capsys.readouterr().out
+    assert "SCS" in output and "wrong stance" in output
     page = (tmp_path / "runs/evaluation/report.html").read_text()
     assert "error rate is unknown" in page
 
@@ -410,7 +414,7 @@ def test_a_memory_without_text_is_left_out_and_counted_and_its_row_stays():
     row["results"].append({"id": "3", "memory": None})
     row["results"].append({"id": "4", "memory": "  "})
     reading = read_all([row, mem0_row(2, results=[{"id": "5", "memory": ""}])])
-    assert [len(kept.memories) for kept in reading.rows] == [2]
+    assert [len(row.memories) for row in reading.rows] == [2]
     assert "2 memories without text left out" in reading.text()
     assert any("without text" in note for note in reading.notes())
     assert [drop.rule for drop in reading.dropped] == ["memory text"]

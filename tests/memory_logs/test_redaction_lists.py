@@ -68,18 +68,26 @@ def lines(name):
     ]
 
 
-def left(line):
+def fragments_left(line):
     """Parts of the marked values of a line that are still there:
     of four letters and figures, or of three figures.
     """
     text = line.split(" | ", 1)[1]
     after = re.sub(r"\[[\w -]+\]", "", REDACTOR.row([re.sub("[«»]", "", text)]).texts[0])
     parts = {
-        part for value in re.findall("«(.*?)»", text) for part in re.findall(r"[^\W_]+", value)
+        fragment
+        for value in re.findall("«(.*?)»", text)
+        for fragment in re.findall(r"[^\W_]+", value)
     }
-    telling = {part for part in parts if len(part) >= 4 or (len(part) >= 3 and part.isdigit())}
+    telling = {
+        fragment
+        for fragment in parts
+        if len(fragment) >= 4 or (len(fragment) >= 3 and fragment.isdigit())
+    }
     return {
-        part for part in telling if re.search(rf"(?<![^\W_]){re.escape(part)}(?![^\W_])", after)
+        fragment
+        for fragment in telling
+        if re.search(rf"(?<![^\W_]){re.escape(fragment)}(?![^\W_])", after)
     }
 
 
@@ -88,8 +96,8 @@ def test_few_disguised_values_are_left(name):
     rows = lines(name)
     kinds = Counter(line.split(" | ")[0] for line in rows)
     assert len(kinds) >= 10 and min(kinds.values()) >= 2 and len(rows) >= 70
-    found = [line for line in rows if left(line)]
-    assert len(found) <= 5 / 70 * len(rows), found
+    lines_left = [line for line in rows if fragments_left(line)]
+    assert len(lines_left) <= 5 / 70 * len(rows), lines_left
 
 
 @pytest.mark.parametrize("name", ["harmless", "harmless_held_out"])
@@ -123,10 +131,10 @@ def test_a_list_written_from_the_promise_alone():
     private = rows_of("blind_private.jsonl")
     harmless = rows_of("blind_harmless.jsonl")
     assert {row["kind"] for row in private} == set(load_redactor().looked_for)
-    left = [row for row in private if row["private"] in Redactor().row([row["text"]]).texts[0]]
+    rows_left = [row for row in private if row["private"] in Redactor().row([row["text"]]).texts[0]]
     changed = [row for row in harmless if Redactor().row([row["text"]]).texts != [row["text"]]]
     assert (len(private), len(harmless)) == (55, 60)
-    assert not left and not changed, left + changed
+    assert not rows_left and not changed, rows_left + changed
 
 
 @pytest.mark.parametrize(
@@ -198,8 +206,8 @@ NAMED = [
     "form", ["{}{}", "export {}{}", "'{}{}'", "see: {}{} please", "{}'{}'", "A=1\n{}{}\nB=2"]
 )
 def test_secrets_behind_names_with_several_parts(name, form):
-    once = REDACTOR.row([form.format(name, "tulip-77x"), "tulip-77x again"]).texts
-    assert once == [form.format(name, "[key 1]"), "[key 1] again"]
+    redacted = REDACTOR.row([form.format(name, "tulip-77x"), "tulip-77x again"]).texts
+    assert redacted == [form.format(name, "[key 1]"), "[key 1] again"]
 
 
 @pytest.mark.parametrize(
@@ -244,17 +252,19 @@ def test_disguises_of_an_address_in_all_combinations():
         "(ät)",
     ]
     dot = [".", "{dot}", " dot ", "[dot]", " . ", " [.] ", " DOT ", "(.)"]
-    made = [
+    disguises = [
         f"{user}{a}" + d.join(host)
         for a in at
         for d in dot
         for user in ("jo.b", "lena77")
         for host in (["oxbow", "org"],)
     ]
-    kept = [
-        value for value in made if "oxbow" in Redactor().row([f"write to {value} soon"]).texts[0]
+    not_redacted = [
+        value
+        for value in disguises
+        if "oxbow" in Redactor().row([f"write to {value} soon"]).texts[0]
     ]
-    assert kept == [] and len(made) == 192
+    assert not_redacted == [] and len(disguises) == 192
 
 
 def test_strings_drawn_at_random_are_told_from_names_in_programs():
@@ -304,9 +314,10 @@ def find_wards(text):
 
 
 def test_a_detector_from_elsewhere():
-    own = load_redactor({"rules": [{"name": "place", "find": f"{__name__}:find_wards"}]})
+    redactor = load_redactor({"rules": [{"name": "place", "find": f"{__name__}:find_wards"}]})
     assert (
-        own.row(["in ward 7"]).texts == ["in [place 1]"] and "find_wards" in own.looked_for["place"]
+        redactor.row(["in ward 7"]).texts == ["in [place 1]"]
+        and "find_wards" in redactor.looked_for["place"]
     )
 
 

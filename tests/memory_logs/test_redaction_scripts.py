@@ -78,6 +78,8 @@ def test_numbers_that_are_nobodys_stay(text):
 
 @given(st.text(alphabet="我的ก하ア 1aB+(@.", max_size=20))
 def test_only_blanks_are_added_between_scripts(text):
-    seen, places = as_seen(text)
-    kept = [c for n, c in enumerate(seen) if n + 1 == len(seen) or places[n] != places[n + 1]]
-    assert "".join(kept) == text
+    look, positions = as_seen(text)
+    characters = [
+        c for n, c in enumerate(look) if n + 1 == len(look) or positions[n] != positions[n + 1]
+    ]
+    assert "".join(characters) == text

@@ -98,8 +98,8 @@ def test_conversations_with_memory_in_the_system_message(tmp_path):
         "Hello.",
     ]
     assert second.memories[0].created_at == "2026-01-02"
-    own = own_answers(LogPlan(file=str(log), consent="x"))
-    assert len(own.examples) == 2 and own.examples[1].turns
+    answers = own_answers(LogPlan(file=str(log), consent="x"))
+    assert len(answers.examples) == 2 and answers.examples[1].turns
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 and the rules that only a comparison needs.
 """
 
+import copy
+import math
 from unittest import mock
 
 import pytest
@@ -13,7 +15,7 @@ from memcalib.micro import loop as training
 from memcalib.micro.policy import load_policy
 from memcalib.micro.loop import CreditLoop
 from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.problem import remove_atoms
+from memcalib.problem import judgment_for, remove_atoms
 from memcalib.reproduction.rule_runs import VARIANTS, compared_rule
 from memcalib.rules.base import CREDIT_RULES, channel_atoms
 from memcalib.trainer import rewards
@@ -81,9 +83,9 @@ def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, temperature, tmp
     )
     lean, _ = load_policy("cold-short")
     loop = CreditLoop(lean, tokenizer, chosen, examples, exact_judge)
-    mine = [loop.step() for _ in range(chosen.steps)]
+    loop_rows = [loop.step() for _ in range(chosen.steps)]
     for name in ("response_length", "end_rate", "repetition", "closing_advantage", "kl"):
-        assert [row[name] for row in mine] == pytest.approx(
+        assert [row[name] for row in loop_rows] == pytest.approx(
             [row[name] for row in rows], abs=1e-4
         ), name
     start, _ = load_policy("cold-short")
@@ -127,12 +129,12 @@ def test_rules_move_the_advantage_of_an_answer_and_keep_its_mean(rule, loops):
 def test_divergence_is_what_one_row_at_a_time_gives(loops):
     loop = loops["divergence"]
     (model, _) = load_policy("cold-short")
-    found = loop.token_credit.last.pairs
+    pairs = loop.token_credit.last.pairs
     pair = 0
-    row = int(found.row[0])
+    row = int(pairs.row[0])
     example = loop.judged.examples[row]
     ids = loop.judged.ids[row]
-    atoms = channel_atoms(loop.judged.judgments[row])[int(found.channel[0])]
+    atoms = channel_atoms(loop.judged.judgments[row])[int(pairs.channel[0])]
     encode = loop.token_credit.encode
 
     def after(prompt):
@@ -145,7 +147,7 @@ def test_divergence_is_what_one_row_at_a_time_gives(loops):
     whole = after(encode(example))
     without = after(encode(remove_atoms(example, atoms)))
     divergence = (whole.exp() * (whole - without)).sum(-1).detach().double()
-    torch.testing.assert_close(found.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
+    torch.testing.assert_close(pairs.d[pair, : len(ids)], divergence, atol=2e-5, rtol=0)
 
 
 def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(loops):
@@ -165,11 +167,11 @@ def test_exact_credit_leaves_a_quarter_where_no_atom_is_carried(loops):
     "rule", [rule for rule in RULES if rule not in ("grpo", "gdpo", "exact", "evidence")]
 )
 def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule, monkeypatch):
-    seen = []
+    temperatures = []
 
     def listening(function):
         def called(*args, temperature=1.0, **options):
-            seen.append(temperature)
+            temperatures.append(temperature)
             return function(*args, temperature=temperature, **options)
 
         return called
@@ -187,11 +189,11 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
         make_examples("short", 2, 1),
         exact_judge,
     ).step()
-    assert len(seen) >= 2 and {*seen} == {0.5}
+    assert len(temperatures) >= 2 and {*temperatures} == {0.5}
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
         (
             {"mask_truncated": True, "max_prompt": 64},
@@ -204,9 +206,9 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
         ({"minibatches": 5}, "8 answers a step do not split into 5 mini-batches"),
     ],
 )
-def test_settings_that_the_loop_does_not_have_are_refused(changes, said):
+def test_settings_that_the_loop_does_not_have_are_refused(changes, message):
     model, tokenizer = load_policy("cold-short")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         CreditLoop(
             model,
             tokenizer,
@@ -219,3 +221,52 @@ def test_settings_that_the_loop_does_not_have_are_refused(changes, said):
 def test_unknown_rule_is_named():
     with pytest.raises(ValueError, match="rule 'gdop', allowed are .*'grpo', 'gdpo'"):
         compared_rule("gdop")
+
+
+def failing_judge(example, response):
+    return judgment_for(example, {}, error="timeout: no reply")
+
+
+def loop_of(judge, **changes):
+    model, tokenizer = load_policy("cold-short")
+    return CreditLoop(
+        model, tokenizer, config("gdpo", **changes), make_examples("short", 2, 1), judge
+    )
+
+
+def test_a_divergence_that_is_not_measured_is_no_zero():
+    row = loop_of(exact_judge, beta=0.0).step()
+    assert math.isnan(row["kl"]) and row["grad_norm"] > 0 and row["skipped"] == 0
+    assert loop_of(exact_judge, beta=0.01).step()["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_step_without_a_scored_answer_updates_nothing_and_says_so():
+    loop = loop_of(exact_judge, minibatches=2)
+    loop.step()
+    weights = [weight.detach().clone() for weight in loop.model.parameters()]
+    moments = copy.deepcopy(loop.optimizer.state_dict()["state"])
+    loop.judged.judge = failing_judge
+    row = loop.step()
+    assert row["skipped"] == 2 and row["step"] == 2
+    assert all(math.isnan(row[name]) for name in ("reward", "kl", "grad_norm"))
+    for weight, before in zip(loop.model.parameters(), weights, strict=True):
+        assert torch.equal(weight, before)
+    for number, state in loop.optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[name], moments[number][name]) for name in state)
+    loop.judged.judge = exact_judge
+    assert loop.step()["skipped"] == 2 and loop.updates == 6
+
+
+def test_a_mini_batch_without_a_scored_answer_is_left_out_of_the_means():
+    loop = loop_of(exact_judge, minibatches=2)
+    loop.cut = lambda rows: [torch.arange(4), torch.arange(4, 8)]
+    judged = []
+
+    def judge(example, response):
+        judged.append(example)
+        return exact_judge(example, response) if len(judged) <= 4 else failing_judge(example, "")
+
+    loop.judged.judge = judge
+    row = loop.step()
+    assert row["skipped"] == 1 and math.isfinite(row["kl"]) and row["grad_norm"] > 0
+    assert {int(state["step"]) for state in loop.optimizer.state.values()} == {1}

@@ -218,11 +218,11 @@ def test_mistakes_come_at_their_rates():
 def test_the_table_of_stages_counts_what_checks_see(exact):
     entering = {name: drafts[:12] for name, drafts in exact.entering.items()}
     table = stage_table(entering, count=8)
-    seen = table["seen %"].droplevel("stage")
-    assert (seen["none"] == 0).all()
+    seen_shares = table["seen %"].droplevel("stage")
+    assert (seen_shares["none"] == 0).all()
     assert (table["seen"] <= table["planted"]).all()
     always_seen = ["missing_delta", "stray_auxiliary", "missing_item", "invented_evidence"]
-    assert (seen[always_seen] == 100).all()
+    assert (seen_shares[always_seen] == 100).all()
     assert {stage.name for stage in STAGES} == set(table.index.get_level_values("stage"))
 
 

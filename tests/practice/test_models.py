@@ -268,8 +268,8 @@ def tables(draw):
 @given(st.sampled_from(sample_records()), tables(), st.integers(0, 5))
 def test_a_judge_with_known_answers_only_reports_what_its_table_allows(record, table, seed):
     actual = {atom_id: Level((k + seed) % 3) for k, atom_id in enumerate(record.levels)}
-    known = known_levels([(record, "An answer.", actual)])
-    judge = PracticeJudge(confusion=table, known=known, seed=seed)
+    levels_of_answer = known_levels([(record, "An answer.", actual)])
+    judge = PracticeJudge(confusion=table, known=levels_of_answer, seed=seed)
     rows = payload_for(record, "An answer.", blind=True)["atomic_rubrics"]
     judged = judge.judgments(record.question, "An answer.", rows)
     assert judged == judge.judgments(record.question, "An answer.", rows[::-1])[::-1], (

@@ -47,33 +47,35 @@ def as_json(value):
 @given(st.binary(max_size=40) | json_values.map(as_json) | some_request.map(as_json))
 def test_a_body_is_read_or_refused(body):
     try:
-        asked = parse_request(body, ["m"], json_schema=False)
-        turns = chat_turns(asked)
+        request = parse_request(body, ["m"], json_schema=False)
+        turns = chat_turns(request)
     except ApiError as error:
         assert error.status in (400, 404)
         assert error.body["error"].keys() == {"message", "type", "param", "code"}
         json.dumps(error.body)
     else:
-        assert asked["model"] == "m" and asked.get("n") in (None, 1) and not asked.get("stream")
-        assert asked.get("response_format") != {"type": "json_schema"}
-        assert len(turns) == len(asked["messages"]) > 0
+        assert (
+            request["model"] == "m" and request.get("n") in (None, 1) and not request.get("stream")
+        )
+        assert request.get("response_format") != {"type": "json_schema"}
+        assert len(turns) == len(request["messages"]) > 0
         assert all(
-            isinstance(part, str) for turn in turns for part in turn
+            isinstance(turn_field, str) for turn in turns for turn_field in turn
         ) and "developer" not in dict(turns)
 
 
 @given(st.text(max_size=60), st.integers(1, 20))
 def test_a_text_is_kept_within_its_tokens(text, limit):
-    kept = truncate({"max_tokens": limit}, text)
-    assert text.startswith(kept) and count_tokens(kept) <= limit
-    assert kept == text or count_tokens(text) > limit
-    assert kept == truncate({"max_completion_tokens": limit}, text)
+    shortened = truncate({"max_tokens": limit}, text)
+    assert text.startswith(shortened) and count_tokens(shortened) <= limit
+    assert shortened == text or count_tokens(text) > limit
+    assert shortened == truncate({"max_completion_tokens": limit}, text)
     assert truncate({"max_tokens": None}, text) == truncate({}, text) == text
 
 
 @given(st.lists(st.text(max_size=9), max_size=4))
 def test_parts_are_one_text(parts):
-    listed = [{"type": "text", "text": part} for part in parts]
+    listed = [{"type": "text", "text": piece} for piece in parts]
     assert (
         message_text({"content": listed})
         == message_text({"content": "".join(parts)})

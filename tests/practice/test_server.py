@@ -34,12 +34,14 @@ GONE = {
 }
 
 
-def ask_model(example=EXAMPLE, **more):
-    return {"model": "micro-model", "messages": render(example), "seed": 42} | more
+def ask_model(example=EXAMPLE, **options):
+    return {"model": "micro-model", "messages": render(example), "seed": 42} | options
 
 
-def ask_judge(example=EXAMPLE, response="Hope this helps.", turns=(), model="micro-judge", **more):
-    first = {"role": "user", "content": json.dumps(payload_for(example, response, **more))}
+def ask_judge(
+    example=EXAMPLE, response="Hope this helps.", turns=(), model="micro-judge", **options
+):
+    first = {"role": "user", "content": json.dumps(payload_for(example, response, **options))}
     return {"model": model, "messages": [{"role": "system", "content": "Judge."}, first, *turns]}
 
 
@@ -173,10 +175,10 @@ def test_everything_repeats_after_a_restart_in_any_order():
             return replies, server.stats()["faults"]
 
     shuffled = random.Random(0).sample(bodies, len(bodies))
-    (first, given) = story(bodies)
+    (first, fault_counts) = story(bodies)
     (again, given_again) = story(shuffled)
-    assert first == again and given == given_again
-    assert set(given) >= set(TRANSPORT) - {"hang"} and set(given) & set(CONTENT)
+    assert first == again and fault_counts == given_again
+    assert set(fault_counts) >= set(TRANSPORT) - {"hang"} and set(fault_counts) & set(CONTENT)
     assert all(replies[-1][0] == 200 for replies in first.values())
 
 
@@ -221,16 +223,16 @@ def test_no_memory_and_unknown_questions_get_an_answer():
 def test_examples_of_any_kind_are_evaluated_beside_those_of_the_micro_world(tmp_path):
     examples = [*sample_records(), *EXAMPLES[:3]]
     with MicroServer(examples) as server:
-        place = {"base_url": server.base_url, "key_env": ""}
+        connection = {"base_url": server.base_url, "key_env": ""}
         options = {
-            "judge": Endpoint(model="micro-judge", **place),
+            "judge": Endpoint(model="micro-judge", **connection),
             "sampling": {"seeds": [42]},
             "out": tmp_path,
         }
-        found = evaluate(examples, model=Endpoint(model="micro-model", **place), **options)
+        judgments = evaluate(examples, model=Endpoint(model="micro-model", **connection), **options)
         assert server.stats()["unknown"] == len(sample_records())
-    assert len(found) == len(examples) and all(judgment.scored for judgment in found)
-    assert all(atom.grounded for judgment in found for atom in judgment.atoms if atom.actual)
+    assert len(judgments) == len(examples) and all(judgment.scored for judgment in judgments)
+    assert all(atom.grounded for judgment in judgments for atom in judgment.atoms if atom.actual)
     answers = {
         row.example_id: row.response for row in read_jsonl(tmp_path / "rollouts.jsonl", Rollout)
     }
@@ -390,8 +392,8 @@ def test_the_openai_client_understands_it():
     with MicroServer(EXAMPLES, key="right") as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="right", max_retries=0)
         parts = [
-            {"type": "text", "text": part}
-            for part in render(EXAMPLE)[-1]["content"].partition("Query")
+            {"type": "text", "text": piece}
+            for piece in render(EXAMPLE)[-1]["content"].partition("Query")
         ]
         reply = client.chat.completions.create(
             model="micro-model",

@@ -28,7 +28,7 @@ LONG = " ".join([SHORT] * 40)
 GERMAN = "Das ist eine Antwort, und sie ist nicht sehr lang."
 
 
-def part(name, verdict):
+def part_row(name, verdict):
     return {"part": name, "verdict": verdict, "answers": 90, "atoms": 700, "accuracy": 95.0} | {
         "low": 93.0,
         "high": 97.0,
@@ -49,7 +49,7 @@ def passed_exam(**changes):
         "numbers": {"macro": 96.0},
         "data": {"hash": "0", "edited": []},
         "file": "runs/exam/careful/exam.json",
-        "parts": [part("easy", "passed"), part("long", "failed")],
+        "parts": [part_row("easy", "passed"), part_row("long", "failed")],
         "languages": {"en": 90},
         "question_counts": exam_counts(frame).tolist(),
         "error_check": json.loads(check.to_json(orient="records")),
@@ -136,7 +136,11 @@ def test_labels_that_disagree_withhold_the_corrected_values(tmp_path):
         ([GERMAN], {}, "its weakest part, "),
         ([SHORT], {"languages": {"zh": 90}}, "language en (100 % of these answers)"),
         ([SHORT], {"parts": []}, "does not say how it reads answers of their length"),
-        ([SHORT], {"parts": [part("easy", "undecided")]}, "undecided, by its weakest part, easy"),
+        (
+            [SHORT],
+            {"parts": [part_row("easy", "undecided")]},
+            "undecided, by its weakest part, easy",
+        ),
         ([SHORT], {"verdict": "failed"}, "ended failed"),
     ],
 )
@@ -164,3 +168,18 @@ def test_one_long_answer_of_forty_changes_nothing(tmp_path):
     folder = run_of(tmp_path, [SHORT] * 39 + [LONG], passed_exam())
     [correction] = corrections(load_run(folder))
     assert correction.withheld == ""
+
+
+def test_an_exam_whose_parts_cannot_be_read_is_said_and_corrects_nothing(tmp_path):
+    parts = [part_row("easy", "passed"), part_row("long", "splendid")]
+    folder = run_of(tmp_path, [SHORT], passed_exam(parts=parts))
+    run = load_run(folder)
+    note = (
+        "exam.json: parts, row 2: verdict: found 'splendid'; allowed: failed, undecided, passed; "
+        "the parts were left out."
+    )
+    assert note in run.notes
+    text = evaluation_text(folder)
+    assert "does not say how it reads answers of their length" in text
+    assert "corrected_low" not in text
+    assert "splendid" in write_evaluation_report(folder).read_text()

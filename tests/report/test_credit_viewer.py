@@ -111,15 +111,15 @@ class Reader(HTMLParser):
 def test_spans_hold_the_tokens_and_nothing_else(trace):
     for channel in (None, *trace["channels"]):
         text, scale = heat_spans(trace, channel)
-        found = Reader(text)
-        assert set(found.tags) == {"span"} and len(found.spans) == len(trace["tokens"])
+        read_page = Reader(text)
+        assert set(read_page.tags) == {"span"} and len(read_page.spans) == len(trace["tokens"])
         values = token_values(trace, channel)
         assert scale == max((abs(v) for v in values if v is not None), default=0)
         for (attributes, shown), token, value in zip(
-            found.spans, trace["tokens"], values, strict=True
+            read_page.spans, trace["tokens"], values, strict=True
         ):
-            wanted = heat_class(value, scale)
-            assert set((attributes["class"] or "").split()) - {"name"} == set(wanted.split())
+            class_name = heat_class(value, scale)
+            assert set((attributes["class"] or "").split()) - {"name"} == set(class_name.split())
             assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", shown)
             if token.isascii() and token.isprintable():
                 assert shown == token
@@ -140,11 +140,11 @@ def test_the_push_is_the_formula(trace):
 
 @given(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), st.floats(0, 10))
 def test_classes_are_signed_bins(value, scale):
-    found = heat_class(value, scale)
+    heat_name = heat_class(value, scale)
     if value is None or value != value or value == 0 or scale == 0:
-        assert found == ""
+        assert heat_name == ""
     else:
-        assert re.fullmatch(r"[pn](10|[1-9])", found) and (found[0] == "p") == (value > 0)
+        assert re.fullmatch(r"[pn](10|[1-9])", heat_name) and (heat_name[0] == "p") == (value > 0)
 
 
 def test_unknown_channels_and_measures_are_named():
@@ -326,12 +326,12 @@ def test_the_answers_with_most_localized_channels_are_picked(run, channel):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
 def test_answers_without_channels_are_spread_over_the_steps(sizes, limit):
-    places = [(step, row) for step, size in enumerate(sizes, 1) for row in range(size)]
-    frame = pd.DataFrame(places, columns=["step", "row"]).assign(channel=None, localized=None)
+    answer_keys = [(step, row) for step, size in enumerate(sizes, 1) for row in range(size)]
+    frame = pd.DataFrame(answer_keys, columns=["step", "row"]).assign(channel=None, localized=None)
     chosen = pick_answers(frame, limit)
-    assert chosen == sorted(set(chosen)) and len(chosen) == min(limit, len(places))
-    at = [places.index(place) for place in chosen]
-    gaps = [b - a for a, b in zip(at, [*at[1:], len(places)], strict=True)]
+    assert chosen == sorted(set(chosen)) and len(chosen) == min(limit, len(answer_keys))
+    at = [answer_keys.index(answer_key) for answer_key in chosen]
+    gaps = [b - a for a, b in zip(at, [*at[1:], len(answer_keys)], strict=True)]
     assert at[0] == 0 and max(gaps) - min(gaps) <= 1
 
 
@@ -368,11 +368,11 @@ def test_counts_are_those_of_the_frame(run):
     counts = fallback_counts(run[1]).set_index("channel")
     pairs = run[1].dropna(subset="channel")
     for name, row in counts.iterrows():
-        part = pairs[pairs["channel"] == name]
-        assert row["pairs"] == len(part) and row["localized %"] == pytest.approx(
-            100 * part["localized"].mean()
+        channel_pairs = pairs[pairs["channel"] == name]
+        assert row["pairs"] == len(channel_pairs) and row["localized %"] == pytest.approx(
+            100 * channel_pairs["localized"].mean()
         )
-        assert all(row[reason] == (part["fallback"] == reason).sum() for reason in REASONS)
+        assert all(row[reason] == (channel_pairs["fallback"] == reason).sum() for reason in REASONS)
     assert fallback_counts(run[1][run[1]["channel"].isna()]).empty
 
 
@@ -413,9 +413,9 @@ def test_a_method_without_a_judge_says_so(run, tmp_path):
 
 def test_a_link_leads_into_an_answer_and_paper_says_what_is_missing(run, tmp_path):
     text = write_trace_page(run[0], tmp_path / "page.html", limit=2).read_text()
-    for part in text.split('<details class="answer">')[1:]:
+    for shown_answer in text.split('<details class="answer">')[1:]:
         assert re.search(
-            r'</summary>\s*<div id="answer-\d+-\d+">', part
+            r'</summary>\s*<div id="answer-\d+-\d+">', shown_answer
         )  # a browser opens what holds the aim of a link
     assert "when the page was printed" in text and '<b class="printed">all channels: </b>' in text
     style = text.split("</style>")[0]
@@ -534,18 +534,18 @@ def odd(run, tmp_path_factory):
     rng = np.random.default_rng(0)
     rows = table.to_pylist()
     tokens = [ODD[k] for k in rng.integers(len(ODD), size=5000)]
-    place = next(row["row"] for row in rows if row["channel"] and row["localized"])
+    odd_row = next(row["row"] for row in rows if row["channel"] and row["localized"])
     lists = {
         "tokens": tokens,
         "ends": np.cumsum([*map(len, tokens)]).tolist(),
         "token_ids": list(range(5000)),
     }
     for row in rows:
-        if row["row"] == place and row["channel"]:
+        if row["row"] == odd_row and row["channel"]:
             row |= {name: rng.random(5000).tolist() for name in "dqm"} | {
                 "atoms": [ODD[0] + ODD[9]]
             }
-        elif row["row"] == place:
+        elif row["row"] == odd_row:
             row |= lists | {
                 "response": "".join(tokens),
                 "question": "".join(ODD),
@@ -556,7 +556,7 @@ def odd(run, tmp_path_factory):
         pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata)),
         folder / source.name,
     )
-    return folder, place, tokens
+    return folder, odd_row, tokens
 
 
 class Links(HTMLParser):
@@ -573,9 +573,11 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found[name].removeprefix("#") for name in ("href", "for") if name in found]
+        attributes = dict(attrs)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [
+            attributes[name].removeprefix("#") for name in ("href", "for") if name in attributes
+        ]
         self.loads += [
             value for name, value in attrs if name in ("src", "srcset", "data", "action", "poster")
         ]
@@ -585,7 +587,7 @@ class Links(HTMLParser):
             else []
         )
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
-        if tag == "p" and "heat" in (found.get("class") or ""):
+        if tag == "p" and "heat" in (attributes.get("class") or ""):
             self.heat.append([])
             self.inside = True
         elif tag == "span" and self.inside:
@@ -600,7 +602,7 @@ class Links(HTMLParser):
 
 
 def test_a_long_answer_of_odd_texts_stays_text(odd):
-    folder, place, tokens = odd
+    folder, odd_row, tokens = odd
     text = write_trace_page(folder).read_text(encoding="utf-8")
     page = Links(text)
     assert not page.loads and not page.handlers and "url(" not in text and "@import" not in text
@@ -610,7 +612,7 @@ def test_a_long_answer_of_odd_texts_stays_text(odd):
         visible_token(token) for token in tokens
     ]
     assert (
-        f'id="answer-2-{place}"' in text
+        f'id="answer-2-{odd_row}"' in text
         and "{{ 7 * 7 }}" in text
         and "49" not in html.unescape(text)[:200]
     )
@@ -630,14 +632,14 @@ def test_a_token_shows_something_and_loses_nothing(token):
 
 
 def test_a_page_reads_the_long_columns_of_chosen_steps_only(run, tmp_path, monkeypatch):
-    asked = []
+    reads = []
 
     def read(folder, steps=None, columns=None):
-        asked.append((steps, columns))
+        reads.append((steps, columns))
         return read_traces(folder, steps, columns)
 
     monkeypatch.setattr("memcalib.report.credit_viewer.read_traces", read)
     write_trace_page(run[0], tmp_path / "page.html", limit=1)
-    (first, light), *others = asked
+    (first, light), *others = reads
     assert first is None and not {"tokens", "response", "d", "q", "m"} & set(light)
     assert len(others) == 1 and len(others[0][0]) == 1 and others[0][1] is None

@@ -45,7 +45,7 @@ def play(
     conditions=("full_memory",),
     judge="j@1",
     copies=1,
-    **more,
+    **manifest_fields,
 ):
     """An evaluation of the shipped records under dice: answers that name their atoms,
     quotes from them, some at fault.
@@ -89,8 +89,8 @@ def play(
                     judgments.append(
                         judgment.model_copy(update=head | extra | {"judge": judge + text})
                     )
-    for name, found in (("examples", examples), ("rollouts", rollouts), ("judgments", judgments)):
-        write_jsonl(folder / f"{name}.jsonl", found)
+    for name, written in (("examples", examples), ("rollouts", rollouts), ("judgments", judgments)):
+        write_jsonl(folder / f"{name}.jsonl", written)
     content = manifest(
         {"note": text},
         seeds,
@@ -98,7 +98,7 @@ def play(
         judge,
         command=["memcalib", "evaluate", text],
     )
-    write_manifest(folder, content | more)
+    write_manifest(folder, content | manifest_fields)
     return folder
 
 
@@ -128,8 +128,8 @@ def _answered(example, rng, condition, text):
 def change(folder, edit, name="judgments"):
     """Rewrite a file of rows with an edit of each parsed row."""
     path = folder / f"{name}.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    edited = (edit(k, row) for k, row in enumerate(found))
+    parsed = [json.loads(line) for line in path.read_text().splitlines()]
+    edited = (edit(k, row) for k, row in enumerate(parsed))
     path.write_text("".join(json.dumps(row) + "\n" for row in edited if row is not None))
 
 
@@ -151,14 +151,14 @@ def slow_spans(quote, response):
         (letter, k) for k, character in enumerate(shown) for letter in evidence.fold(character)
     ]
     text = "".join(letter for letter, _ in folded)
-    place = 0
+    position = 0
     spans = []
     for piece in evidence.quote_pieces(quote):
-        start = text.find(piece, place)
+        start = text.find(piece, position)
         if start < 0:
             return []
-        place = start + len(piece)
-        spans.append((folded[start][1], folded[place - 1][1] + 1))
+        position = start + len(piece)
+        spans.append((folded[start][1], folded[position - 1][1] + 1))
     return spans
 
 
@@ -169,9 +169,9 @@ def slow_spans(quote, response):
     st.integers(1, 9),
 )
 def test_located_quotes_equal_the_slow_way_for_every_stretch(response, quoted, stretch):
-    found = page.locate(quoted, response, stretch)
-    assert found == [slow_spans(quote, response) for quote in quoted]
-    assert [bool(spans) for spans in found] == evidence.grounded(quoted, response)
+    located = page.locate(quoted, response, stretch)
+    assert located == [slow_spans(quote, response) for quote in quoted]
+    assert [bool(spans) for spans in located] == evidence.grounded(quoted, response)
 
 
 @drawn
@@ -204,36 +204,38 @@ spans_of = st.dictionaries(
 def test_segments_rebuild_the_answer_and_mark_exactly_the_quotes(spans, limit, margin, data):
     response = "".join(chr(97 + k % 26) for k in range(300))
     kinds = {number: data.draw(st.sampled_from(page.KINDS_OF_USE)) for number in spans}
-    place = 0
+    position = 0
     for segment in page.segments(response, spans, kinds, limit, margin):
         if segment.left_out:
             assert not segment.text
-            place += segment.left_out
+            position += segment.left_out
             continue
-        assert segment.text and response[place : place + len(segment.text)] == segment.text
-        for k in range(place, place + len(segment.text)):
-            here = sorted(n for n, places in spans.items() if any(a <= k < b for a, b in places))
-            assert list(segment.numbers) == here
-            ranked = [kind for kind in page.KINDS_OF_USE if kind in {kinds[n] for n in here}]
+        assert segment.text and response[position : position + len(segment.text)] == segment.text
+        for k in range(position, position + len(segment.text)):
+            numbers = sorted(
+                n for n, quote_spans in spans.items() if any(a <= k < b for a, b in quote_spans)
+            )
+            assert list(segment.numbers) == numbers
+            ranked = [kind for kind in page.KINDS_OF_USE if kind in {kinds[n] for n in numbers}]
             assert segment.kind == (ranked[0] if ranked else "")
-        place += len(segment.text)
+        position += len(segment.text)
         assert set(segment.ends) == {
-            n for n, places in spans.items() if any(b == place for _, b in places)
+            n for n, quote_spans in spans.items() if any(b == position for _, b in quote_spans)
         }
-    assert place == 300
+    assert position == 300
 
 
 @drawn
 @given(judgment_lists(), st.integers(0, 7))
 def test_the_gravest_answers_are_ordered_and_each_question_comes_once(judgments, count):
     worst = page.gravest(judgments, count=count)
-    ranks = [found.rank for _, found in worst]
+    ranks = [fault.rank for _, fault in worst]
     assert ranks == sorted(ranks, reverse=True) and len(worst) <= count
     questions = [judgment.question_id for judgment, _ in worst]
     assert len(questions) == len(set(questions))
     faulty = {j.question_id for j in judgments if j.scored and (j.over or j.under)}
     assert len(worst) == min(count, len(faulty))
-    assert all(found.reasons for _, found in worst)
+    assert all(fault.reasons for _, fault in worst)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -278,8 +280,8 @@ def test_a_changed_answer_is_called_so(tmp_path):
 
 
 def test_kinds_of_use():
-    found = [page.kind_of_use(i, a) for i in Level for a in (*Level, None)]
-    assert found == [
+    kinds = [page.kind_of_use(i, a) for i in Level for a in (*Level, None)]
+    assert kinds == [
         "right",
         "over",
         "over",
@@ -312,16 +314,16 @@ def test_controls_equal_those_of_copied_judgments(judgments):
 def test_splits_by_distractors_hold_each_answer_once(judgments):
     table = metrics.score(judgments, by="distractor_count", resamples=20)
     assert table["responses"].sum() == len(judgments)
-    for part, rest in table.groupby("distractor_count", observed=True):
-        low = int(re.match(r"\d+", part)[0])
+    for bin_name, bin_rows in table.groupby("distractor_count", observed=True):
+        low = int(re.match(r"\d+", bin_name)[0])
         inside = [
             j
             for j in judgments
             if metrics.binned([sum(a.ideal == 0 for a in j.atoms)], metrics.DISTRACTOR_BINS)[0]
-            == part
+            == bin_name
         ]
         assert min(sum(a.ideal == 0 for a in j.atoms) for j in inside) >= low
-        assert rest["responses"].sum() == len(inside)
+        assert bin_rows["responses"].sum() == len(inside)
 
 
 @drawn
@@ -342,12 +344,12 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
         assert table.empty
         return
     row = table.iloc[0]
-    for place, count, name, scale in (
+    for position, count, name, scale in (
         (0, "rated_quality", "quality", 1),
         (1, "rated_safety", "unsafe", 100),
     ):
         by_seed = [
-            [float(r[place]) for r in rated if r[2] == seed and r[place] is not None]
+            [float(r[position]) for r in rated if r[2] == seed and r[position] is not None]
             for seed in (1, 2)
         ]
         by_seed = [values for values in by_seed if values]
@@ -511,15 +513,15 @@ def test_names_of_sources_are_distinct(tmp_path):
 
 def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     folder = play(tmp_path, conditions=("full_memory", "no_memory"))
-    found = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
-    write = [row | {"judge": "second@2"} for row in found if row["condition"] == "full_memory"]
+    judgments = [json.loads(line) for line in (folder / "judgments.jsonl").read_text().splitlines()]
+    write = [row | {"judge": "second@2"} for row in judgments if row["condition"] == "full_memory"]
     (folder / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in write))
     path = evaluation.write_evaluation_report(folder, worst=40)
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 6 + 4
-    ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
+    ids = [attributes["id"] for _, attributes in Tags(source).tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    links = [a["href"] for tag, a in Tags(source).found if tag == "a"]
+    links = [a["href"] for tag, a in Tags(source).tags if tag == "a"]
     assert {"#second", "#quality", "#card"} <= set(links) and all(link[1:] in ids for link in links)
     for words in (
         "Worst answers",
@@ -534,9 +536,9 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
         f"figures/{n}.{e}" for n in ("plane", "channels", "parts", "judges") for e in ("svg", "png")
     } <= files
     assert not [name for name in files if name.endswith(".part")]
-    made = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    contents = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     evaluation.write_evaluation_report(folder, worst=40)
-    assert all(p.read_bytes() == data for p, data in made.items())
+    assert all(p.read_bytes() == data for p, data in contents.items())
 
 
 def test_hostile_text_stays_text_everywhere(tmp_path):
@@ -573,18 +575,19 @@ def test_lone_surrogates_do_not_stop_the_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept", [("judgments",), ("rollouts",), ("examples",), ("manifest",), ("judgments", "rollouts")]
+    "present",
+    [("judgments",), ("rollouts",), ("examples",), ("manifest",), ("judgments", "rollouts")],
 )
-def test_missing_pieces_are_said(tmp_path, kept):
+def test_missing_pieces_are_said(tmp_path, present):
     play(tmp_path, conditions=("full_memory", "no_memory"))
     for file in list(tmp_path.iterdir()):
-        if file.stem not in kept:
+        if file.stem not in present:
             file.unlink()
     source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert safe(source) == []
-    assert ("not judged yet" in source) == ("judgments" not in kept)
-    assert (tmp_path / "model-card.md").exists() == ("judgments" in kept)
-    if kept == ("judgments",):
+    assert ("not judged yet" in source) == ("judgments" not in present)
+    assert (tmp_path / "model-card.md").exists() == ("judgments" in present)
+    if present == ("judgments",):
         assert "the answer is not in this folder" in source
         assert "not recorded" not in source  # what nobody wrote down has no row
     assert "nan" not in re.sub(r"<[^>]*>", " ", source).lower().split()
@@ -696,11 +699,11 @@ def test_a_torn_run_is_compared_and_said(tmp_path):
     for name in ("judgments", "rollouts"):
         with open(b / f"{name}.jsonl", "a") as file:
             file.write('{"example_id": "x')
-    found = comparison.compare_runs([a, b])
-    assert [note for note in found.notes if "torn" in note] == [
+    compared = comparison.compare_runs([a, b])
+    assert [note for note in compared.notes if "torn" in note] == [
         f"{b}: {n}.jsonl: {TORN}." for n in ("judgments", "rollouts")
     ]
-    assert "judgments.jsonl: the last line is torn" in comparison.comparison_text(found)
+    assert "judgments.jsonl: the last line is torn" in comparison.comparison_text(compared)
 
 
 ODD = [
@@ -735,8 +738,8 @@ def test_an_odd_manifest_stops_no_page(tmp_path, name, odd):
         "inf" not in evaluation.evaluation_costs(run).to_string()
         and dict(page.flatten(run.manifest)) is not None
     )
-    left = name in run.manifest
-    assert left or any(note.startswith(f"manifest.json: {name}") for note in run.notes)
+    is_loaded = name in run.manifest
+    assert is_loaded or any(note.startswith(f"manifest.json: {name}") for note in run.notes)
 
 
 NO_MANIFEST = [
@@ -783,11 +786,11 @@ SECOND = {
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("what", SECOND)
-def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, what):
+@pytest.mark.parametrize("edit_name", SECOND)
+def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, edit_name):
     play(tmp_path)
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
-    change(tmp_path, SECOND[what], "judgments2")
+    change(tmp_path, SECOND[edit_name], "judgments2")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
     assert (
         source.count("judgments2.jsonl was not compared with judgments.jsonl") >= 2
@@ -837,11 +840,11 @@ def test_no_warning_reaches_the_terminal(tmp_path, recwarn):
 
 def test_what_can_be_no_count_is_unknown():
     usage = [float("inf"), float("nan"), -1.0, 1e15, 1e308, 0.0, 3.0]
-    made = [
+    rollouts = [
         Rollout(example_id=f"e{k}", response="", usage={"seconds": value})
         for k, value in enumerate(usage)
     ]
-    assert rows.answer_frame(made)["seconds"].dropna().tolist() == [0.0, 3.0]
+    assert rows.answer_frame(rollouts)["seconds"].dropna().tolist() == [0.0, 3.0]
     judged = [make([0], [0], usage={"seconds": value, "calls": value}) for value in usage]
     assert rows.usage_frame(judged)[["seconds", "calls"]].dropna().to_numpy().tolist() == [
         [0, 0],
@@ -860,8 +863,10 @@ def test_unfinished_judging_is_said(tmp_path):
 
 def test_a_second_judge_of_other_answers_is_left_out(tmp_path):
     play(tmp_path)
-    found = [json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()]
-    strange = [row | {"judge": "second", "model": "somebody-else"} for row in found]
+    judgments = [
+        json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()
+    ]
+    strange = [row | {"judge": "second", "model": "somebody-else"} for row in judgments]
     (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
     assert evaluation.second_judge(rows.load_run(tmp_path)) == {}
     assert (
@@ -880,11 +885,13 @@ def test_a_run_of_rpeval_shows_its_metrics(tmp_path):
 
 def test_agreement_of_the_second_judge_is_counted_by_hand(tmp_path):
     play(tmp_path)
-    found = [json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()]
-    for row in found:
+    judgments = [
+        json.loads(line) for line in (tmp_path / "judgments.jsonl").read_text().splitlines()
+    ]
+    for row in judgments:
         row["judge"] = "second"
         row["atoms"][0]["actual"] = {"A": "B", "B": "C", "C": "A"}[row["atoms"][0]["actual"]]
-    (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    (tmp_path / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judgments))
     run = rows.load_run(tmp_path)
     row = evaluation.second_judge(run)["Second judge, agreement"].iloc[0]
     total = sum(len(j.atoms) for j in run.judgments)
@@ -934,9 +941,9 @@ def test_cells_of_differences_are_marked_by_their_corrected_p():
 def test_comparison_equals_differences_of_means(tmp_path):
     a = play(tmp_path / "a", seeds=(1, 2))
     b = play(tmp_path / "b", seeds=(3, 4, 5))
-    found = comparison.compare_runs([a, b])
-    assert [side.label for side in found.sides] == ["m (a)", "m (b)"]
-    table = found.differences[found.differences["domain"] == "all"].set_index("metric")
+    compared = comparison.compare_runs([a, b])
+    assert [side.label for side in compared.sides] == ["m (a)", "m (b)"]
+    table = compared.differences[compared.differences["domain"] == "all"].set_index("metric")
     for name in METRICS:
         values = []
         for folder in (a, b):
@@ -955,22 +962,24 @@ def test_comparison_equals_differences_of_means(tmp_path):
             (good > 0).sum(),
             (good < 0).sum(),
         )
-    assert any("Seeds differ" in note for note in found.notes)
-    text = comparison.comparison_text(found)
+    assert any("Seeds differ" in note for note in compared.notes)
+    text = comparison.comparison_text(compared)
     assert "m (b)" in text and "not corrected" in text
 
 
 def test_a_run_against_its_copy_shows_no_difference(tmp_path):
     a = play(tmp_path / "a")
     b = play(tmp_path / "b")
-    found = comparison.compare_runs([a, b])
-    enough = found.differences["questions"] >= metrics.LEAST_GROUPS
+    compared = comparison.compare_runs([a, b])
+    enough = compared.differences["questions"] >= metrics.LEAST_GROUPS
     assert enough.any() and not enough.all()
-    assert (found.differences["difference"] == 0).all() and found.changes.empty
-    assert (found.differences.loc[enough, ["low", "high"]] == 0).all().all()
-    assert found.differences.loc[~enough, ["low", "high"]].isna().all().all()
-    assert (found.differences["p"] == 1).all()
-    assert "no question changed" in comparison.write_comparison(found, tmp_path / "out").read_text()
+    assert (compared.differences["difference"] == 0).all() and compared.changes.empty
+    assert (compared.differences.loc[enough, ["low", "high"]] == 0).all().all()
+    assert compared.differences.loc[~enough, ["low", "high"]].isna().all().all()
+    assert (compared.differences["p"] == 1).all()
+    assert (
+        "no question changed" in comparison.write_comparison(compared, tmp_path / "out").read_text()
+    )
 
 
 def test_other_judges_and_other_examples_are_refused_unless_wanted(tmp_path):
@@ -978,17 +987,17 @@ def test_other_judges_and_other_examples_are_refused_unless_wanted(tmp_path):
     b = play(tmp_path / "b", judge="k@2", seeds=(3,))
     with pytest.raises(ValueError, match="judged by 'j@1', .*'k@2'; allowed"):
         comparison.compare_runs([a, b])
-    found = comparison.compare_runs([a, b], any_judge=True)
-    assert "may be the judges'" in found.notes[0]
+    compared = comparison.compare_runs([a, b], any_judge=True)
+    assert "may be the judges'" in compared.notes[0]
     change(b, lambda k, row: row | {"judge": "j@1"})
     change(b, lambda k, row: row if k < 6 else None)
     with pytest.raises(
         ValueError, match=r"found 6 examples in both, 3 only in m \(a\).* and 0 only in m \(b\)"
     ):
         comparison.compare_runs([a, b])
-    found = comparison.compare_runs([a, b], common=True)
-    assert "6 examples that all runs share, of 9" in found.notes[0]
-    assert found.differences["questions"].max() == 6 == found.scores["questions"].max()
+    compared = comparison.compare_runs([a, b], common=True)
+    assert "6 examples that all runs share, of 9" in compared.notes[0]
+    assert compared.differences["questions"].max() == 6 == compared.scores["questions"].max()
 
 
 def test_edited_examples_are_named_and_never_paired(tmp_path):
@@ -1029,8 +1038,8 @@ def test_without_hashes_ideal_levels_tell_examples_apart(tmp_path):
 def test_labels_are_distinct_and_folders_are_given_once(tmp_path):
     folders = [play(tmp_path / x / "run", seeds=(k,)) for k, x in enumerate("ab", 1)]
     other = play(tmp_path / "c", models=("m", "n"))
-    found = comparison.compare_runs([*folders, other])
-    assert [side.label for side in found.sides] == ["m (a/run)", "m (b/run)", "m (c)", "n"]
+    compared = comparison.compare_runs([*folders, other])
+    assert [side.label for side in compared.sides] == ["m (a/run)", "m (b/run)", "m (c)", "n"]
     with pytest.raises(ValueError, match="found this folder twice"):
         comparison.compare_runs([folders[0], folders[0]])
     with pytest.raises(ValueError, match="found 1 run to compare; allowed: two or more"):
@@ -1044,15 +1053,15 @@ def test_a_hostile_comparison_is_safe_and_the_same_again(tmp_path):
     a, b = (
         play(tmp_path / x, models=(HOSTILE,), text=HOSTILE, seeds=(k,)) for k, x in enumerate("ab")
     )
-    found = comparison.compare_runs([a, b])
-    path = comparison.write_comparison(found, tmp_path / "out")
+    compared = comparison.compare_runs([a, b])
+    path = comparison.write_comparison(compared, tmp_path / "out")
     source = path.read_text()
     assert safe(source) == [] and "&lt;script&gt;" in source
-    made = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    assert {p.suffix for p in made} == {".html", ".csv", ".tex", ".md", ".svg", ".png"}
+    contents = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert {p.suffix for p in contents} == {".html", ".csv", ".tex", ".md", ".svg", ".png"}
     comparison.write_comparison(comparison.compare_runs([a, b]), tmp_path / "out")
-    assert all(p.read_bytes() == data for p, data in made.items())
-    assert "\x1b" not in comparison.comparison_text(found)
+    assert all(p.read_bytes() == data for p, data in contents.items())
+    assert "\x1b" not in comparison.comparison_text(compared)
 
 
 def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
@@ -1060,9 +1069,12 @@ def test_the_protocol_shows_every_setting_that_was_used(tmp_path):
     change(
         tmp_path, lambda k, row: row | {"settings": {"temperature": 0.5 if k else 1.0}}, "rollouts"
     )
-    found = dict(evaluation.protocol(rows.load_run(tmp_path)))
-    assert found["Sampling"] == "temperature 0.5 / 1.0" and found["Judge settings"] == "blind false"
-    assert found["Command"].startswith("memcalib evaluate")
+    settings_shown = dict(evaluation.protocol(rows.load_run(tmp_path)))
+    assert (
+        settings_shown["Sampling"] == "temperature 0.5 / 1.0"
+        and settings_shown["Judge settings"] == "blind false"
+    )
+    assert settings_shown["Command"].startswith("memcalib evaluate")
 
 
 # equal runs, terminals, narrow screens
@@ -1082,9 +1094,9 @@ def test_equal_rows_in_another_order_of_arrival_give_the_same_files(tmp_path):
         )
     for folder in (first, second):
         evaluation.write_evaluation_report(folder)
-    made = sorted((first / "tables").iterdir())
-    assert len(made) > 20 and all(
-        p.read_bytes() == (second / "tables" / p.name).read_bytes() for p in made
+    tables = sorted((first / "tables").iterdir())
+    assert len(tables) > 20 and all(
+        p.read_bytes() == (second / "tables" / p.name).read_bytes() for p in tables
     )
     assert (first / "report.html").read_text() == (second / "report.html").read_text()
     assert evaluation.evaluation_text(first) == evaluation.evaluation_text(second)
@@ -1102,8 +1114,8 @@ def test_a_terminal_is_told_what_was_asked_for(tmp_path, capsys):
     )
     with pytest.raises(SystemExit):
         main(["score", str(folder / "judgments.jsonl")])
-    (said,) = [line for line in plain.splitlines() if line.startswith("m: quality ")]
-    assert capsys.readouterr().out.splitlines()[-1] == said
+    (quality_line,) = [line for line in plain.splitlines() if line.startswith("m: quality ")]
+    assert capsys.readouterr().out.splitlines()[-1] == quality_line
 
     def lower(k, row):
         return row | {"judge": "j@2", "atoms": [a | {"actual": "A"} for a in row["atoms"]]}
@@ -1136,9 +1148,9 @@ def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
         "th:first-child, td:first-child { max-width: 9rem !important; white-space: "
         "normal !important;"
     )
-    own = base.index("{% block style %}")
+    style_block = base.index("{% block style %}")
     narrow = base.index("@media screen and (max-width: 40rem)")
-    assert own < narrow < base.index(rule) < base.index("</style>")
+    assert style_block < narrow < base.index(rule) < base.index("</style>")
     pages = [
         file
         for file in folder.glob("*.html.j2")

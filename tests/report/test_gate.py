@@ -78,8 +78,8 @@ def test_limits_need_no_baseline(capsys, tmp_path):
 def test_wrong_calls_say_what_is_allowed(capsys, tmp_path, arguments, code, message):
     folder = make_run(tmp_path / "run")
     words = [str(folder) if word == "RUN" else word for word in arguments]
-    found, output, errors = run(capsys, "gate", *words, "--out", tmp_path / "gate")
-    assert found == code and message in errors, errors
+    exit_code, output, errors = run(capsys, "gate", *words, "--out", tmp_path / "gate")
+    assert exit_code == code and message in errors, errors
     assert not (tmp_path / "gate").exists() and output == ""
 
 
@@ -116,8 +116,8 @@ def test_missing_scores_are_never_a_pass(tmp_path):
 def test_a_kept_baseline_has_no_text_and_gives_the_same_gate(capsys, tmp_path):
     base = make_run(tmp_path / "base", {0})
     worse = make_run(tmp_path / "worse", set(range(20)))
-    kept = save_baseline(base, tmp_path / "kept")
-    assert run_gate(worse, kept).checks == run_gate(worse, base).checks
+    baseline = save_baseline(base, tmp_path / "kept")
+    assert run_gate(worse, baseline).checks == run_gate(worse, base).checks
     code, output, _ = run(capsys, "gate", base, "--save", tmp_path / "again")
     assert code == 0 and "again" in output
     assert run(capsys, "gate", "--workflow")[1].startswith("# Copy to .github/workflows")

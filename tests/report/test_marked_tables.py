@@ -87,10 +87,10 @@ def test_against_sorting():
         values = [draw.choice([None, *range(5)]) for _ in range(draw.randint(1, 6))]
         cells = ["" if value is None else f"{value:.2f} ± 1.00" for value in values]
         better = sorted({value for value in values if value is not None}, reverse=True)
-        places = {}
+        mark_of_value = {}
         if len(better) > 1:
-            places = {better[0]: "best", better[1]: "second"}
-        assert column(*cells) == [places.get(value, "") for value in values], cells
+            mark_of_value = {better[0]: "best", better[1]: "second"}
+        assert column(*cells) == [mark_of_value.get(value, "") for value in values], cells
 
 
 def test_files_carry_the_marks_and_csv_stays_plain(tmp_path):

@@ -32,17 +32,17 @@ class Tags(HTMLParser):
 
     def __init__(self, source: str):
         super().__init__()
-        self.found: list[tuple[str, dict]] = []
+        self.tags: list[tuple[str, dict]] = []
         self.feed(source)
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
 
 
 def safe(source: str) -> list[str]:
     """What on a page could run or reach outside."""
     bad = []
-    for tag, attributes in Tags(source).found:
+    for tag, attributes in Tags(source).tags:
         if tag in ("script", "iframe", "object", "embed", "link", "img", "base", "form"):
             bad.append(tag)
         bad += [name for name in attributes if name.startswith("on")]
@@ -108,8 +108,8 @@ def test_a_full_run_gives_a_safe_page_and_the_same_bytes_again(tmp_path):
     path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
     source = path.read_text()
     assert safe(source) == [] and source.count("<svg") == 3
-    ids = [attributes["id"] for _, attributes in Tags(source).found if "id" in attributes]
-    named = {attributes["for"] for _, attributes in Tags(source).found if "for" in attributes}
+    ids = [attributes["id"] for _, attributes in Tags(source).tags if "id" in attributes]
+    named = {attributes["for"] for _, attributes in Tags(source).tags if "for" in attributes}
     assert len(ids) == len(set(ids)) and named and named <= set(ids)
     assert "79.54 ± 0.77" in source and "published" in source
     assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".tex", ".md"}
@@ -139,12 +139,12 @@ def test_hostile_text_stays_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept", [(), ("judgments",), ("steps",), ("traces",), ("rollouts",), ("examples",)]
+    "present", [(), ("judgments",), ("steps",), ("traces",), ("rollouts",), ("examples",)]
 )
-def test_missing_pieces_are_not_run(tmp_path, kept):
+def test_missing_pieces_are_not_run(tmp_path, present):
     play(tmp_path)
     for file in tmp_path.iterdir():
-        if file.stem not in kept:
+        if file.stem not in present:
             file.unlink()
     run = load_run(tmp_path)
     held = {
@@ -153,7 +153,7 @@ def test_missing_pieces_are_not_run(tmp_path, kept):
         "traces": run.traces,
         "rollouts": run.answers,
     }
-    assert all((rows is not None) == (name in kept) for name, rows in held.items())
+    assert all((rows is not None) == (name in present) for name, rows in held.items())
     source = report.write_report(tmp_path).read_text()
     assert "not run" in source and safe(source) == []
 
@@ -393,11 +393,11 @@ def test_points_that_lie_close_together_are_enlarged(ends, shown):
     axes = figures.plane_figure(table).axes
     assert len(axes) == shown and len(figures.plane_figure(table, enlarged=False).axes) == 1
     if shown == 2:
-        (left, right) = axes[1].get_xlim()
+        (low_x, right) = axes[1].get_xlim()
         (down, up) = axes[1].get_ylim()
         assert all(
-            left <= x <= right and down <= y <= up for x, y in ends
-        ) and right - left == pytest.approx(up - down)
+            low_x <= x <= right and down <= y <= up for x, y in ends
+        ) and right - low_x == pytest.approx(up - down)
 
 
 def test_two_figures_share_no_id(tmp_path):
@@ -406,10 +406,10 @@ def test_two_figures_share_no_id(tmp_path):
         0
     ].read_text()
     parts = [figures.inline_svg(svg, name) for name in ("a", "b")]
-    ids = [set(re.findall(r'id="([^"]+)"', part)) for part in parts]
+    ids = [set(re.findall(r'id="([^"]+)"', svg_part)) for svg_part in parts]
     assert ids[0] and not ids[0] & ids[1]
-    for part, known in zip(parts, ids, strict=True):
-        assert set(re.findall(r'(?:href="|url\()#([^")]+)', part)) <= known
+    for svg_part, own_ids in zip(parts, ids, strict=True):
+        assert set(re.findall(r'(?:href="|url\()#([^")]+)', svg_part)) <= own_ids
 
 
 @drawn
@@ -438,13 +438,13 @@ def test_latex_cells_hold_no_command(text):
     assert not re.search(r"[\\%&#_{}$~^]", bare)
 
 
-def trace_row(tokens, response, **more):
+def trace_row(tokens, response, **fields):
     return {
         "example_id": "e1",
         "response": response,
         "tokens": tokens,
         "advantage": [0.1] * len(tokens),
-    } | more
+    } | fields
 
 
 @drawn
@@ -507,9 +507,9 @@ def test_measured_and_published_stand_under_their_own_headings(tmp_path):
 def test_the_manifest_knows_its_code_and_data(tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("{}\n")
-    found = runs.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
-    assert found["data_sha256"]["data"] == runs.file_hash(data) and found["cost"] == 0.5
-    assert found["versions"]["python"] and "wall_seconds" in found
+    content = runs.manifest({"steps": 1}, [42], {"data": data}, "judge", cost=0.5)
+    assert content["data_sha256"]["data"] == runs.file_hash(data) and content["cost"] == 0.5
+    assert content["versions"]["python"] and "wall_seconds" in content
     monkeypatch.setenv("PATH", "")
     assert runs.git_state() == {"commit": None, "dirty": None}
     with pytest.raises(FileNotFoundError):
@@ -542,31 +542,33 @@ def test_the_legend_has_the_looks_of_the_lines_where_a_method_has_no_values():
     ]
     figure = figures.curves_figure(pd.DataFrame(rows))
     drawn = figure.axes[0].lines
-    told = figure.legends[0]
-    assert [text.get_text() for text in told.get_texts()] == ["B"]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["B"]
     assert {line.get_color() for line in drawn if line.get_xdata().size} >= {
-        told.get_lines()[0].get_color()
+        legend.get_lines()[0].get_color()
     }
-    assert told.get_lines()[0].get_color() == figures.method_styles(["A", "B"])["B"].colour
+    assert legend.get_lines()[0].get_color() == figures.method_styles(["A", "B"])["B"].colour
 
 
 def test_a_caption_says_what_its_numbers_are_of(tmp_path):
-    said = tables.caption("50 % & more", n="7 pairs", seeds=(1, 2), interval=None, ddof=1)
-    assert all(part in said for part in ("n = 7 pairs", "seeds 1, 2", "ddof = 1", "no interval"))
+    caption = tables.caption("50 % & more", n="7 pairs", seeds=(1, 2), interval=None, ddof=1)
+    assert all(
+        phrase in caption for phrase in ("n = 7 pairs", "seeds 1, 2", "ddof = 1", "no interval")
+    )
     with pytest.raises(ValueError, match="n: found nothing"):
         tables.caption("x", n=" ", seeds=None, interval=None, ddof=None)
     with pytest.raises(TypeError):
         tables.caption("x", n="7 pairs")
     one = {"a": pd.DataFrame({"x": [1]})}
-    tables.write_tables(tmp_path, one, {"a": said})
+    tables.write_tables(tmp_path, one, {"a": caption})
     tables.write_tables(tmp_path, {"b": one["a"]}, {"b": "=1+1"})
     rows = list(csv.reader((tmp_path / "captions.csv").open()))
-    assert rows == [["table", "caption"], ["a", said], ["b", "'=1+1"]], "of both calls, harmless"
+    assert rows == [["table", "caption"], ["a", caption], ["b", "'=1+1"]], "of both calls, harmless"
     assert r"\caption{50 \% \& more." in (tmp_path / "a.tex").read_text()
     assert (tmp_path / "a.md").read_text().startswith("50 % &amp; more.")
     assert (tmp_path / "a.csv").read_text() == "x\n1\n"
     with pytest.raises(ValueError, match="caption of 'c'.*allowed: a"):
-        tables.write_tables(tmp_path, one, {"c": said})
+        tables.write_tables(tmp_path, one, {"c": caption})
 
 
 def dots(**changes) -> pd.DataFrame:
@@ -607,18 +609,18 @@ def test_published_values_are_hollow():
 
 
 def test_a_case_shows_shares_and_takes_no_text_as_markup(tmp_path):
-    said = ["$x_1$ and " + "long " * 60, HOSTILE]
-    about = {"title": "$C+$", "atoms": [HOSTILE], "question": "_q_"}
-    figure = figures.case_figure(said, ["key", "irrelevant"], [3, 1], [10, 30], **about)
+    sentences = ["$x_1$ and " + "long " * 60, HOSTILE]
+    atom_fields = {"title": "$C+$", "atoms": [HOSTILE], "question": "_q_"}
+    figure = figures.case_figure(sentences, ["key", "irrelevant"], [3, 1], [10, 30], **atom_fields)
     assert [bar.get_width() for bar in figure.axes[1].patches] == [75, 25]
     figures.save_figure(figure, tmp_path / "case")
     with pytest.raises(ValueError, match="2 sentences, 1 roles"):
-        figures.case_figure(said, ["key"], [1, 1], [1, 1], **about)
+        figures.case_figure(sentences, ["key"], [1, 1], [1, 1], **atom_fields)
     with pytest.raises(ValueError, match="role 'main'; allowed: key, partial, irrelevant"):
-        figures.case_figure(said, ["key", "main"], [1, 1], [1, 1], **about)
+        figures.case_figure(sentences, ["key", "main"], [1, 1], [1, 1], **atom_fields)
     for credit in ([0, 0], [2, -1]):
         with pytest.raises(ValueError, match="credit: found .*; allowed: none below 0"):
-            figures.case_figure(said, ["key", "key"], credit, [1, 1], **about)
+            figures.case_figure(sentences, ["key", "key"], credit, [1, 1], **atom_fields)
 
 
 def test_scores_in_the_overview_are_computed():
@@ -656,22 +658,22 @@ def test_the_method_shows_a_suppressed_word_of_a_channel_of_under_use():
 
 
 def test_counts_that_are_not_known_are_not_drawn_as_zeros():
-    known = np.array([[3.0, 1.0, 0.0], [np.nan, 2.0, 1.0], [0.0, 0.0, 0.0]])
-    figure = figures.channel_figure({"a": known}, down="person", across="judge")
+    counts = np.array([[3.0, 1.0, 0.0], [np.nan, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    figure = figures.channel_figure({"a": counts}, down="person", across="judge")
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts.count("not stated") == 1
     assert texts.count("no atoms") == 3  # a row of zeros has no share
     assert [text for text in texts if "%" in text] == ["75.0 %", "25.0 %", "0.0 %"]
-    plain = figures.channel_figure({"a": np.nan_to_num(known).astype(int)})
+    plain = figures.channel_figure({"a": np.nan_to_num(counts).astype(int)})
     assert "not stated" not in [text.get_text() for text in plain.axes[0].texts]
 
 
 def test_the_method_is_drawn_from_a_trace():
-    part = {"d": [0.0, 2.0, -1.0], "m": [0.5, 2.0, 0.5]}
-    trace = {"tokens": ["Keep", " $Thai", "."], "channels": {"B+": part}}
+    channel_trace = {"d": [0.0, 2.0, -1.0], "m": [0.5, 2.0, 0.5]}
+    trace = {"tokens": ["Keep", " $Thai", "."], "channels": {"B+": channel_trace}}
     figure = diagrams.method_diagram(trace, "B+")
     bars = [[bar.get_height() for bar in ax.patches] for ax in figure.axes[2:]]
-    assert bars == [part["d"], part["m"]]
+    assert bars == [channel_trace["d"], channel_trace["m"]]
     assert len(diagrams.method_diagram(trace, "B+", most=2).axes[2].patches) == 2
     with pytest.raises(ValueError, match=r"channel 'C\+': not in this trace; allowed: B\+"):
         diagrams.method_diagram(trace, "C+")

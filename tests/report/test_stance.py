@@ -90,8 +90,8 @@ def test_without_the_setting_nothing_of_the_prompt_or_the_name_changes():
 )
 def test_which_stance_is_wrong_depends_on_what_should_be_done(action, stance, wrong):
     example = example_of(1, action)
-    found = wrong_stances(judged(example, stance), actions_of([example]))
-    assert bool(found) is wrong
+    wrong_atoms = wrong_stances(judged(example, stance), actions_of([example]))
+    assert bool(wrong_atoms) is wrong
 
 
 def test_the_table_counts_answers_with_a_wrong_stance():
@@ -170,8 +170,8 @@ def test_the_exam_counts_known_stances():
     for item in items:
         judgment = judgment_for(item.example, item.answer.levels, condition="stance")
         judgment.sample = item.number
-        known = item.answer.labels[0].stance
-        judgment.atoms[0].stance = "follows" if known == "corrects" else known
+        true_stance = item.answer.labels[0].stance
+        judgment.atoms[0].stance = "follows" if true_stance == "corrects" else true_stance
         judgments.append(judgment)
     numbers = stance_numbers(items, judgments)
     expected = {"atoms": 32, "unread": 0, "accuracy": 75.0, "found": 100.0, "false_alarms": 0.0}
@@ -192,14 +192,14 @@ def test_the_verdict_says_whether_a_judge_may_be_used_for_stance(missed, alarms,
     for item in stance_items():
         judgment = judgment_for(item.example, item.answer.levels, condition="stance")
         judgment.sample = item.number
-        known = item.answer.labels[0].stance
-        if known == "misreads" and missed:
+        read_stance = item.answer.labels[0].stance
+        if read_stance == "misreads" and missed:
             missed -= 1
-            known = "follows"
-        elif known != "misreads" and alarms:
+            read_stance = "follows"
+        elif read_stance != "misreads" and alarms:
             alarms -= 1
-            known = "misreads"
-        judgment.atoms[0].stance = known
+            read_stance = "misreads"
+        judgment.atoms[0].stance = read_stance
         judgments.append(judgment)
     numbers = stance_numbers(stance_items(), judgments)
     assert numbers["verdict"] == verdict
@@ -222,9 +222,9 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=12).map("".join), st.data())
 def test_marks_are_closed_inside_every_tag_and_nothing_of_the_answer_runs(text, data):
-    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    positions = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     spans = {}
-    for number, (start, end) in enumerate(zip(places[::2], places[1::2], strict=False), 1):
+    for number, (start, end) in enumerate(zip(positions[::2], positions[1::2], strict=False), 1):
         if start < end:
             spans[number] = [(start, end)]
     pieces = segments(text, spans, dict.fromkeys(spans, "over"))

@@ -95,8 +95,8 @@ def in_process(monkeypatch) -> list[str]:
         space: dict = {}
         for k, cell in enumerate(driver.notebook_cells(path)):
             try:
-                with pytest.MonkeyPatch.context() as place:
-                    place.chdir(cwd)
+                with pytest.MonkeyPatch.context() as patches:
+                    patches.chdir(cwd)
                     exec(cell["source"], space)
             except OSError:
                 raise
@@ -195,14 +195,14 @@ def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeat
     driver.reproduce_experiments([], "smoke", "runs")
     source = checkout / "nbs/experiments/e01_first.ipynb"
     executed = Path("runs/smoke/first/notebook.ipynb")
-    seen = json.loads(executed.read_text())
-    seen["cells"][1]["outputs"] = [
+    looked_at = json.loads(executed.read_text())
+    looked_at["cells"][1]["outputs"] = [
         {"output_type": "stream", "name": "stdout", "text": ["looked at"]}
     ]
-    seen["cells"].insert(
-        1, seen["cells"][0] | {"id": "injected", "source": "rows = 3"}
+    looked_at["cells"].insert(
+        1, looked_at["cells"][0] | {"id": "injected", "source": "rows = 3"}
     )  # papermill's
-    executed.write_text(json.dumps(seen))
+    executed.write_text(json.dumps(looked_at))
     written = json.loads(source.read_text())
     written["cells"][1]["source"] = "#| fig-alt: nothing to see\n" + FIRST[1]
     written["cells"].insert(
@@ -462,18 +462,18 @@ def test_a_training_needs_a_world():
 
 
 def test_a_training_is_made_once_and_a_killed_one_begins_anew(tmp_path, monkeypatch):
-    made = []
+    trained = []
     store = TrainingStore(tmp_path)
     one = main_trainings(SMOKE)["GDPO", 1]
-    left = tmp_path / f"{one.key}.part" / "work"
-    left.mkdir(parents=True)
-    (left / "steps.jsonl").write_text('{"step": 1}\n{"st')
+    unfinished = tmp_path / f"{one.key}.part" / "work"
+    unfinished.mkdir(parents=True)
+    (unfinished / "steps.jsonl").write_text('{"step": 1}\n{"st')
     assert store.steps_so_far(one) == 0, "a torn line is no step"
-    (left / "steps.jsonl").write_text('{"step": 1}\n')
+    (unfinished / "steps.jsonl").write_text('{"step": 1}\n')
     assert store.steps_so_far(one) == 1 and one not in store
 
     def train(training, out, report=None):
-        made.append(training.key)
+        trained.append(training.key)
         Path(out).mkdir(parents=True)
         (Path(out) / "steps.jsonl").write_text('{"step": 1, "loss": 0}\n{"step": 2, "loss": 0}\n')
 
@@ -481,7 +481,7 @@ def test_a_training_is_made_once_and_a_killed_one_begins_anew(tmp_path, monkeypa
     monkeypatch.setattr(
         "memcalib.micro.policy.save_policy", lambda model, path, story: Path(path).mkdir()
     )
-    assert store.make(one) == store.make(one) == tmp_path / one.key and made == [one.key]
+    assert store.make(one) == store.make(one) == tmp_path / one.key and trained == [one.key]
     assert store.missing([one]) == [] and [row["step"] for row in store.steps(one)] == [1, 2]
     assert json.loads((tmp_path / one.key / "training.json").read_text())["seed"] == 1
 
@@ -531,10 +531,10 @@ def test_every_parameter_is_used(name):
     import ast
 
     cells = [c for c in driver.notebook_cells(experiments()[name]) if c["cell_type"] == "code"]
-    rest = "\n".join(
+    other_sources = "\n".join(
         c["source"] for c in cells if "parameters" not in c["metadata"].get("tags", [])
     )
-    read = {node.id for node in ast.walk(ast.parse(rest)) if isinstance(node, ast.Name)}
+    read = {node.id for node in ast.walk(ast.parse(other_sources)) if isinstance(node, ast.Name)}
     assert {*notebook_parameters(experiments()[name])} - {"profile"} <= read
 
 

@@ -110,8 +110,10 @@ def test_the_rows_of_each_table_are_kept_packed_and_come_back(smoke):
         assert file in {Path(row).name for row in record["rows"]}, name
         assert len(record["packed"]) == len(record["rows"])
         for row in record["rows"]:
-            kept = experiment.packed(row)
-            assert gzip.decompress(kept.read_bytes()) == (experiment.folder / row).read_bytes()
+            packed_file = experiment.packed(row)
+            assert (
+                gzip.decompress(packed_file.read_bytes()) == (experiment.folder / row).read_bytes()
+            )
     # a figure is computed again from the rows that a repository keeps
     experiment = run.experiments["eta_sensitivity"]
     rows = pd.read_json(experiment.packed("answers.jsonl"), lines=True, dtype={"arm": str})
@@ -211,17 +213,17 @@ def test_two_runs_with_the_same_seeds_give_the_same_tables(smoke, tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    made = list(tmp_path.glob("smoke/trainings/*/training.json"))
-    assert len(made) >= 2 and not (tmp_path / "smoke" / "eta_sensitivity").exists()
+    finished = list(tmp_path.glob("smoke/trainings/*/training.json"))
+    assert len(finished) >= 2 and not (tmp_path / "smoke" / "eta_sensitivity").exists()
     time.sleep(3)  # its workers end by themselves
-    before = {path: path.stat().st_mtime_ns for path in made}
+    before = {path: path.stat().st_mtime_ns for path in finished}
     reproduce_experiments(names, "smoke", tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in made} == before, (
+    assert {path: path.stat().st_mtime_ns for path in finished} == before, (
         "what was made before the kill is kept"
     )
     again = contents(tmp_path / "smoke")
-    once = contents(smoke[0])
-    assert len(again) > 10 and again == {name: once[name] for name in again}
+    unbroken = contents(smoke[0])
+    assert len(again) > 10 and again == {name: unbroken[name] for name in again}
 
 
 def test_a_failing_cell_leaves_its_notebook_and_says_how_to_go_on(smoke, tmp_path):

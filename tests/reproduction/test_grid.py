@@ -40,13 +40,15 @@ def test_a_fault_of_quotes_changes_quotes_alone_and_leaves_them_in_the_answer(nu
     example = EXAMPLES[number]
     response = noisy_answer(number)
     right = exact_judge(example, response)
-    found = FaultyJudge(fault, rate)(example, response)
-    places = [s.end for s in read_answer(response)]
-    for a, b in zip(right.atoms, found.atoms, strict=True):
+    faulty = FaultyJudge(fault, rate)(example, response)
+    sentence_ends = [s.end for s in read_answer(response)]
+    for a, b in zip(right.atoms, faulty.atoms, strict=True):
         assert (a.actual, a.atom_id) == (b.actual, b.atom_id)
-        assert all(0 <= start < end <= len(response) and end in places for start, end in b.spans)
+        assert all(
+            0 <= start < end <= len(response) and end in sentence_ends for start, end in b.spans
+        )
         assert b.quote == (response[slice(*b.spans[0])] if b.spans else "")
-    assert evidence_spans(found, response).keys() == {atom.atom_id for atom in example.atoms}
+    assert evidence_spans(faulty, response).keys() == {atom.atom_id for atom in example.atoms}
 
 
 @pytest.mark.parametrize("fault", QUOTES)
@@ -62,12 +64,12 @@ def test_a_quote_of_the_whole_answer_counts_as_the_sentences_it_touches(fault, f
     response = f"Take it step by step. {stretch}"
     whole = exact_judge(example, response).atoms[0].spans
     assert (0, len(response)) in {tuple(span) for span in whole}
-    found = FaultyJudge(fault, 1.0)(example, response).atoms[0]
+    faulty_atom = FaultyJudge(fault, 1.0)(example, response).atoms[0]
     ends = [s.end for s in read_answer(response)]
     assert (
-        found.spans == []
+        faulty_atom.spans == []
         if fault == "missing"
-        else {end for _, end in found.spans} <= {*ends} and found.spans
+        else {end for _, end in faulty_atom.spans} <= {*ends} and faulty_atom.spans
     )
 
 
@@ -81,8 +83,8 @@ def test_rate_is_the_share_of_atoms_that_are_hit():
     ]
     hit = [
         a.actual != b.actual
-        for right, found in judged
-        for a, b in zip(right.atoms, found.atoms, strict=True)
+        for right, faulty in judged
+        for a, b in zip(right.atoms, faulty.atoms, strict=True)
     ]
     assert 0.3 < sum(hit) / len(hit) < 0.7
     assert (
@@ -94,8 +96,8 @@ def test_rate_is_the_share_of_atoms_that_are_hit():
 def test_neighbour_is_the_sentence_after():
     response = noisy_answer(0)
     right = exact_judge(EXAMPLES[0], response)
-    found = FaultyJudge("neighbour", 1.0)(EXAMPLES[0], response)
-    for a, b in zip(right.atoms, found.atoms, strict=True):
+    faulty = FaultyJudge("neighbour", 1.0)(EXAMPLES[0], response)
+    for a, b in zip(right.atoms, faulty.atoms, strict=True):
         assert all(
             second[0] == first[1] + 1 for first, second in zip(a.spans, b.spans, strict=True)
         )
@@ -142,14 +144,14 @@ def invented(run, policies=""):
 @pytest.fixture
 def fast(monkeypatch):
     """No training: rows with invented scores; `made` lists the runs."""
-    made = []
+    runs_made = []
 
     def one(run, policies=""):
-        made.append(run)
+        runs_made.append(run)
         return invented(run)
 
     monkeypatch.setattr(grid, "train_one", one)
-    return made
+    return runs_made
 
 
 PLAN = GridPlan(
@@ -216,7 +218,7 @@ def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
         ({"rules": ("gdop",)}, "rule 'gdop', allowed are"),
         ({"cells": ("many",)}, "stage rules: cell 'many', allowed are few, plain, slow"),
@@ -228,15 +230,15 @@ def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatc
         ),
     ],
 )
-def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, said):
+def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, message):
     content = PLAN.model_dump()
     content["stages"]["rules"] |= changes
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         GridPlan.model_validate(content)
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         ({"promts": 4}, "cell few: promts: found 4; Extra inputs are not permitted"),
         ({"world": "lnog"}, "cell few: world: found 'lnog'"),
@@ -244,10 +246,10 @@ def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, said):
         ({"options": {"lora_rank": 8}}, "cell few: found lora_rank 8, .*; allowed: lora_rank 0"),
     ],
 )
-def test_a_cell_with_a_mistake_is_refused_before_anything_runs(settings, said):
+def test_a_cell_with_a_mistake_is_refused_before_anything_runs(settings, message):
     content = PLAN.model_dump()
     content["cells"]["few"] = settings
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         GridPlan.model_validate(content)
 
 
@@ -260,8 +262,8 @@ def test_rows_of_other_code_stay_in_the_file_and_are_not_used(fast, tmp_path):
         )
     fast.clear()
     assert run_grid(tmp_path, PLAN, code="one") == before and not fast
-    made = run_grid(tmp_path, PLAN, code="two", stages=["rates"])
-    assert len(fast) == 8 and {row.code for row in made} == {"two"}
+    rows_made = run_grid(tmp_path, PLAN, code="two", stages=["rates"])
+    assert len(fast) == 8 and {row.code for row in rows_made} == {"two"}
     with pytest.raises(ValueError, match="4 of 4 runs that tune its learning rate are missing"):
         run_grid(tmp_path, PLAN, code="three", stages=["rules"])
     assert [row.code for row in stored_rows(tmp_path)] == ["one"] * 19 + [""] + ["two"] * 8

@@ -47,13 +47,13 @@ def made_up_rows() -> MechanismRows:
         for seed in (1, 3)
     ]
     shares = [
-        {"slice": part, "role": role}
+        {"slice": slice_name, "role": role}
         | {
-            f"{what}_share{end}": value
-            for what in ("token", "credit")
+            f"{quantity}_share{end}": value
+            for quantity in ("token", "credit")
             for end in ("", "_low", "_high")
         }
-        for part, value in (("all", 0.25), ("support", 0.9))
+        for slice_name, value in (("all", 0.25), ("support", 0.9))
         for role in ("key", "partial", "irrelevant")
     ]
     steps = made_up_steps()
@@ -200,10 +200,10 @@ def test_the_figure_is_the_same_from_what_three_experiments_wrote(tmp_path):
         read_mechanism(eta, dynamics, audit)
     write_tables(audit / "tables", {"localization shares": ROWS.shares})
     again = read_mechanism(eta, dynamics, audit)
-    for part in fields(MechanismRows):
-        before, after = getattr(ROWS, part.name), getattr(again, part.name)
+    for field in fields(MechanismRows):
+        before, after = getattr(ROWS, field.name), getattr(again, field.name)
         assert list(after) == list(before)
-        assert len(after) == len(before), part.name
+        assert len(after) == len(before), field.name
     before, after = panels_of(ROWS), panels_of(again)
     for letter in TITLES:
         for one, other in zip(before[letter].get_lines(), after[letter].get_lines(), strict=True):

@@ -34,11 +34,11 @@ LETTERS = {"": ".", "best": "B", "second": "S"}
 ARROWS = dict(zip(METRICS, "↑↑↓↓↓↓", strict=True))
 
 
-def measured(names=("GDPO",), first="method", **more) -> pd.DataFrame:
+def measured(names=("GDPO",), first="method", **columns) -> pd.DataFrame:
     """Rows as an experiment makes them: six metrics as text, and columns that no form shows."""
     rows = []
     for name in names:
-        row = {first: name, **more}
+        row = {first: name, **columns}
         row |= {f"{metric} {arrow}": "50.00 ± 1.00" for metric, arrow in ARROWS.items()}
         rows.append(row | {"SCS 95 %": "49.00 to 51.00", "unscored": "0 of 9"})
     return pd.DataFrame(rows)
@@ -180,10 +180,10 @@ def test_main_results_have_the_rows_and_columns_of_the_paper():
 def test_every_published_number_of_the_main_results_is_there():
     form = full_results_form(measured())
     for row in published("main_results").itertuples():
-        here = (form.cells["model"] == f"published, {row.model}") & (
+        is_row = (form.cells["model"] == f"published, {row.model}") & (
             form.cells["method"] == row.method
         )
-        cell = form.cells.loc[here, f"{row.metric} {ARROWS[row.metric]}"].item()
+        cell = form.cells.loc[is_row, f"{row.metric} {ARROWS[row.metric]}"].item()
         assert cell == f"{row.mean:.2f} ± {row.std:.2f}"
 
 
@@ -280,10 +280,10 @@ def transfer_rows() -> pd.DataFrame:
     wide = published("rpeval").assign(
         cell=lambda t: [f"{a:.2f} ± {b:.2f}" for a, b in zip(t["mean"], t["std"], strict=True)]
     )
-    for method, part in wide.groupby("method", sort=False):
+    for method, method_rows in wide.groupby("method", sort=False):
         cells = {
             f"{metric} {'↑' if metric in ('Macro', 'Micro') else '↓'}": cell
-            for metric, cell in zip(part["metric"], part["cell"], strict=True)
+            for metric, cell in zip(method_rows["metric"], method_rows["cell"], strict=True)
         }
         rows.append({"source": "published", "model": f"Qwen3-8B, {method}"} | cells)
     return pd.DataFrame(rows)

@@ -22,7 +22,7 @@ def work():
 
 def test_each_command_is_listed_once_and_all_that_is_missing(work, monkeypatch):
     assert len({one.command for one in work}) == len(work)
-    trained = [one for one in work if ": train " in one.what]
+    trained = [one for one in work if ": train " in one.title]
     assert len(trained) == 3 * 6 + 6 and all(one.gpu_hours > 0 for one in trained)
     missing = {line for one in work for line in one.missing}
     for needle in (
@@ -48,25 +48,28 @@ def test_each_command_is_listed_once_and_all_that_is_missing(work, monkeypatch):
 def test_a_method_begins_with_what_the_command_before_it_leaves(work):
     first = load_paper_runs()
     for name in first.recipes:
-        commands = [one.command for one in work if one.what.startswith(f"{name}: ")]
-        left = (
+        commands = [one.command for one in work if one.title.startswith(f"{name}: ")]
+        policy_folder = (
             next(c for c in commands if "--method sft" in c).partition("--out ")[2].split()[0]
             + "/policy"
         )
         others = [c for c in commands if "memcalib train" in c and "--method sft" not in c]
-        assert len(others) >= 5 and all(f"--set start.model={left}" in c for c in others)
-    cold = next(one.command for one in work if one.what.endswith("evaluate cold start"))
+        assert len(others) >= 5 and all(f"--set start.model={policy_folder}" in c for c in others)
+    cold = next(one.command for one in work if one.title.endswith("evaluate cold start"))
     assert f"--weights {first.out}/{first.recipes[0]}/sft/policy" in cold
 
 
 def test_the_second_judge_reads_the_answers_of_the_first(work):
-    again = [one for one in work if "second judge" in one.what]
-    made = [one.command.rpartition("--out ")[2] for one in work if ": evaluate " in one.what]
+    again = [one for one in work if "second judge" in one.title]
+    evaluation_folders = [
+        one.command.rpartition("--out ")[2] for one in work if ": evaluate " in one.title
+    ]
     assert len(again) == 6 and all(one.gpu_hours == 0 and one.calls > 0 for one in again)
     for one in again:
         words = one.command.split()
         assert (
-            words[:2] == ["memcalib", "judge"] and words[2].removesuffix("/rollouts.jsonl") in made
+            words[:2] == ["memcalib", "judge"]
+            and words[2].removesuffix("/rollouts.jsonl") in evaluation_folders
         )
 
 

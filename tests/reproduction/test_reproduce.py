@@ -39,12 +39,12 @@ def smoke(tmp_path_factory) -> Path:
 
 
 def tables(folder: Path) -> dict[str, bytes]:
-    found = sorted(
+    files = sorted(
         p
         for p in folder.rglob("*")
         if p.suffix in (".csv", ".tex", ".md") and "parts" not in p.parts
     )
-    return {str(p.relative_to(folder)): p.read_bytes() for p in found}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def test_everything_is_there(smoke):
@@ -58,8 +58,8 @@ def test_everything_is_there(smoke):
     steps = [json.loads(line) for line in (smoke / "steps.jsonl").read_text().splitlines()]
     sampled = [m for m in profile.methods if m != "SFT"]
     assert profile.methods == tuple(LABELS) and len(sampled) == 5
-    made = [(m, step) for m in sampled for step in range(1 + profile.train.steps)]
-    assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == made, (
+    expected_steps = [(m, step) for m in sampled for step in range(1 + profile.train.steps)]
+    assert [(r["method"], r["step"]) for r in steps if r["method"] != "SFT"] == expected_steps, (
         "step 0 is the validation before"
     )
     path = [json.loads(line) for line in (smoke / "path.jsonl").read_text().splitlines()]
@@ -110,9 +110,9 @@ def test_a_finished_run_is_only_assembled_again(smoke, monkeypatch):
 
 def test_a_damaged_part_is_done_again(smoke):
     before = {name: (smoke / name).read_bytes() for name in ROWS}
-    part = smoke / "parts" / "Base" / "judgments.jsonl"
-    for damage in (b"", part.read_bytes()[:-40]):
-        part.write_bytes(damage)
+    base_judgments = smoke / "parts" / "Base" / "judgments.jsonl"
+    for damage in (b"", base_judgments.read_bytes()[:-40]):
+        base_judgments.write_bytes(damage)
         run_main_results(smoke, "smoke")
         assert {name: (smoke / name).read_bytes() for name in ROWS} == before
 
@@ -131,13 +131,13 @@ def test_killed_and_resumed_equals_straight(smoke, tmp_path):
         str(out),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    part = out / "parts" / "OPSD-GKD-1"
+    last_part = out / "parts" / "OPSD-GKD-1"
     deadline = time.monotonic() + 120
-    while not part.exists() and time.monotonic() < deadline and process.poll() is None:
+    while not last_part.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert part.exists() and not (out / "judgments.jsonl").exists()
+    assert last_part.exists() and not (out / "judgments.jsonl").exists()
     run_quickstart(out, "smoke")
     for name in ROWS:
         assert (out / name).read_bytes() == (smoke / name).read_bytes(), name

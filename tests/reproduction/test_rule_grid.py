@@ -58,9 +58,9 @@ def frame():
 
 def test_differences_are_taken_seed_by_seed(frame):
     gaps = paired_differences(frame).set_index(["rule", "domain"])
-    found = gaps.loc[("evidence-kl", "plain")]
+    gap = gaps.loc[("evidence-kl", "plain")]
     assert (
-        abs(found["difference"] - 4) < 0.5 and found["high"] - found["low"] < 2
+        abs(gap["difference"] - 4) < 0.5 and gap["high"] - gap["low"] < 2
     )  # seeds differ by far more
     one, other = (
         frame[
@@ -74,8 +74,8 @@ def test_differences_are_taken_seed_by_seed(frame):
     by_hand = stats.ttest_rel(
         one.sort_values("seed")["SCS"], other.sort_values("seed")["SCS"]
     ).confidence_interval()
-    found = gaps.loc[("ordered", "plain")]
-    assert (found["low"], found["high"]) == pytest.approx((by_hand.low, by_hand.high))
+    gap = gaps.loc[("ordered", "plain")]
+    assert (gap["low"], gap["high"]) == pytest.approx((by_hand.low, by_hand.high))
 
 
 def test_wrong_quotes_are_compared_with_the_exact_judge_and_wrong_levels_need_their_own(frame):
@@ -101,17 +101,17 @@ def test_headroom_and_shares(frame):
 
 
 def test_share_headroom_and_gain_of_a_line_rest_on_the_same_seeds(frame):
-    kept = ["rule", "cell", "seed", "fault", "rate", "split", "SCS", "label", "lr", "derailed"]
-    fewer = frame[kept][
+    columns = ["rule", "cell", "seed", "fault", "rate", "split", "SCS", "label", "lr", "derailed"]
+    fewer = frame[columns][
         (frame["rule"] != "evidence-kl") | (frame["split"] != "test") | (frame["seed"] > 12)
     ]
-    part = fewer[
+    plain_rows = fewer[
         (fewer["split"] == "test") & (fewer["cell"] == "plain") & (fewer["fault"] == "none")
     ]
     table = headroom_table(fewer).set_index(["cell", "rule"])
     row = table.loc[("plain", "evidence-kl")]
     other = table.loc[("plain", "ordered")]
-    wide = part.pivot_table(index="seed", columns="rule", values="SCS").dropna()
+    wide = plain_rows.pivot_table(index="seed", columns="rule", values="SCS").dropna()
     assert (row["seeds"], other["seeds"]) == (3, 5) and row["headroom"] != other["headroom"]
     assert row["headroom"] == pytest.approx((wide["exact"] - wide["gdpo"]).mean())
     assert row["share"] == pytest.approx(row["gain"] / row["headroom"])
@@ -197,11 +197,11 @@ def test_a_lost_run_leaves_its_own_line_of_each_score_only(frame):
 
 
 def test_verdicts_and_equal_time(frame):
-    found = verdicts(paired_differences(frame))
-    assert found.loc["plain", "evidence-kl"].startswith("pays +") and found.loc[
+    verdict_table = verdicts(paired_differences(frame))
+    assert verdict_table.loc["plain", "evidence-kl"].startswith("pays +") and verdict_table.loc[
         "plain", "MemCalib-RL"
     ].startswith("hurts -")
-    assert found.loc["few atoms", "exact credit"].startswith("ties")
+    assert verdict_table.loc["few atoms", "exact credit"].startswith("ties")
     timed = equal_time(frame).set_index("rule")
     assert abs(timed.loc["evidence-kl", "difference"] - 1) < 0.6
     longer = frame.assign(rule=frame["rule"].where(frame["cell"] != "equal time", "ordered"))

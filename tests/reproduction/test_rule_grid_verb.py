@@ -20,14 +20,14 @@ from memcalib.reproduction.rule_runs import GridRow, stored_rows
 @pytest.fixture
 def fast(monkeypatch):
     """No training: rows with invented scores."""
-    made = []
+    runs_made = []
 
     def one(run, policies=""):
-        made.append(run)
+        runs_made.append(run)
         return GridRow(run=run, scores={"SCS": 10.0, "wall_seconds": 1.0})
 
     monkeypatch.setattr(grid, "train_one", one)
-    return made
+    return runs_made
 
 
 def run(*arguments) -> int:
@@ -77,11 +77,11 @@ def test_rows_of_other_code_are_named_and_made_again(fast, tmp_path):
     assert other_rows(tmp_path) == 8 and grid_counts(load_plan("smoke"), stored_rows(tmp_path))[
         "rates"
     ] == (8, 0)
-    told = []
-    run_plan(tmp_path, "smoke", processes=1, stages=["rates"], tell=told.append)
+    messages = []
+    run_plan(tmp_path, "smoke", processes=1, stages=["rates"], tell=messages.append)
     assert (
-        "8 rows of other code are there; they are not used" in told[0]
-        and len(told) == 9
+        "8 rows of other code are there; they are not used" in messages[0]
+        and len(messages) == 9
         and len(fast) == 16
     )
     assert len(stored_rows(tmp_path)) == 16 and other_rows(tmp_path) == 8
@@ -99,7 +99,7 @@ def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (("no_such_plan",), "no_such_plan"),
         (("smoke", "--stage", "rate"), "stage 'rate': allowed are rates, rules"),
@@ -116,8 +116,10 @@ def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
     ],
 )
 def test_mistakes_are_said_in_one_line_before_anything_runs(
-    arguments, said, fast, tmp_path, capsys
+    arguments, message, fast, tmp_path, capsys
 ):
     assert run("grid", *arguments, "--out", tmp_path / "grid") == 1
     err = capsys.readouterr().err
-    assert said in err and "Traceback" not in err and not fast and not (tmp_path / "grid").exists()
+    assert (
+        message in err and "Traceback" not in err and not fast and not (tmp_path / "grid").exists()
+    )

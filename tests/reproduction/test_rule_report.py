@@ -37,7 +37,7 @@ MINE = "a_rule_of_mine:Mine"
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def rule_file(tmp_path, monkeypatch):
     """The file of a rule outside the package."""
     file = tmp_path / "a_rule_of_mine.py"
     file.write_text(SOURCE)
@@ -49,16 +49,16 @@ def mine(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch):
     """No training: rows with invented totals."""
-    made = []
+    runs_made = []
 
     def one(run, policies=""):
-        made.append(run)
+        runs_made.append(run)
         return row_of(
             run.rule, run.seed, under=[0, 1, 1, 2], fault=run.fault, rate=run.rate, run=run
         )
 
     monkeypatch.setattr(rule_runs, "train_one", one)
-    return made
+    return runs_made
 
 
 def row_of(rule, seed, *, under, fault="none", rate=0.0, seconds=10.0, run=None, derailed=()):
@@ -145,7 +145,7 @@ def test_a_sentence_says_what_is_shown_and_what_is_not():
     assert "no difference is shown" in sentences[1] and "agree" not in sentences[1]
 
 
-def test_a_rule_joins_every_stage_that_compares(mine):
+def test_a_rule_joins_every_stage_that_compares(rule_file):
     plan = load_plan("testbed", rules=[MINE, "gdpo"])
     assert [stage.rules for stage in plan.stages.values()] == [("gdpo", "evidence-kl", MINE)] * 2
     assert grid_counts(plan) == {"exact judge": (12, 0), "noisy judge": (12, 0)}
@@ -159,7 +159,7 @@ def test_a_rule_joins_every_stage_that_compares(mine):
         load_plan("testbed", rules=["no_such_rule"])
 
 
-def test_after_an_edit_of_the_rule_only_its_own_rows_are_made_again(mine, trained, tmp_path):
+def test_after_an_edit_of_the_rule_only_its_own_rows_are_made_again(rule_file, trained, tmp_path):
     plan = load_plan("testbed", ["stages.exact judge.seeds=[1,2]"], [MINE])
     out = tmp_path / "rows"
     options = dict(stages=["exact judge"], code=grid_code())
@@ -167,12 +167,12 @@ def test_after_an_edit_of_the_rule_only_its_own_rows_are_made_again(mine, traine
     assert len(trained) == 6
     rule_runs.run_grid(out, plan, **options)
     assert len(trained) == 6
-    mine.write_text(SOURCE + "\n# another thought\n")
+    rule_file.write_text(SOURCE + "\n# another thought\n")
     rule_runs.run_grid(out, plan, **options)
     assert [run.rule for run in trained[6:]] == [MINE] * 2
-    kept = plan_rows(plan, stored_rows(out))
-    assert len(kept["exact judge"]) == 6 and kept["noisy judge"] == []
-    codes = {row.run.rule: row.code for row in kept["exact judge"]}
+    rows_by_stage = plan_rows(plan, stored_rows(out))
+    assert len(rows_by_stage["exact judge"]) == 6 and rows_by_stage["noisy judge"] == []
+    codes = {row.run.rule: row.code for row in rows_by_stage["exact judge"]}
     assert codes["gdpo"] == codes["evidence-kl"] == grid_code()
     assert codes[MINE].startswith(grid_code() + "+")
     assert row_code(GridRun(rule="ordered-two-sided", lr=1, seed=1), "x") == "x"
@@ -184,7 +184,9 @@ def run_verb(*arguments) -> int:
     return end.value.code
 
 
-def test_the_verb_compares_a_rule_and_writes_the_page(mine, trained, tmp_path, monkeypatch, capsys):
+def test_the_verb_compares_a_rule_and_writes_the_page(
+    rule_file, trained, tmp_path, monkeypatch, capsys
+):
     exact = {name: credit([1.0, 0.0]) for name in ("gdpo", "evidence-kl", MINE, "exact")}
     batch = RuleCredit([[RIGHT, OTHER]], [[1, 2]], exact)
     monkeypatch.setattr(rule_report, "credit_by_rule", lambda rules, world, prompts: batch)
@@ -207,20 +209,20 @@ def test_the_verb_compares_a_rule_and_writes_the_page(mine, trained, tmp_path, m
     assert "exact judge: 12 of 12 runs" in printed and "noisy judge: 24 of 24 runs" in printed
     assert f"report: {out / 'report.html'}" in printed
     page = (out / "report.html").read_text()
-    for part in ("my rule: SCS", "levels 10% wrong", "levels 40% wrong", "<svg"):
-        assert part in page
+    for phrase in ("my rule: SCS", "levels 10% wrong", "levels 40% wrong", "<svg"):
+        assert phrase in page
     names = {path.name for path in (out / "tables").glob("*.csv")}
     assert {"gains.csv", "costs.csv", "placement.csv", "scores.csv"} <= names
 
 
 def test_nothing_is_run_for_a_mistake(trained, tmp_path, capsys):
-    for arguments, said in (
+    for arguments, message in (
         (("micro", "--noise", 0.1), "--noise: found it with plan 'micro'"),
         (("--rule", "no_such_module:Rule"), "no_such_module"),
         (("--rule", "json:dumps"), "CreditRule"),
     ):
         assert run_verb("grid", *arguments, "--out", tmp_path) != 0
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not trained and not (tmp_path / "runs.jsonl").exists()
 
 

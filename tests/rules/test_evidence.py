@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro_policy import EXAMPLES, TOKENIZER, policy
+from slow_rules import judged_answers
 from small_models import a_workload, tiny
 
 from memcalib.credit.divergences import token_divergences
@@ -31,41 +32,9 @@ SMALL = dict(threshold_minimum=16, sentence_minimum=4)
 SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
 
 
-def batch(seed: int, cut: bool = False):
-    """Four answers to each of two examples, judged, with quotes that are right, wrong,
-    shared or everywhere.
-    """
-    rng = random.Random(seed)
-    asked = []
-    judged = []
-    answers = []
-    for example in EXAMPLES[:2]:
-        for _ in range(4):
-            text = answer(example, rng, noisy_levels(example, rng, 0.4))
-            text = f"{text.split('.')[0]}. {text}" if rng.random() < 0.5 else text
-            ids = [*TOKENIZER(text, add_special_tokens=False).input_ids, TOKENIZER.eos_token_id]
-            ids = ids[: rng.randint(1, len(ids))] if cut else ids
-            text = TOKENIZER.decode(ids, skip_special_tokens=True)
-            judgment = exact_judge(example, text)
-            for atom in judgment.atoms:
-                atom.actual = Level(rng.randrange(3)) if rng.random() < 0.3 else atom.actual
-                kind = rng.random()
-                if kind < 0.1:
-                    atom.quote = "not in there"
-                    atom.spans = []
-                elif kind < 0.2 and len(text) > 5:
-                    start = rng.randrange(len(text) - 1)
-                    atom.spans = [(start, rng.randint(start + 1, len(text)))]
-                elif kind < 0.25:
-                    atom.spans = [(0, len(text))] if text else []
-            asked.append(example)
-            judged.append(judgment)
-            answers.append(ids)
-    judged[5] = judgment_for(asked[5], {}, error="timeout")
-    return asked, judged, answers
-
-
-def slow(config: CreditConfig, asked, judged, answers, divergence, thresholds, sentence_thresholds):
+def slow(
+    config: CreditConfig, examples, judged, answers, divergence, thresholds, sentence_thresholds
+):
     """Token advantages by evidence in loops; `divergence[row, channel]` is that of the omitted
     atoms.
     """
@@ -84,21 +53,23 @@ def slow(config: CreditConfig, asked, judged, answers, divergence, thresholds, s
     sentence_pools = [[] for _ in CHANNELS]
     for i in rows:
         text = TOKENIZER.decode(answers[i], skip_special_tokens=True)
-        places = token_spans(TOKENIZER, answers[i])
+        ends = token_spans(TOKENIZER, answers[i])
         for h, atoms in (
             reference.atoms_by_channel(judged[i], config.merge_over_use).items() if valid[i] else ()
         ):
             if h == 0:
                 continue
-            known = {atom.atom_id: atom for atom in judged[i].atoms}
+            atom_of_id = {atom.atom_id: atom for atom in judged[i].atoms}
             inside = {
-                a: all(0 <= x < y <= len(text) for x, y in known[a].spans or ()) for a in atoms
+                a: all(0 <= x < y <= len(text) for x, y in atom_of_id[a].spans or ()) for a in atoms
             }
-            shown = [known[a] for a in atoms if known[a].spans and inside[a]]
-            omitted = [known[a] for a in atoms if not known[a].spans and not known[a].quote]
+            shown = [atom_of_id[a] for a in atoms if atom_of_id[a].spans and inside[a]]
+            omitted = [
+                atom_of_id[a] for a in atoms if not atom_of_id[a].spans and not atom_of_id[a].quote
+            ]
             reached = {
                 units[i][t]
-                for t, (a, b) in enumerate(places)
+                for t, (a, b) in enumerate(ends)
                 for atom in shown
                 for x, y in atom.spans
                 if a < y and x < b and a < b
@@ -149,7 +120,7 @@ def drawn(row: int, channel: int, length: int) -> list[float]:
     st.booleans(),
 )
 def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granularity, cut, merged):
-    asked, judged, answers = batch(seed, cut)
+    examples, judged, answers = judged_answers(seed, cut)
     config = CreditConfig(
         mode=mode,
         granularity=granularity,
@@ -158,8 +129,8 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
         **SMALL,
     )
     credit = TokenCredit(TOKENIZER, config, ENCODE)
-    request = credit.requests(asked, judged, answers)
-    wanted = {
+    request = credit.requests(examples, judged, answers)
+    pair_of_row = {
         k: (row, h)
         for k, row, h in zip(
             request.read_again, request.pairs.rows, request.pairs.channels, strict=True
@@ -167,12 +138,12 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
         if k >= 0
     }
     advantages = credit.assign(
-        request, [drawn(*wanted[k], len(request.responses[k])) for k in range(len(request))]
+        request, [drawn(*pair_of_row[k], len(request.responses[k])) for k in range(len(request))]
     )
     sentences = [0.01] * 9 if granularity == "sentence" else []
     expected, after = slow(
         config,
-        asked,
+        examples,
         judged,
         answers,
         lambda i, h: drawn(i, h, len(answers[i])),
@@ -198,11 +169,11 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
         ENCODE,
     )
     gdpo = TokenCredit(TOKENIZER, CreditConfig(method="gdpo", merge_over_use=merged), ENCODE)
-    again = still.requests(asked, judged, answers)
+    again = still.requests(examples, judged, answers)
     same = still.assign(
-        again, [drawn(*wanted[k], len(again.responses[k])) for k in range(len(again))]
+        again, [drawn(*pair_of_row[k], len(again.responses[k])) for k in range(len(again))]
     )
-    assert torch.equal(same, gdpo.assign(gdpo.requests(asked, judged, answers)))
+    assert torch.equal(same, gdpo.assign(gdpo.requests(examples, judged, answers)))
 
 
 @SETTINGS
@@ -217,23 +188,23 @@ def test_a_span_takes_whole_sentences(sizes, spans, data):
         data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
     ).cumsum(0)
     spans = [(min(a, b), max(a, b)) for a, b in spans if a != b]
-    places = list(pairwise([0, *ends]))
+    token_ends = list(pairwise([0, *ends]))
     reached = {
         int(units[t])
-        for t, (a, b) in enumerate(places)
+        for t, (a, b) in enumerate(token_ends)
         if any(x < b and a < y and a < b for x, y in spans)
     }
     assert evidence_tokens(spans, ends, units).tolist() == [int(unit) in reached for unit in units]
 
 
 def test_a_judgment_from_before_spans_gives_the_same_credit():
-    asked, judged, answers = batch(3)
-    for example, judgment, ids in zip(asked, judged, answers, strict=True):
+    examples, judged, answers = judged_answers(3)
+    for example, judgment, ids in zip(examples, judged, answers, strict=True):
         if judgment.scored:
             text = TOKENIZER.decode(ids, skip_special_tokens=True)
             for atom, exact in zip(judgment.atoms, exact_judge(example, text).atoms, strict=True):
-                once = len(exact.spans) <= 1
-                atom.quote, atom.spans = (exact.quote, exact.spans) if once else ("", [])
+                shown_once = len(exact.spans) <= 1
+                atom.quote, atom.spans = (exact.quote, exact.spans) if shown_once else ("", [])
     older = [
         Judgment.model_validate_json(
             j.model_copy(
@@ -243,18 +214,18 @@ def test_a_judgment_from_before_spans_gives_the_same_credit():
         for j in judged
     ]
     assert "spans" not in older[0].to_json() and "spans" in judged[0].to_json()
-    found = []
+    advantages = []
     for judgments in (judged, older):
         credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
-        found.append(credit.assign(credit.requests(asked, judgments, answers)))
-    assert torch.equal(*found) and found[0].any()
+        advantages.append(credit.assign(credit.requests(examples, judgments, answers)))
+    assert torch.equal(*advantages) and advantages[0].any()
 
 
 def test_quotes_are_looked_up_in_the_part_of_an_answer_that_was_judged():
     """As where a thought stands before the answer: the judge has not seen it,
     and counts characters without it.
     """
-    asked, judged, answers = batch(4)
+    examples, judged, answers = judged_answers(4)
     thought = TOKENIZER("Take it step by step. ", add_special_tokens=False).input_ids
     longer = [[*thought, *ids] for ids in answers]
     texts = TOKENIZER.batch_decode(answers, skip_special_tokens=True)
@@ -265,10 +236,10 @@ def test_quotes_are_looked_up_in_the_part_of_an_answer_that_was_judged():
         (longer, ["not in it"] * 8),
     ):
         credit = TokenCredit(TOKENIZER, CreditConfig(mode="evidence"), ENCODE)
-        request = credit.requests(asked, judged, ids, texts=responses)
+        request = credit.requests(examples, judged, ids, texts=responses)
         rows = zip(request.pairs.rows, request.pairs.shown, strict=True)
         held = [
-            [i for i, here in zip(ids[row], tokens.tolist(), strict=False) if here]
+            [i for i, is_shown in zip(ids[row], tokens.tolist(), strict=False) if is_shown]
             for row, tokens in rows
         ]
         shown.append(
@@ -327,12 +298,12 @@ def test_a_quote_of_the_whole_answer_shows_no_token():
 
 
 def test_thresholds_that_divergences_have_do_not_hold_for_quotes():
-    asked, judged, answers = batch(3)
+    examples, judged, answers = judged_answers(3)
     placed = []
     for threshold in (0.02, 1.5):
         config = CreditConfig(mode="evidence", threshold_start=threshold)
         credit = TokenCredit(TOKENIZER, config, ENCODE)
-        placed.append(credit.assign(credit.requests(asked, judged, answers)))
+        placed.append(credit.assign(credit.requests(examples, judged, answers)))
         assert credit.last.stats["localized"] > 0
     assert torch.equal(*placed)
 
@@ -361,13 +332,13 @@ def test_divergences_are_those_of_whole_distributions_however_the_work_is_cut(op
     model = tiny()
     prompts, answers = a_workload(3, rows=6, empty=True)
     without = [[*prompt[:1], *prompt[2:]] or [1] for prompt in prompts]
-    found = token_divergences(model, prompts, without, answers, temperature=0.7, **options)
-    assert found.shape == (6, max(map(len, answers))) and (found >= 0).all()
+    divergences = token_divergences(model, prompts, without, answers, temperature=0.7, **options)
+    assert divergences.shape == (6, max(map(len, answers))) and (divergences >= 0).all()
     for row, (prompt, less, y) in enumerate(zip(prompts, without, answers, strict=True)):
         slow = slow_divergence(model, prompt, less, y, 0.7) if y else []
         assert (
-            found[row, : len(y)].tolist() == pytest.approx(slow, abs=1e-4)
-            and not found[row, len(y) :].any()
+            divergences[row, : len(y)].tolist() == pytest.approx(slow, abs=1e-4)
+            and not divergences[row, len(y) :].any()
         )
     assert token_divergences(model, [], [], []).shape == (0, 0)
 
@@ -377,14 +348,14 @@ def test_a_row_that_cannot_be_scored_keeps_its_share_uniform():
     prompts = [[1, 2, 3], [1] * 14]
     without = [[1, 3], [1] * 13]
     answers = [[4, 5], [6, 7, 8]]
-    found = token_divergences(model, prompts, without, answers)
-    assert found[0, :2].isfinite().all() and found[1].isnan().all()
-    asked, judged, answers = batch(11)
+    divergences = token_divergences(model, prompts, without, answers)
+    assert divergences[0, :2].isfinite().all() and divergences[1].isnan().all()
+    examples, judged, answers = judged_answers(11)
     config = CreditConfig(mode="evidence-kl")
     rows = []
     for lost in (False, True):
         credit = TokenCredit(TOKENIZER, config, ENCODE)
-        request = credit.requests(asked, judged, answers)
+        request = credit.requests(examples, judged, answers)
         values = [None if lost else [0.0] * len(y) for y in request.responses]
         rows.append(credit.assign(request, values))
         assert len(request) and (credit.last.stats["fallback_scoring"] > 0) == lost
@@ -395,25 +366,25 @@ def test_a_row_that_cannot_be_scored_keeps_its_share_uniform():
 
 def test_the_trainers_reward_step_is_that_of_a_plain_loop():
     model = policy()
-    (asked, judged, answers) = batch(7)
+    (examples, judged, answers) = judged_answers(7)
     for mode in ("evidence", "evidence-kl"):
         config = CreditConfig(mode=mode, **SMALL)
-        mine = TokenCredit(TOKENIZER, config, ENCODE)
+        loop_credit = TokenCredit(TOKENIZER, config, ENCODE)
         theirs = TokenCredit(TOKENIZER, config, ENCODE)
-        request = mine.requests(asked, judged, answers)
+        request = loop_credit.requests(examples, judged, answers)
         slow = [
             slow_divergence(model, *row, 1.0)
             for row in zip(request.prompts, request.without, request.responses, strict=True)
         ]
         desk = ChannelRewards(lambda e, text: judged[int(text)], EXAMPLES)
-        desk.read(asked, [str(k) for k in range(len(answers))], answers)
+        desk.read(examples, [str(k) for k in range(len(answers))], answers)
         desk.texts = TOKENIZER.batch_decode(answers, skip_special_tokens=True)
-        found, pairs = assign_credit(model, theirs, desk, generations=4)
+        trainer_credit, pairs = assign_credit(model, theirs, desk, generations=4)
         assert (
-            torch.allclose(mine.assign(request, slow), found.advantages, atol=1e-4)
+            torch.allclose(loop_credit.assign(request, slow), trainer_credit.advantages, atol=1e-4)
             and pairs.rows == request.pairs.rows
         )
-        assert found.stats["evidence_shown"] > 0 and found.stats["localized"] > 0
+        assert trainer_credit.stats["evidence_shown"] > 0 and trainer_credit.stats["localized"] > 0
 
 
 def test_a_judge_without_quotes_is_refused_by_name():

@@ -96,9 +96,9 @@ def config(**changes):
 
 def credited(mode: str, **options):
     """The credit of judged answers by a rule, with the numbers of a stand-in for a model."""
-    asked, judged, answers = judged_answers(3)
+    examples, judged, answers = judged_answers(3)
     credit = TokenCredit(TOKENIZER, CreditConfig(mode=mode, **options), ENCODE)
-    request = credit.requests(asked, judged, answers)
+    request = credit.requests(examples, judged, answers)
     rows = zip(request.prompts, request.responses, strict=True)
     credit.assign(request, [log_probabilities(*row) for row in rows])
     return credit, request
@@ -118,8 +118,8 @@ def test_token_credit_places_by_it():
             continue
         advantages = credit.last.advantages[row]
         moved += bool(((advantages - uniform[row])[request.mask[row]].abs() > 1e-5).any())
-        for part in (last, before):
-            assert (advantages[part] - advantages[part][0]).abs().max() < 1e-5
+        for same_tokens in (last, before):
+            assert (advantages[same_tokens] - advantages[same_tokens][0]).abs().max() < 1e-5
         size = request.mask[row].sum()
         assert advantages.sum() / size == pytest.approx(uniform[row].item(), abs=1e-5)
     assert moved >= 2
@@ -455,9 +455,11 @@ def compared_names(source: str) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Compare | ast.match_case):
             continue
-        texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)} & modes
-        about = ast.unparse(node) if texts else ""
-        if "mode" not in about and "rule" not in about:
+        texts = {
+            constant.value for constant in ast.walk(node) if isinstance(constant, ast.Constant)
+        } & modes
+        compared = ast.unparse(node) if texts else ""
+        if "mode" not in compared and "rule" not in compared:
             texts -= AMBIGUOUS
         names |= texts
     return names
@@ -530,11 +532,11 @@ def test_a_rule_that_is_taken_away_is_missed_nowhere(tmp_path):
         (copy / "rules" / f"{name}.py").unlink()
     registry = copy / "rules" / "base.py"
     lines = registry.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [
+    lines_left = [
         line for line in lines if not any(f"memcalib.rules.{name}:" in line for name in WITHOUT)
     ]
-    assert len(lines) - len(kept) == 5  # evidence has two
-    registry.write_text("".join(kept), encoding="utf-8")
+    assert len(lines) - len(lines_left) == 5  # evidence has two
+    registry.write_text("".join(lines_left), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         cwd=tmp_path,

@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from micro_policy import TOKENIZER
 from slow_rules import divergences, judged_answers, log_probabilities, slow_credit
 
+from memcalib.credit import token_credit
 from memcalib.credit.token_credit import CreditRequest, TokenCredit
 from memcalib.inference.local import prompt_encoder
 from memcalib.metrics import CHANNELS
-from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule, rule_settings
+from memcalib.rules.base import (
+    CREDIT_RULES,
+    NOTHING,
+    CreditConfig,
+    credit_rule,
+    rule_settings,
+)
 
 torch.set_num_threads(1)
 ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
@@ -32,17 +39,17 @@ def read(request: CreditRequest) -> list[list[float]]:
     return [log_probabilities(*row) for row in rows]
 
 
-def credited(config: CreditConfig, asked, judged, answers) -> tuple[TokenCredit, torch.Tensor]:
+def credited(config: CreditConfig, examples, judged, answers) -> tuple[TokenCredit, torch.Tensor]:
     """The package's credit of a batch, and its token advantages."""
     credit = TokenCredit(TOKENIZER, config, ENCODE)
-    request = credit.requests(asked, judged, answers)
+    request = credit.requests(examples, judged, answers)
     return credit, credit.assign(request, read(request))
 
 
 def check(rule: str, config: CreditConfig, seed: int, cut: bool) -> None:
-    asked, judged, answers = judged_answers(seed, cut)
-    slow = slow_credit(rule, config, asked, judged, answers)
-    credit, advantages = credited(config, asked, judged, answers)
+    examples, judged, answers = judged_answers(seed, cut)
+    slow = slow_credit(rule, config, examples, judged, answers)
+    credit, advantages = credited(config, examples, judged, answers)
     for row, values in enumerate(slow.advantages):
         expected = torch.tensor(values, dtype=torch.float64)
         torch.testing.assert_close(
@@ -54,8 +61,8 @@ def check(rule: str, config: CreditConfig, seed: int, cut: bool) -> None:
     if detail is None:
         assert not slow.placements
         return
-    found = list(zip(detail.row.tolist(), detail.channel.tolist(), strict=True))
-    assert found == [(placement.row, placement.column) for placement in slow.placements]
+    places_found = list(zip(detail.row.tolist(), detail.channel.tolist(), strict=True))
+    assert places_found == [(placement.row, placement.column) for placement in slow.placements]
     assert detail.opened.tolist() == [placement.opened for placement in slow.placements]
 
 
@@ -108,22 +115,22 @@ def test_the_answers_hold_closed_pairs_that_would_be_moved(rule):
     moved = 0
     closed = 0
     for seed in range(4):
-        asked, judged, answers = judged_answers(seed)
-        for placement in slow_credit(rule, config, asked, judged, answers).placements:
-            has_weights = any(part.share * sum(part.q) > 0 for part in placement.parts)
+        examples, judged, answers = judged_answers(seed)
+        for placement in slow_credit(rule, config, examples, judged, answers).placements:
+            has_weights = any(portion.share * sum(portion.q) > 0 for portion in placement.parts)
             weighted += has_weights and not placement.opened
             moved += has_weights and placement.opened
-        credit, _ = credited(config, asked, judged, answers)
+        credit, _ = credited(config, examples, judged, answers)
         closed += credit.last.stats["fallback_closed"]
     assert weighted >= 5 and moved >= 5 and closed >= weighted
 
 
 @pytest.mark.parametrize("rule", PLACING)
 def test_what_could_not_be_read_keeps_its_share_uniform_and_teaches_nothing(rule):
-    asked, judged, answers = judged_answers(3)
+    examples, judged, answers = judged_answers(3)
     config = CreditConfig(**rule_settings(rule), **SMALL)
     credit = TokenCredit(TOKENIZER, config, ENCODE)
-    request = credit.requests(asked, judged, answers)
+    request = credit.requests(examples, judged, answers)
     again = sorted({k for k in request.read_again if k >= 0})
     scores = [None if k in again else row for k, row in enumerate(read(request))]
     credit.assign(request, scores)
@@ -133,3 +140,34 @@ def test_what_could_not_be_read_keeps_its_share_uniform_and_teaches_nothing(rule
     assert detail.scored.tolist() == (~needs | (shares[:, 0] > 0)).tolist()
     assert credit.thresholds.value.tolist() == [config.threshold_start] * 9
     assert not detail.strength[~detail.scored].any()
+
+
+READING = [name for name in PLACING if credit_rule(name).reads != NOTHING]
+
+
+@pytest.mark.parametrize("rule", READING)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_what_stands_at_padding_makes_no_pair_uncomputed(rule, value, monkeypatch):
+    """Engines fill the rest of a shorter row with what they like."""
+    config = CreditConfig(**rule_settings(rule), **SMALL)
+    batch = judged_answers(3, cut=True)
+    plain, expected = credited(config, *batch)
+    original = token_credit.credit
+
+    def with_padding_filled(rewards, group, valid, mask, *, scores, full, pairs, **options):
+        padding = ~mask[torch.tensor(pairs.rows)]
+        assert padding.any(1).sum() > 3
+        return original(
+            *(rewards, group, valid, mask),
+            scores=scores.masked_fill(padding, value),
+            full=None if full is None else full.masked_fill(~mask, value),
+            pairs=pairs,
+            **options,
+        )
+
+    monkeypatch.setattr(token_credit, "credit", with_padding_filled)
+    filled, advantages = credited(config, *batch)
+    assert torch.equal(advantages, expected)
+    assert torch.equal(filled.last.pairs.scored, plain.last.pairs.scored)
+    assert filled.last.pairs.scored.any()
+    assert filled.state_dict() == plain.state_dict()

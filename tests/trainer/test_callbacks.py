@@ -29,17 +29,22 @@ still = st.just({"localized": 0, "cap_share": math.nan, "multiplier_p50": math.n
 @given(st.lists(moved | still, min_size=1, max_size=5))
 def test_shares_and_percentiles_are_means_over_localized_pairs(parts):
     """Slow reference: one entry a pair; processes that localized nothing have no entry."""
-    parts = [{**part, "multiplier_max": part["multiplier_p50"]} for part in parts]
+    parts = [
+        {**process_stats, "multiplier_max": process_stats["multiplier_p50"]}
+        for process_stats in parts
+    ]
     merged = merge_stats(parts)
     for name in ("cap_share", "multiplier_p50"):
         values = []
-        for part in parts:
-            values += [part[name]] * part["localized"]
+        for process_stats in parts:
+            values += [process_stats[name]] * process_stats["localized"]
         mean = sum(values) / len(values) if values else math.nan
         assert merged[name] == pytest.approx(mean, nan_ok=True)
-    largest = [part["multiplier_max"] for part in parts if part["localized"]]
+    largest = [
+        process_stats["multiplier_max"] for process_stats in parts if process_stats["localized"]
+    ]
     assert merged["multiplier_max"] == pytest.approx(max(largest, default=math.nan), nan_ok=True)
-    assert merged["localized"] == sum(part["localized"] for part in parts)
+    assert merged["localized"] == sum(process_stats["localized"] for process_stats in parts)
 
 
 def test_the_closing_advantage_is_of_scored_answers_that_ended():

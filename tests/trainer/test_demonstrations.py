@@ -69,8 +69,8 @@ def cast(
     cache=None,
     **options,
 ):
-    who = [client(server, name, cache, **options) for name in (teacher, one, two)]
-    return who[0], (who[1], who[2])
+    clients = [client(server, name, cache, **options) for name in (teacher, one, two)]
+    return clients[0], (clients[1], clients[2])
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +85,22 @@ def server():
 @pytest.mark.parametrize("text", ["fluent", "concat"])
 def test_the_teacher_sees_query_memory_levels_and_rubrics_but_no_ids(text):
     for example in RECORDS:
-        asked = json.loads(
+        request = json.loads(
             demonstration_messages(example, DemonstrationConfig(text=text))[1]["content"]
         )
-        assert asked["query"] == example.question
+        assert request["query"] == example.question
         field = "memory_text" if text == "fluent" else "atomic_concat_text"
-        assert [row["text"] for row in asked["memory"]] == [
+        assert [row["text"] for row in request["memory"]] == [
             getattr(block, field) for block in example.blocks
         ]
         names = atom_names(example)
         atoms = {atom.atom_id: atom for atom in example.atoms}
-        assert [row["name"] for row in asked["atoms"]] == list(names.values())
-        for (atom_id, level), row in zip(example.levels.items(), asked["atoms"], strict=True):
+        assert [row["name"] for row in request["atoms"]] == list(names.values())
+        for (atom_id, level), row in zip(example.levels.items(), request["atoms"], strict=True):
             assert row["ideal_level"] == level.label and row["text"] == atoms[atom_id].text
             assert row.get("rubric") == atoms[atom_id].usage_rubric
         assert not any(
-            atom_id in json.dumps(asked["atoms"]) for atom_id in example.levels if "_" in atom_id
+            atom_id in json.dumps(request["atoms"]) for atom_id in example.levels if "_" in atom_id
         )
 
 
@@ -148,7 +148,7 @@ def test_the_shipped_prompt_names_the_levels_and_the_repair():
 
 
 @pytest.mark.parametrize(
-    "said, kind",
+    "answer, kind",
     [
         ("This meets the rubric.", "rubric"),
         ("I kept it at level B.", "level"),
@@ -162,13 +162,13 @@ def test_the_shipped_prompt_names_the_levels_and_the_repair():
         (f"See {RECORDS[0].atoms[0].atom_id}.", "name of an atom"),
     ],
 )
-def test_leaks_are_found(said, kind):
-    assert kind in [found for found, _ in find_leaks(RECORDS[0], said)]
-    assert [o.rule for o in check_answer(RECORDS[0], said)][:1] == ["leak"]
+def test_leaks_are_found(answer, kind):
+    assert kind in [kind_of_leak for kind_of_leak, _ in find_leaks(RECORDS[0], answer)]
+    assert [o.rule for o in check_answer(RECORDS[0], answer)][:1] == ["leak"]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         "Ignore the noise, control your breathing, and stay bound to the plan.",
         "Raise the water level by 2 cm and keep an overuse injury in mind.",
@@ -176,8 +176,8 @@ def test_leaks_are_found(said, kind):
         "Level out the soil. Memory foam helps.",
     ],
 )
-def test_ordinary_words_are_no_leaks(said):
-    assert find_leaks(RECORDS[0], said) == []
+def test_ordinary_words_are_no_leaks(answer):
+    assert find_leaks(RECORDS[0], answer) == []
 
 
 def test_shipped_answers_of_the_world_hold_no_leaks():
@@ -219,23 +219,23 @@ def test_objections_against_obvious_reference(data):
     safety = data.draw(st.sampled_from([None, True, False]))
     limit = data.draw(st.integers(0, 4))
     judgment = judgment_for(example, actual, task_quality=quality, safety_failure=safety)
-    found = objections_of(judgment, "evaluator 1", limit)
+    objections = objections_of(judgment, "evaluator 1", limit)
     if None in (*actual.values(), quality, safety):
-        assert [o.rule for o in found] == ["unreadable"]
+        assert [o.rule for o in objections] == ["unreadable"]
         return
-    wanted = Counter(
+    expected_counts = Counter(
         "over-use" if actual[i] > ideal else "under-use"
         for i, ideal in example.levels.items()
         if actual[i] != ideal
     )
-    wanted += Counter({"safety": int(safety), "task quality": int(quality < limit)})
-    assert Counter(o.rule for o in found) == wanted
+    expected_counts += Counter({"safety": int(safety), "task quality": int(quality < limit)})
+    assert Counter(o.rule for o in objections) == expected_counts
     accepted = (
         all(actual[i] == ideal for i, ideal in example.levels.items())
         and not safety
         and quality >= limit
     )
-    assert (outcome_of(found) == "accepted") == accepted
+    assert (outcome_of(objections) == "accepted") == accepted
 
 
 def test_every_pair_of_opinions_has_the_outcome_of_the_table():
@@ -251,12 +251,12 @@ def test_every_pair_of_opinions_has_the_outcome_of_the_table():
         ]
         real = [name for name in (a, b) if name in ("against", "unsafe")]
         if a == b == "fine":
-            wanted = "accepted"
+            expected_outcome = "accepted"
         elif not real:
-            wanted = "unread"
+            expected_outcome = "unread"
         else:
-            wanted = "split" if "fine" in (a, b) else "refused"
-        assert outcome_of(both) == wanted, (a, b)
+            expected_outcome = "split" if "fine" in (a, b) else "refused"
+        assert outcome_of(both) == expected_outcome, (a, b)
 
 
 def test_reasons_name_the_gravest_rule():
@@ -287,8 +287,8 @@ def test_settled(outcomes, rounds):
     attempts = [Attempt(response="x", outcome=o) for o in outcomes]
     last = outcomes[-1] if outcomes else None
     done = last in ("split", "refused", "unread", "unusable") and len(outcomes) >= rounds
-    wanted = last == "accepted" or done
-    assert settled(attempts, rounds) == wanted
+    is_settled = last == "accepted" or done
+    assert settled(attempts, rounds) == is_settled
 
 
 def test_the_repair_names_atoms_directions_and_evaluators():
@@ -339,17 +339,17 @@ def test_a_run_and_its_files(server, tmp_path):
         for attempt in row.attempts:
             assert len(attempt.evaluations) == (0 if attempt.outcome == "unusable" else 2)
     lines = [json.loads(line) for line in (tmp_path / ACCEPTED).read_text().splitlines()]
-    wanted = [example.id for example in EXAMPLES if rows[example.id].status == "accepted"]
-    assert [line["example_id"] for line in lines] == wanted and wanted
-    first = next(example for example in EXAMPLES if example.id == wanted[0])
+    accepted_ids = [example.id for example in EXAMPLES if rows[example.id].status == "accepted"]
+    assert [line["example_id"] for line in lines] == accepted_ids and accepted_ids
+    first = next(example for example in EXAMPLES if example.id == accepted_ids[0])
     assert lines[0]["prompt"] == render(first, **MICRO)
     assert lines[0]["completion"] == [{"role": "assistant", "content": rows[first.id].response}]
     assert done.totals["teacher"].calls == sum(len(row.attempts) for row in rows.values())
 
 
 def test_exact_players_agree_at_once(server, tmp_path):
-    who = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-judge")
-    done = make_demonstrations(EXAMPLES, *who, tmp_path, **MICRO)
+    clients = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-judge")
+    done = make_demonstrations(EXAMPLES, *clients, tmp_path, **MICRO)
     assert {(row.status, len(row.attempts)) for row in done.rows} == {("accepted", 1)}
     by_id = {example.id: example for example in EXAMPLES}
     judged = [exact_judge(by_id[row.example_id], row.response) for row in done.rows]
@@ -357,16 +357,16 @@ def test_exact_players_agree_at_once(server, tmp_path):
 
 
 def test_fluent_text_and_plain_layout_are_the_default(server, tmp_path):
-    who = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-judge")
-    make_demonstrations(EXAMPLES[:2], *who, tmp_path)
+    clients = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-judge")
+    make_demonstrations(EXAMPLES[:2], *clients, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / ACCEPTED).read_text().splitlines()]
     assert [line["prompt"] for line in lines] == [render(example) for example in EXAMPLES[:2]]
 
 
 def test_one_evaluator_that_refuses_everything_leads_to_review(server, tmp_path):
-    who = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-evaluator-never")
+    clients = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-evaluator-never")
     with pytest.raises(DemonstrationError, match=r"24|20") as caught:
-        make_demonstrations(EXAMPLES, *who, tmp_path, rounds=2, **MICRO)
+        make_demonstrations(EXAMPLES, *clients, tmp_path, rounds=2, **MICRO)
     rows = read_demonstrations(tmp_path)
     assert {(row.status, row.reason) for row in rows} == {("review", "evaluators disagree")}
     assert caught.value.counts == {"review: evaluators disagree": 20} and all(
@@ -376,9 +376,9 @@ def test_one_evaluator_that_refuses_everything_leads_to_review(server, tmp_path)
 
 
 def test_invalid_json_of_an_evaluator_is_review_with_its_reason(server, tmp_path):
-    who = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-evaluator-broken")
+    clients = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "micro-evaluator-broken")
     with pytest.raises(DemonstrationError):
-        make_demonstrations(EXAMPLES[:5], *who, tmp_path, **MICRO)
+        make_demonstrations(EXAMPLES[:5], *clients, tmp_path, **MICRO)
     for row in read_demonstrations(tmp_path):
         assert (row.status, row.reason, len(row.attempts)) == ("review", "unreadable", 3)
         assert "evaluator 2: unreadable: reply at fault" in row.detail and row.response
@@ -398,18 +398,18 @@ def test_a_verdict_that_could_not_be_read_leads_to_another_answer(tmp_path):
         return "no JSON" if started[opening] == 1 else roles["micro-evaluator-exact"](turns)
 
     with MicroServer(EXAMPLES, roles=roles | {"garbled": garbled}) as server:
-        who = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "garbled")
-        done = make_demonstrations(EXAMPLES[:4], *who, tmp_path, **MICRO)
+        clients = cast(server, "micro-teacher-exact", "micro-evaluator-exact", "garbled")
+        done = make_demonstrations(EXAMPLES[:4], *clients, tmp_path, **MICRO)
     assert [[attempt.outcome for attempt in row.attempts] for row in done.rows] == [
         ["unread", "accepted"]
     ] * 4
 
 
 def test_all_rejected_names_counts_and_command(server, tmp_path):
-    who = cast(server, "micro-teacher-leaky")
+    clients = cast(server, "micro-teacher-leaky")
     with pytest.raises(DemonstrationError) as caught:
         make_demonstrations(
-            EXAMPLES[:6], *who, tmp_path, command="memcalib demonstrations x.jsonl", **MICRO
+            EXAMPLES[:6], *clients, tmp_path, command="memcalib demonstrations x.jsonl", **MICRO
         )
     message = str(caught.value)
     assert (
@@ -417,7 +417,7 @@ def test_all_rejected_names_counts_and_command(server, tmp_path):
         and "go on with: memcalib demonstrations x.jsonl" in message
     )
     assert EXAMPLES[0].id[:12] in message and str(tmp_path / FILE) in message
-    assert who[1][0].totals.calls == 0  # nobody is paid to read an answer that a rule refuses
+    assert clients[1][0].totals.calls == 0  # nobody is paid to read an answer that a rule refuses
 
 
 def test_a_teacher_that_never_succeeds_stops_early_with_what_there_is(server, tmp_path):
@@ -432,13 +432,13 @@ def test_a_teacher_that_never_succeeds_stops_early_with_what_there_is(server, tm
 def test_more_rounds_go_on_where_the_row_stood(server, tmp_path):
     first = make_demonstrations(EXAMPLES, *cast(server), tmp_path, rounds=1, **MICRO)
     before = {row.example_id: row for row in first.rows}
-    more = make_demonstrations(EXAMPLES, *cast(server), tmp_path, rounds=3, **MICRO)
-    after = {row.example_id: row for row in more.rows}
+    second_run = make_demonstrations(EXAMPLES, *cast(server), tmp_path, rounds=3, **MICRO)
+    after = {row.example_id: row for row in second_run.rows}
     refused = [i for i, row in before.items() if row.status != "accepted"]
-    assert more.new == len(refused) > 0 and more.found == len(EXAMPLES) - len(refused)
+    assert second_run.new == len(refused) > 0 and second_run.found == len(EXAMPLES) - len(refused)
     for i in refused:
         assert after[i].attempts[0] == before[i].attempts[0] and after[i].visit == 1
-    assert more.totals["teacher"].calls == sum(
+    assert second_run.totals["teacher"].calls == sum(
         len(after[i].attempts) - 1 for i in refused
     )  # without a cache, too
     straight = make_demonstrations(
@@ -464,15 +464,17 @@ def test_a_failed_call_keeps_what_was_paid_and_is_made_again(tmp_path):
             make_demonstrations(EXAMPLES[:4], *cast(server), tmp_path, **MICRO)
         rows = read_demonstrations(tmp_path)
         assert all(row.status == "failed" and "out of order" in row.detail for row in rows)
-        kept = [row for row in rows if row.attempts[-1].outcome == "open"]
-        assert kept and all(len(row.attempts[-1].evaluations) == 1 for row in kept)
+        half_judged = [row for row in rows if row.attempts[-1].outcome == "open"]
+        assert half_judged and all(len(row.attempts[-1].evaluations) == 1 for row in half_judged)
         down["now"] = False
-        who = cast(server)
-        done = make_demonstrations(EXAMPLES[:4], *who, tmp_path, **MICRO)
+        clients = cast(server)
+        done = make_demonstrations(EXAMPLES[:4], *clients, tmp_path, **MICRO)
         after = {row.example_id: row for row in done.rows}
         assert done.new == 4 and all(row.visit == 1 for row in after.values())
         new = sum(len(after[row.example_id].attempts) - len(row.attempts) for row in rows)
-        assert who[0].totals.calls == new  # the answers of the first time are not asked for again
+        assert (
+            clients[0].totals.calls == new
+        )  # the answers of the first time are not asked for again
         assert not any(key.startswith("micro-teacher") for key in answered_twice(server))
 
 
@@ -487,22 +489,26 @@ def test_two_servers_may_call_their_models_by_one_name(tmp_path):
         return other(turns)
 
     with (
-        MicroServer(EXAMPLES, roles=roles) as here,
-        MicroServer(EXAMPLES, roles={"micro-evaluator": unwell}) as there,
+        MicroServer(EXAMPLES, roles=roles) as first_server,
+        MicroServer(EXAMPLES, roles={"micro-evaluator": unwell}) as second_server,
     ):
 
-        def who():
+        def clients_by_one_name():
             return (
-                client(here, "micro-teacher"),
-                (client(here, "micro-evaluator"), client(there, "micro-evaluator")),
+                client(first_server, "micro-teacher"),
+                (client(first_server, "micro-evaluator"), client(second_server, "micro-evaluator")),
             )
 
         with pytest.raises(DemonstrationError, match="failed: failed call"):
-            make_demonstrations(EXAMPLES[:4], *who(), tmp_path, **MICRO)
-        kept = [row for row in read_demonstrations(tmp_path) if row.attempts[-1].outcome == "open"]
-        assert kept and {e.by for row in kept for e in row.evaluations} == {"evaluator 1"}
+            make_demonstrations(EXAMPLES[:4], *clients_by_one_name(), tmp_path, **MICRO)
+        half_judged = [
+            row for row in read_demonstrations(tmp_path) if row.attempts[-1].outcome == "open"
+        ]
+        assert half_judged and {e.by for row in half_judged for e in row.evaluations} == {
+            "evaluator 1"
+        }
         down["now"] = False
-        done = make_demonstrations(EXAMPLES[:4], *who(), tmp_path, **MICRO)
+        done = make_demonstrations(EXAMPLES[:4], *clients_by_one_name(), tmp_path, **MICRO)
     read = [
         attempt for row in done.rows for attempt in row.attempts if attempt.outcome != "unusable"
     ]
@@ -525,10 +531,10 @@ def test_a_server_with_faults_changes_no_row(server, tmp_path):
         )
         assert sum(troubled.stats()["faults"].values()) > 0
 
-    def told(done):
+    def outcomes(done):
         return {row.example_id: (row.status, row.response, len(row.attempts)) for row in done.rows}
 
-    assert told(plain) == told(hard)
+    assert outcomes(plain) == outcomes(hard)
 
 
 def test_a_fatal_error_is_raised_and_rows_stay(tmp_path):
@@ -550,29 +556,29 @@ def test_a_fatal_error_is_raised_and_rows_stay(tmp_path):
 
 def test_another_recipe_is_refused(server, tmp_path):
     make_demonstrations(EXAMPLES[:3], *cast(server), tmp_path, **MICRO)
-    for who, more in (
+    for clients, changes in (
         (cast(server, "micro-teacher-exact"), {}),
         (cast(server), {"min_quality": 4}),
         (cast(server, two="micro-judge"), {}),
     ):
         with pytest.raises(DataError, match="recipe.*another folder"):
-            make_demonstrations(EXAMPLES[:3], *who, tmp_path, **MICRO | more)
+            make_demonstrations(EXAMPLES[:3], *clients, tmp_path, **MICRO | changes)
     changed = [EXAMPLES[0].model_copy(update={"note": "changed"}), *EXAMPLES[1:3]]
     with pytest.raises(DataError, match="example_hash"):
         make_demonstrations(changed, *cast(server), tmp_path, **MICRO)
 
 
 def test_bad_calls_are_refused_before_any_call(server, tmp_path):
-    who = cast(server)
+    clients = cast(server)
     with pytest.raises(DataError, match="two examples with one id"):
-        make_demonstrations([EXAMPLES[0], EXAMPLES[0]], *who, tmp_path, **MICRO)
+        make_demonstrations([EXAMPLES[0], EXAMPLES[0]], *clients, tmp_path, **MICRO)
     with pytest.raises(ValueError, match="twice; allowed: two different models"):
-        make_demonstrations(EXAMPLES, who[0], (who[1][0], who[1][0]), tmp_path, **MICRO)
+        make_demonstrations(EXAMPLES, clients[0], (clients[1][0], clients[1][0]), tmp_path, **MICRO)
     with pytest.raises(ValueError, match="nowhere"):
-        make_demonstrations(EXAMPLES, *who, tmp_path, text="concat", prompt_template="nowhere")
+        make_demonstrations(EXAMPLES, *clients, tmp_path, text="concat", prompt_template="nowhere")
     with pytest.raises(ValueError, match="roundz"):
-        make_demonstrations(EXAMPLES, *who, tmp_path, roundz=3)
-    assert who[0].totals.calls == 0
+        make_demonstrations(EXAMPLES, *clients, tmp_path, roundz=3)
+    assert clients[0].totals.calls == 0
 
 
 def test_no_examples_is_no_error(server, tmp_path):
@@ -640,9 +646,9 @@ def counted_from_the_file(path):
         domain[0] += row["status"] == "accepted"
         domain[1] += 1
         for number, answer in enumerate(row["attempts"], 1):
-            place = lines.setdefault(("accepted in round", str(number)), [0, 0])
-            place[0] += answer["outcome"] == "accepted"
-            place[1] += 1
+            tally = lines.setdefault(("accepted in round", str(number)), [0, 0])
+            tally[0] += answer["outcome"] == "accepted"
+            tally[1] += 1
         if row["status"] != "accepted":
             lines.setdefault(("not accepted", f"{row['status']}: {row['reason']}"), [0, len(rows)])[
                 0
@@ -674,7 +680,7 @@ def test_a_run_with_faults_is_counted_right_and_accepts_only_what_both_accept(tm
         done = make_demonstrations(EXAMPLES, *cast(troubled, attempts=8), tmp_path, **MICRO)
     table = acceptance_table(done.rows)
     assert {
-        (what, which): (n, of) for what, which, n, of, _ in table.values.tolist()
+        (question, value): (n, of) for question, value, n, of, _ in table.values.tolist()
     } == counted_from_the_file(tmp_path / FILE)
     assert table[table["what"] == "answers objected to"]["of"].nunique() > 1
     assert (table["share"] - 100 * table["count"] / table["of"]).abs().max() <= 0.05
@@ -686,16 +692,16 @@ def test_a_run_with_faults_is_counted_right_and_accepts_only_what_both_accept(tm
         r["example_id"]: r for r in map(json.loads, (tmp_path / FILE).read_text().splitlines())
     }.values():
         last = data["attempts"][-1]
-        wanted = {"levels": ideals[data["example_id"]], "safety_failure": False}
+        ideal_reading = {"levels": ideals[data["example_id"]], "safety_failure": False}
         fine = [
-            e.get("task_quality", 0) >= 3 and wanted.items() <= e.items()
+            e.get("task_quality", 0) >= 3 and ideal_reading.items() <= e.items()
             for e in last["evaluations"]
         ]
         if len(fine) == 2 and all(fine) and not any(o["by"] == "check" for o in last["objections"]):
             accepted[data["example_id"]] = last["response"]
-    taken = [json.loads(line) for line in (tmp_path / ACCEPTED).read_text().splitlines()]
-    assert {line["example_id"]: line["completion"][0]["content"] for line in taken} == accepted
-    assert [line["example_id"] for line in taken] == [
+    exported = [json.loads(line) for line in (tmp_path / ACCEPTED).read_text().splitlines()]
+    assert {line["example_id"]: line["completion"][0]["content"] for line in exported} == accepted
+    assert [line["example_id"] for line in exported] == [
         example.id for example in EXAMPLES if example.id in accepted
     ]
 
@@ -805,9 +811,9 @@ def wait_for_rows(file, count, process, seconds=120):
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "signal_sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
+def test_killed_and_resumed_pays_no_call_twice(tmp_path, signal_sent):
     examples = make_examples("short", 40, seed=8, split="coldstart")
     file = tmp_path / "examples.jsonl"
     out = tmp_path / "run"
@@ -829,11 +835,11 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
         arguments += ["--evaluator", "micro-evaluator", "--evaluator2", "micro-evaluator-2"]
         process = typed(*arguments)
         wait_for_rows(out / FILE, 5, process)
-        process.send_signal(how)
+        process.send_signal(signal_sent)
         _, errors = process.communicate(timeout=60)
         before = read_demonstrations(out)
         assert 5 <= len(before) < 40
-        if how == signal.SIGINT:
+        if signal_sent == signal.SIGINT:
             assert process.returncode == 130 and "go on with: memcalib demonstrations" in errors
             assert len((out / ACCEPTED).read_text().splitlines()) == sum(
                 row.status == "accepted" for row in before
@@ -855,17 +861,17 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, how):
         )
         late = [line for line in stats["asked_again"] if len(line["clean"]) > 1]
         assert len(late) == stats["answered_twice"]
-    kept = {row.example_id: row for row in rows}
-    assert len(rows) == 40 and all(kept[row.example_id] == row for row in before)
+    row_of_example = {row.example_id: row for row in rows}
+    assert len(rows) == 40 and all(row_of_example[row.example_id] == row for row in before)
     assert "demonstrations for supervised fine-tuning" in output
     straight = tmp_path / "straight"
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
         make_demonstrations(examples, *cast(server), straight, **MICRO)
 
-    def told(folder):
+    def outcomes(folder):
         return {r.example_id: (r.status, r.response) for r in read_demonstrations(folder)}
 
-    assert told(straight) == told(out)
+    assert outcomes(straight) == outcomes(out)
 
 
 def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsys):
@@ -940,10 +946,10 @@ def test_the_verb_says_why_nothing_was_accepted_and_how_to_go_on(tmp_path, capsy
             main(typed)
         with pytest.raises(SystemExit):
             main([*typed[:-2], "--evaluator2", "micro-evaluator"])
-    said, same = capsys.readouterr().err.split("memcalib: ")[1:]
-    assert caught.value.code == 1 and "3 rows (3 rejected: leak)" in said
+    first_error, same = capsys.readouterr().err.split("memcalib: ")[1:]
+    assert caught.value.code == 1 and "3 rows (3 rejected: leak)" in first_error
     assert (
-        said.count("go on with: memcalib demonstrations") == 1
+        first_error.count("go on with: memcalib demonstrations") == 1
         and "twice; allowed: two different models" in same
     )
     assert (
@@ -979,13 +985,13 @@ def test_a_plan_in_faults():
 
 def test_a_key_that_is_not_set_is_missed_before_the_folder_is_bound(tmp_path, monkeypatch):
     monkeypatch.setenv("A_KEY_THAT_IS_SET", "any")
-    who = {"model": "a", "base_url": "http://localhost:9/v1", "key_env": "A_KEY_THAT_IS_SET"}
-    other = who | {"model": "b", "key_env": "NO_SUCH_KEY_HERE"}
+    endpoint = {"model": "a", "base_url": "http://localhost:9/v1", "key_env": "A_KEY_THAT_IS_SET"}
+    other = endpoint | {"model": "b", "key_env": "NO_SUCH_KEY_HERE"}
     plan = load_plan(
         {
             "data": str(write_jsonl(tmp_path / "x.jsonl", EXAMPLES[:2])),
-            "teacher": who,
-            "evaluator": who,
+            "teacher": endpoint,
+            "evaluator": endpoint,
             "evaluator2": other,
         }
     )

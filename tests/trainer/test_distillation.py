@@ -596,12 +596,12 @@ def test_first_reward_is_the_difference_of_two_slow_passes(tmp_path, changes):
         response_logps_reference(model, [encode(e) for e in judged.examples], judged.ids, **heat)
         for encode in (teacher, student)
     ]
-    found = sides[0] - sides[1]
+    differences = sides[0] - sides[1]
     clip = changes.get("reward_clip", math.inf)
-    assert clip == math.inf or (found.abs() > clip).any()
-    assert torch.allclose(trainer.advantages, found.clamp(-clip, clip), atol=1e-4)
-    wanted = found.clamp(-clip, clip).sum().item() / sum(map(len, judged.ids))
-    assert rows[0]["token_reward"] == pytest.approx(wanted, abs=1e-4)
+    assert clip == math.inf or (differences.abs() > clip).any()
+    assert torch.allclose(trainer.advantages, differences.clamp(-clip, clip), atol=1e-4)
+    expected = differences.clamp(-clip, clip).sum().item() / sum(map(len, judged.ids))
+    assert rows[0]["token_reward"] == pytest.approx(expected, abs=1e-4)
     ended = [ids[-1] == TOKENIZER.eos_token_id for ids in judged.ids]
     assert all(ended) == ("max_tokens" not in changes), (
         "some are cut off where answers have little room"
@@ -840,7 +840,9 @@ def an_update(trainer, of_teacher, ids, mask) -> Update:
     total = (torch.linspace(-1, 2, 12)[:, None] * mask[:, 31:] * logps).sum() + divergence.sum()
     trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(total, trained, allow_unused=True)
-    gradient = torch.cat([part.flatten() for part in gradients if part is not None])
+    gradient = torch.cat(
+        [gradient_part.flatten() for gradient_part in gradients if gradient_part is not None]
+    )
     return Update(logps.detach(), entropies.detach(), divergence.detach(), gradient)
 
 

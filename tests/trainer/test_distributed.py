@@ -169,10 +169,10 @@ def test_a_sharded_model_is_taught_like_a_whole_one(case, sharded, tmp_path):
     assert (alone - start).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("how", ["whole", "sharded"])
-def test_a_killed_run_of_two_processes_goes_on_bit_for_bit(tmp_path, how):
+@pytest.mark.parametrize("layout", ["whole", "sharded"])
+def test_a_killed_run_of_two_processes_goes_on_bit_for_bit(tmp_path, layout):
     """Weights, both moments of AdamW, thresholds, rows: as in the run that nobody killed."""
-    variables = {"SHARDED": "1"} if how == "sharded" else {}
+    variables = {"SHARDED": "1"} if layout == "sharded" else {}
     launch(tmp_path, "cut", killed=True, **variables)
     runs = launch(tmp_path, "straight", "resumed", **variables)
     for straight, resumed in zip(runs["straight"], runs["resumed"], strict=True):
@@ -183,7 +183,7 @@ def test_a_killed_run_of_two_processes_goes_on_bit_for_bit(tmp_path, how):
         for name in ("weights", "optimizer", "thresholds"):
             assert torch.equal(straight[name], resumed[name]), name
         assert straight["optimizer"].count_nonzero() > straight["weights"].numel()
-        assert (straight["shards"] > 4) == (how == "sharded")
+        assert (straight["shards"] > 4) == (layout == "sharded")
     rows = timeless(tmp_path / "straight")
     assert len(rows) == 4
     assert timeless(tmp_path / "cut") == rows

@@ -58,9 +58,9 @@ def straight(server, tmp_path_factory):
 
 
 def test_every_place_is_asked_for_in_training_and_one_quote_in_validation(straight):
-    _, _, asked = straight
-    assert set(asked) == {("concat", True), ("fluent", False)}
-    assert sum(every for _, every in asked) <= 2 * 8 and len(asked) >= 2 * 2
+    _, _, judge_settings = straight
+    assert set(judge_settings) == {("concat", True), ("fluent", False)}
+    assert sum(every for _, every in judge_settings) <= 2 * 8 and len(judge_settings) >= 2 * 2
 
 
 def test_rows_and_traces_say_what_the_quotes_were_good_for(straight):

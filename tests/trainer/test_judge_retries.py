@@ -93,12 +93,12 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
     plain code says how many rounds there are.
     """
     time = Time()
-    asked = [0] * len(fails)
+    call_counts = [0] * len(fails)
 
     def judge(example, response):
         i = int(response)
-        asked[i] += 1
-        if asked[i] <= fails[i]:
+        call_counts[i] += 1
+        if call_counts[i] <= fails[i]:
             raise TimeoutError("slow")
         return mumble(example, "") if unread[i] else exact_judge(example, "")
 
@@ -135,7 +135,7 @@ def test_rounds_against_plain_code(fails, unread, share, minutes):
         assert [judgment.scored for judgment in judgments] == [
             not (failed or bad) for failed, bad in zip(failed_to_the_end, unread, strict=False)
         ]
-    assert asked == [min(rounds, f + 1) for f in fails]
+    assert call_counts == [min(rounds, f + 1) for f in fails]
     assert time.now == now and whole.pauses == rounds - 1
 
 
@@ -221,10 +221,10 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
     """It answers every call, so nothing is asked again, and nothing would be learned to the last
     step.
     """
-    asked = []
+    calls = []
 
     def judge(example, response):
-        asked.append(1)
+        calls.append(1)
         return mumble(example, response)
 
     with pytest.raises(JudgeUnreadable) as error:
@@ -241,7 +241,7 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
     assert first[1] in {example.id for example in EXAMPLES}
     assert "could not be scored" not in text
     assert "Nothing was trained yet: start again, once the judge's replies can be read" in text
-    assert len(asked) == 16 and newest_checkpoint(tmp_path / "first") is None
+    assert len(calls) == 16 and newest_checkpoint(tmp_path / "first") is None
     current = {"judge": exact_judge}
 
     def mumble_after_the_second_step(row):
@@ -288,8 +288,8 @@ def test_what_is_a_failed_call(error, passes):
     def judge(example, response):
         raise error
 
-    once = FunctionRetries(tries=1)
-    judgments, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"], once)
+    one_try = FunctionRetries(tries=1)
+    judgments, fault = ask_judge(judge, EXAMPLES[:2], ["a", "b"], one_try)
     assert (fault is None) == passes
     assert [judgment.retry for judgment in judgments] == ([True, True] if passes else [])
 

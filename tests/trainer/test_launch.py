@@ -69,9 +69,9 @@ def test_recipes_are_forecast_without_weights(name, method):
 def test_settings_are_the_papers(name):
     config = method_config(load_recipe(name), "memcalib-rl")
     paper = TrainConfig()
-    told = {"accumulate", "sampler", "eval_every", "save_every", "trl", "method"}
+    stated_fields = {"accumulate", "sampler", "eval_every", "save_every", "trl", "method"}
     changed = {field for field, value in config if value != getattr(paper, field)}
-    assert changed - told == ({"lr", "lora_rank"} if name == "qwen3.5-35b-a3b" else set())
+    assert changed - stated_fields == ({"lr", "lora_rank"} if name == "qwen3.5-35b-a3b" else set())
     assert (config.lr, config.lora_rank) == ((5e-6, 64) if name == "qwen3.5-35b-a3b" else (1e-6, 0))
     taught = method_config(load_recipe(name), "sft")
     assert (taught.lora_rank, taught.lora_alpha, taught.batch_size, taught.lr, taught.warmup) == (
@@ -94,15 +94,19 @@ def test_shapes_have_the_published_sizes(name, total):
 @pytest.mark.parametrize("name", NAMES)
 def test_accelerate_reads_its_file(name):
     recipe = load_recipe(name)
-    found = load_config_from_file(str(launch_file(recipe.launch.accelerate)))
+    launch_config = load_config_from_file(str(launch_file(recipe.launch.accelerate)))
     assert (
-        found.num_processes == recipe.launch.processes and found.num_machines == recipe.launch.nodes
+        launch_config.num_processes == recipe.launch.processes
+        and launch_config.num_machines == recipe.launch.nodes
     )
-    assert found.mixed_precision == "bf16" and found.distributed_type == "FSDP"
-    known = {action.dest for action in launch_command_parser()._actions}
-    assert found.fsdp_config.keys() <= known and found.fsdp_config["fsdp_version"] == 2
+    assert launch_config.mixed_precision == "bf16" and launch_config.distributed_type == "FSDP"
+    known_actions = {action.dest for action in launch_command_parser()._actions}
+    assert (
+        launch_config.fsdp_config.keys() <= known_actions
+        and launch_config.fsdp_config["fsdp_version"] == 2
+    )
     assert strategy(recipe.launch) == "fsdp2"
-    efficient = found.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+    efficient = launch_config.fsdp_config["fsdp_cpu_ram_efficient_loading"]
     assert efficient == bool(method_config(recipe, "grpo").lora_rank), (
         "an empty reference on all processes but one"
     )
@@ -160,11 +164,11 @@ def run_script(tmp_path, name, *words, **variables):
     """What launch.sh would have started: `accelerate` and `vllm` are stand-ins that write down
     their words.
     """
-    seen = tmp_path / "seen"
+    written = tmp_path / "seen"
     for command in ("accelerate", "vllm"):
         stand_in = tmp_path / command
         stand_in.write_text(
-            f'#!/bin/sh\nprintf "%s\\n" {command} "$@" > {seen}\nenv > {seen}.env\n'
+            f'#!/bin/sh\nprintf "%s\\n" {command} "$@" > {written}\nenv > {written}.env\n'
         )
         stand_in.chmod(stand_in.stat().st_mode | stat.S_IEXEC)
     environment = {
@@ -179,14 +183,20 @@ def run_script(tmp_path, name, *words, **variables):
         cwd=tmp_path,
         timeout=120,
     )
-    return done, seen.read_text().splitlines() if seen.exists() else []
+    return done, written.read_text().splitlines() if written.exists() else []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_script_starts_what_accelerate_understands(tmp_path, name):
-    more = dict(MACHINE_RANK="1", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
+    variables = dict(MACHINE_RANK="1", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
     done, words = run_script(
-        tmp_path, name, "memcalib-rl", "--seed", "43", JUDGE_URL="http://localhost:1/v1", **more
+        tmp_path,
+        name,
+        "memcalib-rl",
+        "--seed",
+        "43",
+        JUDGE_URL="http://localhost:1/v1",
+        **variables,
     )
     assert done.returncode == 0, done.stderr
     arguments = launch_command_parser().parse_args(words[2:])
@@ -196,9 +206,11 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
         and arguments.training_script == "memcalib"
     )
     recipe = arguments.training_script_args[1]
-    rest = arguments.training_script_args[2:]
-    assert arguments.training_script_args[0] == "train" and rest[-2:] == ["--seed", "43"]
-    chosen = load_recipe(recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"])
+    arguments_left = arguments.training_script_args[2:]
+    assert arguments.training_script_args[0] == "train" and arguments_left[-2:] == ["--seed", "43"]
+    chosen = load_recipe(
+        recipe, [arguments_left[i + 1] for i, word in enumerate(arguments_left) if word == "--set"]
+    )
     assert (
         chosen.launch.processes == arguments.num_processes
         and chosen.judge.base_url == "http://localhost:1/v1"
@@ -208,11 +220,11 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
-    more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
-    done, words = run_script(tmp_path, name, method, **more)
+    variables = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
+    done, words = run_script(tmp_path, name, method, **variables)
     assert done.returncode == 0, done.stderr
-    _, recipe, *rest = launch_command_parser().parse_args(words[2:]).training_script_args
-    options = dict(zip(rest[::2], rest[1::2], strict=True))
+    _, recipe, *arguments_left = launch_command_parser().parse_args(words[2:]).training_script_args
+    options = dict(zip(arguments_left[::2], arguments_left[1::2], strict=True))
     assert options["--method"] == method and options["--out"] == f"runs/{name}/{method}"
     shown = forecast(
         load_recipe(recipe, [options["--set"]]), method, settings=[options["--set"]]
@@ -227,14 +239,20 @@ def test_the_baseline_learns_from_all_examples(tmp_path, name):
     (line,) = [
         line for line in page.splitlines() if line.startswith("OUT=") and "demonstrations=" in line
     ]
-    place, script, *words = line.split()
+    out_variable, script, *words = line.split()
     assert script == "runs/launch/launch.sh" and words[0] == name
-    more = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
-    done, found = run_script(tmp_path, *words, OUT=place.removeprefix("OUT="), **more)
+    variables = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
+    done, started = run_script(tmp_path, *words, OUT=out_variable.removeprefix("OUT="), **variables)
     assert done.returncode == 0, done.stderr
-    _, recipe, *rest = launch_command_parser().parse_args(found[2:]).training_script_args
-    settings = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
-    assert rest[rest.index("--out") + 1] == f"runs/{name}/sft-baseline" != f"runs/{name}/sft"
+    _, recipe, *arguments_left = (
+        launch_command_parser().parse_args(started[2:]).training_script_args
+    )
+    settings = [arguments_left[i + 1] for i, word in enumerate(arguments_left) if word == "--set"]
+    assert (
+        arguments_left[arguments_left.index("--out") + 1]
+        == f"runs/{name}/sft-baseline"
+        != f"runs/{name}/sft"
+    )
     talk = {
         "prompt": [{"role": "user", "content": "x"}],
         "completion": [{"role": "assistant", "content": "y"}],
@@ -243,9 +261,9 @@ def test_the_baseline_learns_from_all_examples(tmp_path, name):
         tmp_path / "data" / folder / "accepted.jsonl"
         for folder in ("demonstrations", "demonstrations-rl")
     ]
-    for part, count in zip(parts, (4, 8), strict=True):
-        part.parent.mkdir(parents=True)
-        part.write_text(
+    for demonstrations_file, count in zip(parts, (4, 8), strict=True):
+        demonstrations_file.parent.mkdir(parents=True)
+        demonstrations_file.write_text(
             "".join(json.dumps(talk | {"example_id": f"{count}-{i}"}) + "\n" for i in range(count))
         )
     (join,) = [line for line in page.splitlines() if line.startswith("cat data/")]
@@ -259,33 +277,44 @@ def test_the_baseline_learns_from_all_examples(tmp_path, name):
 @pytest.mark.parametrize("method", ["sft", "memcalib-rl"])
 def test_a_run_goes_on_with_another_sampler_and_in_more_parts(tmp_path, method):
     """What the script changes for memory's sake does not make it another run."""
-    found = []
+    decisive_settings = []
     for variables in ({}, dict(SAMPLER="server", ACCUMULATE="16", GPUS="4")):
         words = run_script(tmp_path, "qwen3-8b", method, "--resume", **variables)[1]
-        _, recipe, *rest = launch_command_parser().parse_args(words[2:]).training_script_args
-        chosen = load_recipe(
-            recipe, [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
+        _, recipe, *arguments_left = (
+            launch_command_parser().parse_args(words[2:]).training_script_args
         )
-        found.append(decisive(method_config(chosen, method).model_dump(mode="json")))
-    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
+        chosen = load_recipe(
+            recipe,
+            [arguments_left[i + 1] for i, word in enumerate(arguments_left) if word == "--set"],
+        )
+        decisive_settings.append(decisive(method_config(chosen, method).model_dump(mode="json")))
+    assert (
+        decisive_settings[0][0] == decisive_settings[1][0]
+        and decisive_settings[0][1] != decisive_settings[1][1]
+    )
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("lines_added", "message"),
     [
         ("launch: {processes: 4}\n", "found launch a second time, after line"),
         ("train: [\n", "not readable as YAML"),
     ],
 )
 @pytest.mark.parametrize("word", ["serve", "grpo"])
-def test_the_script_refuses_a_recipe_that_the_verb_would_refuse(tmp_path, word, more, told):
-    mine = tmp_path / "mine"
-    shutil.copytree(FOLDERS / "qwen3-8b", mine)
-    with open(mine / "recipe.yaml", "a") as file:
-        file.write(more)
-    done, words = run_script(tmp_path, str(mine), word)
+def test_the_script_refuses_a_recipe_that_the_verb_would_refuse(
+    tmp_path, word, lines_added, message
+):
+    own_folder = tmp_path / "mine"
+    shutil.copytree(FOLDERS / "qwen3-8b", own_folder)
+    with open(own_folder / "recipe.yaml", "a") as file:
+        file.write(lines_added)
+    done, words = run_script(tmp_path, str(own_folder), word)
     assert done.returncode == 1 and words == []
-    assert done.stderr.startswith(f"launch.sh: {mine / 'recipe.yaml'}: ") and told in done.stderr
+    assert (
+        done.stderr.startswith(f"launch.sh: {own_folder / 'recipe.yaml'}: ")
+        and message in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -307,21 +336,23 @@ def test_the_script_sends_on_who_has_no_recipe(tmp_path, text):
 
 
 def test_a_copied_folder_is_given_by_its_path(tmp_path):
-    mine = tmp_path / "mine"
-    shutil.copytree(FOLDERS / "qwen3-8b", mine)
+    own_folder = tmp_path / "mine"
+    shutil.copytree(FOLDERS / "qwen3-8b", own_folder)
     text = (
-        (mine / "recipe.yaml")
+        (own_folder / "recipe.yaml")
         .read_text()
         .replace("processes: 8", "processes: 4")
         .replace("runs/qwen3-8b/sft", "elsewhere")
     )
-    (mine / "recipe.yaml").write_text(text)
-    done, words = run_script(tmp_path, str(mine), "grpo")
+    (own_folder / "recipe.yaml").write_text(text)
+    done, words = run_script(tmp_path, str(own_folder), "grpo")
     assert done.returncode == 0, done.stderr
     arguments = launch_command_parser().parse_args(words[2:])
-    assert arguments.num_processes == 4 and arguments.config_file == str(mine / "accelerate.yaml")
-    assert arguments.training_script_args[:2] == ["train", str(mine / "recipe.yaml")]
-    done, words = run_script(tmp_path, str(mine), "serve")
+    assert arguments.num_processes == 4 and arguments.config_file == str(
+        own_folder / "accelerate.yaml"
+    )
+    assert arguments.training_script_args[:2] == ["train", str(own_folder / "recipe.yaml")]
+    done, words = run_script(tmp_path, str(own_folder), "serve")
     assert words[2] == "elsewhere/policy" and words[words.index("--max-model-len") + 1] == "6144"
     for name, gpus in (("qwen3-8b", "1"), ("qwen3.5-35b-a3b", "4")):
         words = run_script(tmp_path, name, "serve")[1]
@@ -344,9 +375,12 @@ def test_the_script_knows_the_server_and_zero3(tmp_path):
         and Path(arguments.deepspeed_config_file).is_file()
         and arguments.num_processes == 4
     )
-    rest = arguments.training_script_args
+    arguments_left = arguments.training_script_args
     config = method_config(
-        load_recipe("qwen3-8b", [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]),
+        load_recipe(
+            "qwen3-8b",
+            [arguments_left[i + 1] for i, word in enumerate(arguments_left) if word == "--set"],
+        ),
         "grpo",
     )
     assert config.accumulate == 16 and config.trl["vllm_server_base_url"] == "http://localhost:8001"
@@ -381,7 +415,7 @@ def test_folders_name_no_host_and_no_key():
     for file in FOLDERS.rglob("*"):
         if file.is_file():
             text = file.read_text()
-            hosts = {part.split("/")[0].split(":")[0] for part in text.split("http://")[1:]}
+            hosts = {address.split("/")[0].split(":")[0] for address in text.split("http://")[1:]}
             assert hosts <= {"localhost", "SERVER"} and "api_key:" not in text.lower(), file
 
 
@@ -404,11 +438,11 @@ def test_text_only_cuts_a_checkpoint_that_sees(tmp_path):
     whole.save_pretrained(tmp_path / "whole")
     build_tokenizer().save_pretrained(tmp_path / "whole")
     command = [FOLDERS / "ministral-3-8b" / "cut_text.sh", tmp_path / "whole", tmp_path / "text"]
-    how = dict(capture_output=True, text=True, timeout=120)
-    how["env"] = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, **how)
+    options = dict(capture_output=True, text=True, timeout=120)
+    options["env"] = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
-    assert "FROM TO" in subprocess.run(command[:2], **how).stderr
+    assert "FROM TO" in subprocess.run(command[:2], **options).stderr
     cut = AutoModelForCausalLM.from_pretrained(tmp_path / "text")
     ids = torch.arange(6, 14)[None]
     assert cut.config.model_type == "ministral3"
@@ -432,10 +466,10 @@ def test_vllm_is_asked_for_by_name(monkeypatch):
 def test_validation_by_vllm_shares_the_work(process):
     tokenizer = build_tokenizer()
     examples = make_examples("short", 3, seed=5)
-    asked = []
+    prompts_asked = []
 
     def generate(prompts, images, fields, count):
-        asked.append(prompts)
+        prompts_asked.append(prompts)
         return [tokenizer("Keep July in mind.")["input_ids"] for _ in prompts], None
 
     trainer = SimpleNamespace(
@@ -448,7 +482,7 @@ def test_validation_by_vllm_shares_the_work(process):
         judged=SimpleNamespace(judge=None),
     )
     judged = StepRows(trainer, examples).judge_validation(None)
-    assert len(asked[0]) == 2, "every process asks for the same number"
+    assert len(prompts_asked[0]) == 2, "every process asks for the same number"
     assert [judgment.example_id for judgment in judged] == [e.id for e in examples[process::2]]
 
 

@@ -81,7 +81,9 @@ def test_settings_that_say_nothing(text):
 )
 def test_the_method_wins_over_the_shared_part_and_that_over_the_world(parts, numbers):
     steps = dict(zip(parts, numbers, strict=False))
-    content = with_settings(MICRO, [f"{part}.steps={number}" for part, number in steps.items()])
+    content = with_settings(
+        MICRO, [f"{section}.steps={number}" for section, number in steps.items()]
+    )
     recipe = Recipe.model_validate(content)
     for method in ("grpo", "gdpo", "memcalib-rl"):
         expected = steps.get(f"methods.{method}", steps.get("train", 110))
@@ -166,11 +168,17 @@ def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
 
 
 def test_a_recipe_is_written_as_it_was_read(tmp_path):
-    said = {"train": {"lr": 2e-6, "drift_length": None}, "methods": {"gdpo": {"eta": {"C+": 0.5}}}}
-    content = MICRO | said
+    settings_given = {
+        "train": {"lr": 2e-6, "drift_length": None},
+        "methods": {"gdpo": {"eta": {"C+": 0.5}}},
+    }
+    content = MICRO | settings_given
     recipe = load_recipe(written(tmp_path, content))
     dumped = recipe.model_dump(mode="json", exclude_none=True)
-    assert (dumped["train"], dumped["methods"]) == (said["train"], said["methods"])
+    assert (dumped["train"], dumped["methods"]) == (
+        settings_given["train"],
+        settings_given["methods"],
+    )
     assert dumped["sft"] == {}
     assert Recipe.model_validate(recipe.model_dump()).own_settings("gdpo") == {"eta": {"C+": 0.5}}
 

@@ -262,9 +262,11 @@ class SlowUpdate(NamedTuple):
 
 def answers_of(parts: list[dict]):
     """Prompt and answer of each row of an update that is in the loss."""
-    for part in parts:
+    for microbatch in parts:
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        for prompt, prompt_mask, answer, mask in zip(*(part[name] for name in names), strict=True):
+        for prompt, prompt_mask, answer, mask in zip(
+            *(microbatch[name] for name in names), strict=True
+        ):
             if mask.any():  # an answer without a judgment is in no loss
                 yield prompt[prompt_mask.bool()].tolist(), answer[mask.bool()].tolist()
 
@@ -356,7 +358,7 @@ def test_every_update_is_the_slow_one(trained):
         assert (expected.from_reference > clip) == (number > 0)
     tokens = 0
     for update in trainer.updates:
-        tokens += sum(part["completion_mask"].sum().item() for part in update.parts)
+        tokens += sum(microbatch["completion_mask"].sum().item() for microbatch in update.parts)
     expected_tokens = 0
     for step in slow:
         for row, scored in zip(step.full, step.valid, strict=True):

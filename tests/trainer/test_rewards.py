@@ -159,10 +159,10 @@ class Counted:
     """
 
     def __init__(self):
-        self.asked = []
+        self.batches_asked = []
 
     def batch(self, examples, responses):
-        self.asked.append(list(responses))
+        self.batches_asked.append(list(responses))
         return [exact_judge(*pair) for pair in zip(examples, responses, strict=True)]
 
 
@@ -185,7 +185,7 @@ def test_the_judge_is_not_asked_about_silence(answers):
     texts_with_words = [
         text for text, is_silent in zip(texts, silent, strict=True) if not is_silent
     ]
-    assert judge.asked == [texts_with_words], "one batch, even of none"
+    assert judge.batches_asked == [texts_with_words], "one batch, even of none"
     for row, judgment in enumerate(judged.judgments):
         of_text = exact_judge(examples[row], texts[row])
         if not silent[row]:
@@ -202,7 +202,7 @@ def test_a_batch_of_nothing_but_silence_asks_nobody():
     judge = Counted()
     reader = ChannelRewards(RetryingJudge(judge), EXAMPLES)
     reader.read(EXAMPLES[:2], ["", ""], [[1], [1]], [True, True])
-    assert judge.asked == [] and [j.error for j in reader.judgments] == ["empty answer"] * 2
+    assert judge.batches_asked == [] and [j.error for j in reader.judgments] == ["empty answer"] * 2
     assert not reader.valid.any() and reader.rewards.isnan().all()
 
 

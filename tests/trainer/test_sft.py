@@ -126,7 +126,9 @@ def test_no_control_token_gets_into_an_answer(pieces):
     }
     table = tokenize_rows(TOKENIZER, [row])[0]
     answer = [
-        i for i, seen in zip(table["input_ids"], table["completion_mask"], strict=True) if seen
+        i
+        for i, in_completion in zip(table["input_ids"], table["completion_mask"], strict=True)
+        if in_completion
     ]
     assert answer[-1] == TOKENIZER.eos_token_id
     assert not {*TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|assistant|>", "<|user|>"])} & {
@@ -137,22 +139,22 @@ def test_no_control_token_gets_into_an_answer(pieces):
 def test_the_loss_is_the_mean_over_completion_tokens(tmp_path):
     model = build_policy(0)
     config = SMALL.model_copy(update={"lora_rank": 0, "epochs": 1.0, "batch_size": 24})
-    wanted = 0.0
+    total_loss = 0.0
     hits = 0
     count = 0
     for row in tokenize_rows(TOKENIZER, ROWS):
         ids = torch.tensor([row["input_ids"]])
-        seen = torch.tensor(row["completion_mask"][1:]).bool()
+        in_completion = torch.tensor(row["completion_mask"][1:]).bool()
         with torch.no_grad():
             logits = model(ids).logits[0, :-1]
-        wanted += torch.nn.functional.cross_entropy(
-            logits[seen], ids[0, 1:][seen], reduction="sum"
+        total_loss += torch.nn.functional.cross_entropy(
+            logits[in_completion], ids[0, 1:][in_completion], reduction="sum"
         ).item()
-        hits += (logits.argmax(-1)[seen] == ids[0, 1:][seen]).sum().item()
-        count += int(seen.sum())
+        hits += (logits.argmax(-1)[in_completion] == ids[0, 1:][in_completion]).sum().item()
+        count += int(in_completion.sum())
     sft(model, TOKENIZER, ROWS, config, tmp_path)
     row = json.loads((tmp_path / "steps.jsonl").read_text().splitlines()[0])
-    assert row["loss"] == pytest.approx(wanted / count, abs=1e-4)
+    assert row["loss"] == pytest.approx(total_loss / count, abs=1e-4)
     assert row["token_accuracy"] == pytest.approx(hits / count, abs=1e-6)
 
 
@@ -216,7 +218,9 @@ def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
             total = total - logs[len(prompt) + k - 1, token]
             count = count + 1
     (total / count).backward()
-    wanted = torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in reference.parameters()])
+    expected_weights = torch.cat(
+        [(p - 0.1 * p.grad).detach().flatten() for p in reference.parameters()]
+    )
     plain = {"optim": "sgd", "max_grad_norm": 0.0}
     only = {
         "lora_rank": 0,
@@ -229,8 +233,8 @@ def test_an_update_is_that_of_answer_and_end_tokens_alone(tmp_path):
     }
     done = sft(build_policy(0), TOKENIZER, rows, SMALL.model_copy(update=only), tmp_path)
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
-    assert torch.allclose(weights(done.model), wanted, atol=1e-5)
-    assert (wanted - weights(build_policy(0))).abs().max() > 1e-3
+    assert torch.allclose(weights(done.model), expected_weights, atol=1e-5)
+    assert (expected_weights - weights(build_policy(0))).abs().max() > 1e-3
 
 
 def test_settings_reach_the_base_trainer(tmp_path):
@@ -243,18 +247,18 @@ def test_settings_reach_the_base_trainer(tmp_path):
         lr=3e-4,
         seed=7,
     )
-    given = _arguments(config, tmp_path, False)
-    assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (4, 3)
-    assert (given.lr_scheduler_type, given.weight_decay, given.warmup_steps) == (
+    arguments = _arguments(config, tmp_path, False)
+    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 3)
+    assert (arguments.lr_scheduler_type, arguments.weight_decay, arguments.warmup_steps) == (
         "linear",
         0.25,
         0.1,
     )
     assert (
-        given.learning_rate,
-        given.seed,
-        given.num_train_epochs,
-        given.completion_only_loss,
+        arguments.learning_rate,
+        arguments.seed,
+        arguments.num_train_epochs,
+        arguments.completion_only_loss,
     ) == (3e-4, 7, 1, True)
 
 
@@ -522,8 +526,12 @@ def test_an_adapter_merged_by_hand_is_the_merged_model(straight, tmp_path):
         build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"output": "adapter"}), tmp_path
     )
     assert done.folder == tmp_path / "adapter" and not list(done.folder.glob("model*.safetensors"))
-    told = json.loads((done.folder / "adapter_config.json").read_text())
-    assert (told["r"], told["lora_alpha"], told["lora_dropout"]) == (2, 64, 0.0)
+    adapter_config = json.loads((done.folder / "adapter_config.json").read_text())
+    assert (adapter_config["r"], adapter_config["lora_alpha"], adapter_config["lora_dropout"]) == (
+        2,
+        64,
+        0.0,
+    )
     merged = PeftModel.from_pretrained(build_policy(0), done.folder).merge_and_unload()
     assert torch.allclose(weights(merged), final, atol=1e-7)
 
@@ -549,14 +557,14 @@ def test_adapter_and_merged_model_from_disk_give_the_same_log_probabilities(stra
             return torch.cat([model.eval()(each).logits[0].log_softmax(-1) for each in ids])
 
         plain = logs(base)
-        found = [
+        logps = [
             logs(AutoModelForCausalLM.from_pretrained(merged.folder)),
             logs(PeftModel.from_pretrained(base, adapter.folder)),
             logs(merged.model),
             logs(adapter.model),
         ]
-    assert all(torch.allclose(each, found[0], atol=1e-4) for each in found[1:])
-    assert (found[0] - plain).abs().max() > 0.1
+    assert all(torch.allclose(each, logps[0], atol=1e-4) for each in logps[1:])
+    assert (logps[0] - plain).abs().max() > 0.1
     for folder in (merged.folder, adapter.folder):
         text = "Keep July in mind."
         assert (
@@ -601,14 +609,14 @@ def test_validation_by_rows_and_by_scores_leaves_the_weights_alone(straight, tmp
     def score(model):
         return {"SCS": float(torch.rand(())), "training": float(model.training)}
 
-    for name, validation, wanted in (("rows", held, "valid_loss"), ("scores", score, "valid_SCS")):
+    for name, validation, metric in (("rows", held, "valid_loss"), ("scores", score, "valid_SCS")):
         done = sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path / name, validation=validation)
-        found = [
+        rows = [
             json.loads(line) for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()
         ]
         assert torch.equal(weights(done.model), final)
-        assert [row["step"] for row in found if wanted in row] == [3, 6]
-        assert not any(row.get("valid_training") for row in found)
+        assert [row["step"] for row in rows if metric in row] == [3, 6]
+        assert not any(row.get("valid_training") for row in rows)
 
 
 def test_a_model_by_path(straight, tmp_path):
@@ -623,28 +631,28 @@ def test_a_damaged_row_does_not_stop_a_run_from_going_on(straight, tmp_path, cap
     folder = straight[0]
     shutil.copytree(folder, tmp_path / "run")
     file = tmp_path / "run" / "steps.jsonl"
-    first, second, *rest = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(first + b"\x00" + second[5:] + b"".join(rest))
+    first, second, *later_lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + b"\x00" + second[5:] + b"".join(later_lines))
     sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
     assert "damaged in line 2" in caplog.text
-    assert file.read_bytes() == first + second + b"".join(rest)
+    assert file.read_bytes() == first + second + b"".join(later_lines)
 
 
 @pytest.mark.parametrize("by_path", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (dict(report_to="wandb"), "report_to: found 'wandb'.*not installed"),
         (dict(lora_rank=1000), "lora_rank: found 1000; allowed"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
-    tmp_path, monkeypatch, by_path, changes, told
+    tmp_path, monkeypatch, by_path, changes, message
 ):
     monkeypatch.setitem(sys.modules, "wandb", None)
     model = build_policy(0)
     model.save_pretrained(tmp_path / "base")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         sft(
             str(tmp_path / "base") if by_path else model,
             TOKENIZER,
@@ -694,9 +702,11 @@ def test_a_logger_hears_every_row(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     losses = [(row["step"], row["loss"], row["token_accuracy"]) for row in rows if "loss" in row]
     assert losses == [
-        (step, told["loss"], told["mean_token_accuracy"]) for step, told in notes if "loss" in told
+        (step, values["loss"], values["mean_token_accuracy"])
+        for step, values in notes
+        if "loss" in values
     ]
-    valid = [(step, told) for step, told in notes if "memcalib/valid_SCS" in told]
+    valid = [(step, values) for step, values in notes if "memcalib/valid_SCS" in values]
     assert valid == [
         (2, {"memcalib/valid_SCS": 10.0}),
         (4, {"memcalib/valid_SCS": 20.0, "memcalib/valid_bad": 1.0}),
@@ -710,10 +720,10 @@ class Flaky:
 
     def __init__(self, *down):
         self.down = iter(down)
-        self.asked = 0
+        self.call_count = 0
 
     def __call__(self, example, response):
-        self.asked += 1
+        self.call_count += 1
         if next(self.down, False):
             raise ConnectionError("connection refused")
         return exact_judge(example, response)
@@ -753,7 +763,7 @@ def test_a_judge_that_is_down_for_a_while_is_waited_for(straight, tmp_path):
     judge = Flaky(*[True] * 9)
     done, rows, waited = validated(tmp_path, judge)
     assert torch.equal(weights(done.model), straight[1])
-    assert waited == 5 + 10 + 20 and judge.asked == 9 + 3 * 3
+    assert waited == 5 + 10 + 20 and judge.call_count == 9 + 3 * 3
     assert [row["valid_unscored"] for row in rows if "valid_SCS" in row] == [0, 0, 0]
 
 
@@ -767,11 +777,11 @@ def test_a_judge_that_stays_down_ends_the_run_with_a_checkpoint(straight, tmp_pa
     saved = tmp_path / "checkpoint-4"
     with pytest.raises(
         JudgeDown, match="3 of 3 judgments .* connection refused; nothing got better within 10"
-    ) as told:
+    ) as caught:
         validated(tmp_path, judge, config=config)
     assert (
         f"Everything so far is saved in {saved}: go on, once the judge answers again, with"
-        in str(told.value)
+        in str(caught.value)
     )
     assert read_state(saved)["updates"] == 4 and not (tmp_path / "merged").exists()
     done, rows, waited = validated(tmp_path, exact_judge, resume=True, config=config)
@@ -800,9 +810,9 @@ def test_a_signal_that_comes_while_a_run_waits_ends_it(tmp_path):
     scores = HeldOutScores(HOW, TOKENIZER, HELD_OUT, patient, 1024)
     config = SMALL.model_copy(update={"eval_every": 2})
     told_where = pytest.raises(Interrupted, match="SIGTERM.*checkpoint-2")
-    with termination_interrupts(), told_where as told:  # as the command line runs it
+    with termination_interrupts(), told_where as caught:  # as the command line runs it
         sft(build_policy(0), TOKENIZER, ROWS, config, tmp_path, validation=scores)
-    assert told.value.exit_code == 143
+    assert caught.value.exit_code == 143
 
 
 def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(tmp_path):
@@ -810,10 +820,10 @@ def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(
         e.model_copy(update={"id": f"long-{k}", "question": e.question * 300})
         for k, e in enumerate(HELD_OUT[:2])
     ]
-    asked = []
+    ids_asked = []
 
     def judge(example, response):
-        return asked.append(example.id) or exact_judge(example, response)
+        return ids_asked.append(example.id) or exact_judge(example, response)
 
     _, rows, _ = validated(tmp_path, judge, examples=[*long, *HELD_OUT])
     listed = [json.loads(line) for line in (tmp_path / "overlong.jsonl").read_text().splitlines()]
@@ -821,7 +831,7 @@ def test_held_out_prompts_without_room_for_an_answer_are_left_out_of_the_scores(
         ("long-0", 1012),
         ("long-1", 1012),
     ]
-    assert {*asked} == {e.id for e in HELD_OUT} and [
+    assert {*ids_asked} == {e.id for e in HELD_OUT} and [
         r["valid_overlong"] for r in rows if "valid_SCS" in r
     ] == [2] * 3
     validated(tmp_path, judge, True, examples=[*long, *HELD_OUT])
@@ -849,29 +859,34 @@ def ruined(model, at: int):
 
 
 @pytest.mark.parametrize(
-    ("save_every", "at", "found"),
+    ("save_every", "at", "failing_step"),
     [
         (2, 3, 4),
         (0, 6, 6),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 6, 6), (0, 3, 6))),
     ],
 )
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, found):
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path, save_every, at, failing_step):
     """They are ruined when the row of a step is written, before its checkpoint;
     without checkpoints the end tells.
     """
     model = build_policy(0)
     config = SMALL.model_copy(update={"save_every": save_every, "log_every": 1})
-    kept = tmp_path / f"checkpoint-{found - 2}"
-    left = (
-        f"The weights in {kept} are from before" if save_every else "No checkpoint was saved before"
+    last_checkpoint = tmp_path / f"checkpoint-{failing_step - 2}"
+    advice = (
+        f"The weights in {last_checkpoint} are from before"
+        if save_every
+        else "No checkpoint was saved before"
     )
     with pytest.raises(
-        Diverged, match=f"step {found}: after the update, weight .* of norm nan.*{left}"
+        Diverged, match=f"step {failing_step}: after the update, weight .* of norm nan.*{advice}"
     ):
         sft(model, TOKENIZER, ROWS, config, tmp_path, report=ruined(model, at))
-    assert not (tmp_path / "merged").exists() and not (tmp_path / f"checkpoint-{found}").exists()
-    assert kept.exists() == (save_every > 0)
+    assert (
+        not (tmp_path / "merged").exists()
+        and not (tmp_path / f"checkpoint-{failing_step}").exists()
+    )
+    assert last_checkpoint.exists() == (save_every > 0)
 
 
 def test_a_model_that_cannot_answer_its_validation_has_diverged(tmp_path):

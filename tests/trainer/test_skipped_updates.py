@@ -27,11 +27,11 @@ class Fading:
     """The exact judge for a number of batches, then one that finds no level."""
 
     def __init__(self, good: int):
-        self.left = good
+        self.batches_left = good
 
     def batch(self, examples, responses):
-        self.left -= 1
-        if self.left < 0:
+        self.batches_left -= 1
+        if self.batches_left < 0:
             return [judgment_for(example, {}, error="no level") for example in examples]
         return [
             exact_judge(example, response)
@@ -71,14 +71,14 @@ def test_a_skipped_update_computes_nothing_and_moves_nothing(
     monkeypatch.setattr(
         Accelerator,
         "backward",
-        lambda self, loss, **more: passes.append(1) or backward(self, loss, **more),
+        lambda self, loss, **options: passes.append(1) or backward(self, loss, **options),
     )
 
-    def watch(self, args, state, control, model=None, **more):
+    def watch(self, args, state, control, model=None, **arguments):
         after.append(
             (len(passes), weights(model), args.learning_rate, self.trainer._get_learning_rate())
         )
-        return ended(self, args, state, control, model=model, **more)
+        return ended(self, args, state, control, model=model, **arguments)
 
     monkeypatch.setattr(StepRows, "on_step_end", watch)
     trainer = run(tmp_path, Fading(1), **changes)
@@ -99,13 +99,13 @@ def test_a_skipped_update_computes_nothing_and_moves_nothing(
         "what was not computed is missing"
     )
     assert first["grad_norm"] > 0 and first["entropy"] > 0 and second["seconds"] > 0
-    said = (
+    reason = (
         f"of the answers of this step {len(trainer.judged.ids)} are not scored and 0 were cut off"
     )
     assert (
         caplog.text.count("skipped: its mini-batch has no token to learn from")
         == updates
-        == caplog.text.count(said)
+        == caplog.text.count(reason)
     )
 
 
@@ -114,8 +114,8 @@ def test_the_first_update_may_be_skipped_and_the_next_one_is_a_first_one(tmp_pat
 
     class Late(Fading):
         def batch(self, examples, responses):
-            self.left -= 1
-            judge = Fading(0) if self.left >= 0 else Fading(1)
+            self.batches_left -= 1
+            judge = Fading(0) if self.batches_left >= 0 else Fading(1)
             return judge.batch(examples, responses)
 
     constant = dict(trl={"weight_decay": 0.5}, lr=1e-3)

@@ -200,14 +200,14 @@ def test_damaged_weights_in_every_precision(dtype):
 
 def test_messages_say_what_to_do_and_not_to_go_on():
     message = str(diverged(7, "loss nan", 12, 0.5, torch.bfloat16, "run/checkpoint-6"))
-    for part in (
+    for phrase in (
         "step 7: loss nan",
         "finite",
         "learning rate (0.5)",
         "(bfloat16)",
         "run/checkpoint-6 are from before",
     ):
-        assert part in message
+        assert phrase in message
     assert "resume" not in message
     message = str(diverged(1, "x", 3, 1, torch.float32, advice="look at the memory"))
     assert "memory" in message
@@ -230,8 +230,8 @@ def straight(tmp_path_factory):
 class SignalAt:
     """Raises a signal when the run comes to one place for the `turn`-th time."""
 
-    def __init__(self, monkeypatch, place: str, number: int, turn: int):
-        self.place = place
+    def __init__(self, monkeypatch, stop_place: str, number: int, turn: int):
+        self.stop_place = stop_place
         self.number = number
         self.turn = turn
         self.count = 0
@@ -239,17 +239,17 @@ class SignalAt:
         self.wrap(monkeypatch, desk_module, "sample_answers", "validation")
         self.wrap(monkeypatch, training_module.GRPOTrainer, "compute_loss", "update")
 
-    def wrap(self, monkeypatch, owner, name, place):
+    def wrap(self, monkeypatch, owner, name, passed_place):
         plain = getattr(owner, name)
 
         def watched(*args, **options):
-            self.pass_by(place)
+            self.pass_by(passed_place)
             return plain(*args, **options)
 
         monkeypatch.setattr(owner, name, watched)
 
-    def pass_by(self, place: str) -> None:
-        if place == self.place:
+    def pass_by(self, passed_place: str) -> None:
+        if passed_place == self.stop_place:
             self.count += 1
             if self.count == self.turn:
                 signal.raise_signal(self.number)
@@ -273,17 +273,17 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "turn", "step"), PLACES)
+@pytest.mark.parametrize(("stop_place", "turn", "step"), PLACES)
 def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(
-    tmp_path, straight, monkeypatch, place, turn, step
+    tmp_path, straight, monkeypatch, stop_place, turn, step
 ):
     number = SIGNALS[turn % 2]
     folder = tmp_path / f"checkpoint-{2 * step}"
     with monkeypatch.context() as patches:
-        stop = SignalAt(patches, place, number, turn)
+        stop = SignalAt(patches, stop_place, number, turn)
         with pytest.raises(Interrupted) as error:
             go(tmp_path, stop.judge, on_step=stop.on_step)
-    expected = 2 * step if place == "update" else turn
+    expected = 2 * step if stop_place == "update" else turn
     assert stop.count == expected, "an update is finished, and nothing else goes on"
     assert error.value.exit_code == 128 + number
     assert newest_checkpoint(tmp_path) == folder

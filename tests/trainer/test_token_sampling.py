@@ -53,20 +53,25 @@ def every_draw(probabilities, prefixes):
         rows = []
         for row, length in enumerate(LENGTHS):
             falling = [1.0, *probabilities[row, :length].tolist(), 0.0]
-            rows.append([(kept, falling[kept] - falling[kept + 1]) for kept in range(length + 1)])
+            rows.append(
+                [
+                    (length_kept, falling[length_kept] - falling[length_kept + 1])
+                    for length_kept in range(length + 1)
+                ]
+            )
         for (first, chance), (second, other) in product(*rows):
-            kept = torch.arange(4) < torch.tensor([first, second])[:, None]
-            yield kept, chance * other
+            kept_mask = torch.arange(4) < torch.tensor([first, second])[:, None]
+            yield kept_mask, chance * other
         return
     inside = MASK.nonzero().tolist()
     for pattern in product([True, False], repeat=len(inside)):
-        kept = torch.zeros_like(MASK)
+        kept_mask = torch.zeros_like(MASK)
         chance = 1.0
         for (row, token), flag in zip(inside, pattern, strict=True):
-            kept[row, token] = flag
+            kept_mask[row, token] = flag
             one = probabilities[row, token].item()
             chance *= one if flag else 1 - one
-        yield kept, chance
+        yield kept_mask, chance
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
@@ -78,10 +83,10 @@ def test_the_mean_gradient_over_all_draws_is_the_whole_one(policy, prefixes, sha
     whole = gradient(policy, MASK.double(), LENGTHS)
     mean = torch.zeros_like(whole)
     total = 0.0
-    for kept, chance in every_draw(probabilities, prefixes):
+    for kept_mask, chance in every_draw(probabilities, prefixes):
         if chance > 0:
-            weights = token_weights(kept, probabilities)
-            mean += chance * gradient(policy, weights, kept_lengths(kept).tolist())
+            weights = token_weights(kept_mask, probabilities)
+            mean += chance * gradient(policy, weights, kept_lengths(kept_mask).tolist())
             total += chance
     assert total == pytest.approx(1, abs=1e-9)
     # scores are float32: 1e-6 is their rounding
@@ -120,7 +125,9 @@ def test_draws_come_as_often_as_they_should():
         error = (probabilities * (1 - probabilities) / 4000).sqrt()
         assert ((drawn.double().mean(0) - probabilities).abs() <= 4 * error + 1e-12).all()
         if prefixes:
-            assert all(torch.equal(kept_lengths(kept), kept.sum(1)) for kept in drawn)
+            assert all(
+                torch.equal(kept_lengths(kept_mask), kept_mask.sum(1)) for kept_mask in drawn
+            )
 
 
 def test_no_variance_is_smaller_among_proportional_probabilities():

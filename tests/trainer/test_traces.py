@@ -154,13 +154,13 @@ def test_a_row_read_back_equals_the_row_made_from_the_tensors(tmp_path_factory, 
         assert np.allclose(back["advantage"], direct["advantage"], atol=1e-5)
         assert list(back["channels"]) == list(direct["channels"])
         for name, channel in direct["channels"].items():
-            found = back["channels"][name]
+            channel_read = back["channels"][name]
             assert (
-                found["localized"] == channel["localized"]
-                and found["atom_ids"] == channel["atom_ids"]
+                channel_read["localized"] == channel["localized"]
+                and channel_read["atom_ids"] == channel["atom_ids"]
             )
             assert all(
-                np.allclose(found[key], channel[key], atol=1e-5)
+                np.allclose(channel_read[key], channel[key], atol=1e-5)
                 for key in ("d", "q", "m", "reward", "advantage", "strength")
             )
 
@@ -247,11 +247,11 @@ def test_statistics_and_head_are_in_the_metadata(tmp_path):
     judged, credit, pairs = a_batch(4)
     credit.stats["loss"] = float("nan")
     path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER, seed=5)
-    about = json.loads(pq.read_metadata(path).metadata[b"memcalib"])
+    metadata = json.loads(pq.read_metadata(path).metadata[b"memcalib"])
     assert (
-        about["head"] == {"seed": 5}
-        and about["stats"] == {"rms": 2.0, "loss": None}
-        and about["version"] == 1
+        metadata["head"] == {"seed": 5}
+        and metadata["stats"] == {"rms": 2.0, "loss": None}
+        and metadata["version"] == 1
     )
 
 
@@ -312,15 +312,15 @@ def test_damage_inside_a_file_is_named(tmp_path):
         read_traces(tmp_path)
 
 
-@pytest.mark.parametrize("part", [0.1, 0.3, 0.5])
-def test_one_damaged_byte_of_a_column_is_named(tmp_path, part):
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_one_damaged_byte_of_a_column_is_named(tmp_path, share):
     judged, credit, pairs = a_batch(8)
     path = TraceWriter(tmp_path).write(1, judged, credit, pairs, TOKENIZER)
     whole = read_traces(tmp_path)
     data = bytearray(path.read_bytes())
     refused = 0
     column = pq.ParquetFile(path).metadata.row_group(0).column(SCHEMA.names.index("q"))
-    at = column.data_page_offset + int(part * column.total_compressed_size)
+    at = column.data_page_offset + int(share * column.total_compressed_size)
     for k in range(40, 60):  # beyond the head of the page
         bad = bytearray(data)
         bad[at + k] ^= 1
@@ -348,10 +348,10 @@ def test_nothing_is_left_when_a_rename_fails(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001.parquet"]
 
 
-def rewritten(path, target, **about):
+def rewritten(path, target, **fields):
     table = pq.read_table(path)
-    kept = json.loads(table.schema.metadata[b"memcalib"]) | about
-    pq.write_table(table.replace_schema_metadata({"memcalib": json.dumps(kept)}), target)
+    metadata = json.loads(table.schema.metadata[b"memcalib"]) | fields
+    pq.write_table(table.replace_schema_metadata({"memcalib": json.dumps(metadata)}), target)
 
 
 def test_files_of_another_version_are_named_and_never_read(tmp_path):
@@ -396,9 +396,11 @@ def test_dropping_leaves_the_steps_before_and_nothing_half_written(
     ]:
         path.touch()
     gone = drop_traces(folder, after)
-    kept = {writer.path(step, process) for step, process in written if step <= after} | {*others}
-    assert {*folder.iterdir()} == kept and len(gone) == len(set(written)) - len(
-        kept - {*others}
+    expected_files = {writer.path(step, process) for step, process in written if step <= after} | {
+        *others
+    }
+    assert {*folder.iterdir()} == expected_files and len(gone) == len(set(written)) - len(
+        expected_files - {*others}
     ) + 1
     assert drop_traces(folder, after) == []
 
@@ -436,8 +438,8 @@ def straight(tmp_path_factory):
     traced(whole)
     write = TraceWriter.write
 
-    def stopping(self, step, *given, **about):
-        path = write(self, step, *given, **about)
+    def stopping(self, step, *arguments, **options):
+        path = write(self, step, *arguments, **options)
         if step == 3:
             raise Stopped
         return path
@@ -458,19 +460,19 @@ def test_a_run_that_goes_on_has_each_trace_once_and_misses_none(straight, tmp_pa
     shutil.copytree(half, tmp_path / "run")
     (tmp_path / "run" / "traces" / "step-000004.parquet.part").write_bytes(b"half")
     traced(tmp_path / "run", resume=True)
-    there = read_traces(tmp_path / "run")
-    pd.testing.assert_frame_equal(there, read_traces(whole))
-    assert set(there["method"]) == {"memcalib-rl"} and set(there["step"]) == {1, 2, 3, 4}
-    answers = there[there["channel"].isna()]
+    frame = read_traces(tmp_path / "run")
+    pd.testing.assert_frame_equal(frame, read_traces(whole))
+    assert set(frame["method"]) == {"memcalib-rl"} and set(frame["step"]) == {1, 2, 3, 4}
+    answers = frame[frame["channel"].isna()]
     assert len(answers) == 4 * 8 and not answers.duplicated(["step", "row"]).any()
-    assert not there.duplicated(["step", "row", "channel"]).any()
+    assert not frame.duplicated(["step", "row", "channel"]).any()
     assert (
         sorted(path.suffix for path in (tmp_path / "run" / "traces").iterdir()) == [".parquet"] * 4
     )
 
 
-@pytest.mark.parametrize(("resume", "kept"), [(True, {1, 2}), (None, set())])
-def test_traces_of_steps_that_were_undone_do_not_stay(straight, tmp_path, resume, kept):
+@pytest.mark.parametrize(("resume", "steps_kept"), [(True, {1, 2}), (None, set())])
+def test_traces_of_steps_that_were_undone_do_not_stay(straight, tmp_path, resume, steps_kept):
     """Going on without traces from step 2, and beginning anew in a folder that never had a
     checkpoint.
     """
@@ -480,7 +482,7 @@ def test_traces_of_steps_that_were_undone_do_not_stay(straight, tmp_path, resume
         for checkpoint in run.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     traced(run, steps=3, resume=resume, trace_every=0)
-    assert {int(path.stem[5:]) for path in (run / "traces").iterdir()} == kept
+    assert {int(path.stem[5:]) for path in (run / "traces").iterdir()} == steps_kept
     assert len((run / "steps.jsonl").read_text().splitlines()) == 3
 
 

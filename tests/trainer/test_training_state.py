@@ -65,11 +65,11 @@ def test_all_that_is_kept_comes_back_from_a_file():
 
 def test_weights_that_give_no_probability_are_found_after_the_update(tmp_path, monkeypatch):
     """Each of them may be a number, and the sums not."""
-    asked = []
+    steps_asked = []
     plain = FiniteGuard.end_logp
 
     def ask(self):
-        asked.append(self.trainer.state.global_step)
+        steps_asked.append(self.trainer.state.global_step)
         return math.nan if self.trainer.state.global_step == 4 else plain(self)
 
     monkeypatch.setattr(FiniteGuard, "end_logp", ask)
@@ -86,7 +86,7 @@ def test_weights_that_give_no_probability_are_found_after_the_update(tmp_path, m
         Diverged, match=r"step 2: after the update, log-probability nan of a token.*checkpoint-2"
     ):
         train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)
-    assert asked == [2, 4], "once after each step"
+    assert steps_asked == [2, 4], "once after each step"
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
 

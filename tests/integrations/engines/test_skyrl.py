@@ -106,14 +106,14 @@ def test_the_estimator_is_in_skyrls_registry():
     assert "memcalib" in AdvantageEstimatorRegistry.list_available()
     rewards = torch.tensor([[0.0, 0.5, -1.0]])
     mask = torch.tensor([[0, 1, 1]])
-    found, returns = compute_advantages_and_returns(
+    advantages, returns = compute_advantages_and_returns(
         token_level_rewards=rewards,
         response_mask=mask,
         index=["a"],
         adv_estimator="memcalib",
         config=SkyRLTrainConfig().trainer.algorithm,
     )
-    assert torch.equal(found, rewards) and torch.equal(found, returns)
+    assert torch.equal(advantages, rewards) and torch.equal(advantages, returns)
 
 
 @pytest.mark.parametrize("mode", ["gdpo", "evidence", "ordered"])
@@ -123,8 +123,8 @@ def test_from_skyrls_batch_to_its_advantages(mode):
     def scorer(request):
         return response_logps(POLICY, request.prompts, request.responses)
 
-    made = generator(scorer=scorer if mode == "ordered" else None, credit=credit)
-    output = asyncio.run(made.generate(batch()))
+    credit_generator = generator(scorer=scorer if mode == "ordered" else None, credit=credit)
+    output = asyncio.run(credit_generator.generate(batch()))
     assert output["rollout_metrics"]["generate/x"] == 1.0
     assert output["rollout_metrics"]["memcalib/unscored"] == 0
     trainer = skyrl_trainer()
@@ -134,13 +134,15 @@ def test_from_skyrls_batch_to_its_advantages(mode):
     data["values"] = None  # as SkyRL's forward pass leaves it without a critic
     data = trainer.compute_advantages_and_returns(data)
     judged = [exact_judge(example, text) for example, text in zip(ASKED, TEXTS, strict=True)]
-    wanted = expected(engine_settings({"judge": "micro-exact", "credit": credit}).credit, judged)
+    expected_advantages = expected(
+        engine_settings({"judge": "micro-exact", "credit": credit}).credit, judged
+    )
     width = data["advantages"].shape[1]
     for row, ids in enumerate(IDS):  # SkyRL pads answers on the left
-        found = data["advantages"][row, width - len(ids) :]
-        assert torch.allclose(found, wanted[row, : len(ids)], atol=1e-6)
+        advantages = data["advantages"][row, width - len(ids) :]
+        assert torch.allclose(advantages, expected_advantages[row, : len(ids)], atol=1e-6)
         assert not data["advantages"][row, : width - len(ids)].any()
-    assert wanted.any()
+    assert expected_advantages.any()
 
 
 class Engine:
@@ -196,8 +198,8 @@ def test_skyrls_own_data_set_and_generator_with_credit_around_them(tmp_path):
 def test_the_judge_is_asked_over_http_for_the_whole_batch_at_once(tmp_path):
     with MicroServer(EXAMPLES, latency=0.1) as server:
         judge = {"model": "micro-judge", "base_url": server.base_url, "key_env": ""}
-        made = generator(judge=judge, cache=str(tmp_path / "cache.sqlite"))
-        asyncio.run(made.generate(batch()))
+        credit_generator = generator(judge=judge, cache=str(tmp_path / "cache.sqlite"))
+        asyncio.run(credit_generator.generate(batch()))
         assert server.stats()["max_at_once"] > 2
 
 
@@ -234,9 +236,9 @@ def test_thresholds_are_kept_in_the_generators_state():
         return response_logps(POLICY, request.prompts, request.responses)
 
     credit = {"mode": "ordered", "threshold_minimum": 16}
-    made = generator(scorer=scorer, credit=credit)
-    asyncio.run(made.generate(batch()))
+    credit_generator = generator(scorer=scorer, credit=credit)
+    asyncio.run(credit_generator.generate(batch()))
     resumed = generator(scorer=scorer, credit=credit)
-    assert resumed.state_dict() != made.state_dict()
-    resumed.load_state_dict(made.state_dict())
-    assert resumed.state_dict() == made.state_dict()
+    assert resumed.state_dict() != credit_generator.state_dict()
+    resumed.load_state_dict(credit_generator.state_dict())
+    assert resumed.state_dict() == credit_generator.state_dict()

@@ -38,8 +38,8 @@ def environment() -> dict[str, str]:
         folders.append(str(ROOT / "packages" / "memcalib-env"))
     index = {"UV_DEFAULT_INDEX": os.environ.get("UV_DEFAULT_INDEX", "https://pypi.org/simple")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    mine = {"PYTHONPATH": ":".join(folders), "VLLM_KEY": "none", "PATH": path}
-    return {**os.environ, **index, **mine, "UV_PYTHON_DOWNLOADS": "never"}
+    own_variables = {"PYTHONPATH": ":".join(folders), "VLLM_KEY": "none", "PATH": path}
+    return {**os.environ, **index, **own_variables, "UV_PYTHON_DOWNLOADS": "never"}
 
 
 def documented_options() -> dict[str, str | None]:
@@ -117,7 +117,9 @@ def test_credit_from_traces_is_that_of_token_credit(run):
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
     groups = [answer.example.id for answer in answers]
     config = CreditConfig(mode="evidence")
-    found = BatchCredit(TOKENIZER, config, group_size=4).assign(answers, groups, response_ids, mask)
+    advantages = BatchCredit(TOKENIZER, config, group_size=4).assign(
+        answers, groups, response_ids, mask
+    )
     bare = TokenCredit(TOKENIZER, config)
     request = bare.requests(
         [answer.example for answer in answers],
@@ -125,7 +127,7 @@ def test_credit_from_traces_is_that_of_token_credit(run):
         ids,
         texts=[answer.text for answer in answers],
     )
-    assert torch.allclose(found, bare.assign(request), atol=1e-6) and found.any()
+    assert torch.allclose(advantages, bare.assign(request), atol=1e-6) and advantages.any()
 
 
 def test_a_judge_that_is_down_gives_unscored_answers_and_no_error(tmp_path):

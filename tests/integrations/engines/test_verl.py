@@ -254,14 +254,16 @@ def test_the_trainer_gives_the_loss_our_advantages(queue, mode):
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"]
     )
-    found = list(data["advantages"].unbind())
-    wanted = expected(trainer.memcalib.credit)
-    for place, row in enumerate(order):
+    advantages = list(data["advantages"].unbind())
+    expected_advantages = expected(trainer.memcalib.credit)
+    for position, row in enumerate(order):
         if row >= len(IDS):
-            assert not found[place].any()
+            assert not advantages[position].any()
             continue
-        assert len(found[place]) == len(IDS[row])
-        assert torch.allclose(found[place], wanted[row, : len(IDS[row])], atol=1e-6)
+        assert len(advantages[position]) == len(IDS[row])
+        assert torch.allclose(
+            advantages[position], expected_advantages[row, : len(IDS[row])], atol=1e-6
+        )
     assert metrics["memcalib/unscored"] == 1 and metrics["memcalib/padding_rows"] == 2
     if mode == "ordered":
         (size,) = trainer.actor_rollout_wg.sizes
