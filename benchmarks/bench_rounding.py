@@ -35,23 +35,38 @@ def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, fl
     return gap.max().item(), (gap / size.clamp(min=1e-9)).max().item()
 
 
-def batch_rows(trainer, batch) -> dict[str, tuple[float, float, float]]:
-    """Of one batch: the largest difference of log-probabilities, and of advantages,
+def logps_as_read(rollout, slow) -> dict[tuple, list[float]]:
+    """The log-probabilities that the trainer read, by prompt and answer."""
+    full = rollout.batch["old_per_token_logps"].double()
+    differences = rollout.credit.pairs.d
+    answers = rollout.judged.ids
+    logps_by_ids = {}
+    for row, (prompt, answer) in enumerate(zip(slow.prompts, answers, strict=True)):
+        logps_by_ids[*prompt, -1, *answer] = full[row, : len(answer)].tolist()
+    for k, pair in enumerate(slow.pairs):
+        answer = answers[pair.row]
+        without = full[pair.row, : len(answer)] - differences[k, : len(answer)]
+        logps_by_ids[*pair.prompt, -1, *answer] = without.tolist()
+    return logps_by_ids
+
+
+def rollout_rows(trainer, rollout) -> dict[str, tuple[float, float, float]]:
+    """Of one rollout batch: the largest difference of log-probabilities, and of advantages,
     for each two ways of reading it.
     """
-    slow = steps.slow_step(trainer, batch)
-    logps_by_ids = steps.as_read(batch, slow)
+    slow = steps.slow_step(trainer, rollout)
+    logps_by_ids = logps_as_read(rollout, slow)
     same = steps.slow_step(
-        trainer, batch, lambda prompt, answer: logps_by_ids[*prompt, -1, *answer]
+        trainer, rollout, lambda prompt, answer: logps_by_ids[*prompt, -1, *answer]
     )
-    deep = partial(steps.read, copy.deepcopy(batch["policy"]).double(), trainer.temperature)
-    exact = steps.slow_step(trainer, batch, deep)
-    ids = batch["judged"].ids
+    deep = partial(steps.read, copy.deepcopy(rollout.policy).double(), trainer.temperature)
+    exact = steps.slow_step(trainer, rollout, deep)
+    ids = rollout.judged.ids
 
     def cut(table):
         return [row[: len(y)].tolist() for row, y in zip(table, ids, strict=True)]
 
-    fast = (cut(batch["batch"]["old_per_token_logps"]), cut(batch["credit"].advantages))
+    fast = (cut(rollout.batch["old_per_token_logps"]), cut(rollout.credit.advantages))
     ways = {
         "trainer, slow reference": (fast, slow),
         "trainer, float64": (fast, exact),
@@ -78,9 +93,9 @@ def main() -> None:
                 trainer = steps.watch(
                     out, double=False, seed=seed, granularity=granularity, judge=judge
                 )
-            for batch in trainer.batches:
+            for rollout in trainer.rollouts:
                 batches += 1
-                for name, row in batch_rows(trainer, batch).items():
+                for name, row in rollout_rows(trainer, rollout).items():
                     table.setdefault(name, []).append(row)
     heads = "".join(f"{head:>12}" for head in ("log-probs", "advantages", "relative", "over 1e-4"))
     print(f"{batches} batches\n{'largest difference of':40}{heads}")

@@ -1,10 +1,11 @@
 """What corrected scores, exams and optional fields cost: `score` on 100,000 atoms and a whole
 `memcalib evaluate`, by this tree and by an older one in turns.
 
-python benchmarks/bench_scores.py OLDER_TREE [rounds]
+python benchmarks/bench_scores.py [OLDER_TREE] [rounds]
 
-OLDER_TREE is a checkout, such as `git worktree add OLDER_TREE COMMIT` makes one. Seconds are of
-processor time, of a process of its own each time; what counts is the ratio.
+OLDER_TREE is a checkout, such as `git worktree add OLDER_TREE COMMIT` makes one; without one the
+same tree is timed against itself, which shows the noise. Seconds are of processor time, of a
+process of its own each time; what counts is the ratio.
 """
 
 import json
@@ -96,7 +97,7 @@ def times_of(tree: Path, folder: Path, url: str) -> dict[str, float]:
 
 
 def main() -> None:
-    older = Path(sys.argv[1]).resolve()
+    older = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else HERE
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
