@@ -997,7 +997,8 @@ def why_withheld(
     The conditions: the judge is what it was in its exam; the exam was passed; in it every kind of
     answer was judged as the errors of the whole exam lead one to expect (`error_check`); each
     corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100; and,
-    where labels of the answers in question gave an estimate (`powered`), each lies in its interval.
+    where labels of the answers in question gave an estimate (`powered`), value and estimate lie
+    each in the interval of the other. An interval of few labels is wide and would rule out little.
     """
     if exam.get("changes"):
         return f"the judge was changed since its exam: {', '.join(exam['changes'])}"
@@ -1020,18 +1021,29 @@ def why_withheld(
             return "the judge's errors in its exam cannot be inverted"
         if not -1e-6 <= value <= 100 + 1e-6:
             return f"{metric} would come out as {value:.1f}, which is no value that it can have"
-    if powered is None:
-        return ""
-    for k, (metric, value) in enumerate(
-        zip(corrections["metric"], corrections["corrected"], strict=True)
-    ):
+    return "" if powered is None else _why_labels_disagree(corrections, powered)
+
+
+def _why_labels_disagree(corrections: "pd.DataFrame", powered: PredictionPowered) -> str:
+    """Which corrected value and which estimate from labels do not lie in the interval of each
+    other; empty where all do.
+    """
+    unconfirmed = ""
+    for k, row in enumerate(corrections.to_dict("records")):
+        value = row["corrected"]
+        estimate = powered.estimate[k]
+        values = (
+            f"{row['metric']} would come out as {value:.1f} ({row['corrected_low']:.1f} to "
+            f"{row['corrected_high']:.1f}), by them it is {estimate:.1f} ({powered.low[k]:.1f} to "
+            f"{powered.high[k]:.1f})"
+        )
         if not powered.low[k] <= value <= powered.high[k]:
-            return (
-                f"labels of these answers say otherwise: {metric} would come out as {value:.1f}, "
-                f"by them it is {powered.estimate[k]:.1f} ({powered.low[k]:.1f} to "
-                f"{powered.high[k]:.1f})"
+            return f"labels of these answers say otherwise: {values}"
+        if not row["corrected_low"] - 1e-6 <= estimate <= row["corrected_high"] + 1e-6:
+            unconfirmed = unconfirmed or (
+                f"labels of {powered.answers} of these answers do not confirm it: {values}"
             )
-    return ""
+    return unconfirmed
 
 # %% ../../nbs/evaluation/06_exam.ipynb #d262771c
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.evaluation import exam as x
+from memcalib.evaluation.target_labels import PredictionPowered
 from memcalib.io.records import DataError
 from memcalib.metrics import METRICS, calibration_metrics
 from memcalib.problem import Example, Level
@@ -382,6 +383,33 @@ def test_corrected_values_are_shown_only_where_every_condition_holds(changes, va
     exam.update(changes)
     sentence = x.why_withheld(exam, corrected_table(values))
     assert sentence == reason if not reason else reason in sentence
+
+
+@pytest.mark.parametrize(
+    ("estimate", "half_width", "reason"),
+    [
+        (52.0, 6.0, ""),
+        (70.0, 6.0, "labels of these answers say otherwise: SCS would come out as 50.0 (45.0"),
+        (62.0, 20.0, "labels of 12 of these answers do not confirm it: SCS would come out as"),
+    ],
+    ids=["agree", "contradict", "few labels, a wide interval"],
+)
+def test_labels_and_corrected_value_lie_each_in_the_interval_of_the_other(
+    estimate, half_width, reason
+):
+    exam = {"verdict": "passed", "error_check": [INSIDE | {"inside": True}]}
+    table = corrected_table([50.0] * 6).assign(corrected_low=45.0, corrected_high=55.0)
+    estimates = np.full(6, estimate)
+    powered = PredictionPowered(
+        estimate=estimates,
+        low=estimates - half_width,
+        high=estimates + half_width,
+        reliance=np.ones(6),
+        answers=12,
+        questions=12,
+    )
+    sentence = x.why_withheld(exam, table, powered)
+    assert sentence.startswith(reason) and bool(sentence) == bool(reason)
 
 
 def test_an_exam_without_a_scored_answer_has_no_check():
