@@ -123,5 +123,8 @@ def budget_text(budget: "pd.DataFrame") -> str:
         "Half widths of 95 % intervals that labels of so many "
         "answers, drawn at random, would give.\n"
         f"{shown.to_string(index=False)}\n"
-        "A label is the level of one atom; every atom of a drawn answer is labelled."
+        "A label is the level of one atom; every atom of a drawn answer is labelled.\n"
+        "Both assumptions take the spread of the true scores from the judge's readings. A judge "
+        "that is bad at these answers makes them look alike; then labels can buy less than even "
+        "no help says."
     )
