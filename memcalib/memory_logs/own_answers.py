@@ -317,7 +317,8 @@ class OwnAnswers:
         consent = ", ".join(
             f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
         )
-        questions = counted(len(self.examples), "question")
+        question_ids = {example.question_id for example in self.examples}
+        questions = counted(len(question_ids), "question")
         labelled = f"{len(self.labelled):,} with ideal levels"
         lines = [
             self.reading.text(),

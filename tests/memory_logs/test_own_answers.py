@@ -160,6 +160,7 @@ def test_the_same_words_of_two_people_are_two_questions_and_a_group_joins_them()
     answers = own_answers(LogPlan(file="rows", **CONSENT), rows)
     assert len({example.question_id for example in answers.examples}) == 2
     joined = own_answers(LogPlan(file="rows", **CONSENT), [{**row, "group": "g"} for row in rows])
+    assert f"{len(joined.rollouts)} answers to 1 question can be judged" in joined.preview()
     assert len({example.question_id for example in joined.examples}) == 1
 
 
