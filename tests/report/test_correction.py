@@ -100,6 +100,7 @@ def test_beside_every_corrected_value_stands_what_it_assumes(tmp_path):
     label_a_sample(folder)
     text = evaluation_text(folder)
     assert f"{MODEL_BASED}\n" in text and "corrected_low" in text
+    assert "With fewer than 80 labelled answers the intervals are a little too narrow" in text
     page = write_evaluation_report(folder).read_text()
     assert "labels of a sample of them do not contradict it" in page
     assert ASSUMES in (folder / "tables/judge-corrected.csv").read_text()
