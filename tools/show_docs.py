@@ -345,7 +345,8 @@ def signature(home: Home) -> str:
         else:
             bases = ", ".join(ast.unparse(base) for base in node.bases)
             return f"class {node.name}({bases})" if bases else f"class {node.name}"
-        start, end = f"class {node.name}(", ")"
+        start = f"class {node.name}("
+        end = ")"
     else:
         texts = function_texts(node)
         kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
