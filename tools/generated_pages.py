@@ -35,7 +35,7 @@ COMMANDS = ["cli/index.qmd", *(page_of(verb) for verb in verbs())]
 
 
 def front(title: str, description: str, **settings: object) -> str:
-    head = {"title": title, "description": description, "image": "/images/social.png"} | settings
+    head = {"title": title, "description": description, "image": "/images/social.png", **settings}
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 

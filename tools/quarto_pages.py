@@ -236,7 +236,7 @@ def as_markdown(notebook: dict) -> str:
             code = "\n".join(line for line in source.splitlines() if not line.startswith("#|"))
             if code.strip() and "echo: false" not in source:
                 parts.append(f"```python\n{code.strip()}\n```")
-            parts += [text for out in cell["outputs"] if (text := output_text(out))]
+            parts += map(output_text, cell["outputs"])
     return "\n\n".join(text for text in parts if text) + "\n"
 
 

@@ -180,11 +180,7 @@ def class_fields(node: ast.ClassDef, lines: tuple[str, ...]) -> list[ast.AnnAssi
     those of its bases in the same module first.
     """
     module = ast.parse("\n".join(lines))
-    class_by_name = {
-        statement.name: statement
-        for statement in module.body
-        if isinstance(statement, ast.ClassDef)
-    }
+    class_by_name = {part.name: part for part in module.body if isinstance(part, ast.ClassDef)}
     fields = []
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in class_by_name:
@@ -233,11 +229,7 @@ def parameters(home: Home) -> list[tuple[str, str, str, str]]:
     """
     node = home.node
     if isinstance(node, ast.ClassDef):
-        methods = {
-            statement.name: statement
-            for statement in node.body
-            if isinstance(statement, ast.FunctionDef)
-        }
+        methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
         node = methods.get("__init__")
     if node is None:
         rows = field_parameters(home.node, home.lines)
@@ -333,11 +325,7 @@ def signature(home: Home) -> str:
     """
     node = home.node
     if isinstance(node, ast.ClassDef):
-        methods = {
-            statement.name: statement
-            for statement in node.body
-            if isinstance(statement, ast.FunctionDef)
-        }
+        methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
         if "__init__" in methods:
             texts = function_texts(methods["__init__"])
         elif is_record(node):
@@ -421,7 +409,7 @@ class Names(Processor):
             self.linked(docstring),
             parameter_table(home),
         ]
-        return "\n\n".join(text for text in parts if text)
+        return "\n\n".join(part for part in parts if part)
 
     def to_site(self, text: str) -> str:
         """Links to files of the repository that are no page lead to the repository;
@@ -501,8 +489,8 @@ class FoldPlumbing(Processor):
                     names.append(name)
         if not names:
             return "Code"
-        ellipsis = " …" if len(names) > 3 else ""
-        return f"Code of {', '.join(names[:3])}{ellipsis}"
+        more = " …" if len(names) > 3 else ""
+        return f"Code of {', '.join(names[:3])}{more}"
 
     @staticmethod
     def is_plumbing(cell) -> bool:
