@@ -7,7 +7,7 @@ __all__ = ['JUDGED_TOKENS', 'Sweep', 'retrieved_rows', 'check_candidates', 'Swee
 
 # %% ../../nbs/commands/09_sweep.ipynb #d9385f0d
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,7 @@ from ..memory_logs.exports import SHAPES, log_records, shape_of
 from ..memory_logs.field_maps import understood
 from ..memory_logs.own_answers import LogPlan, OwnAnswers, has_levels, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
-from ..report.page import grid, render_page, write_page
-from ..report.tables import write_tables
+from ..report.sweep_report import write_sweep_report
 
 # %% ../../nbs/commands/09_sweep.ipynb #f935cb46
 if TYPE_CHECKING:
@@ -83,42 +82,67 @@ def retrieved_rows(
     """The rows of a log with `candidates` from a function (query, k) -> memories, each in one of
     the known forms or a text.
 
-    Raises `ValueError` where it returns something else, naming the query's row.
+    A row without a query stays as it is: the reader of the log says that it was left out. Raises
+    `ValueError` where the function returns something else, naming the query's row.
     """
     names = understood(source, plan.map)
     for line, raw in log_records(source):
         record = names.translate(raw)
-        if not isinstance(record, dict) or not isinstance(record.get("query"), str):
+        if not isinstance(record, dict):
             continue
-        levels = _known_levels(record)
-        candidates = []
-        for item in retrieve(record["query"], k):
-            shape = shape_of(item)
-            if not shape:
-                raise ValueError(
-                    f"retrieve: found {type(item).__name__} for row {line}; allowed: texts, or "
-                    f"memories as {', '.join(SHAPES)} are written"
-                )
-            memory = SHAPES[shape].read(item)
-            fields = item if isinstance(item, dict) else {}
-            memory_id = fields.get("id")
-            level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
-            candidate = {"text": memory.text, "score": memory.score, "level": level}
-            candidate.update(id=memory_id, created_at=memory.created_at)
-            candidates.append({name: v for name, v in candidate.items() if v is not None})
-        yield {**record, "candidates": candidates}
+        if isinstance(record.get("query"), str):
+            levels = _known_levels(record)
+            memories = _found_memories(retrieve(record["query"], k), line)
+            record = {**record, "candidates": [_candidate(item, levels) for item in memories]}
+        yield record
 
 
-def check_candidates(examples: Sequence[Example], grid: SweepGrid) -> bool:
+def _found_memories(found: object, line: int) -> list[Any]:
+    """The memories that a function returned for a row, each of a known form; raises `ValueError`
+    for anything else.
+    """
+    allowed = f"a list of texts, or of memories as {', '.join(SHAPES)} are written"
+    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+        kind = type(found).__name__
+        raise ValueError(f"retrieve: found {kind} for row {line}; allowed: {allowed}")
+    memories = list(found)
+    for item in memories:
+        if not shape_of(item):
+            raise ValueError(
+                f"retrieve: found {type(item).__name__} in the list for row {line}; allowed: "
+                f"{allowed}"
+            )
+    return memories
+
+
+def _candidate(item: Any, levels: Mapping[str, str]) -> dict[str, Any]:
+    """A memory as a candidate of the plain form, with the level that it or the log states."""
+    memory = SHAPES[shape_of(item)].read(item)
+    memory_id = item.get("id") if isinstance(item, dict) else None
+    level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
+    fields = {
+        "text": memory.text,
+        "score": memory.score,
+        "level": level,
+        "id": memory_id,
+        "created_at": memory.created_at,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def check_candidates(
+    examples: Sequence[Example], grid: SweepGrid, file: str | Path = "LOG"
+) -> bool:
     """Whether scores are distances; raises `ValueError` for examples without further candidates,
     without ideal levels, and with scores that cannot be compared where thresholds are swept.
+    `file` is where the candidates stand.
     """
     unlabelled = sum(not has_levels(example) for example in examples)
     if unlabelled:
         raise ValueError(
             f"levels: found no ideal level for a candidate of {unlabelled:,} of {len(examples):,} "
             "questions; allowed: a level for each, from the log or from `memcalib levels "
-            "--candidates` (--levels FOLDER)"
+            f"{file} --candidates` (--levels FOLDER)"
         )
     has_candidates = any(
         (block.model_extra or {}).get("in_prompt") is not None
@@ -155,7 +179,8 @@ class SweepRun:
         if sweep.log.levels:
             levels = LevelsFile(sweep.log.levels)
             self.examples, _ = levels.apply_all(self.examples, [])
-        self.is_distance = check_candidates(self.examples, sweep.grid)
+        file = self._found if sweep.retrieve else sweep.log.file
+        self.is_distance = check_candidates(self.examples, sweep.grid, file)
         self.settings = sweep.grid.settings()
         self.run_folder = RunFolder(out, self._identity(), bind=False)
         if not dry_run:
@@ -167,22 +192,27 @@ class SweepRun:
         limit = self.sweep.limit
         if self.sweep.retrieve is None:
             return own_answers(plan, limit=limit, answers_needed=False)
-        kept = self.folder / "candidates.jsonl"
-        if not kept.is_file():
-            if dry_run and not may_import(self.sweep.retrieve):
-                raise ValueError(
-                    f"retrieve: {self.sweep.retrieve} is not imported in a dry run; allowed: a "
-                    "run, which asks before anything is paid for"
-                )
-            retrieve = need_method(
-                self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__"
-            )
-            rows = retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-            write_whole(kept, lines)
         plain = plan.model_copy(update={"map": {}})
-        return own_answers(plain, read_rows(kept), limit=limit, answers_needed=False)
+        if self._found.is_file():
+            rows = read_rows(self._found)
+            return own_answers(plain, rows, limit=limit, answers_needed=False)
+        if dry_run and not may_import(self.sweep.retrieve):
+            raise ValueError(
+                f"retrieve: {self.sweep.retrieve} is not imported in a dry run; allowed: a "
+                "run, which asks before anything is paid for"
+            )
+        retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
+        found = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
+        if not dry_run:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in found)
+            write_whole(self._found, lines)
+        return own_answers(plain, found, limit=limit, answers_needed=False)
+
+    @property
+    def _found(self) -> Path:
+        """Where the log stands with what a function found, which is asked once."""
+        return self.folder / "candidates.jsonl"
 
     def _identity(self) -> dict[str, Any]:
         """The settings that decide what the numbers mean; the grid may grow between calls."""
@@ -210,7 +240,9 @@ class SweepRun:
         return folder / "rollouts.jsonl", folder / "judgments.jsonl"
 
     def forecast(self, answer_tokens: int = 500) -> list[dict[str, Any]]:
-        """Calls, tokens and cost that are still needed; equal prompts count once; makes no call."""
+        """Calls, tokens and cost that are still needed; makes no call. With a cache equal prompts
+        count once.
+        """
         prompts: dict[str, int] = {}
         judged: dict[str, tuple[int, int]] = {}
         wanted = 0
@@ -223,7 +255,8 @@ class SweepRun:
                 if not example.blocks or example.id in done:
                     continue
                 messages = render(example, prompt_template=template)
-                key = text_hash(json.dumps(messages))
+                asker = setting.name if self.cache is None else ""
+                key = text_hash(json.dumps([asker, messages]))
                 prompts[key] = estimate_tokens(messages)
                 request = judge_request(example, "", self.sweep.judging)
                 frame, line = JUDGED_TOKENS
@@ -309,8 +342,8 @@ class SweepRun:
         return whole
 
     def finish(self) -> str:
-        """Run, write sweep.html, tables and recommendation.json; the table and the recommendation
-        as text for a terminal.
+        """Run, write sweep.html, tables, figures and recommendation.json; the table and the
+        recommendation as text for a terminal.
         """
         seeds = len(self.sweep.sampling.seeds)
         with Bar(2 * seeds * len(self.settings) * len(self.examples)) as bar:
@@ -328,22 +361,7 @@ class SweepRun:
         return printable(f"{text}\n\n{recommendation.sentence}\n\nReport: {page}", keep="\n")
 
     def _write(self, table: "pd.DataFrame", recommendation: Recommendation) -> Path:
-        write_tables(self.folder / "tables", {"Sweep": table})
         chosen = next(s for s in self.settings if s.name == recommendation.setting)
-        content = {
-            "setting": chosen.model_dump(mode="json"),
-            "name": recommendation.setting,
-            "beats_today": recommendation.beats_today,
-            "sentence": recommendation.sentence,
-        }
-        text = json.dumps(content, indent=1, ensure_ascii=False)
-        write_whole(self.folder / "recommendation.json", f"{text}\n")
-        page = render_page(
-            "sweep.html.j2",
-            title="Retrieval and framing",
-            sentence=recommendation.sentence,
-            table=grid(table, fine=("p_holm",)),
-            questions=len(self.examples),
-            notices=self.own.reading.notes(),
-        )
-        return write_page(self.folder / "sweep.html", page)
+        questions = len(self.examples)
+        notes = self.own.reading.notes()
+        return write_sweep_report(self.folder, table, recommendation, chosen, questions, notes)
