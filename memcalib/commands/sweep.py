@@ -7,6 +7,7 @@ __all__ = ['JUDGED_TOKENS', 'Sweep', 'retrieved_rows', 'check_candidates', 'Swee
 
 # %% ../../nbs/commands/09_sweep.ipynb #d9385f0d
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,12 @@ def _candidate(item: Any, levels: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _tells_the_prompt(example: Example) -> bool:
+    """Whether a memory of a question says if it entered the prompt."""
+    extras = [block.model_extra or {} for block in example.blocks]
+    return any(extra.get("in_prompt") is not None for extra in extras)
+
+
 def check_candidates(
     examples: Sequence[Example], grid: SweepGrid, file: str | Path = "LOG"
 ) -> bool:
@@ -144,11 +151,7 @@ def check_candidates(
             "questions; allowed: a level for each, from the log or from `memcalib levels "
             f"{file} --candidates` (--levels FOLDER)"
         )
-    has_candidates = any(
-        (block.model_extra or {}).get("in_prompt") is not None
-        for example in examples
-        for block in example.blocks
-    )
+    has_candidates = any(map(_tells_the_prompt, examples))
     sweeps_retrieval = bool(grid.top_k or grid.thresholds)
     if sweeps_retrieval and not has_candidates and not grid.today.top_k:
         raise ValueError(
@@ -160,6 +163,29 @@ def check_candidates(
     return thresholds and score_scale(examples) == "distance"
 
 # %% ../../nbs/commands/09_sweep.ipynb #c140d302
+class _NeededCalls:
+    """Calls that are still to be made, by what they ask: how many of each, and their tokens."""
+
+    def __init__(self):
+        self.calls: dict[str, tuple[int, int, int]] = {}
+
+    def add(self, key: str, count: int, sent: int, received: int) -> None:
+        """So many calls with these tokens; the same key counts once."""
+        if count > 0:
+            self.calls[key] = (count, sent, received)
+
+    def make_free(self) -> None:
+        """Calls that no server answers cost no tokens."""
+        self.calls = {key: (count, 0, 0) for key, (count, _, _) in self.calls.items()}
+
+    def totals(self) -> tuple[int, int, int]:
+        """Calls, tokens sent, tokens received."""
+        calls = sum(count for count, _, _ in self.calls.values())
+        sent = sum(count * tokens for count, tokens, _ in self.calls.values())
+        received = sum(count * tokens for count, _, tokens in self.calls.values())
+        return calls, sent, received
+
+
 class SweepRun:
     """A sweep bound to its folder; `run` goes on where an earlier call stopped.
 
@@ -243,41 +269,36 @@ class SweepRun:
         """Calls, tokens and cost that are still needed; makes no call. With a cache equal prompts
         count once.
         """
-        prompts: dict[str, int] = {}
-        judged: dict[str, tuple[int, int]] = {}
-        wanted = 0
+        model_calls = _NeededCalls()
+        judge_calls = _NeededCalls()
+        shown = 0
+        seeds = len(self.sweep.sampling.seeds) * self.sweep.sampling.samples
         for setting in self.settings:
-            answers, _ = self._files(setting)
-            done = {row.example_id for row in rows_so_far(answers, Rollout) if not row.error}
+            answers, judgments = self._files(setting)
+            answer_rows = rows_so_far(answers, Rollout)
+            answered = Counter(row.example_id for row in answer_rows if not row.error)
+            judgment_rows = rows_so_far(judgments, Judgment)
+            judged = Counter(row.example_id for row in judgment_rows if not row.retry)
             template = template_of(setting)
             for example in self.examples_of(setting):
-                wanted += bool(example.blocks)
-                if not example.blocks or example.id in done:
+                if not example.blocks:
                     continue
+                shown += 1
                 messages = render(example, prompt_template=template)
                 asker = setting.name if self.cache is None else ""
                 key = text_hash(json.dumps([asker, messages]))
-                prompts[key] = estimate_tokens(messages)
+                missing = seeds - answered[example.id]
+                model_calls.add(key, missing, estimate_tokens(messages), answer_tokens)
                 request = judge_request(example, "", self.sweep.judging)
+                sent = estimate_tokens(request.messages) + answer_tokens
                 frame, line = JUDGED_TOKENS
-                reply = frame + line * len(example.atoms)
-                judged[key] = (estimate_tokens(request.messages) + answer_tokens, reply)
-        seeds = len(self.sweep.sampling.seeds) * self.sweep.sampling.samples
-        asked = seeds * len(prompts)
-        judge = self.sweep.judge
-        judge_tokens = [0, 0]
-        if isinstance(judge, Endpoint):
-            judge_tokens = [seeds * sum(pair[side] for pair in judged.values()) for side in (0, 1)]
+                received = frame + line * len(example.atoms)
+                judge_calls.add(key, seeds - judged[example.id], sent, received)
+        if not isinstance(self.sweep.judge, Endpoint):
+            judge_calls.make_free()
         return [
-            role_forecast(
-                "model",
-                self.sweep.model,
-                seeds * wanted,
-                asked,
-                seeds * sum(prompts.values()),
-                asked * answer_tokens,
-            ),
-            role_forecast("judge", judge, seeds * wanted, asked, *judge_tokens),
+            role_forecast("model", self.sweep.model, seeds * shown, *model_calls.totals()),
+            role_forecast("judge", self.sweep.judge, seeds * shown, *judge_calls.totals()),
         ]
 
     def preview(self) -> str:
@@ -331,8 +352,9 @@ class SweepRun:
     def _whole(self, setting: PromptSetting, file: Path) -> list[Judgment]:
         """The judgments of a setting with the memories that it did not show."""
         by_id: dict[str, list[Judgment]] = {}
-        for row in rows_so_far(file, Judgment) if file.is_file() else ():
-            by_id.setdefault(row.example_id, []).append(row)
+        if file.is_file():
+            for row in rows_so_far(file, Judgment):
+                by_id.setdefault(row.example_id, []).append(row)
         whole = []
         for example, shown in zip(self.examples, self.examples_of(setting), strict=True):
             rows: Sequence[Judgment | None] = by_id.get(example.id, [])

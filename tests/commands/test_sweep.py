@@ -283,3 +283,24 @@ def test_what_is_no_number_is_named(capsys, log, server, tmp_path):
         words = options(log, server, tmp_path / "sweep", "--dry-run", option, value)
         code, _, errors = run(capsys, *words)
         assert code in (1, 2) and "allowed" in errors, errors
+
+
+def test_answers_that_nobody_judged_yet_are_in_the_forecast(capsys, log, server, tmp_path):
+    """As after a kill between the two: the answers are there, some of their judgments are not."""
+    out = tmp_path / "sweep"
+    code, _, errors = run(capsys, *options(log, server, out, "--yes"))
+    assert code == 0, errors
+    (first, *_) = sorted(out.rglob("*/judgments.jsonl"))
+    lines = first.read_text(encoding="utf-8").splitlines(keepends=True)
+    first.write_text("".join(lines[:-2]), encoding="utf-8")
+    code, output, errors = run(capsys, *options(log, server, out, "--dry-run"))
+    assert code == 0, errors
+    to_ask = {}
+    for line in output.splitlines():
+        words = line.split()
+        if words[:1] in (["model"], ["judge"]) and len(words) > 4:
+            to_ask[words[0]] = int(words[3])
+    assert to_ask == {"model": 0, "judge": 2}
+    before = requests(server)
+    code, _, errors = run(capsys, *options(log, server, out, "--yes"))
+    assert code == 0 and requests(server) == before + 2, errors
