@@ -167,6 +167,11 @@ def write_pages(work: Path) -> None:
         (work / f"{name}.qmd").write_text(text, encoding="utf-8")
 
 
+def generated_pages() -> list[str]:
+    """The paths of the generated pages that a menu has."""
+    return [*START, *COMMANDS]
+
+
 def llms_index(entries: list[tuple[str, dict]]) -> str:
     """llms.txt: what the project is, and the Markdown of every page with its line."""
     cfg = get_config()

@@ -186,6 +186,8 @@ def folded_reference(cells: list[dict]) -> list[dict]:
     for number, cell in enumerate(cells):
         opened = part_heading(cell)
         if opened is None:
+            if title:
+                lower_definitions(cell)
             made.append(cell)
             continue
         if title:
@@ -203,6 +205,14 @@ def folded_reference(cells: list[dict]) -> list[dict]:
     if title:
         made.append(added("endoflast", FOLD_END))
     return made
+
+
+def lower_definitions(cell: dict) -> None:
+    """Set the headings of definitions a level lower: Pandoc ends a part at one of its own level."""
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        if "text/markdown" in data:
+            data["text/markdown"] = re.sub(r"\A### ", "#### ", text_of(data["text/markdown"]))
 
 
 def part_heading(cell: dict) -> tuple[str, str] | None:

@@ -365,18 +365,16 @@ def parameter_rows(rows: list[Described]) -> str:
 
 
 def parameter_table(home: Home, *, folds: bool = True) -> str:
-    """What the source says of the parameters, as Markdown; empty where it says nothing. One of
-    which nothing is said is left out: types and defaults stand in the signature.
+    """What the source says of the parameters, as Markdown; empty where it says nothing of its own.
+    A parameter of which nothing is said is left out: types and defaults stand in the signature.
 
-    A table is open when it holds what was written for a parameter and is short; else it is folded,
-    unless what is around it is (`folds`).
+    A long table is folded, unless what is around it is (`folds`).
     """
     rows = [row for row in parameters(home) if row.what]
-    if not rows:
+    if not any(row.is_written for row in rows):
         return ""
     table = parameter_rows(rows)
-    is_open = any(row.is_written for row in rows) and len(rows) <= SHORT_TABLE
-    if is_open or not folds:
+    if len(rows) <= SHORT_TABLE or not folds:
         return f'<div class="parameters">\n\n{table}\n\n</div>'
     return folded("Parameters", table)
 
