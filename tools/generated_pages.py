@@ -61,16 +61,18 @@ def parameter_rows(command: object, verb: str) -> dict[str, list[tuple[str, str]
     return rows
 
 
+EXAMPLE = "Example: "  # begins a paragraph of a help text
+
+
 def command_page(verb: str, command: object) -> str:
     """The page of a verb: what it does, how it is called, each argument and option."""
     first, *rest = paragraphs(command.help or "")
     parts = [front(f"memcalib {verb}", first)]
-    for text in rest:
-        example = text.removeprefix("Example: ")
-        if example != text:
-            parts.append(f"## Example\n\n```bash\n{example}\n```")
-        else:
-            parts.append(as_text(text))
+    parts += [as_text(text) for text in rest if not text.startswith(EXAMPLE)]
+    examples = [text.removeprefix(EXAMPLE) for text in rest if text.startswith(EXAMPLE)]
+    if examples:
+        parts.append("## Example" if len(examples) == 1 else "## Examples")
+    parts += [f"```bash\n{example}\n```" for example in examples]
     for title, rows in parameter_rows(command, verb).items():
         if rows:
             entries = [f"`{name}`\n\n:   {as_text(' '.join(what.split()))}" for name, what in rows]

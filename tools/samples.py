@@ -193,7 +193,7 @@ def as_page(title: str, markdown: str) -> str:
     style = (
         ":root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; "
         "max-width: 52rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word } "
-        "table { border-collapse: collapse; display: block; overflow-x: auto } "
+        "table { border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0 } "
         "td, th { border: 1px solid #8886; padding: .3rem .7rem; text-align: left }"
     )
     return (

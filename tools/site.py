@@ -47,6 +47,7 @@ FIRST = ("tutorials",)  # folders of pages that stand before the chapters
 TUTORIALS = (
     "evaluate_your_model",
     "evaluate_your_logs",
+    "does_my_memory_help",
     "benchmark_from_logs",
     "train",
     "training_loop",
