@@ -304,9 +304,9 @@ def write_notebook(file: Path, notebook: dict) -> None:
 def as_markdown(notebook: dict) -> str:
     """A page ready for Quarto as plain Markdown: prose, code, and what cells put out as text."""
     head = front_matter(notebook)
-    parts = [f"# {head.get('title', '')}", f"> {head['description']}"]
-    if not head.get("description"):
-        parts = parts[:1]
+    parts = [f"# {head.get('title', '')}"]
+    if head.get("description"):
+        parts.append(f"> {head['description']}")
     for cell in notebook["cells"]:
         source = text_of(cell["source"])
         if cell["cell_type"] == "markdown" and not source.startswith("<!--"):
