@@ -1903,8 +1903,8 @@ def grid(
     plan: Annotated[
         str | None,
         typer.Argument(
-            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML "
-            "file; micro by default, testbed with --rule."
+            help="A plan that ships with the package (smoke, micro, full, two-sided, fair, "
+            "testbed), or a YAML file; micro by default, testbed with --rule."
         ),
     ] = None,
     rule: Annotated[
@@ -2022,7 +2022,7 @@ def microserve(
     examples: Annotated[
         Path, typer.Argument(help="File of examples; made from the world when it does not exist.")
     ] = Path("runs/micro.jsonl"),
-    world: Annotated[str, typer.Option(help="short, long or scarce.")] = "short",
+    world: Annotated[str, typer.Option(help="short, long, scarce or fair.")] = "short",
     count: Annotated[int, typer.Option(min=1, help="Number of examples to make.")] = 100,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")
