@@ -285,6 +285,7 @@ OPTIONAL = {
     *(
         "omegaconf",
         "prime_rl",
+        "skyrl_gym",
         "skyrl",
         "transfer_queue",
         "verifiers",
