@@ -51,11 +51,9 @@ def slow(
     out = [[math.fsum(channels[i]) if valid[i] else 0.0] * len(answers[i]) for i in rows]
     pools = [[] for _ in CHANNELS]
     sentence_pools = [[] for _ in CHANNELS]
-    for i in rows:
+    for i in [row for row in rows if valid[row]]:
         text = TOKENIZER.decode(answers[i], skip_special_tokens=True)
         spans_of_tokens = token_spans(TOKENIZER, answers[i])
-        if not valid[i]:
-            continue
         for h, atoms in reference.atoms_by_channel(judged[i], config.merge_over_use).items():
             if h == 0:
                 continue
