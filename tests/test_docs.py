@@ -744,7 +744,8 @@ def test_another_quarto_is_named_before_anything_is_rendered(tmp_path):
 def test_messages_of_the_page_of_questions_are_those_of_the_package():
     """Each heading below *Errors* is cut from a message, its parts joined by an ellipsis."""
     cells = json.loads((NBS / "faq.ipynb").read_text())["cells"]
-    errors = next(text for each in cells if "## Errors" in (text := "".join(each["source"])))
+    texts = ["".join(each["source"]) for each in cells]
+    errors = next(text for text in texts if "## Errors" in text)
     files = (ROOT / "memcalib").rglob("*.py")
     source = " ".join(file.read_text() for file in files)
     joined = re.sub(r'"\s+f?"', "", source)
