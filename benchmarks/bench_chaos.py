@@ -58,7 +58,8 @@ def client(plan: dict) -> dict:
         "key_env": KEY,
         "timeout": timeout,
         "backoff": 0.5,
-    } | limits
+        **limits,
+    }
     examples = load_examples(plan["examples"])
     folder = Path(plan["folder"])
     sampling = Sampling(seeds=tuple(plan.get("seeds", SEEDS)), ask_again=("empty", "length"))
@@ -78,15 +79,13 @@ def client(plan: dict) -> dict:
         )
         judge_rollouts(examples, folder / "rollouts.jsonl", judge, folder / "judgments.jsonl")
         totals = totals + judge.totals
-        steps = steps | {"judge": time.monotonic() - start - steps["generate"]}
+        steps["judge"] = time.monotonic() - start - steps["generate"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    used = {
+    return {
         "cpu": time.process_time() - cpu,
         "seconds": time.monotonic() - start,
         "steps": steps,
         "peak": peak,
-    }
-    return used | {
         "calls": totals.calls,
         "cached": totals.cached,
         "retries": totals.retries,
@@ -193,7 +192,7 @@ def server(examples: Path, faults: dict, **options):
 def serve_here(plan: dict) -> None:
     from memcalib.practice.server import Faults, serve
 
-    options = {"port": 0} | plan["options"]
+    options = {"port": 0, **plan["options"]}
     serve(examples=plan["examples"], faults=Faults(**plan["faults"]), key_env=KEY, **options)
 
 
@@ -222,18 +221,16 @@ def outcome(folder: Path) -> dict:
     table = score_text(folder / "judgments.jsonl", by=["domain"], as_json=True)
     failed += sum(finish == "error" for finish, _ in rollouts.values())
     rows = list(read_jsonl(folder / "rollouts.jsonl", Rollout))
-    answer_counts = {
-        "withheld": {row.key[:-1] for row in rows if row.withheld},
-        "thoughts": sum(hasattr(r, "thoughts") for r in rows),
-        "others": sum(hasattr(r, "answered_by") for r in rows),
-        "refused": {r.key[:-1] for r in rows if getattr(r, "served_finish", "") == "refusal"},
-    }
     return {
         "rollouts": rollouts,
         "judgments": judged,
         "failed": failed,
         "table": table,
-    } | answer_counts
+        "withheld": {row.key[:-1] for row in rows if row.withheld},
+        "thoughts": sum(hasattr(r, "thoughts") for r in rows),
+        "others": sum(hasattr(r, "answered_by") for r in rows),
+        "refused": {r.key[:-1] for r in rows if getattr(r, "served_finish", "") == "refusal"},
+    }
 
 
 class Checks:
@@ -346,16 +343,16 @@ def under_way(
     just = 0
     other = 0
     for line in stats["asked_again"]:
-        before = [
-            any(-late <= kill - clean < seconds for kill in times) for clean in line["clean"][:-1]
-        ]
-        just = just + all(before)
-        other = other + (not all(before))
-        if not all(before):
-            gaps = [
-                f"{min((kill - clean for kill in times), key=abs):.2f} s"
-                for clean in line["clean"][:-1]
-            ]
+        are_close = []
+        gaps = []
+        for clean in line["clean"][:-1]:
+            waits = [kill - clean for kill in times]
+            are_close.append(any(-late <= wait < seconds for wait in waits))
+            gaps.append(f"{min(waits, key=abs):.2f} s")
+        if all(are_close):
+            just += 1
+        else:
+            other += 1
             print(f"       {line['label']}: clean {', '.join(gaps)} before the nearest kill")
     return just, other
 
@@ -368,7 +365,8 @@ def keys_in(folder: Path, key: str) -> list[str]:
     files = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data = path.read_bytes()
-        files += [str(path.relative_to(folder))] if any(mark in data for mark in marks) else []
+        if any(mark in data for mark in marks):
+            files.append(str(path.relative_to(folder)))
     return files
 
 
@@ -386,14 +384,18 @@ def main(small: bool, folder: Path) -> int:
     began = time.monotonic()
     write_jsonl(examples, make_examples("long", count, 0, "test"))
     rows = count * len(SEEDS)
-    five = dict.fromkeys((*TRANSPORT, *CONTENT), 0.05) | {"retry_after": 1} | large
+    five = dict.fromkeys((*TRANSPORT, *CONTENT), 0.05)
+    five.update({"retry_after": 1, **large})
 
     def plan(name: str, url: str, cache: str = "", **settings) -> dict:
-        paths = {
+        return {
+            "url": url,
+            "examples": str(examples),
+            "concurrency": 32,
             "folder": str(folder / name),
             "cache": str(folder / f"{cache or name}.cache" / "calls.sqlite"),
+            **settings,
         }
-        return {"url": url, "examples": str(examples), "concurrency": 32} | paths | settings
 
     title(f"Without faults: {count} examples, {len(SEEDS)} seeds, {large['large']} large answers")
     with server(examples, large) as (url, read):
@@ -453,8 +455,8 @@ def main(small: bool, folder: Path) -> int:
 
     title("Replies in odd wrapping, answers that are withheld, pages in between")
     wrapped = ("plain_text", "thoughts", "prose", "gateway_header", "other_name")
-    odd = {name: 0.05 for name in (*wrapped, "page")} | {"quiet": 64}
-    odd |= {"content_filter": 0.02, "tool_calls": 0.02, "refusal": 0.02} | large
+    odd: dict = dict.fromkeys((*wrapped, "page"), 0.05)
+    odd.update({"quiet": 64, "content_filter": 0.02, "tool_calls": 0.02, "refusal": 0.02, **large})
     with server(examples, odd) as (url, read):
         used = run(plan("odd", url))
         stats = read()

@@ -46,9 +46,9 @@ def serve(limited: bool, delay: float, letters: int) -> None:
         moment = time.monotonic()
         while arrivals and arrivals[0] <= moment - LIMITS[0][0]:
             arrivals.popleft()
-        over = any(
-            sum(t > moment - seconds for t in arrivals) >= allowed for seconds, allowed in LIMITS
-        )
+        over = False
+        for seconds, allowed in LIMITS:
+            over = over or sum(t > moment - seconds for t in arrivals) >= allowed
         if limited and (over or now >= AT_ONCE):
             return True
         arrivals.append(moment)
@@ -135,11 +135,10 @@ def ask(address: str, cache: str, calls: int, seconds: float, **limits) -> dict:
     result = {}
     with suppress(TimeoutError):
         result["cpu"], result["wall"] = run_async(main())
-    return result | {
-        "calls": client.totals.calls,
-        "retries": client.totals.retries,
-        "by_second": done,
-    }
+    result["calls"] = client.totals.calls
+    result["retries"] = client.totals.retries
+    result["by_second"] = done
+    return result
 
 
 def in_a_process(*plan, **limits) -> subprocess.Popen:

@@ -14,6 +14,8 @@ does; without gradients it is the slower way, so `response_logps` keeps to share
 import statistics
 import sys
 import time
+from functools import partial
+from itertools import chain
 
 import torch
 
@@ -35,7 +37,7 @@ def workload(prompts: int = 16, answers: int = 8):
     model, tokenizer = load_policy("cold-short")
     pool = make_examples("short", prompts, 0, "rl")
     options = dict(text="concat", prompt_template="micro", max_tokens=192)
-    examples = [example for example in pool for _ in range(answers)]
+    examples = list(chain.from_iterable([example] * answers for example in pool))
     rollouts, judgments = evaluate(
         model, tokenizer, pool, exact_judge, seed=0, samples=answers, **options
     )
@@ -67,6 +69,11 @@ def every_row(model, prompts, responses, budget):
         return score_plain(scorer, [list(p) for p in prompts], jobs, budget)
 
 
+def first_of_trees(model, prompts, responses):
+    """Log-probabilities of the answers, in trees."""
+    return tree_logps(model, prompts, responses)[0]
+
+
 def main(rounds: int = 5) -> None:
     torch.set_num_threads(1)
     model, prompts, responses = workload()
@@ -80,18 +87,15 @@ def main(rounds: int = 5) -> None:
         f"{len(prompts)} pairs ({len(rows)} distinct), {len(distinct)} distinct prompts of "
         f"{mean(prompts):.0f} tokens, answers of {mean(responses):.0f} tokens, 1 thread"
     )
-    ways = {"shared": lambda: response_logps(model, prompts, responses)}
-    ways["trees"] = lambda: tree_logps(model, prompts, responses)[0]
+    batch = (model, prompts, responses)
+    ways = {"shared": partial(response_logps, *batch), "trees": partial(first_of_trees, *batch)}
     for way in ways.values():
         way()
     for budget in (1024, 2048, 4096, 8192):
-        ways[f"plain {budget}"] = lambda b=budget: every_row(model, prompts, responses, b)
-        ways[f"unique {budget}"] = lambda b=budget: response_logps(
-            model, prompts, responses, share=False, token_budget=b
-        )
+        ways[f"plain {budget}"] = partial(every_row, *batch, budget)
+        ways[f"unique {budget}"] = partial(response_logps, *batch, share=False, token_budget=budget)
+    ways["one at a time"] = partial(one_at_a_time, *batch)
     times: dict[str, list[float]] = {name: [] for name in ways}
-    ways["one at a time"] = lambda: one_at_a_time(model, prompts, responses)
-    times["one at a time"] = []
     for step in range(rounds):
         for name, way in ways.items():
             if name == "one at a time" and step > 0:
@@ -103,9 +107,8 @@ def main(rounds: int = 5) -> None:
                 slow = response_logps_reference(model, prompts, responses)
                 print(f"largest difference to the reference: {(out - slow).abs().max():.1e}")
     took = {name: 1000 * statistics.median(t) for name, t in times.items()}
-    best, best_unique = (
-        min((n for n in took if n.startswith(kind)), key=took.get) for kind in ("plain", "unique")
-    )
+    best = min([name for name in took if name.startswith("plain")], key=took.get)
+    best_unique = min([name for name in took if name.startswith("unique")], key=took.get)
     for name, ms in took.items():
         print(f"  {name:14s} {ms:8.1f} ms   {ms / took['shared']:.2f}x")
     print(

@@ -47,13 +47,11 @@ def run(method: str, changes: dict, steps: int, seed: int) -> dict:
         trainer = train(model, config, examples, exact_judge, tokenizer=tokenizer, out=out)
         rows = [json.loads(line) for line in (Path(out) / "steps.jsonl").read_text().splitlines()]
     agreement = [round(row["agreement"], 3) for row in (rows[0], rows[-1]) if "agreement" in row]
-    head = {
+    return {
         "method": method,
         "teacher": config.teacher or "frozen start",
         "steps": steps,
         "seed": seed,
-    }
-    return head | {
         "before": before,
         "after": scores(trainer.model, tokenizer),
         "agreement": agreement,

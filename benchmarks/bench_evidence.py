@@ -13,6 +13,7 @@ it.
 import argparse
 import logging
 import time
+from itertools import chain
 
 import torch
 from bench_step import measure, start_policy, table
@@ -45,7 +46,7 @@ def credit_alone(world: str, prompts: int, generations: int, policy) -> str:
         text="concat", prompt_template="micro", max_tokens=WORLDS[world].max_new_tokens, seed=0
     )
     rollouts = sample_answers(model, tokenizer, examples, samples=generations, **options)
-    repeated = [example for example in examples for _ in range(generations)]
+    repeated = list(chain.from_iterable([example] * generations for example in examples))
     judged = ChannelRewards(exact_judge, examples)
     judged.read(
         repeated,

@@ -82,7 +82,10 @@ def text_tokenizer(examples) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (f"{e.question}\n" + "\n".join(b.memory_text for b in e.blocks) for e in examples)
+    texts = []
+    for example in examples:
+        memories = [block.memory_text for block in example.blocks]
+        texts.append("\n".join([example.question, *memories]))
     inner.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token=special[0], eos_token=special[1], padding_side="left"
@@ -94,8 +97,8 @@ def text_tokenizer(examples) -> PreTrainedTokenizerFast:
 def random_model(shape: dict, tokenizer, dtype: torch.dtype, device: str):
     """A model of the shape with random weights, made on its device."""
     config = read_config(
-        shape
-        | {
+        {
+            **shape,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
             "bos_token_id": None,
@@ -197,10 +200,11 @@ def difference(shape: dict, tokenizer, examples, device: str) -> dict[str, float
     """Of this device and the CPU, in float32 with two layers:
     log-probabilities, sampled answers, and the slow reference.
     """
-    cpu = random_model(shape | {"num_hidden_layers": 2}, tokenizer, torch.float32, "cpu")
-    prompts = [
-        encode_prompt(tokenizer, render(e, text="concat")) for e in examples[:4] for _ in range(2)
-    ]
+    two_layers = {**shape, "num_hidden_layers": 2}
+    cpu = random_model(two_layers, tokenizer, torch.float32, "cpu")
+    prompts = []
+    for example in examples[:4]:
+        prompts += [encode_prompt(tokenizer, render(example, text="concat"))] * 2
 
     def draw(model):
         return sample_tokens(

@@ -128,7 +128,10 @@ def long_example(number: int, tokens: int, tokenizer, rng: random.Random) -> Exa
     base = pool[number % len(pool)]
     atoms = list(base.atoms)
     blocks = list(base.blocks)
-    foreign = [(other, block) for other in pool if other.id != base.id for block in other.blocks]
+    foreign = []
+    for other in pool:
+        if other.id != base.id:
+            foreign += [(other, block) for block in other.blocks]
     for k, (other, block) in enumerate(rng.sample(foreign, len(foreign))):
         parent = f"block-{k}"
         ids = [f"block-{k}-{a}" for a in block.atom_ids]
@@ -158,6 +161,11 @@ def drawn_judge(example: Example, response: str):
     return judgment_for(example, actual)
 
 
+def length_of(spans: list[tuple[int, int]]) -> int:
+    """Tokens in all spans together."""
+    return sum(end - start for start, end in spans)
+
+
 class Work:
     """Model, prompts, answers and counterfactual pairs of one rollout batch."""
 
@@ -169,10 +177,13 @@ class Work:
         self.examples = [
             long_example(number, options.prompt, self.tokenizer, rng) for number in numbers
         ]
-        self.encode = lambda e: encode_prompt(self.tokenizer, render(e, text="concat"))
-        rubrics = " ".join(json.dumps(a.usage_rubric) for e in sample_records() for a in e.atoms)
-        text = self.tokenizer(rubrics, add_special_tokens=False).input_ids
-        self.many = [e for e in self.examples for _ in range(8)]
+        rubrics = []
+        for example in sample_records():
+            rubrics += [json.dumps(atom.usage_rubric) for atom in example.atoms]
+        text = self.tokenizer(" ".join(rubrics), add_special_tokens=False).input_ids
+        self.many = []
+        for example in self.examples:
+            self.many += [example] * 8
         starts = [rng.randrange(len(text) - options.answer) for _ in self.many]
         self.answers = [
             [*text[a : a + options.answer - 1], self.tokenizer.eos_token_id] for a in starts
@@ -199,19 +210,23 @@ class Work:
         distinct = [list(p) for p in dict.fromkeys(map(tuple, self.prompts))]
         alone = [(0, len(p) + len(y)) for p, y in zip(self.prompts, self.responses, strict=True)]
         shared = []
-        for family in prefix_groups(distinct):
-            shared.append((0, len(distinct[family.spine])))
+        for group in prefix_groups(distinct):
+            shared.append((0, len(distinct[group.base])))
             shared += [
-                (n, len(distinct[i])) for i, n in zip(family.members, family.shared, strict=True)
+                (n, len(distinct[i])) for i, n in zip(group.members, group.shared, strict=True)
             ]
         jobs = {(tuple(p), tuple(y)) for p, y in zip(self.prompts, self.responses, strict=True)}
         return alone, shared + [(len(p), len(p) + len(y)) for p, y in jobs]
+
+    def encode(self, example: Example) -> list[int]:
+        """The prompt of an example, as token ids."""
+        return encode_prompt(self.tokenizer, render(example, text="concat"))
 
     def describe(self, model) -> str:
         alone, shared = self.spans()
         lengths = [len(self.encode(e)) for e in self.examples]
         answers = sum(map(len, self.responses))
-        tokens = [sum(b - a for a, b in spans) for spans in (alone, shared)]
+        tokens = [length_of(spans) for spans in (alone, shared)]
         sums = [arithmetic(model, spans, answers) for spans in (alone, shared)]
         return (
             f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters, vocabulary "
@@ -352,7 +367,11 @@ def build_trainer(work: Work, method: str, out: Path, share: bool = True):
         if options.size == "8b"
         else None
     )
-    training.sample_tokens = lambda model, prompts, **_: answers_of(prompts)
+
+    def sample_tokens(model, prompts, **_):
+        return answers_of(prompts)
+
+    training.sample_tokens = sample_tokens
     if method != "base":
         trainer_class = training.trainer_class(method)
         options = dict(

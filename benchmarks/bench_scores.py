@@ -50,7 +50,7 @@ def write_rows(folder: Path) -> None:
     lines = []
     rows = []
     for answer in range(len(ideal)):
-        question, seed = answer // 5, answer % 5
+        question, seed = divmod(answer, 5)
         atoms = []
         for atom, levels in enumerate(zip(ideal[answer], actual[answer], strict=True)):
             letters = ["ABC"[level] for level in levels]
@@ -108,7 +108,9 @@ def main() -> None:
         with MicroServer(examples) as server:
             for number in range(rounds):
                 trees = [("before", older), ("now", HERE)]
-                for name, tree in trees if number % 2 else trees[::-1]:
+                if number % 2 == 0:  # in turns
+                    trees.reverse()
+                for name, tree in trees:
                     for task, value in times_of(tree, folder, server.base_url).items():
                         seconds.setdefault(task, {}).setdefault(name, []).append(value)
     for task, by_tree in seconds.items():

@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+from itertools import product
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Corpus:
     def __init__(self, seed: int, vocabulary: int = 60_000):
         self.rng = np.random.default_rng(seed)
         self.random = random.Random(seed)
-        syllables = [c + v for c in "bcdfghjklmnprstvwz" for v in "aeiou"]
+        syllables = ["".join(letters) for letters in product("bcdfghjklmnprstvwz", "aeiou")]
         words = set()
         while len(words) < vocabulary:
             words.add("".join(self.random.choices(syllables, k=self.random.randint(2, 4))))
@@ -200,7 +201,7 @@ def compare_libraries(count: int) -> None:
             sketches = RMinHash.from_token_sets(runs, config.permutations, config.seed)
             index = RMinHashLSH(config.threshold, config.permutations, config.bands)
         else:
-            coded = ([run.encode() for run in texts] for texts in runs)
+            coded = (map(str.encode, texts) for texts in runs)
             sketches = MinHash.bulk(coded, num_perm=config.permutations, seed=config.seed)
             index = MinHashLSH(
                 num_perm=config.permutations,

@@ -127,10 +127,10 @@ def measure(
                 clock = Clock(trainer, config.minibatches)
                 trainer.train()
                 seconds_by_name[name] += clock.steps()[1:]
-    return {
-        name: [statistics.median(column) for column in zip(*times, strict=True)]
-        for name, times in seconds_by_name.items()
-    }
+    medians = {}
+    for name, times in seconds_by_name.items():
+        medians[name] = [statistics.median(column) for column in zip(*times, strict=True)]
+    return medians
 
 
 def table(medians: dict[str, list[float]], base: str = "TRL GRPO (base)") -> str:

@@ -47,7 +47,9 @@ def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewa
     )
     advantages = torch.randn(rows, width, generator=rng)
     credit = Credit(advantages, advantages.mean(1), torch.randn(rows, 9, generator=rng), {}, detail)
-    atoms = [tuple(example.levels)[:1] for example in desk.examples for _ in range(3)]
+    atoms = []
+    for example in desk.examples:
+        atoms += [tuple(example.levels)[:1]] * 3
     return desk, credit, Pairs(row.tolist(), channel.tolist(), atoms, [])
 
 

@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as folder:
     rows = [json.loads(record.to_json()) for record in sample_records()]
     with open(path, "w", encoding="utf-8") as file:
         for index in range(count):
-            row = rows[index % len(rows)] | {"id": f"r{index}"}
+            row = {**rows[index % len(rows)], "id": f"r{index}"}
             line = json.dumps(row, ensure_ascii=False)
             row["source_context"] = "x" * max(0, size - len(line))
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

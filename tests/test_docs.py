@@ -3,16 +3,25 @@
 `make docs` opens the pages as well.
 """
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import yaml
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from fontTools.ttLib import TTFont
 
 import memcalib
 
@@ -30,14 +39,34 @@ from tools.check_docs import (
     size_faults,
     widget_faults,
 )
-from tools.check_site import static_faults
+from tools.check_site import Quiet, markdown_faults, static_faults
 from tools.generated_pages import cite_page, command_page, news_page, samples_page, verbs
-from tools.quarto_pages import as_markdown, first_screen, for_quarto, install_line, numbered
+from tools.quarto_pages import (
+    REFERENCE,
+    as_markdown,
+    first_screen,
+    folded_reference,
+    for_quarto,
+    install_line,
+    numbered,
+    with_fig_alt,
+)
 from tools.release_notes import release_notes
-from tools.samples import SAMPLES
+from tools.samples import REPORTS, SAMPLES, as_page
 from tools.search_index import PHRASES, add_wishes, wishes
-from tools.show_docs import find, homes, link_names, pages, parameter_table, signature
-from tools.site import menus, sections
+from tools.show_docs import (
+    Home,
+    call_form,
+    find,
+    homes,
+    link_names,
+    pages,
+    parameter_table,
+    parameters,
+    signature,
+)
+from tools.site import markdown_file, menus, sections, to_markdown_links
+from tools.trim_site import trim
 
 ROOT = Path(__file__).parents[1]
 NBS = ROOT / "nbs"
@@ -282,10 +311,77 @@ def test_a_definition_shows_its_parameters_and_its_source():
         "def calibration_metrics("
         in (ROOT / "memcalib" / "metrics.py").read_text().splitlines()[line - 1]
     )
-    settings = parameter_table(homes()["trainer.train_config"]["TrainConfig"])
-    assert "| <code>lr</code> |" in settings and "| <code>trl</code> |" in settings
+    home = homes()["trainer.train_config"]["TrainConfig"]
+    assert "\n    lr: Annotated[Rate" in signature(home) or "\n    lr: Rate" in signature(home)
+    settings = parameter_table(homes()["rules.base"]["CreditSettings"])
+    assert "| <code>cap</code> |" in settings and "| largest multiplier |" in settings
+    assert settings.startswith('<details class="definition"><summary>Parameters</summary>')
     # a bar in code: Pandoc would show the backslash that escapes it
     assert "&#124; None</code>" in settings and r"\|" not in settings
+
+
+DEFINITIONS = '''
+Count = Annotated[int, typer.Option("--count", help="How many rows.")]
+
+
+def drawn(
+    rows: list[str],  # what is drawn from
+    count: Count = 3,
+    seed: int = 0,
+    # one for each row;
+    # none: all the same
+    weights: list[float] | None = None,
+    other: float = 0.5,
+    examples: list[Example] = (),
+) -> list[str]:
+    """Draw rows. The same `seed` draws the same."""
+
+
+def joined(first: str, second: str) -> str:  # of both
+    """Two texts."""
+
+
+class Drawn(BaseModel):
+    """What was drawn."""
+
+    # the rows
+    rows: list[str] = Field(description="in the order of the draw")
+    kept: int  # | how many
+    lost: int
+'''
+
+
+def definition_of(name: str) -> Home:
+    lines = tuple(DEFINITIONS.splitlines())
+    nodes = {getattr(node, "name", ""): node for node in ast.parse(DEFINITIONS).body}
+    return Home("drawing", "drawing.ipynb", name, nodes[name], lines)
+
+
+def test_each_parameter_is_described_by_the_nearest_thing_that_says_what_it_is():
+    what = {row.name: row.what for row in parameters(definition_of("drawn"))}
+    assert what["rows"] == "what is drawn from"
+    assert what["count"] == "How many rows."
+    assert what["seed"] == "The same `seed` draws the same."
+    assert what["weights"] == "one for each row; none: all the same"
+    assert what["other"] == ""
+    assert what["examples"].startswith("`Example`: A query x, its memory blocks M")
+    assert [row.what for row in parameters(definition_of("joined"))] == ["", ""]
+    fields = {row.name: row.what for row in parameters(definition_of("Drawn"))}
+    assert fields == {"rows": "the rows", "kept": "| how many", "lost": ""}
+
+
+def test_a_table_of_parameters_has_no_row_without_a_description():
+    table = parameter_table(definition_of("drawn"))
+    assert "<code>other</code>" not in table and table.count("\n| <code>") == 5
+    assert parameter_table(definition_of("joined")) == ""
+    assert r"| \| how many |" in parameter_table(definition_of("Drawn"))
+
+
+def test_a_definition_in_one_line():
+    assert call_form(definition_of("drawn")) == (
+        "drawn(rows, count, seed, weights, other, examples) → list[str]"
+    )
+    assert call_form(homes()["rules.base"]["CreditSettings"]).endswith(", gamma, mode, …)")
 
 
 @pytest.mark.slow
@@ -503,6 +599,134 @@ def test_faults_of_a_built_site_are_named(tmp_path):
     ]
 
 
+def test_links_below_the_published_path_and_missing_markdown_are_named(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="/site/a.html">a</a><a href="/a.html">b</a>')
+    assert list(static_faults(tmp_path, "/site/")) == [
+        "a.html: link to '/a.html': no such page or file"
+    ]
+    (tmp_path / "b.html").write_text('<script>link.className = "copy-page"</script>')
+    assert list(markdown_faults(tmp_path)) == ["b.html: found no Markdown beside it; allowed: b.md"]
+    (tmp_path / "b.md").write_text("# b")
+    assert list(markdown_faults(tmp_path)) == []
+
+
+def test_the_site_is_served_below_its_published_path(tmp_path):
+    (tmp_path / "a.html").write_text("here")
+    handler = partial(Quiet, directory=str(tmp_path), base="/site/")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_port}"
+        with urlopen(f"{home}/site/a.html") as answer:
+            assert answer.read() == b"here"
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{home}/a.html")
+        server.shutdown()
+
+
+def test_the_parts_of_a_reference_section_are_folded_and_their_definitions_lowered():
+    shown = {"data": {"text/markdown": ["### name\n", "\n", "### not a heading of it"]}}
+    cells = [
+        cell("markdown", "## First"),
+        cell("markdown", "### One"),
+        cell("code", "x", [{"data": {"text/markdown": "### other"}}]),
+        cell("markdown", "## The code, part by part\n\nFor those who change it."),
+        cell("markdown", "### Departures"),
+        cell("markdown", "### `Reading` & writing\n\nProse."),
+        cell("code", "y", [shown]),
+        cell("markdown", "More."),
+        cell("markdown", "### Last"),
+        cell("code", "z"),
+    ]
+    made = folded_reference(cells)
+    texts = [each["source"].strip().splitlines()[0] for each in made]
+    opens = [number for number, each in enumerate(made) if "<details" in each["source"]]
+    closes = [number for number, each in enumerate(made) if "</details>" in each["source"]]
+    assert texts[5] == "### `Reading` & writing" and opens == [6, 11] and closes == [9, 13]
+    assert "Code and examples: Reading &amp; writing</summary>" in made[6]["source"]
+    lowered = made[7]["outputs"][0]["data"]["text/markdown"]
+    assert lowered == "#### name\n\n### not a heading of it"
+    assert made[2]["outputs"][0]["data"]["text/markdown"] == "### other"
+    assert len({each["id"] for each in made if each["id"] != "c0"}) == 4
+
+
+def test_every_section_that_is_folded_is_one_of_a_page(notebooks):
+    heads = "\n".join(text for found in notebooks for _, text in found.texts())
+    for name in REFERENCE:
+        assert f"## {name}\n" in heads, name
+
+
+def test_the_words_of_a_picture_are_its_alternative_text():
+    text = '[![A "big" report,\n[0, 1].](a/b.png)](c.html) ![](d.png){fig-alt="e"}'
+    with_alt = with_fig_alt(text)
+    first = "[![](a/b.png){fig-alt=\"A 'big' report, [0, 1].\"}](c.html)"
+    assert with_alt == f'{first} ![](d.png){{fig-alt="e"}}'
+    assert "[![A 'big' report, [0, 1].](a/b.png)](c.html)" in as_markdown(
+        {"cells": [cell("markdown", with_alt)]}
+    )
+
+
+def test_links_of_the_markdown_of_a_page_lead_to_markdown():
+    files = {"02_judge.ipynb": "judge.md", "cli/index.qmd": "cli/index.md"}
+    text = "[a](../02_judge.ipynb#evidence) [b](../cli/index.qmd) [c](https://x.org/y.ipynb)"
+    assert to_markdown_links(text, "io/01_records.ipynb", files) == (
+        "[a](../judge.md#evidence) [b](../cli/index.md) [c](https://x.org/y.ipynb)"
+    )
+    assert markdown_file("io/01_records.ipynb", {"output-file": "records.html"}) == "io/records.md"
+
+
+def test_each_sample_is_a_report_that_a_command_writes():
+    assert set(SAMPLES) == {*REPORTS, "gate"}
+    assert "<td>1</td>" in as_page("Gate", "| a |\n| --- |\n| 1 |\n")
+
+
+def test_examples_of_a_command_stand_under_one_heading():
+    text = command_page("evaluate", verbs()["evaluate"])
+    assert text.count("## Example") == 1 and "## Examples" in text
+    assert "Example: memcalib" not in text
+
+
+def icon_font(file: Path) -> None:
+    """A font of two icons."""
+    builder = FontBuilder(1000)
+    names = [".notdef", "arrow", "alarm"]
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({0xF12A: "arrow", 0xF12B: "alarm"})
+    builder.setupGlyf({name: TTGlyphPen(None).glyph() for name in names})
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (500, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupOS2()
+    builder.setupPost()
+    builder.font.flavor = "woff"
+    builder.save(file)
+
+
+def test_a_site_loses_only_the_rules_and_icons_that_no_page_names(tmp_path):
+    folder = tmp_path / "site_libs" / "bootstrap"
+    folder.mkdir(parents=True)
+    (tmp_path / "a.html").write_text('<p class="shown" id="top">text</p>')
+    (tmp_path / "b.js").write_text('add("late"); add("side-" + where); icon = "arrow"')
+    rules = {
+        ".shown{a:b}": ".shown{a:b}",
+        ".late,.never{a:b}": ".late{a:b}",
+        ".never{a:b}": "",
+        "p .side-left:not(.never){a:b}": "p .side-left:not(.never){a:b}",
+        "#top,#gone .shown{a:b}": "#top{a:b}",
+        "@media (min-width: 1px){.never{a:b}.late{a:b}}": "@media (min-width: 1px){.late{a:b}}",
+        "@media print{.never{a:b}}": "",
+        "@font-face{a:b}": "@font-face{a:b}",
+        "body{a:b}": "body{a:b}",
+    }
+    (folder / "bootstrap.css").write_text("".join(rules))
+    icons = '.bi-arrow::before{content:"\\f12a"}.bi-alarm::before{content:"\\f12b"}'
+    (folder / "bootstrap-icons.css").write_text(icons)
+    icon_font(folder / "bootstrap-icons.woff")
+    trim(tmp_path)
+    kept = (folder / "bootstrap.css").read_text()
+    assert kept == '@charset "UTF-8";' + "".join(rules.values())
+    assert "bi-alarm" not in (folder / "bootstrap-icons.css").read_text()
+    assert list(TTFont(folder / "bootstrap-icons.woff").getBestCmap()) == [0xF12A]
+
+
 def test_another_quarto_is_named_before_anything_is_rendered(tmp_path):
     program = tmp_path / "quarto"
     program.write_text("#!/bin/sh\necho 1.4.0\n")
@@ -520,7 +744,8 @@ def test_another_quarto_is_named_before_anything_is_rendered(tmp_path):
 def test_messages_of_the_page_of_questions_are_those_of_the_package():
     """Each heading below *Errors* is cut from a message, its parts joined by an ellipsis."""
     cells = json.loads((NBS / "faq.ipynb").read_text())["cells"]
-    errors = next(text for each in cells if "## Errors" in (text := "".join(each["source"])))
+    texts = ["".join(each["source"]) for each in cells]
+    errors = next(text for text in texts if "## Errors" in text)
     files = (ROOT / "memcalib").rglob("*.py")
     source = " ".join(file.read_text() for file in files)
     joined = re.sub(r'"\s+f?"', "", source)

@@ -1132,7 +1132,8 @@ def test_bad_replies_and_their_repairs_replay_from_the_cache(tmp_path):
 
         judge_rollouts(EXAMPLES, rollouts, judge(), tmp_path / "a.jsonl")
         request_count = server.stats()["requests"]
-        judge_rollouts(EXAMPLES, rollouts, again := judge(), tmp_path / "b.jsonl")
+        again = judge()
+        judge_rollouts(EXAMPLES, rollouts, again, tmp_path / "b.jsonl")
         assert (
             server.stats()["requests"] == request_count > len(EXAMPLES) and again.totals.calls == 0
         )

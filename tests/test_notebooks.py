@@ -28,6 +28,7 @@ EXTRA = [
     "trust",
 ]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
+EXTRA += [f"integrations/{p.stem}" for p in sorted((NBS / "integrations").glob("[a-z]*.ipynb"))]
 LONG = re.compile(
     r"07_training|extend|(trainer|micro|commands|tutorials)/.*"
     r"|.*_(local|sentence_roles|agreement|inspect|exam)"

@@ -948,7 +948,11 @@ def test_the_loss_is_the_clipped_objective_with_a_plain_kl(tmp_path):
     advantages = torch.randn(rows, tokens)
     mask = torch.rand(rows, tokens) < 0.8
     now = (old + 0.4 * torch.randn(rows, tokens)).requires_grad_()
-    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (now, now.detach() * 0, None)
+
+    def as_they_are(*arguments, **options):
+        return now, now.detach() * 0, None
+
+    trainer._get_per_token_logps_and_entropies = as_they_are
     trainer.current_gradient_accumulation_steps = 1
     inputs = dict(prompt_ids=torch.ones(rows, 2).long(), prompt_mask=torch.ones(rows, 2).long())
     inputs |= dict(

@@ -111,12 +111,20 @@ def pandoc_id(words: str) -> str:
 
 def read_pages(folder: Path) -> list[Page]:
     """All pages below a folder, in the order of their paths."""
-    paths = sorted(
-        p
-        for p in folder.rglob("[!._]*.ipynb")
-        if not any(x[0] in "._" for x in p.relative_to(folder).parts)
-    )
-    return [Page.read(folder, path) for path in paths]
+    pages = []
+    for path in sorted(folder.rglob("[!._]*.ipynb")):
+        if not any(name[0] in "._" for name in path.relative_to(folder).parts):
+            pages.append(Page.read(folder, path))
+    return pages
+
+
+def data_of_outputs(cell: dict) -> dict[str, list[object]]:
+    """What a cell puts out, by the type of the content."""
+    data_by_type: dict[str, list[object]] = {}
+    for out in cell.get("outputs", []):
+        for kind, data in out.get("data", {}).items():
+            data_by_type.setdefault(kind, []).append(data)
+    return data_by_type
 
 
 class Tags(HTMLParser):
@@ -214,7 +222,7 @@ def picture_faults(pages: Iterable[Page]) -> Iterator[str]:
                     f"{page.path}: {cell_name}: <img> without alternative text" for _ in bare
                 )
         for cell in page.cells:
-            kinds = {kind for out in cell.get("outputs", []) for kind in out.get("data", {})}
+            kinds = data_of_outputs(cell)
             if any(kind.startswith("image/") for kind in kinds) and not alternative_text(cell):
                 where = f"{page.path}: cell {cell.get('id')}"
                 yield (
@@ -305,7 +313,7 @@ def widget_faults(pages: Iterable[Page]) -> Iterator[str]:
     """A fault for each stored widget, most of them progress bars: they call other hosts."""
     for page in pages:
         for cell in page.cells:
-            kinds = {kind for out in cell.get("outputs", []) for kind in out.get("data", {})}
+            kinds = data_of_outputs(cell)
             if any("widget" in kind for kind in kinds):
                 yield (
                     f"{page.path}: cell {cell.get('id')}: a stored widget; "
@@ -340,7 +348,9 @@ def configuration_faults(folder: Path) -> Iterator[str]:
     style = config["format"]["html"]
     named = [style["css"], style["include-after-body"], config["website"]["favicon"]]
     named += [name for name in style["theme"]["light"] if name.endswith(".scss")]
-    menus = [page for menu_file in parts for page in pages_in(menu_file.get("website", {}))]
+    menus: list[str] = []
+    for menu_file in parts:
+        menus += pages_in(menu_file.get("website", {}))
     yield from (
         f"_quarto.yml: found no file {name!r}"
         for name in [*named, *menus]
@@ -353,9 +363,12 @@ def configuration_faults(folder: Path) -> Iterator[str]:
 def pages_in(tree: object) -> Iterator[str]:
     """Every notebook that a menu names, at any depth."""
     if isinstance(tree, str):
-        yield from [tree] if tree.endswith(".ipynb") else []
-    elif isinstance(tree, dict | list):
-        for entry in tree.values() if isinstance(tree, dict) else tree:
+        if tree.endswith(".ipynb"):
+            yield tree
+    elif isinstance(tree, dict):
+        yield from pages_in(list(tree.values()))
+    elif isinstance(tree, list):
+        for entry in tree:
             yield from pages_in(entry)
 
 
@@ -363,13 +376,11 @@ def size_faults(folder: Path, limit: int = 400_000) -> Iterator[str]:
     """A fault for each page above `limit` bytes whose figures alone do not explain it."""
     for page in read_pages(folder):
         size = (folder / page.path).stat().st_size
-        drawn = sum(
-            len(data)
-            for cell in page.cells
-            for out in cell.get("outputs", [])
-            for kind, data in out.get("data", {}).items()
-            if kind.startswith("image/")
-        )
+        drawn = 0
+        for cell in page.cells:
+            for kind, contents in data_of_outputs(cell).items():
+                if kind.startswith("image/"):
+                    drawn += sum(map(len, contents))
         if size - drawn > limit:
             measured = f"{size // 1000} kB, {drawn // 1000} kB of them figures"
             allowed = f"{limit // 1000} kB without figures"
@@ -431,8 +442,11 @@ MAIN = [
 
 
 def chromium_on_path() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next((path for name in names if (path := shutil.which(name))), None)
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name)
+        if path:
+            return path
+    return None
 
 
 def browser_faults(site: Path, paths: Iterable[str], pictures: Path | None = None) -> list[str]:

@@ -50,8 +50,11 @@ def built_pages(site: Path) -> dict[str, Built]:
     return read
 
 
-def static_faults(site: Path) -> Iterator[str]:
-    """A fault for each link that leads nowhere and each picture without alternative text."""
+def static_faults(site: Path, base: str = "/") -> Iterator[str]:
+    """A fault for each link that leads nowhere and each picture without alternative text.
+
+    `base` is the path of the site on its host, where links that begin with a slash lead.
+    """
     read = built_pages(site)
     for path, page in read.items():
         for source in page.bare:
@@ -64,13 +67,28 @@ def static_faults(site: Path) -> Iterator[str]:
             full = path
             if target:
                 full = os.path.normpath(Path(path).parent / target).replace(os.sep, "/")
-                full = target.lstrip("/") if target.startswith("/") else full
+                full = target.removeprefix(base) if target.startswith("/") else full
+                full = os.path.normpath(full) if full else "."
                 full = f"{full}/index.html".removeprefix("./") if (site / full).is_dir() else full
             if full not in read:
                 if not (site / full).is_file():
                     yield f"{path}: link to {link!r}: no such page or file"
             elif anchor and not anchor.startswith(":~:") and unquote(anchor) not in read[full].ids:
                 yield f"{path}: link to {link!r}: no such place on {full}"
+
+
+def is_redirect(text: str) -> bool:
+    """Whether a page only sends on to another."""
+    return 'http-equiv="refresh"' in text
+
+
+def markdown_faults(site: Path) -> Iterator[str]:
+    """A fault for each page that offers its Markdown (`copy_page.html`) and has none beside it."""
+    for path in built_pages(site):
+        text = (site / path).read_text(encoding="utf-8")
+        offers = 'link.className = "copy-page"' in text and path != "404.html"
+        if offers and not (site / path).with_suffix(".md").is_file():
+            yield f"{path}: found no Markdown beside it; allowed: {Path(path).with_suffix('.md')}"
 
 
 SEARCH = """async queries => {
@@ -108,15 +126,28 @@ def search_faults(tab, home: str) -> list[str]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """A file server that says nothing."""
+    """A file server that says nothing, and has a folder below `base`, as the published host does:
+    the page for missing addresses names everything from there.
+    """
+
+    def __init__(self, *arguments: object, base: str = "/", **options: object) -> None:
+        self.base = base
+        super().__init__(*arguments, **options)
+
+    def translate_path(self, path: str) -> str:
+        is_inside = path.startswith(self.base)
+        return super().translate_path(path.removeprefix(self.base) if is_inside else "/no/file")
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
-    """What Chromium finds on the pages, served from this machine; with `pictures`, saves there how
-    the main pages look, in both widths, light and dark.
+LONG_PAGE = 20_000  # pixels of height above which a page is named
+
+
+def browser_faults(site: Path, pictures: Path | None = None, base: str = "/") -> list[str]:
+    """What Chromium finds on the pages, served from this machine below `base`; with `pictures`,
+    saves there how the main pages look, in both widths, light and dark. Names the longest pages.
     """
     from playwright.sync_api import sync_playwright
 
@@ -126,9 +157,10 @@ def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
             "browser: found no Chromium on the path; allowed: `apt-get install chromium`, or "
             "`--no-browser`"
         ]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site), base=base))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    home = f"http://127.0.0.1:{server.server_port}/"
+    home = f"http://127.0.0.1:{server.server_port}{base}"
+    heights: dict[str, int] = {}
     faults: list[str] = []
     heard: list[str] = []  # from the page that is open
     weights: list[int] = []  # of what the page that is open asked for
@@ -151,14 +183,15 @@ def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
         tab.on("request", on_request)
         tab.on("response", on_response)
         for path in built_pages(site):
-            if 'http-equiv="refresh"' in (site / path).read_text(encoding="utf-8"):
-                continue  # a page that only sends on
+            if is_redirect((site / path).read_text(encoding="utf-8")):
+                continue
             heard.clear()
             weights.clear()
             for width in WIDTHS:
                 tab.set_viewport_size({"width": width, "height": 900})
                 if width == WIDTHS[0]:
                     tab.goto(home + path, wait_until="load")
+                    heights[path] = tab.evaluate("document.body.scrollHeight")
                 wide = tab.evaluate(TOO_WIDE)
                 faults += [f"{path}: at {width} px wider than the page: {each}" for each in wide]
                 if pictures and path in MAIN_PAGES:
@@ -170,6 +203,9 @@ def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
             faults += search_faults(tab, home)
         browser.close()
     server.shutdown()
+    for path in sorted(heights, key=heights.get, reverse=True):
+        if heights[path] > LONG_PAGE:
+            print(f"{path} is {heights[path]:,} px long")
     return faults
 
 
@@ -184,9 +220,11 @@ def save_pictures(tab, name: Path) -> None:
     tab.emulate_media(color_scheme="light")
 
 
-def site_faults(site: Path, *, browser: bool = True, pictures: Path | None = None) -> list[str]:
-    """Every fault of a built site."""
-    faults = list(static_faults(site))
+def site_faults(
+    site: Path, *, base: str = "/", browser: bool = True, pictures: Path | None = None
+) -> list[str]:
+    """Every fault of a built site that stands below `base` on its host."""
+    faults = [*static_faults(site, base), *markdown_faults(site)]
     if browser:
-        faults += browser_faults(site, pictures)
+        faults += browser_faults(site, pictures, base)
     return faults

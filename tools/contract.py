@@ -108,6 +108,11 @@ def make_batch(policy, tokenizer, records: list[Example], number: int) -> dict[s
     }
 
 
+def rounded(numbers: list[float]) -> list[float]:
+    """To nine figures, so that two machines write the same."""
+    return [float(f"{number:.9g}") for number in numbers]
+
+
 def solve(batch: dict[str, Any], records: list[Example], credit: BatchCredit) -> dict[str, Any]:
     """The batch with what our code makes of it."""
     answers = [
@@ -131,7 +136,7 @@ def solve(batch: dict[str, Any], records: list[Example], credit: BatchCredit) ->
     solved["readings"] = list(credit.scorer.readings) if credit.scorer else []
     solved["units"] = None if units is None else units.tolist()
     solved["rewards"] = rewards
-    solved["advantages"] = [[float(f"{x:.9g}") for x in row] for row in advantages.tolist()]
+    solved["advantages"] = [rounded(row) for row in advantages.tolist()]
     solved["thresholds"] = credit.state_dict()["thresholds"]
     return solved
 

@@ -1,8 +1,9 @@
 """Environments with the engines that the adapters are for, outside .venv, and their tests.
 
-`python -m tools.engine_environments [verl skyrl verifiers oldest newest]` makes each environment
-where it is missing, below build/integrations or the folder that MEMCALIB_ENGINES names, installs
-the released engine and the core of this package, and runs `tests/integrations/engines` there.
+`python -m tools.engine_environments [verl skyrl verifiers letta deepeval ...]` makes each
+environment where it is missing, below build/integrations or the folder that MEMCALIB_ENGINES
+names, installs the released engine and the core of this package, and runs
+`tests/integrations/engines` there.
 `oldest` and `newest` are the core alone at both ends of the ranges of openai and rich. With
 MEMCALIB_ENGINES_AS_THEY_ARE=1 nothing is installed.
 """
@@ -26,6 +27,10 @@ class Engine:
     packages: tuple[str, ...]
     tests: tuple[str, ...]
     local: tuple[str, ...] = ()  # further packages of this repository
+    # whether pip must keep the packages as they are when it adds ours; where both ask for other
+    # versions of a third, ours comes second
+    resolves: bool = True
+    node: tuple[str, ...] = ()  # packages of npm, in the same folder
 
 
 ENGINES = {
@@ -56,6 +61,10 @@ ENGINES = {
         local=("packages/memcalib-env",),
     ),
     "oldest": Engine(("openai==2.54.0", "rich==13.9.0", "hypothesis>=6"), ("test_ranges.py",)),
+    "letta": Engine(("letta-evals==0.26.0",), ("test_letta.py",)),
+    # DeepEval wants click below 8.4, huggingface_hub 8.4 and above
+    "deepeval": Engine(("deepeval==4.3.1",), ("test_deepeval.py",), resolves=False),
+    "promptfoo": Engine((), ("test_promptfoo.py",), node=("promptfoo@0.121.20",)),
     "newest": Engine(("openai>=3,<4", "rich>=15,<16", "hypothesis>=6"), ("test_ranges.py",)),
 }
 
@@ -69,6 +78,12 @@ def pip(python: Path, *arguments: str) -> None:
     subprocess.run([*map(str, command), *arguments], check=True)
 
 
+def npm(folder: Path, *packages: str) -> None:
+    """Installs packages of npm, whose own install steps, which fetch binaries, are not run."""
+    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund"]
+    subprocess.run([*command, "--ignore-scripts", "--silent", *packages], check=True)
+
+
 def prepare(name: str) -> Path:
     """The Python of an environment, made where it is missing."""
     engine = ENGINES[name]
@@ -79,7 +94,10 @@ def prepare(name: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     if not ready.exists() and os.environ.get("MEMCALIB_ENGINES_AS_THEY_ARE") != "1":
         pip(python, *engine.packages, *TOOLS)
-        pip(python, *engine.packages, "--editable", str(ROOT))
+        kept = engine.packages if engine.resolves else ()
+        pip(python, *kept, "--editable", str(ROOT))
+        if engine.node:
+            npm(folder, *engine.node)
         for path in engine.local:
             pip(python, "--no-deps", str(ROOT / path))
         ready.touch()

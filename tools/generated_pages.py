@@ -35,7 +35,7 @@ COMMANDS = ["cli/index.qmd", *(page_of(verb) for verb in verbs())]
 
 
 def front(title: str, description: str, **settings: object) -> str:
-    head = {"title": title, "description": description, "image": "/images/social.png"} | settings
+    head = {"title": title, "description": description, "image": "/images/social.png", **settings}
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 
@@ -65,16 +65,18 @@ def parameter_rows(command: object, verb: str) -> dict[str, list[tuple[str, str]
     return rows
 
 
+EXAMPLE = "Example: "  # begins a paragraph of a help text
+
+
 def command_page(verb: str, command: object) -> str:
     """The page of a verb: what it does, how it is called, each argument and option."""
     first, *other_paragraphs = paragraphs(command.help or "")
     parts = [front(f"memcalib {verb}", first)]
-    for text in other_paragraphs:
-        example = text.removeprefix("Example: ")
-        if example != text:
-            parts.append(f"## Example\n\n```bash\n{example}\n```")
-        else:
-            parts.append(as_text(text))
+    parts += [as_text(text) for text in other_paragraphs if not text.startswith(EXAMPLE)]
+    examples = [text.removeprefix(EXAMPLE) for text in other_paragraphs if text.startswith(EXAMPLE)]
+    if examples:
+        parts.append("## Example" if len(examples) == 1 else "## Examples")
+    parts += [f"```bash\n{example}\n```" for example in examples]
     for title, rows in parameter_rows(command, verb).items():
         if rows:
             entries = [
@@ -172,6 +174,11 @@ def write_pages(work: Path) -> None:
         ("404", missing_page()),
     ):
         (work / f"{name}.qmd").write_text(text, encoding="utf-8")
+
+
+def generated_pages() -> list[str]:
+    """The paths of the generated pages that a menu has."""
+    return [*START, *COMMANDS]
 
 
 def llms_index(entries: list[tuple[str, dict]]) -> str:

@@ -115,6 +115,11 @@ def to_html_links(text: str) -> str:
     return re.sub(r'(href="(?![a-z]+:)[^"#]*)\.ipynb\b', r"\1.html", text)
 
 
+def markdown_to_html(text: str, **_: object) -> str:
+    """The filter of nbconvert's templates, by the reader of this site."""
+    return READER.render(text)
+
+
 def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
     """Every page of `folder` as HTML in `target`, each with the menus of sidebar.yml;
     returns `target`.
@@ -129,7 +134,7 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
     plain = (HERE / "preview.css").read_text(encoding="utf-8")
     style = f"{plain}\n{colours}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
     exporter = HTMLExporter(template_name="basic")
-    exporter.environment.filters["markdown2html"] = lambda text, **_: READER.render(text)
+    exporter.environment.filters["markdown2html"] = markdown_to_html
     outline = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=False
     ).get_template("preview.html.j2")
@@ -159,7 +164,7 @@ def write_site(folder: Path, pages: list["Page"], target: Path) -> Path:
             {"text": text, "href": place(first), "here": text == side["title"]}
             for text, first in firsts
         ]
-        cells = [converted for cell in page.cells if (converted := as_page(cell))]
+        cells = list(filter(None, map(as_page, page.cells)))
         body, _ = exporter.from_notebook_node(nbformat.v4.new_notebook(cells=cells))
         head = heads[page.path]
         shown = {

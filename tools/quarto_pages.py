@@ -17,6 +17,7 @@ import yaml
 HERE = Path(__file__).parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOCIAL_IMAGE = "images/social.png"
+REFERENCE = ("The code, part by part", "How the trainer is built")  # sections folded by parts
 LONG_CODE = 25  # lines above which the code of an example is folded
 Cell = dict[str, object]
 
@@ -26,7 +27,7 @@ def for_quarto(path: str, notebook: dict) -> dict:
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = table_bars(text_of(cell["source"]))
+            cell["source"] = with_fig_alt(table_bars(text_of(cell["source"])))
         if cell["cell_type"] == "code":
             outputs = [without_scripts(out) for out in cell["outputs"] if not is_widget(out)]
             cell["outputs"] = outputs
@@ -38,6 +39,7 @@ def for_quarto(path: str, notebook: dict) -> dict:
     else:
         for cell in notebook["cells"]:
             fold(cell, LONG_CODE)
+    notebook["cells"] = folded_reference(notebook["cells"])
     if path.startswith("tutorials/"):
         notebook["cells"] = with_colab_link(path, notebook["cells"])
     if path == "index.ipynb":
@@ -73,6 +75,22 @@ def without_scripts(output: dict) -> dict:
     elif "text/markdown" in data:
         data["text/markdown"] = table_bars(text_of(data["text/markdown"]))
     return output
+
+
+PICTURE = re.compile(r"!\[(?P<words>(?:[^\[\]]|\[[^\]]*\])+)\]\((?P<file>[^)\s]+)\)(?!\{)")
+PICTURE_WITH_ALT = re.compile(r'!\[\]\((?P<file>[^)\s]+)\)\{fig-alt="(?P<words>[^"]*)"\}')
+
+
+def with_fig_alt(text: str) -> str:
+    """Markdown in which the words of a picture are its alternative text: Pandoc makes a caption of
+    them where a picture is a paragraph, and leaves the picture without text.
+    """
+
+    def to_alt(match: re.Match) -> str:
+        words = " ".join(match["words"].split()).replace('"', "'")
+        return f'![]({match["file"]}){{fig-alt="{words}"}}'
+
+    return PICTURE.sub(to_alt, text)
 
 
 def table_bars(text: str) -> str:
@@ -158,6 +176,66 @@ def fold(cell: dict, lines: int) -> None:
         cell["source"] = "#| code-fold: true\n" + source
 
 
+def folded_reference(cells: list[dict]) -> list[dict]:
+    """The cells of a page; in the sections of `REFERENCE`, what follows the prose that opens a part
+    is folded.
+    """
+    made: list[dict] = []
+    is_reference = False
+    title = ""  # of the part that is folded, if there is one
+    for number, cell in enumerate(cells):
+        opened = part_heading(cell)
+        if opened is None:
+            if title:
+                lower_definitions(cell)
+            made.append(cell)
+            continue
+        if title:
+            made.append(added(f"end{number:05d}", FOLD_END))
+            title = ""
+        made.append(cell)
+        level, words = opened
+        if level == "##":
+            is_reference = words in REFERENCE
+        follows = cells[number + 1 :]
+        has_content = bool(follows) and part_heading(follows[0]) is None
+        if is_reference and level == "###" and has_content:
+            title = html.escape(words.replace("`", ""))
+            made.append(added(f"fold{number:04d}", FOLD_START.format(title=title)))
+    if title:
+        made.append(added("endoflast", FOLD_END))
+    return made
+
+
+def lower_definitions(cell: dict) -> None:
+    """Set the headings of definitions a level lower: Pandoc ends a part at one of its own level."""
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        if "text/markdown" in data:
+            data["text/markdown"] = re.sub(r"\A### ", "#### ", text_of(data["text/markdown"]))
+
+
+def part_heading(cell: dict) -> tuple[str, str] | None:
+    """(signs, words) of a heading of the second or third level with which prose begins."""
+    match = re.match(r"(##|###) ([^\n{]+)", text_of(cell["source"]))
+    if match is None or cell["cell_type"] != "markdown":
+        return None
+    return match[1], match[2].strip()
+
+
+FOLD_START = """`````{{=html}}
+<details class="part"><summary>Code and examples: {title}</summary>
+`````
+
+:::::::: {{.part-content}}
+"""
+FOLD_END = """::::::::
+
+`````{=html}
+</details>
+`````"""
+
+
 def install_line() -> str:
     """How the package is installed, from settings.ini: the one place that says it."""
     settings = ConfigParser(delimiters=["="])
@@ -202,7 +280,8 @@ def with_colab_link(path: str, cells: list[dict]) -> list[dict]:
 def with_first_screen(cells: list[dict]) -> list[dict]:
     """The cells of the home page, the first screen in front of the prose."""
     first = first_prose(cells)
-    return [*cells[:first], added("firstscr", first_screen()), *cells[first:]]
+    screen = added("firstscr", with_fig_alt(first_screen()))
+    return [*cells[:first], screen, *cells[first:]]
 
 
 def read_notebook(file: Path) -> dict:
@@ -225,18 +304,19 @@ def write_notebook(file: Path, notebook: dict) -> None:
 def as_markdown(notebook: dict) -> str:
     """A page ready for Quarto as plain Markdown: prose, code, and what cells put out as text."""
     head = front_matter(notebook)
-    parts = [f"# {head.get('title', '')}", f"> {head['description']}"]
-    if not head.get("description"):
-        parts = parts[:1]
+    parts = [f"# {head.get('title', '')}"]
+    if head.get("description"):
+        parts.append(f"> {head['description']}")
     for cell in notebook["cells"]:
         source = text_of(cell["source"])
         if cell["cell_type"] == "markdown" and not source.startswith("<!--"):
-            parts.append(re.sub(r"^:::+.*$", "", source, flags=re.M).strip())
+            prose = re.sub(r"^:::+.*$", "", source, flags=re.M)
+            parts.append(PICTURE_WITH_ALT.sub(r"![\g<words>](\g<file>)", prose).strip())
         if cell["cell_type"] == "code":
             code = "\n".join(line for line in source.splitlines() if not line.startswith("#|"))
             if code.strip() and "echo: false" not in source:
                 parts.append(f"```python\n{code.strip()}\n```")
-            parts += [text for out in cell["outputs"] if (text := output_text(out))]
+            parts += map(output_text, cell["outputs"])
     return "\n\n".join(text for text in parts if text) + "\n"
 
 

@@ -11,7 +11,13 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from memcalib.practice.memory_system import practice_log, write_practice_log
 
 SAMPLES = {
     "evaluation": (
@@ -38,7 +44,31 @@ SAMPLES = {
         "A log whose answers exist, without labels: which memories left a trace and which decided "
         "(`memcalib evaluate --log`).",
     ),
+    "memories": (
+        "Memories of a memory system",
+        "What became of each memory of a log: which hijack answers, are stale, are never used "
+        "(`memcalib memories`).",
+    ),
+    "sweep": (
+        "Sweep of retrieval and framing",
+        "How many memories, and in which words: settings side by side, with the best one "
+        "(`memcalib sweep`).",
+    ),
+    "gate": (
+        "Gate",
+        "The summary that a pull request shows when a build uses memory worse than its baseline "
+        "(`memcalib gate`).",
+    ),
 }
+REPORTS = {
+    "evaluation": "micro-model/report.html",
+    "exam": "exam/micro-judge/exam.html",
+    "comparison": "comparison/comparison.html",
+    "training": "quickstart/report.html",
+    "footprints": "footprints/report.html",
+    "memories": "own/memories.html",
+    "sweep": "sweep/sweep.html",
+}  # where the commands write them, below runs/
 QUICK = [
     part
     for setting in ("train.steps=10", "train.eval_every=5", "eval_examples=60", "path_examples=40")
@@ -52,6 +82,9 @@ FACTS = (
 )
 
 
+QUESTIONS = 60  # of the practice memory system
+
+
 def log_rows(count: int = 40) -> list[dict]:
     """Invented rows of a log, with answers."""
     rows = []
@@ -63,60 +96,125 @@ def log_rows(count: int = 40) -> list[dict]:
     return rows
 
 
-def write_samples(target: Path) -> None:
-    """The sample reports as `target`/NAME.html. Raises `RuntimeError` where a command fails."""
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        command = [sys.executable, "-c", "from memcalib.commands.cli import main; main()"]
-        environment = os.environ | {
-            "MEMCALIB_CACHE": str(work / "calls.sqlite"),
+class Workplace:
+    """A folder in which commands run beside a practice server, without another host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.command = [sys.executable, "-c", "from memcalib.commands.cli import main; main()"]
+        self.environment = os.environ | {
+            "MEMCALIB_CACHE": str(folder / "calls.sqlite"),
             "HF_HUB_OFFLINE": "1",
         }
 
-        def memcalib(*arguments: str) -> None:
-            done = subprocess.run(
-                [*command, *arguments], cwd=work, env=environment, capture_output=True, text=True
-            )
-            if done.returncode not in (0, 3):
-                said = f"{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
-                raise RuntimeError(
-                    f"memcalib {' '.join(arguments)}: exit {done.returncode}\n{said}"
-                )
+    def memcalib(self, *arguments: str) -> None:
+        """Run a command. Raises `RuntimeError` where it fails; a gate that is closed does not."""
+        done = subprocess.run(
+            [*self.command, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode not in (0, 3):
+            said = f"{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
+            raise RuntimeError(f"memcalib {' '.join(arguments)}: exit {done.returncode}\n{said}")
 
-        server = subprocess.Popen(
-            [*command, "microserve", "--port", "0"],
-            cwd=work,
-            env=environment,
+    @contextmanager
+    def server(self, *options: str) -> Iterator[str]:
+        """The address of a practice server."""
+        program = subprocess.Popen(
+            [*self.command, "microserve", "--port", "0", *options],
+            cwd=self.folder,
+            env=self.environment,
             stdout=subprocess.PIPE,
             text=True,
         )
         try:
-            url = server.stdout.readline().split(" at ")[1].split()[0]
-            judge = ["--judge", "micro-judge", "--judge-url", url, "--judge-key-env", ""]
-            memcalib("exam", *judge, "--out", "runs/exam/micro-judge")
-            for model in ("micro-model", "micro-model-weak"):
-                server_options = ["--base-url", url, "--key-env", "", "--model", model]
-                out = ["--out", f"runs/{model}"]
-                memcalib("evaluate", "runs/micro.jsonl", *server_options, *judge, *out)
-            compared = ["runs/micro-model-weak", "runs/micro-model"]
-            memcalib("compare", *compared, "--out", "runs/comparison")
-            rows = "\n".join(json.dumps(row) for row in log_rows())
-            (work / "log.jsonl").write_text(rows + "\n", encoding="utf-8")
-            log = ["--log", "log.jsonl", "--consent", "invented rows", "--unlabelled", "--yes"]
-            memcalib("evaluate", *log, *judge, "--out", "runs/footprints")
+            yield program.stdout.readline().split(" at ")[1].split()[0]
         finally:
-            server.terminate()
-            server.wait(timeout=30)
-        memcalib("quickstart", *QUICK, "--out", "runs/quickstart")
-        for name, file in (
-            ("evaluation", "micro-model/report.html"),
-            ("exam", "exam/micro-judge/exam.html"),
-            ("comparison", "comparison/comparison.html"),
-            ("training", "quickstart/report.html"),
-            ("footprints", "footprints/report.html"),
-        ):
-            shutil.copy(work / "runs" / file, target / f"{name}.html")
+            program.terminate()
+            program.wait(timeout=30)
+
+    def write_rows(self, name: str, rows: Iterable[dict]) -> None:
+        text = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def judge_at(url: str) -> list[str]:
+    return ["--judge", "micro-judge", "--judge-url", url, "--judge-key-env", ""]
+
+
+def evaluate_models(work: Workplace) -> None:
+    """An exam, two evaluations and their comparison, answers of a log, a training."""
+    with work.server() as url:
+        judge = judge_at(url)
+        work.memcalib("exam", *judge, "--out", "runs/exam/micro-judge")
+        for model in ("micro-model", "micro-model-weak"):
+            server_options = ["--base-url", url, "--key-env", "", "--model", model]
+            out = ["--out", f"runs/{model}"]
+            work.memcalib("evaluate", "runs/micro.jsonl", *server_options, *judge, *out)
+        compared = ["runs/micro-model-weak", "runs/micro-model"]
+        work.memcalib("compare", *compared, "--out", "runs/comparison")
+        work.write_rows("log.jsonl", log_rows())
+        log = ["--log", "log.jsonl", "--consent", "invented rows", "--unlabelled", "--yes"]
+        work.memcalib("evaluate", *log, *judge, "--out", "runs/footprints")
+    work.memcalib("quickstart", *QUICK, "--out", "runs/quickstart")
+
+
+def check_memory_system(work: Workplace) -> None:
+    """The way of the tutorial *Does my memory help?*: memories, sweep, gate."""
+    consent = ["--consent", "invented rows", "--yes"]
+    write_practice_log(work.folder / "system.jsonl", QUESTIONS)
+    with work.server("--count", "1") as url:
+        judge = judge_at(url)
+        work.memcalib("evaluate", "--log", "system.jsonl", *consent, *judge, "--out", "runs/own")
+        work.memcalib("memories", "runs/own")
+        model = ["--model", "micro-memory-model", "--base-url", url, "--key-env", ""]
+        settings = ["--top-k", "2,4,6", "--framing", "authoritative,advice"]
+        settings += ["--today-framing", "authoritative", "--set", "grid.full=true"]
+        options = [*consent, *settings, *model, *judge, "--out", "runs/sweep"]
+        work.memcalib("sweep", "system.jsonl", *options)
+        for name, count, is_binding in (("good", 4, False), ("broken", 8, True)):
+            rows = practice_log(QUESTIONS, k=count, binding=is_binding)
+            for row in rows:
+                candidates = row.pop("candidates")
+                row["memories"] = [{**memory, "in_prompt": True} for memory in candidates]
+            work.write_rows(f"{name}.jsonl", rows)
+            log = ["--log", f"{name}.jsonl", *consent, *judge]
+            work.memcalib("evaluate", *log, "--out", f"runs/{name}")
+    work.memcalib("gate", "runs/good", "--save", "evals/baseline")
+    work.memcalib("gate", "runs/broken", "--baseline", "evals/baseline", "--max-drop", "2")
+
+
+def as_page(title: str, markdown: str) -> str:
+    """Markdown as a page of its own, as wide as a comment of a pull request."""
+    body = MarkdownIt("commonmark").enable("table").render(markdown)
+    style = (
+        ":root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; "
+        "max-width: 52rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word } "
+        "table { border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0 } "
+        "td, th { border: 1px solid #8886; padding: .3rem .7rem; text-align: left }"
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}</style></head>\n<body>\n{body}</body></html>\n"
+    )
+
+
+def write_samples(target: Path) -> None:
+    """The sample reports as `target`/NAME.html. Raises `RuntimeError` where a command fails."""
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Workplace(Path(folder))
+        evaluate_models(work)
+        check_memory_system(work)
+        runs = work.folder / "runs"
+        for name, file in REPORTS.items():
+            shutil.copy(runs / file, target / f"{name}.html")
+        summary = (runs / "gate" / "gate.md").read_text(encoding="utf-8")
+        (target / "gate.html").write_text(as_page("Gate", summary), encoding="utf-8")
 
 
 def picture(report: Path, target: Path) -> None:

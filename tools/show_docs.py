@@ -73,7 +73,7 @@ def homes() -> dict[str, dict[str, Home]]:
         text = file.read_text(encoding="utf-8")
         lines = tuple(text.splitlines())
         definitions = {}
-        for node in filter(is_public_definition, ast.parse(text).body):
+        for node in filter(is_public_definition, statements_of(lines)):
             definitions[node.name] = node
             if isinstance(node, ast.ClassDef):
                 for method in filter(is_public_definition, node.body):
@@ -175,16 +175,21 @@ def sub_outside_links(pattern: re.Pattern, to_link: Callable[[re.Match], str], l
     return "".join(changed) + pattern.sub(to_link, line[position:])
 
 
+@cache
+def statements_of(lines: tuple[str, ...]) -> list[ast.stmt]:
+    return ast.parse("\n".join(lines)).body
+
+
+@cache
+def classes_of(lines: tuple[str, ...]) -> dict[str, ast.ClassDef]:
+    return {part.name: part for part in statements_of(lines) if isinstance(part, ast.ClassDef)}
+
+
 def class_fields(node: ast.ClassDef, lines: tuple[str, ...]) -> list[ast.AnnAssign]:
     """The fields of a class in the order of its definition,
     those of its bases in the same module first.
     """
-    module = ast.parse("\n".join(lines))
-    class_by_name = {
-        statement.name: statement
-        for statement in module.body
-        if isinstance(statement, ast.ClassDef)
-    }
+    class_by_name = classes_of(lines)
     fields = []
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in class_by_name:
@@ -201,6 +206,7 @@ class Parameter(NamedTuple):
     name: str
     annotation: ast.expr | None
     default: ast.expr | None
+    first_line: int
     line: int  # the last one of its definition, which may hold a comment
 
 
@@ -212,7 +218,10 @@ def function_parameters(node: ast.FunctionDef) -> list[Parameter]:
     rows = []
     for argument, default in zip([*positional, *node.args.kwonlyargs], defaults, strict=True):
         if argument.arg not in ("self", "cls"):
-            row = Parameter(argument.arg, argument.annotation, default, argument.end_lineno)
+            last = default if default is not None else argument
+            row = Parameter(
+                argument.arg, argument.annotation, default, argument.lineno, last.end_lineno
+            )
             rows.append(row)
     return rows
 
@@ -223,47 +232,172 @@ def field_parameters(node: ast.ClassDef, lines: tuple[str, ...]) -> list[Paramet
     for field in class_fields(node, lines):
         name = field.target.id
         if not name.startswith("_") and "ClassVar" not in ast.unparse(field.annotation):
-            rows.append(Parameter(name, field.annotation, field.value, field.end_lineno))
+            row = Parameter(name, field.annotation, field.value, field.lineno, field.end_lineno)
+            rows.append(row)
     return rows
 
 
-def parameters(home: Home) -> list[tuple[str, str, str, str]]:
-    """(name, type, default, comment) of a function's parameters,
-    or of what makes an object of a class.
+def comment_of(row: Parameter, lines: tuple[str, ...]) -> str:
+    """The comment at the end of a parameter's last line, else the one right above it.
+
+    A line that several parameters share describes none of them.
+    """
+    starts_line = lines[row.first_line - 1].lstrip().startswith(row.name)
+    if not starts_line or re.search(r"\bdef ", lines[row.first_line - 1]):
+        return ""
+    beside = lines[row.line - 1].partition("  # ")[2]
+    if beside and not beside.startswith("noqa"):
+        return beside.strip()
+    above = []
+    number = row.first_line - 2
+    while number >= 0 and re.match(r"\s*# (?!%%)", lines[number]):
+        above.insert(0, lines[number].strip().removeprefix("# "))
+        number -= 1
+    return " ".join(above)
+
+
+@cache
+def annotated_names(lines: tuple[str, ...]) -> dict[str, ast.expr]:
+    """The names that a module gives to annotations, such as those of command line options."""
+    named = {}
+    for statement in statements_of(lines):
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            if ast.unparse(statement.value).startswith("Annotated["):
+                named[statement.targets[0].id] = statement.value
+    return named
+
+
+def help_of(row: Parameter, lines: tuple[str, ...]) -> str:
+    """What `help` of an option of the command line, or `description` of a field, says."""
+    annotation = row.annotation
+    if isinstance(annotation, ast.Name):
+        annotation = annotated_names(lines).get(annotation.id, annotation)
+    for expression in (annotation, row.default):
+        if expression is None:
+            continue
+        for call in ast.walk(expression):
+            if not isinstance(call, ast.Call):
+                continue
+            for option in call.keywords:
+                is_text = isinstance(option.value, ast.Constant)
+                if option.arg in ("help", "description") and is_text:
+                    return str(option.value.value)
+    return ""
+
+
+def sentences_of(docstring: str) -> list[str]:
+    """The sentences of a docstring, and the parts of one that a colon or semicolon ends."""
+    sentences = []
+    for paragraph in re.split(r"\n\s*\n", docstring):
+        for sentence in re.split(r"(?<=[.:;])\s+", " ".join(paragraph.split())):
+            sentences.append(sentence.rstrip(":;"))
+    return sentences
+
+
+def sentence_about(name: str, docstring: str) -> str:
+    """The first sentence of a docstring that names a parameter, or no text."""
+    return next((each for each in sentences_of(docstring) if f"`{name}`" in each), "")
+
+
+@cache
+def what_a_class_is(name: str) -> str:
+    """A class of the package with the first sentence about it; no text for another name."""
+    home = find(name, None)
+    if not isinstance(home, Home) or not isinstance(home.node, ast.ClassDef):
+        return ""
+    first = sentences_of(ast.get_docstring(home.node) or "")[0]
+    return f"`{name}`: {first}" if first else ""
+
+
+def what_the_type_is(annotation: ast.expr | None) -> str:
+    """The first class of the package that a type names, with what it is."""
+    if annotation is None:
+        return ""
+    names = re.findall(r"\b[A-Z]\w+", note(annotation))
+    return next((text for text in map(what_a_class_is, names) if text), "")
+
+
+class Described(NamedTuple):
+    """A parameter as its table shows it."""
+
+    name: str
+    annotation: str
+    default: str
+    what: str
+    is_written: bool  # whether `what` was written for this parameter alone
+
+
+def parameters(home: Home) -> list[Described]:
+    """The parameters of a function, or what makes an object of a class, each with what the source
+    says of it: a comment, the help of an option, a sentence of the docstring, or what its type is.
     """
     node = home.node
     if isinstance(node, ast.ClassDef):
-        methods = {
-            statement.name: statement
-            for statement in node.body
-            if isinstance(statement, ast.FunctionDef)
-        }
+        methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
         node = methods.get("__init__")
     if node is None:
         rows = field_parameters(home.node, home.lines)
     else:
         rows = function_parameters(node)
-    texts = []
+    docstring = ast.get_docstring(home.node) or ""
+    described = []
     for row in rows:
-        comment = home.lines[row.line - 1].partition("  # ")[2].removeprefix("noqa").strip()
+        own = comment_of(row, home.lines) or help_of(row, home.lines)
+        what = own or sentence_about(row.name, docstring) or what_the_type_is(row.annotation)
         annotation = note(row.annotation) if row.annotation else ""
         default = default_of(row.default) if row.default else ""
-        texts.append((row.name, annotation, default, comment))
-    return texts
+        described.append(Described(row.name, annotation, default, what, bool(own)))
+    return described
 
 
-def parameter_table(home: Home) -> str:
-    """What the comments beside the parameters say, as Markdown; empty where there is none:
-    types and defaults stand in the signature.
-    """
-    rows = parameters(home)
-    if not any(comment for *_, comment in rows):
-        return ""
+SHORT_TABLE = 8  # rows up to which a table of parameters is open
+LONG_SIGNATURE = 12  # lines above which a signature is folded
+
+
+def parameter_rows(rows: list[Described]) -> str:
+    """A table of parameters, as Markdown."""
     table = ["| parameter | type | default | what |", "| --- | --- | --- | --- |"]
-    for name, annotation, default, comment in rows:
-        cells = [code_cell(name), code_cell(annotation), code_cell(default), comment]
+    for row in rows:
+        what = re.sub(r"(?<!\\)\|", r"\|", row.what)
+        cells = [code_cell(row.name), code_cell(row.annotation), code_cell(row.default), what]
         table.append(f"| {' | '.join(cells)} |")
-    return "\n".join(['<div class="parameters">', "", *table, "", "</div>"])
+    return "\n".join(table)
+
+
+def parameter_table(home: Home, *, folds: bool = True) -> str:
+    """What the source says of the parameters, as Markdown; empty where it says nothing of its own.
+    A parameter of which nothing is said is left out: types and defaults stand in the signature.
+
+    A long table is folded, unless what is around it is (`folds`).
+    """
+    rows = [row for row in parameters(home) if row.what]
+    if not any(row.is_written for row in rows):
+        return ""
+    table = parameter_rows(rows)
+    if len(rows) <= SHORT_TABLE or not folds:
+        return f'<div class="parameters">\n\n{table}\n\n</div>'
+    return folded("Parameters", table)
+
+
+def folded(summary: str, content: str) -> str:
+    """Markdown that is shown when its line is clicked."""
+    start = f'<details class="definition"><summary>{summary}</summary>'
+    return f"{start}\n\n{content}\n\n</details>"
+
+
+def call_form(home: Home) -> str:
+    """A definition in one line: the names of its parameters and what it returns."""
+    node = home.node
+    if isinstance(node, ast.ClassDef):
+        names = [row.name for row in parameters(home)]
+        returned = ""
+    else:
+        names = [text.partition(":")[0].partition("=")[0] for text in function_texts(node)]
+        returned = f" → {note(node.returns)}" if node.returns else ""
+    shown = [name for name in names if name != "*"]
+    if len(shown) > SHORT_TABLE:
+        shown = [*shown[:SHORT_TABLE], "…"]
+    return f"{home.name}({', '.join(shown)}){returned}"
 
 
 def code_cell(text: str) -> str:
@@ -333,11 +467,7 @@ def signature(home: Home) -> str:
     """
     node = home.node
     if isinstance(node, ast.ClassDef):
-        methods = {
-            statement.name: statement
-            for statement in node.body
-            if isinstance(statement, ast.FunctionDef)
-        }
+        methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
         if "__init__" in methods:
             texts = function_texts(methods["__init__"])
         elif is_record(node):
@@ -390,6 +520,16 @@ class Names(Processor):
         imports = r"^from memcalib\S* import (.+?)(?:\)|$)"
         imported = re.findall(imports, "\n".join(code), re.M)
         self.imported = frozenset(re.findall(r"\w+", " ".join(imported)))
+        self.plumbing = self.plumbing_names()
+
+    def plumbing_names(self) -> frozenset[str]:
+        """What the page exports without showing its code."""
+        names = set()
+        for cell in self.nb.cells:
+            if cell.cell_type == "code" and "export" in (cell.directives_ or {}):
+                definitions = filter(is_public_definition, ast.parse(cell.source).body)
+                names |= {node.name for node in definitions}
+        return frozenset(names)
 
     def cell(self, cell) -> None:
         if cell.cell_type == "markdown":
@@ -411,17 +551,26 @@ class Names(Processor):
         return link_names(text, self.page, self.module, self.imported)
 
     def definition(self, home: Home) -> str:
-        """A definition under its name: its source, its signature, its docstring, its parameters."""
+        """A definition under its name: its source, its signature, its docstring, its parameters.
+
+        Of plumbing, and of what has a long signature, all but the first paragraph is folded.
+        """
         docstring = ast.get_docstring(home.node) or ""
         docstring = re.sub(r"\\\((.+?)\\\)", r"$\1$", docstring)  # as docstrings write mathematics
-        parts = [
-            f"### {home.name}",
-            f'[source]({home.source}){{.source target="_blank"}}',
-            f"```python\n{signature(home)}\n```",
-            self.linked(docstring),
-            parameter_table(home),
-        ]
-        return "\n\n".join(text for text in parts if text)
+        head = f"### {home.name}\n\n" + f'[source]({home.source}){{.source target="_blank"}}'
+        lines = signature(home).splitlines()
+        code = "\n".join(["```python", *lines, "```"])
+        first, _, rest = self.linked(docstring).partition("\n\n")
+        table = self.linked(parameter_table(home, folds=False))
+        hides = len(lines) > 1 or rest or table
+        if hides and (home.name in self.plumbing or len(lines) > LONG_SIGNATURE):
+            content = "\n\n".join(part for part in (code, rest, table) if part)
+            summary = f"<code>{html.escape(call_form(home), quote=False)}</code>"
+            parts = [head, first, folded(summary, content)]
+        else:
+            table = self.linked(parameter_table(home))
+            parts = [head, code, first, rest, table]
+        return "\n\n".join(part for part in parts if part)
 
     def to_site(self, text: str) -> str:
         """Links to files of the repository that are no page lead to the repository;
@@ -501,8 +650,8 @@ class FoldPlumbing(Processor):
                     names.append(name)
         if not names:
             return "Code"
-        ellipsis = " …" if len(names) > 3 else ""
-        return f"Code of {', '.join(names[:3])}{ellipsis}"
+        more = " …" if len(names) > 3 else ""
+        return f"Code of {', '.join(names[:3])}{more}"
 
     @staticmethod
     def is_plumbing(cell) -> bool:

@@ -7,6 +7,7 @@ be checked before a page is rendered (`tools.check_docs`), adds the pages that a
 does not cover.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from nbdev.serve import proc_nbs
 
 from tools.check_docs import check, pages_in, read_pages
 from tools.check_site import site_faults
-from tools.generated_pages import COMMANDS, START, llms_index, write_pages
+from tools.generated_pages import COMMANDS, START, generated_pages, llms_index, write_pages
 from tools.quarto_pages import (
     SOCIAL_IMAGE,
     as_markdown,
@@ -32,6 +33,7 @@ from tools.quarto_pages import (
 from tools.samples import write_samples
 from tools.search_index import add_wishes
 from tools.show_docs import pages
+from tools.trim_site import trim
 
 ROOT = Path(__file__).parents[1]
 QUARTO = "1.7.34"  # the version with which the site is checked
@@ -45,6 +47,7 @@ FIRST = ("tutorials",)  # folders of pages that stand before the chapters
 TUTORIALS = (
     "evaluate_your_model",
     "evaluate_your_logs",
+    "does_my_memory_help",
     "benchmark_from_logs",
     "train",
     "training_loop",
@@ -227,17 +230,47 @@ def render(work: Path) -> list[str]:
 
 
 def add_markdown(work: Path) -> None:
-    """Beside each page its Markdown, and llms.txt, which lists them."""
+    """Beside each page its Markdown, and llms.txt, which lists them. Pages that are generated as
+    Markdown are copied.
+    """
     site = work / "_docs"
-    entries = []
-    for page in read_pages(work):
-        notebook = read_notebook(work / page.path)
-        head = front_matter(notebook)
-        file = Path(page.path).with_name(str(head.get("output-file", Path(page.path).name)))
-        target = (site / file).with_suffix(".md")
-        target.write_text(as_markdown(notebook), encoding="utf-8")
-        entries.append((target.relative_to(site).as_posix(), head))
+    pages_by_path = {page.path: read_notebook(work / page.path) for page in read_pages(work)}
+    heads = {path: front_matter(notebook) for path, notebook in pages_by_path.items()}
+    files = {path: markdown_file(path, head) for path, head in heads.items()}
+    for path, notebook in pages_by_path.items():
+        text = to_markdown_links(as_markdown(notebook), path, files)
+        (site / files[path]).write_text(text, encoding="utf-8")
+    for page in generated_pages():
+        source = (work / page).read_text(encoding="utf-8")
+        heads[page] = yaml.safe_load(source.split("---")[1])
+        files[page] = markdown_file(page, heads[page])
+        body = source.split("---\n", 2)[2].strip()
+        text = f"# {heads[page]['title']}\n\n> {heads[page]['description']}\n\n{body}\n"
+        text = to_markdown_links(text, page, files)
+        (site / files[page]).write_text(text, encoding="utf-8")
+    entries = [(files[path], heads[path]) for path in files]
     (site / "llms.txt").write_text(llms_index(entries), encoding="utf-8")
+
+
+def markdown_file(path: str, head: dict) -> str:
+    """Where the Markdown of a page stands on the site."""
+    name = str(head.get("output-file", Path(path).name))
+    return Path(path).with_name(name).with_suffix(".md").as_posix()
+
+
+PAGE_LINK = re.compile(r"\]\((?P<path>[\w./-]+\.(?:ipynb|qmd))(?P<anchor>#[^)\s]*)?\)")
+
+
+def to_markdown_links(text: str, path: str, files: dict[str, str]) -> str:
+    """Markdown of the page at `path` in which links to pages lead to their Markdown."""
+
+    def to_file(match: re.Match) -> str:
+        target = os.path.normpath(Path(path).parent / match["path"])
+        default = Path(target).with_suffix(".md").as_posix()
+        relative = os.path.relpath(files.get(target, default), Path(path).parent)
+        return f"]({relative}{match['anchor'] or ''})"
+
+    return PAGE_LINK.sub(to_file, text)
 
 
 def main() -> int:
@@ -250,6 +283,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--any-quarto", action="store_true", help=f"render with another version than {QUARTO}"
+    )
+    parser.add_argument(
+        "--samples", type=Path, help="a folder that `python -m tools.samples` wrote before"
     )
     options = parser.parse_args()
     version = quarto_version()
@@ -266,10 +302,20 @@ def main() -> int:
     work = made / "_site"
     prepare(made, work)
     faults = render(work)
-    write_samples(work / "_docs" / "samples")
+    site = work / "_docs"
+    if options.samples:
+        shutil.copytree(options.samples, site / "samples")
+    else:
+        write_samples(site / "samples")
     add_markdown(work)
-    add_wishes(work / "start.ipynb", work / "_docs" / "search.json")
-    faults += site_faults(work / "_docs", browser=not options.no_browser, pictures=options.pictures)
+    add_wishes(work / "start.ipynb", site / "search.json")
+    trim(site)
+    faults += site_faults(
+        site,
+        base=f"{get_config().doc_baseurl}/",
+        browser=not options.no_browser,
+        pictures=options.pictures,
+    )
     shutil.rmtree(ROOT / "_docs", ignore_errors=True)
     shutil.move(work / "_docs", ROOT / "_docs")
     print("\n".join(faults) or f"the site is in {ROOT / '_docs'}")

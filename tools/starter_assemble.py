@@ -51,7 +51,9 @@ def repeated(examples: list[Example]) -> list[str]:
         if count > 1:
             faults.append(f"{example_id}: found {count} times; allowed: once")
     questions = [example.question for example in examples]
-    memories = [" ".join(block.memory_text for block in e.blocks) for e in examples]
+    memories = []
+    for example in examples:
+        memories.append(" ".join(block.memory_text for block in example.blocks))
     for title, texts in (("question", questions), ("memory", memories)):
         for pair in similar_pairs(texts):
             faults.append(f"{title}: {examples[pair[0]].id} and {examples[pair[1]].id} are alike")

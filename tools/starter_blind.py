@@ -61,7 +61,10 @@ def drawn_blocks(task: Task, seed: int) -> list[tuple[str, str, list[tuple[str, 
 
 def atom_names(task: Task, seed: int) -> dict[str, str]:
     """Name of an atom on the sheet of this seed -> its id."""
-    return {name: atom_id for _, _, names in drawn_blocks(task, seed) for name, atom_id in names}
+    atom_ids = {}
+    for _, _, names in drawn_blocks(task, seed):
+        atom_ids.update(names)
+    return atom_ids
 
 
 def sheet_of(task: Task, seed: int) -> dict[str, Any]:
@@ -333,10 +336,7 @@ def read_pairs(
                     "passage": pair.edit.passage,
                     "replacement": pair.edit.replacement,
                     "why": pair.why,
-                    "readers": [
-                        [(None if level is None else level.wire, stance) for level, stance in one]
-                        for one in levels_by_reader
-                    ],
+                    "readers": [as_letters(levels) for levels in levels_by_reader],
                     "other atoms": other_differences(pair, both, tasks, readers),
                 }
             )
@@ -352,6 +352,14 @@ def read_pairs(
             print(f"reader {number}, {form}: {listed}")
     write_disputes(disputes, out)
     return rows
+
+
+def as_letters(levels: list[tuple[Level | None, str]]) -> list[tuple[str | None, str]]:
+    """Levels and stances of one reader with the levels as letters, None where none was read."""
+    letters: list[tuple[str | None, str]] = []
+    for level, stance in levels:
+        letters.append((None if level is None else level.wire, stance))
+    return letters
 
 
 def pair_outcome(pair: MinimalPair, both: tuple, tasks: dict[str, Task], reader: Said) -> str:

@@ -4,10 +4,10 @@ Run it after every change of records.jsonl, answers.jsonl or pairs.jsonl;
 reading.json holds what the blind readings found.
 """
 
-import itertools
 import json
 import re
 from collections import Counter
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +171,7 @@ def surface_cues(text: str) -> set[str]:
     """The words of a sentence, pairs of neighbours, and its opening; figures count as one word."""
     plain = re.sub(r"\d+", "#", text.lower().replace("'s", "s"))
     words = ["<start>", *re.findall(r"[a-z]+|#", plain)]
-    pairs = [" ".join(pair) for pair in itertools.pairwise(words)]
+    pairs = [" ".join(pair) for pair in pairwise(words)]
     return {*words, *pairs}
 
 
@@ -185,10 +185,10 @@ def word_cues(text: str) -> set[str]:
     for run in re.findall(r"[^\W_]+|#", plain):
         if re.search(r"[\u3040-\u30ff\u3400-\u9fff]", run):
             cues.update(run)
-            cues.update(first + second for first, second in itertools.pairwise(run))
+            cues.update(first + second for first, second in pairwise(run))
         else:
             words.append(run)
-    pairs = [" ".join(pair) for pair in itertools.pairwise(words)]
+    pairs = [" ".join(pair) for pair in pairwise(words)]
     return {*cues, *words, *pairs}
 
 
@@ -416,7 +416,7 @@ def subset_table(examples: list[Example]) -> pd.DataFrame:
         of_subset.setdefault(example.model_extra["subset"], []).append(example)
     rows = []
     for subset, records in {**of_subset, "all": examples}.items():
-        atoms = [atom for example in records for atom in example.atoms]
+        atoms = list(chain.from_iterable(example.atoms for example in records))
         ignored = sum(atom.ideal == Level.IGNORE for atom in atoms)
         other = sum(example.model_extra["language"] != "en" for example in records)
         rows.append(

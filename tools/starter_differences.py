@@ -55,7 +55,8 @@ def expected_score(examples: list[Example], rates: list[np.ndarray]) -> float:
 
 def base_rate(examples: list[Example], difficulty: np.ndarray, target: float, shape: str) -> float:
     """The rate at which the expected SCS is the target, by bisection."""
-    low, high = 0.0, 50.0
+    low = 0.0
+    high = 50.0
     for _ in range(60):
         middle = (low + high) / 2
         rates = error_rates(examples, difficulty, middle, shape)

@@ -129,8 +129,8 @@ def features(
 ) -> dict[str, list[float]]:
     """Numbers for each atom of an example with this answer."""
     answer = answer_of(response)
-    asked = example.question + " " + " ".join(turn.content for turn in example.turns or ())
-    question = text_of(asked)
+    turns = " ".join(turn.content for turn in example.turns or ())
+    question = text_of(f"{example.question} {turns}")
     atoms = {atom.atom_id: text_of(atom.text) for atom in example.atoms}
     block_of = blocks_by_atom(example)
     count = len(answer.pieces)
@@ -377,7 +377,9 @@ class Readings:
 
 def readings_of(examples: dict[str, Example], answers: list[KnownAnswer]) -> Readings:
     """Features and levels of every labelled atom."""
-    texts = [text_of(a.text) for e in examples.values() for a in e.atoms]
+    texts = []
+    for example in examples.values():
+        texts += [text_of(atom.text) for atom in example.atoms]
     texts += [text_of(answer.response) for answer in answers]
     word_rarity = Rarity.of([text.words for text in texts])
     gram_rarity = Rarity.of([text.grams for text in texts])
@@ -417,7 +419,9 @@ def read_pairs_without_model(
 
     `with_ideal` shows the trees the ideal level too, as a judge sees it that is not blind.
     """
-    both = [answer for pair in pairs for answer in pair_answers(pair, examples[pair.example_id])]
+    both: list[KnownAnswer] = []
+    for pair in pairs:
+        both += pair_answers(pair, examples[pair.example_id])
     data = readings_of(examples, [*answers, *both])
     x = data.x
     if with_ideal:

@@ -37,6 +37,14 @@ def count_words(text: str) -> int:
     return len(others.split()) + len(east_asian) // 2
 
 
+def size_of(text: str) -> str:
+    """How long an answer is, in words, in three sizes."""
+    words = count_words(text)
+    if words < 200:
+        return "under 200"
+    return "200 to 800" if words <= 800 else "more"
+
+
 def counts_of(pairs: list[MinimalPair], examples: list[Example]) -> dict[str, Counter]:
     """How many pairs there are of each form, direction, language and length, and so on."""
     example_by_id = {example.id: example for example in examples}
@@ -50,10 +58,7 @@ def counts_of(pairs: list[MinimalPair], examples: list[Example]) -> dict[str, Co
         counts["form"][pair.form] += 1
         counts["direction"][pair.edit.direction] += 1
         counts["language"][language] += 1
-        words = count_words(pair.response)
-        counts["words"][
-            "under 200" if words < 200 else "200 to 800" if words <= 800 else "more"
-        ] += 1
+        counts["words"][size_of(pair.response)] += 1
         for stance in (pair.edit.stance_before, pair.edit.stance_after):
             counts["stance"][stance or "none"] += 1
         counts["record"][(example.model_extra or {}).get("subset", "")] += 1

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'ResumeAnyway', 'RetryUnscored', 'Config', 'Data', 'Limit',
            'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache',
-           'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'Profile',
-           'cache_verbs', 'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options',
-           'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options', 'lines_for', 'logs',
-           'levels', 'evaluate', 'exam', 'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate',
-           'memories', 'citations', 'numbers_of', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build',
-           'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear',
-           'microserve']
+           'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'LogLevels',
+           'Yes', 'Profile', 'cache_verbs', 'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options',
+           'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options',
+           'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate', 'judge', 'report', 'compare',
+           'metric_limits', 'gate', 'memories', 'citations', 'numbers_of', 'words_of', 'sweep', 'score', 'named_role',
+           'demonstrations', 'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart',
+           'grid', 'stats', 'clear', 'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -596,6 +596,16 @@ LogStore = Annotated[
 LogConsent = Annotated[
     str | None, typer.Option(help="Agreement that covers rows of the log without one.")
 ]
+LogLevels = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of `memcalib levels`, for a log without ideal levels; of a sweep, of "
+        "`memcalib levels --candidates`."
+    ),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Agree to send what the log holds, as it was shown first.")
+]
 
 
 def log_options(
@@ -690,7 +700,7 @@ def levels(
         Path | None, typer.Option(help="Take in the decisions of a filled sheet.")
     ] = None,
     labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to send the log to the model.")] = False,
+    yes: Yes = False,
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
@@ -781,13 +791,8 @@ def evaluate(
             "--unlabelled", help="Of a log only which memories left a trace, without ideal levels."
         ),
     ] = False,
-    levels: Annotated[
-        str | None,
-        typer.Option(help="Folder of `memcalib levels`, for a log without ideal levels."),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree to send the answers of the log to the judge.")
-    ] = False,
+    levels: LogLevels = None,
+    yes: Yes = False,
     set_: Set = None,
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
@@ -1100,16 +1105,49 @@ def judge(
 
 # %% ../../nbs/commands/07_cli.ipynb #4848c507
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    hub_results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of a model's repository: write the scores to its .eval_results, too.",
+        ),
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="The data set on the Hub that was evaluated."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose scores, where the run has several models.")
+    ] = None,
+    source_url: Annotated[
+        str | None, typer.Option(help="Where the run of these scores can be seen.")
+    ] = None,
+) -> None:
     """Write tables, figures, model card, results.jsonl and report.html of an evaluation from its
     rows.
+
+    With --hub-results and --benchmark also the scores in the form of the Hugging Face Hub. Nothing
+    is sent.
+
+    Example: memcalib report runs/qwen3-8b --hub-results ../Qwen3-8B --benchmark my-org/memory-use
     """
     from memcalib.report.evaluation_report import write_evaluation_report
+    from memcalib.report.hub_results import write_hub_results
     from memcalib.report.results import write_results
 
+    if hub_results is None and (benchmark or model or source_url):
+        raise ValueError(
+            "--benchmark, --model, --source-url: found without --hub-results; allowed with it"
+        )
+    if hub_results is not None and benchmark is None:
+        raise ValueError("--hub-results: found no --benchmark; allowed: the id of a data set")
     page = write_evaluation_report(folder)
     write_results(folder)
     print(page)
+    if hub_results is not None:
+        print(write_hub_results(folder, hub_results, benchmark, model=model, source_url=source_url))
 
 
 @app.command()
@@ -1355,11 +1393,9 @@ def sweep(
     map_: LogMap = None,
     store: LogStore = None,
     consent: LogConsent = None,
-    levels: Annotated[
-        str | None, typer.Option(help="Folder of `memcalib levels --candidates`.")
-    ] = None,
+    levels: LogLevels = None,
     limit: Limit = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to send the questions.")] = False,
+    yes: Yes = False,
     set_: Set = None,
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
@@ -1867,8 +1903,8 @@ def grid(
     plan: Annotated[
         str | None,
         typer.Argument(
-            help="A plan that ships with the package (smoke, micro, full, testbed), or a YAML "
-            "file; micro by default, testbed with --rule."
+            help="A plan that ships with the package (smoke, micro, full, two-sided, fair, "
+            "testbed), or a YAML file; micro by default, testbed with --rule."
         ),
     ] = None,
     rule: Annotated[
@@ -1986,7 +2022,7 @@ def microserve(
     examples: Annotated[
         Path, typer.Argument(help="File of examples; made from the world when it does not exist.")
     ] = Path("runs/micro.jsonl"),
-    world: Annotated[str, typer.Option(help="short, long or scarce.")] = "short",
+    world: Annotated[str, typer.Option(help="short, long, scarce or fair.")] = "short",
     count: Annotated[int, typer.Option(min=1, help="Number of examples to make.")] = 100,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")

@@ -7,7 +7,8 @@ __all__ = ['JUDGED_TOKENS', 'Sweep', 'retrieved_rows', 'check_candidates', 'Swee
 
 # %% ../../nbs/commands/09_sweep.ipynb #d9385f0d
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,7 @@ from ..memory_logs.exports import SHAPES, log_records, shape_of
 from ..memory_logs.field_maps import understood
 from ..memory_logs.own_answers import LogPlan, OwnAnswers, has_levels, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
-from ..report.page import grid, render_page, write_page
-from ..report.tables import write_tables
+from ..report.sweep_report import write_sweep_report
 
 # %% ../../nbs/commands/09_sweep.ipynb #f935cb46
 if TYPE_CHECKING:
@@ -83,48 +83,75 @@ def retrieved_rows(
     """The rows of a log with `candidates` from a function (query, k) -> memories, each in one of
     the known forms or a text.
 
-    Raises `ValueError` where it returns something else, naming the query's row.
+    A row without a query stays as it is: the reader of the log says that it was left out. Raises
+    `ValueError` where the function returns something else, naming the query's row.
     """
     names = understood(source, plan.map)
     for line, raw in log_records(source):
         record = names.translate(raw)
-        if not isinstance(record, dict) or not isinstance(record.get("query"), str):
+        if not isinstance(record, dict):
             continue
-        levels = _known_levels(record)
-        candidates = []
-        for item in retrieve(record["query"], k):
-            shape = shape_of(item)
-            if not shape:
-                raise ValueError(
-                    f"retrieve: found {type(item).__name__} for row {line}; allowed: texts, or "
-                    f"memories as {', '.join(SHAPES)} are written"
-                )
-            memory = SHAPES[shape].read(item)
-            fields = item if isinstance(item, dict) else {}
-            memory_id = fields.get("id")
-            level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
-            candidate = {"text": memory.text, "score": memory.score, "level": level}
-            candidate.update(id=memory_id, created_at=memory.created_at)
-            candidates.append({name: v for name, v in candidate.items() if v is not None})
-        yield {**record, "candidates": candidates}
+        if isinstance(record.get("query"), str):
+            levels = _known_levels(record)
+            memories = _found_memories(retrieve(record["query"], k), line)
+            record = {**record, "candidates": [_candidate(item, levels) for item in memories]}
+        yield record
 
 
-def check_candidates(examples: Sequence[Example], grid: SweepGrid) -> bool:
+def _found_memories(found: object, line: int) -> list[Any]:
+    """The memories that a function returned for a row, each of a known form; raises `ValueError`
+    for anything else.
+    """
+    allowed = f"a list of texts, or of memories as {', '.join(SHAPES)} are written"
+    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+        kind = type(found).__name__
+        raise ValueError(f"retrieve: found {kind} for row {line}; allowed: {allowed}")
+    memories = list(found)
+    for item in memories:
+        if not shape_of(item):
+            raise ValueError(
+                f"retrieve: found {type(item).__name__} in the list for row {line}; allowed: "
+                f"{allowed}"
+            )
+    return memories
+
+
+def _candidate(item: Any, levels: Mapping[str, str]) -> dict[str, Any]:
+    """A memory as a candidate of the plain form, with the level that it or the log states."""
+    memory = SHAPES[shape_of(item)].read(item)
+    memory_id = item.get("id") if isinstance(item, dict) else None
+    level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
+    fields = {
+        "text": memory.text,
+        "score": memory.score,
+        "level": level,
+        "id": memory_id,
+        "created_at": memory.created_at,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tells_the_prompt(example: Example) -> bool:
+    """Whether a memory of a question says if it entered the prompt."""
+    extras = [block.model_extra or {} for block in example.blocks]
+    return any(extra.get("in_prompt") is not None for extra in extras)
+
+
+def check_candidates(
+    examples: Sequence[Example], grid: SweepGrid, file: str | Path = "LOG"
+) -> bool:
     """Whether scores are distances; raises `ValueError` for examples without further candidates,
     without ideal levels, and with scores that cannot be compared where thresholds are swept.
+    `file` is where the candidates stand.
     """
     unlabelled = sum(not has_levels(example) for example in examples)
     if unlabelled:
         raise ValueError(
             f"levels: found no ideal level for a candidate of {unlabelled:,} of {len(examples):,} "
             "questions; allowed: a level for each, from the log or from `memcalib levels "
-            "--candidates` (--levels FOLDER)"
+            f"{file} --candidates` (--levels FOLDER)"
         )
-    has_candidates = any(
-        (block.model_extra or {}).get("in_prompt") is not None
-        for example in examples
-        for block in example.blocks
-    )
+    has_candidates = any(map(_tells_the_prompt, examples))
     sweeps_retrieval = bool(grid.top_k or grid.thresholds)
     if sweeps_retrieval and not has_candidates and not grid.today.top_k:
         raise ValueError(
@@ -136,6 +163,29 @@ def check_candidates(examples: Sequence[Example], grid: SweepGrid) -> bool:
     return thresholds and score_scale(examples) == "distance"
 
 # %% ../../nbs/commands/09_sweep.ipynb #c140d302
+class _NeededCalls:
+    """Calls that are still to be made, by what they ask: how many of each, and their tokens."""
+
+    def __init__(self):
+        self.calls: dict[str, tuple[int, int, int]] = {}
+
+    def add(self, key: str, count: int, sent: int, received: int) -> None:
+        """So many calls with these tokens; the same key counts once."""
+        if count > 0:
+            self.calls[key] = (count, sent, received)
+
+    def make_free(self) -> None:
+        """Calls that no server answers cost no tokens."""
+        self.calls = {key: (count, 0, 0) for key, (count, _, _) in self.calls.items()}
+
+    def totals(self) -> tuple[int, int, int]:
+        """Calls, tokens sent, tokens received."""
+        calls = sum(count for count, _, _ in self.calls.values())
+        sent = sum(count * tokens for count, tokens, _ in self.calls.values())
+        received = sum(count * tokens for count, _, tokens in self.calls.values())
+        return calls, sent, received
+
+
 class SweepRun:
     """A sweep bound to its folder; `run` goes on where an earlier call stopped.
 
@@ -155,7 +205,8 @@ class SweepRun:
         if sweep.log.levels:
             levels = LevelsFile(sweep.log.levels)
             self.examples, _ = levels.apply_all(self.examples, [])
-        self.is_distance = check_candidates(self.examples, sweep.grid)
+        file = self._found if sweep.retrieve else sweep.log.file
+        self.is_distance = check_candidates(self.examples, sweep.grid, file)
         self.settings = sweep.grid.settings()
         self.run_folder = RunFolder(out, self._identity(), bind=False)
         if not dry_run:
@@ -167,22 +218,27 @@ class SweepRun:
         limit = self.sweep.limit
         if self.sweep.retrieve is None:
             return own_answers(plan, limit=limit, answers_needed=False)
-        kept = self.folder / "candidates.jsonl"
-        if not kept.is_file():
-            if dry_run and not may_import(self.sweep.retrieve):
-                raise ValueError(
-                    f"retrieve: {self.sweep.retrieve} is not imported in a dry run; allowed: a "
-                    "run, which asks before anything is paid for"
-                )
-            retrieve = need_method(
-                self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__"
-            )
-            rows = retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-            write_whole(kept, lines)
         plain = plan.model_copy(update={"map": {}})
-        return own_answers(plain, read_rows(kept), limit=limit, answers_needed=False)
+        if self._found.is_file():
+            rows = read_rows(self._found)
+            return own_answers(plain, rows, limit=limit, answers_needed=False)
+        if dry_run and not may_import(self.sweep.retrieve):
+            raise ValueError(
+                f"retrieve: {self.sweep.retrieve} is not imported in a dry run; allowed: a "
+                "run, which asks before anything is paid for"
+            )
+        retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
+        found = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
+        if not dry_run:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in found)
+            write_whole(self._found, lines)
+        return own_answers(plain, found, limit=limit, answers_needed=False)
+
+    @property
+    def _found(self) -> Path:
+        """Where the log stands with what a function found, which is asked once."""
+        return self.folder / "candidates.jsonl"
 
     def _identity(self) -> dict[str, Any]:
         """The settings that decide what the numbers mean; the grid may grow between calls."""
@@ -210,41 +266,39 @@ class SweepRun:
         return folder / "rollouts.jsonl", folder / "judgments.jsonl"
 
     def forecast(self, answer_tokens: int = 500) -> list[dict[str, Any]]:
-        """Calls, tokens and cost that are still needed; equal prompts count once; makes no call."""
-        prompts: dict[str, int] = {}
-        judged: dict[str, tuple[int, int]] = {}
-        wanted = 0
+        """Calls, tokens and cost that are still needed; makes no call. With a cache equal prompts
+        count once.
+        """
+        model_calls = _NeededCalls()
+        judge_calls = _NeededCalls()
+        shown = 0
+        seeds = len(self.sweep.sampling.seeds) * self.sweep.sampling.samples
         for setting in self.settings:
-            answers, _ = self._files(setting)
-            done = {row.example_id for row in rows_so_far(answers, Rollout) if not row.error}
+            answers, judgments = self._files(setting)
+            answer_rows = rows_so_far(answers, Rollout)
+            answered = Counter(row.example_id for row in answer_rows if not row.error)
+            judgment_rows = rows_so_far(judgments, Judgment)
+            judged = Counter(row.example_id for row in judgment_rows if not row.retry)
             template = template_of(setting)
             for example in self.examples_of(setting):
-                wanted += bool(example.blocks)
-                if not example.blocks or example.id in done:
+                if not example.blocks:
                     continue
+                shown += 1
                 messages = render(example, prompt_template=template)
-                key = text_hash(json.dumps(messages))
-                prompts[key] = estimate_tokens(messages)
+                asker = setting.name if self.cache is None else ""
+                key = text_hash(json.dumps([asker, messages]))
+                missing = seeds - answered[example.id]
+                model_calls.add(key, missing, estimate_tokens(messages), answer_tokens)
                 request = judge_request(example, "", self.sweep.judging)
+                sent = estimate_tokens(request.messages) + answer_tokens
                 frame, line = JUDGED_TOKENS
-                reply = frame + line * len(example.atoms)
-                judged[key] = (estimate_tokens(request.messages) + answer_tokens, reply)
-        seeds = len(self.sweep.sampling.seeds) * self.sweep.sampling.samples
-        asked = seeds * len(prompts)
-        judge = self.sweep.judge
-        judge_tokens = [0, 0]
-        if isinstance(judge, Endpoint):
-            judge_tokens = [seeds * sum(pair[side] for pair in judged.values()) for side in (0, 1)]
+                received = frame + line * len(example.atoms)
+                judge_calls.add(key, seeds - judged[example.id], sent, received)
+        if not isinstance(self.sweep.judge, Endpoint):
+            judge_calls.make_free()
         return [
-            role_forecast(
-                "model",
-                self.sweep.model,
-                seeds * wanted,
-                asked,
-                seeds * sum(prompts.values()),
-                asked * answer_tokens,
-            ),
-            role_forecast("judge", judge, seeds * wanted, asked, *judge_tokens),
+            role_forecast("model", self.sweep.model, seeds * shown, *model_calls.totals()),
+            role_forecast("judge", self.sweep.judge, seeds * shown, *judge_calls.totals()),
         ]
 
     def preview(self) -> str:
@@ -298,8 +352,9 @@ class SweepRun:
     def _whole(self, setting: PromptSetting, file: Path) -> list[Judgment]:
         """The judgments of a setting with the memories that it did not show."""
         by_id: dict[str, list[Judgment]] = {}
-        for row in rows_so_far(file, Judgment) if file.is_file() else ():
-            by_id.setdefault(row.example_id, []).append(row)
+        if file.is_file():
+            for row in rows_so_far(file, Judgment):
+                by_id.setdefault(row.example_id, []).append(row)
         whole = []
         for example, shown in zip(self.examples, self.examples_of(setting), strict=True):
             rows: Sequence[Judgment | None] = by_id.get(example.id, [])
@@ -309,8 +364,8 @@ class SweepRun:
         return whole
 
     def finish(self) -> str:
-        """Run, write sweep.html, tables and recommendation.json; the table and the recommendation
-        as text for a terminal.
+        """Run, write sweep.html, tables, figures and recommendation.json; the table and the
+        recommendation as text for a terminal.
         """
         seeds = len(self.sweep.sampling.seeds)
         with Bar(2 * seeds * len(self.settings) * len(self.examples)) as bar:
@@ -328,22 +383,7 @@ class SweepRun:
         return printable(f"{text}\n\n{recommendation.sentence}\n\nReport: {page}", keep="\n")
 
     def _write(self, table: "pd.DataFrame", recommendation: Recommendation) -> Path:
-        write_tables(self.folder / "tables", {"Sweep": table})
         chosen = next(s for s in self.settings if s.name == recommendation.setting)
-        content = {
-            "setting": chosen.model_dump(mode="json"),
-            "name": recommendation.setting,
-            "beats_today": recommendation.beats_today,
-            "sentence": recommendation.sentence,
-        }
-        text = json.dumps(content, indent=1, ensure_ascii=False)
-        write_whole(self.folder / "recommendation.json", f"{text}\n")
-        page = render_page(
-            "sweep.html.j2",
-            title="Retrieval and framing",
-            sentence=recommendation.sentence,
-            table=grid(table, fine=("p_holm",)),
-            questions=len(self.examples),
-            notices=self.own.reading.notes(),
-        )
-        return write_page(self.folder / "sweep.html", page)
+        questions = len(self.examples)
+        notes = self.own.reading.notes()
+        return write_sweep_report(self.folder, table, recommendation, chosen, questions, notes)

@@ -84,7 +84,9 @@ def _json_marks(response: str) -> Iterator[str]:
     for value in _json_objects(response):
         for name in JSON_FIELDS:
             entries = value.get(name)
-            for entry in entries if isinstance(entries, list) else []:
+            if not isinstance(entries, list):
+                continue
+            for entry in entries:
                 if isinstance(entry, dict):
                     entry = next((entry[key] for key in ("id", "memory_id") if key in entry), None)
                 if isinstance(entry, str | int) and not isinstance(entry, bool):
@@ -215,7 +217,8 @@ def share_interval(
     questions that count.
     """
     counted = counts > 0
-    hits, counts = hits[counted], counts[counted]
+    hits = hits[counted]
+    counts = counts[counted]
     questions = len(counts)
     if questions < LEAST_GROUPS:
         return math.nan, math.nan

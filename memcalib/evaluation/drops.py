@@ -101,7 +101,8 @@ def caught_drop(spread: float, questions: int, rule: DropRule) -> float | None:
     rule; `None` where not even a fall by 100 points would be.
     """
     tenths = np.arange(math.floor(10 * rule.max_drop) + 1, 1001)
-    low, high = 0, len(tenths)
+    low = 0
+    high = len(tenths)
     while low < high:  # larger drops need fewer questions
         middle = (low + high) // 2
         rule_at_drop = DropRule(

@@ -30,12 +30,35 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from ..inference.client import Client, Reply
-from ..inference.endpoint import CallError, Endpoint
-from ..metrics import METRICS, response_scores
-from ..problem import Example, Judgment, Rollout, iter_examples, judgment_for
-from ..inference.rollout import Sampling, answer_of, requests
-from ..judge import JudgeConfig, LLMJudge
+from memcalib.inference.client import (
+    Client,
+    Reply,
+)
+from memcalib.inference.endpoint import (
+    CallError,
+    Endpoint,
+)
+from memcalib.metrics import (
+    METRICS,
+    response_scores,
+)
+from memcalib.problem import (
+    Example,
+    Judgment,
+    Rollout,
+    iter_examples,
+    judgment_for,
+    text_hash,
+)
+from memcalib.inference.rollout import (
+    Sampling,
+    answer_of,
+    requests,
+)
+from memcalib.judge import (
+    JudgeConfig,
+    LLMJudge,
+)
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #3d48e591
 _MESSAGE_TYPES = {
@@ -230,7 +253,7 @@ def seeds_of(value: str | int | Sequence[int | str]) -> list[int]:
 
 @task
 def memory_use(
-    data: str,
+    data: str = "starter",
     limit: int | None = None,
     split: str = "train",
     seeds: str | int | list[int] = "42,43,44",
@@ -244,7 +267,8 @@ def memory_use(
     quality: bool = False,
     prompt: str = "footprint-1",
 ) -> Task:
-    """Memory use on any data in the published format (section 2.3); raises `DataError` for unusable
+    """Memory use on any data in the published format (section 2.3), by default the starter set that
+    ships with the package; the log's metadata holds `data_hash`. Raises `DataError` for unusable
     data.
     """
     seed_numbers = seeds_of(seeds)
@@ -256,7 +280,7 @@ def memory_use(
         text=text,
         prompt_template=prompt_template,
     )
-    examples = islice(iter_examples(data, split), limit)
+    examples = list(islice(iter_examples(data, split), limit))
     samples = [sample_of(example, sampling) for example in examples]
     judging = JudgeConfig(prompt=prompt, blind=blind, quality=quality)
     return Task(
@@ -265,6 +289,7 @@ def memory_use(
         scorer=footprint(judging, judge, text),
         epochs=Epochs(len(seed_numbers)),
         config=GenerateConfig(temperature=temperature, top_p=top_p, max_tokens=max_tokens),
+        metadata={"data_hash": text_hash("".join(example.content_hash for example in examples))},
     )
 
 # %% ../../nbs/evaluation/04_inspect.ipynb #3a587e3e

@@ -89,7 +89,10 @@ def _memory_levels(
     judgment: Judgment, memory: _About, actions: Mapping[str, str | None]
 ) -> tuple[float, float, float, float, bool]:
     """Ideal and actual level, levels too high and too low, and whether a stance is wrong."""
-    ideal, actual, over, under = -math.inf, -math.inf, 0, 0
+    ideal = -math.inf
+    actual = -math.inf
+    over = 0
+    under = 0
     wrong_stance = False
     for atom in judgment.atoms:
         if atom.atom_id not in memory.atom_ids:
@@ -260,7 +263,8 @@ def same_subject(first: str, second: str) -> bool:
     """Whether two memories share half of the words of the shorter one (words of four letters and
     more).
     """
-    first_words, second_words = _subject_words(first), _subject_words(second)
+    first_words = _subject_words(first)
+    second_words = _subject_words(second)
     smaller = min(len(first_words), len(second_words))
     return smaller > 0 and 2 * len(first_words & second_words) >= smaller
 

@@ -10,6 +10,7 @@ __all__ = ['Framing', 'MemoryRole', 'FRAMINGS', 'PromptSetting', 'SweepGrid', 's
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -102,7 +103,7 @@ class SweepGrid(FrozenSettings):
     def settings(self) -> list[PromptSetting]:
         """Today's setting, then the others, each once."""
         today = self.today
-        found = [today]
+        settings = [today]
         chosen: list[dict[str, Any]] = [{}]
         for k in self.top_k:
             chosen.append({"top_k": k, "threshold": None})
@@ -125,11 +126,11 @@ class SweepGrid(FrozenSettings):
         if self.full:
             for choice in chosen:
                 for words in worded:
-                    found.append(today.model_copy(update={**choice, **words}))
+                    settings.append(today.model_copy(update={**choice, **words}))
         else:
-            found += [today.model_copy(update=choice) for choice in chosen]
-            found += [today.model_copy(update=words) for words in worded]
-        return list({setting.name: setting for setting in found}.values())
+            settings += [today.model_copy(update=choice) for choice in chosen]
+            settings += [today.model_copy(update=words) for words in worded]
+        return list({setting.name: setting for setting in settings}.values())
 
 # %% ../../nbs/evaluation/20_sweep.ipynb #915cba9b
 def _is_in_prompt(example: Example, block_id: str) -> bool:
@@ -210,7 +211,11 @@ def score_scale(examples: Iterable[Example]) -> str:
     Raises `ValueError` where a candidate has no score, where scores fall in some questions and rise
     in others, and where some questions have scores up to 1 and others far above.
     """
-    falling, rising, missing, up_to_one, above = [], [], [], [], []
+    falling: list[str] = []
+    rising: list[str] = []
+    missing: list[str] = []
+    up_to_one: list[str] = []
+    above: list[str] = []
     for example in examples:
         scores = [block.score for block in example.blocks]
         if None in scores:
@@ -222,7 +227,10 @@ def score_scale(examples: Iterable[Example]) -> str:
             falling.append(example.id)
         elif (steps > 0).sum() > (steps < 0).sum():
             rising.append(example.id)
-        (above if len(values) and values.max() > 1.5 else up_to_one).append(example.id)
+        if len(values) and values.max() > 1.5:
+            above.append(example.id)
+        else:
+            up_to_one.append(example.id)
     questions = len(missing) + len(up_to_one) + len(above)
     allowed = "scores of one scale for all candidates, or a sweep without thresholds"
     if missing:
@@ -252,15 +260,15 @@ def whole_judgment(example: Example, judgment: Judgment | None, setting: PromptS
     judged = {} if judgment is None else {atom.atom_id: atom for atom in judgment.atoms}
     atoms = []
     for atom in example.atoms:
-        known = judged.get(atom.atom_id)
-        if known is None:
-            known = AtomJudgment(
+        atom_judgment = judged.get(atom.atom_id)
+        if atom_judgment is None:
+            atom_judgment = AtomJudgment(
                 atom_id=atom.atom_id,
                 ideal=atom.ideal,
                 actual=Level.IGNORE,
                 parent_memory_id=atom.parent_memory_id,
             )
-        atoms.append(known)
+        atoms.append(atom_judgment)
     if judgment is None:
         judgment = Judgment(
             example_id=example.id,
@@ -293,7 +301,7 @@ def sweep_table(
     """
     import pandas as pd
 
-    all_judgments = [row for rows in judgments_by_setting.values() for row in rows]
+    all_judgments = list(chain.from_iterable(judgments_by_setting.values()))
     frame = response_frame(all_judgments)
     measured = score(frame).set_index("model")
     today, *others = judgments_by_setting
@@ -310,7 +318,8 @@ def sweep_table(
             table = compare(frame, today, name)
             overall = table[(table["domain"] == "all") & (table["metric"] == "SCS")].iloc[0]
             row["difference"] = overall["difference"]
-            row["difference_low"], row["difference_high"] = overall["low"], overall["high"]
+            row["difference_low"] = overall["low"]
+            row["difference_high"] = overall["high"]
             p_values.append(overall["p"])
         rows.append(row)
     corrected = holm(p_values) if others else []

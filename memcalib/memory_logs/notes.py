@@ -9,6 +9,7 @@ __all__ = ['front_matter', 'note_memories', 'read_notes', 'system_memories', 'is
 # %% ../../nbs/memory_logs/07_notes.ipynb #60317734
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def system_memories(text: str) -> list[dict[str, str]]:
     """
     tagged = [match[2] for match in _TAGGED.finditer(text)]
     if tagged:
-        return [entry for section in tagged for entry in _entries(section)]
+        return list(chain.from_iterable(map(_entries, tagged)))
     memories = []
     is_inside = False
     section: list[str] = []
@@ -129,7 +130,8 @@ def system_memories(text: str) -> list[dict[str, str]]:
             is_inside = True
         elif is_inside and (line.startswith("#") or (not line.strip() and section)):
             memories += _entries("\n".join(section))
-            is_inside, section = False, []
+            is_inside = False
+            section = []
         elif is_inside:
             section.append(line)
     return memories
@@ -214,7 +216,8 @@ def mapping_lines(record: Mapping[str, Any], file: str = "log.jsonl") -> str:
             lists.append((len(value), path, value[0]))
         elif isinstance(value, str) and len(value.split()) > 1:
             texts.append((path, value))
-    memories, text = "record['MEMORIES']", "item['TEXT']"
+    memories = "record['MEMORIES']"
+    text = "item['TEXT']"
     if lists:
         _, path, first = max(lists, key=lambda entry: entry[0])
         memories = _expression(path)

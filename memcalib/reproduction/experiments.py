@@ -129,6 +129,7 @@ STORES = {
     "trainings_dir": "trainings",
     "rows_dir": "rule_grid",
     "gate_rows_dir": "gate_grid",
+    "fair_rows_dir": "fair_grid",
 }
 
 

@@ -598,6 +598,6 @@ def rebuild_policies(out: str | Path | None = None, worlds: Sequence[str] | None
     with Bar(1) as bar:
         return build_policies(
             folder,
-            worlds or ["short", "long"],
+            worlds or ["short", "long", "fair"],
             report=lambda name, row: bar.name(f"{name}: step {row['step']}"),
         )

@@ -161,7 +161,7 @@ class RunSettings(FrozenSettings):
     """What is learned and how: settings of a training that samples answers."""
 
     # the update
-    prompts: Count = 64
+    prompts: Count = 64  # of one step, each with `generations` answers
     generations: Annotated[int, Field(ge=2, le=10_000), TrlField("num_generations")] = 8
     minibatches: Count = 2
     accumulate: Annotated[Count, TrlField("gradient_accumulation_steps")] = 1
@@ -173,7 +173,7 @@ class RunSettings(FrozenSettings):
     lora_rank: Rank = 0
 
     # the answers
-    temperature: Annotated[float, Field(gt=0, le=100), TrlField("temperature")] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=100), TrlField("temperature")] = 1.0  # of sampling
     top_p: Annotated[Rate, TrlField("top_p")] = 1.0
     max_tokens: Annotated[Tokens, TrlField("max_completion_length")] = 2048
     max_prompt: Tokens = 4096

@@ -439,7 +439,8 @@ def test_the_same_findings_in_memory_and_from_files(tmp_path):
     ]
     rows = [row for row in rows if all(a.text for a in row.atoms)]
     rows = [row.model_copy(update={"id": f"{i}"}) for i, row in enumerate(rows)]
-    with gzip.open(path := tmp_path / "data.jsonl.gz", "wt", encoding="utf-8") as file:
+    path = tmp_path / "data.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(row.to_json() + "\n" for row in rows)
     one = lint_files([path])
     two = lint_splits({str(path): rows})

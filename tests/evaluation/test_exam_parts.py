@@ -151,13 +151,13 @@ MALFORMED = [
         "parts, row 1: verdict: found 'good'; allowed: failed, undecided, passed",
     ),
     (
-        [row("easy", "passed", 92) | {"accuracy": "94"}],
+        [{**row("easy", "passed", 92), "accuracy": "94"}],
         "parts, row 1: accuracy: found '94'; allowed: a number from 0 to 100, or null",
     ),
-    ([row("easy", "passed", 92) | {"low": True}], "parts, row 1: low: found True"),
-    ([row("easy", "passed", 92) | {"high": 101}], "parts, row 1: high: found 101"),
+    ([{**row("easy", "passed", 92), "low": True}], "parts, row 1: low: found True"),
+    ([{**row("easy", "passed", 92), "high": 101}], "parts, row 1: high: found 101"),
     (
-        [row("easy", "passed", 92) | {"answers": -1}],
+        [{**row("easy", "passed", 92), "answers": -1}],
         "parts, row 1: answers: found -1; allowed: a whole number from 0",
     ),
     ([row("easy", [], 92)], "parts, row 1: verdict: found []"),
@@ -175,7 +175,7 @@ def test_a_part_that_cannot_be_read_is_named_with_file_row_and_field(parts, mess
 
 
 def test_all_faults_of_the_parts_are_listed_and_nothing_known_is_no_fault():
-    parts = [row("easy", "good", 92), row("long", "passed", 60) | {"low": None, "high": "many"}]
+    parts = [row("easy", "good", 92), {**row("long", "passed", 60), "low": None, "high": "many"}]
     with pytest.raises(DataError) as error:
         check_parts(parts)
     assert [(fault.item, fault.rule) for fault in error.value.violations] == [
@@ -183,4 +183,4 @@ def test_all_faults_of_the_parts_are_listed_and_nothing_known_is_no_fault():
         ("parts, row 2", "high"),
     ]
     unknown = {"accuracy": None, "low": None, "high": float("nan")}
-    check_parts([row("easy", "undecided", 92) | unknown])
+    check_parts([{**row("easy", "undecided", 92), **unknown}])

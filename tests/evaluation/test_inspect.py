@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,12 @@ from memcalib.metrics import METRICS, load_judgments, score  # noqa: E402
 from memcalib.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
 from memcalib.practice.server import MicroServer  # noqa: E402
 from memcalib.micro.world import make_examples  # noqa: E402
-from memcalib.problem import text_hash  # noqa: E402
+from memcalib.problem import iter_examples, text_hash  # noqa: E402
 
 EXAMPLES = make_examples("short", 8, 7, "test")
 INDEX = ExampleIndex(EXAMPLES)
-TUTORIAL = Path(__file__).parents[2] / "nbs" / "tutorials" / "evaluate_your_model.ipynb"
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "nbs" / "tutorials" / "evaluate_your_model.ipynb"
 
 
 def moody(turns):
@@ -133,3 +135,27 @@ def test_the_documented_line_works(served):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SCS" in done.stdout and "unscored" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_task_runs_by_its_file_and_says_on_what(served):
+    """As the register of inspect_evals runs it: by the file's path, the default data."""
+    server, data = served
+    path = "memcalib/evaluation/inspect_task.py@memory_use"
+    page = (ROOT / "nbs" / "evaluation" / "04_inspect.ipynb").read_text(encoding="utf-8")
+    assert f"uv run inspect eval {path}" in page
+    logs = data.parent / "by_file"
+    command = [str(Path(sys.executable).with_name("inspect")), "eval", path]
+    command += ["--model", "openai-api/micro/micro-model"]
+    command += ["--model-role", "grader=openai-api/micro/micro-judge", "-T", "limit=2"]
+    command += ["-T", "seeds=42", "-T", "max_tokens=64", "--log-dir", str(logs)]
+    names = {"MICRO_BASE_URL": server.base_url, "MICRO_API_KEY": "none"}
+    environment = {**os.environ, **names, "PYTHONPATH": str(ROOT)}
+    options = dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*command, "--display", "plain"], **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = logs.glob("*.eval")
+    log = inspect_ai.log.read_eval_log(str(file))
+    assert log.status == "success" and log.eval.dataset.name == "starter"
+    first = [example.content_hash for example in islice(iter_examples("starter"), 2)]
+    assert log.eval.metadata["data_hash"] == text_hash("".join(first))

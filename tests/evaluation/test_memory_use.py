@@ -31,7 +31,8 @@ LEVELS = st.lists(
 
 def judged(answers):
     """Examples by id and judgments with these (ideal, actual) levels."""
-    examples, judgments = {}, []
+    examples = {}
+    judgments = []
     for number, levels in enumerate(answers):
         blocks = [{f"Memory {position}.": ideal} for position, (ideal, _) in enumerate(levels)]
         example = Example.of(f"Question {number}?", *blocks, id=f"q{number}")

@@ -156,7 +156,9 @@ def test_intervals_equal_a_loop_that_draws_questions(judgments, seed):
             drawn_judgments = [
                 j for k in draw for j in judgments if j.seed == s and j.question_id == questions[k]
             ]
-            for name, value in slow(drawn_judgments).items() if drawn_judgments else ():
+            if not drawn_judgments:
+                continue
+            for name, value in slow(drawn_judgments).items():
                 per_seed[name].append(value)
         for name in RPEVAL_METRICS:
             means[name].append(sum(map(float, per_seed[name])) / len(per_seed[name]))

@@ -129,7 +129,8 @@ def run_of(questions=30, seeds=(1, 2), judge="weak"):
         for seed in seeds:
             atoms = []
             for a in range(4):
-                ideal, actual = Level(int(rng.integers(3))), Level(int(rng.integers(3)))
+                ideal = Level(int(rng.integers(3)))
+                actual = Level(int(rng.integers(3)))
                 judged_level = actual if rng.random() < 0.85 else Level.IGNORE
                 atoms.append(AtomJudgment(atom_id=f"a{a}", ideal=ideal, actual=judged_level))
                 truth[f"e{q}", seed, f"a{a}"] = actual
@@ -253,7 +254,8 @@ def test_a_sample_of_which_answers_were_thrown_away_is_refused():
 
 
 def test_the_draw_is_seeded_nested_and_of_one_source():
-    small, large = draw_answers(JUDGMENTS, 10, seed=4), draw_answers(JUDGMENTS, 20, seed=4)
+    small = draw_answers(JUDGMENTS, 10, seed=4)
+    large = draw_answers(JUDGMENTS, 20, seed=4)
     keys = [[row.answer_key for row in rows] for rows in (small, large)]
     assert keys[1][: len(keys[0])] == keys[0] and {row.probability for row in small} == {10 / 60}
     assert keys[0] != [row.answer_key for row in draw_answers(JUDGMENTS, 10, seed=5)]

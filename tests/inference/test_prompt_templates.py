@@ -138,10 +138,11 @@ def test_every_part_of_a_template_is_in_its_hash(part_name):
         "block": "- {text}",
         "query_only": "{query}",
     }
-    PROMPT_TEMPLATES["tried"] = PromptTemplate(first := TemplateFile(**parts), first.system)
+    first = TemplateFile(**parts)
+    PROMPT_TEMPLATES["tried"] = PromptTemplate(first, first.system)
     before = wording_hash("tried")
-    PROMPT_TEMPLATES["tried"] = PromptTemplate(
-        second := TemplateFile(**(parts | {part_name: parts[part_name] + "!"})), second.system
-    )
+    parts[part_name] += "!"
+    second = TemplateFile(**parts)
+    PROMPT_TEMPLATES["tried"] = PromptTemplate(second, second.system)
     assert wording_hash("tried") != before
     PROMPT_TEMPLATES.pop("tried")

@@ -75,7 +75,9 @@ def stand_in_assign(trace, values):
     nodes = [node for node in trace.nodes if any(node.mask)]
     assert len(values) == sum(sum(node.mask) for node in nodes)
     for node in nodes:
-        node.advantages, values = values[: sum(node.mask)], values[sum(node.mask) :]
+        size = sum(node.mask)
+        node.advantages = values[:size]
+        values = values[size:]
 
 
 @pytest.fixture

@@ -538,7 +538,7 @@ def test_whatever_is_said_in_an_agent_file_is_read_back(question, texts):
             {"role": "tool", "tool_call_id": "c1", "content": parts(packed(message))},
             SENT,
         )
-        assert [turn["query"] for turn in read_turns] == [question] * bool(question)
+        assert [turn["query"] for turn in read_turns] == ([question] if question else [])
         assert not read_turns or read_turns[0]["memories"] == items
 
 

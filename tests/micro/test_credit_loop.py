@@ -259,13 +259,16 @@ def test_a_step_without_a_scored_answer_updates_nothing_and_says_so():
 
 def test_a_mini_batch_without_a_scored_answer_is_left_out_of_the_means():
     loop = loop_of(exact_judge, minibatches=2)
-    loop.cut = lambda rows: [torch.arange(4), torch.arange(4, 8)]
     judged = []
+
+    def halves(rows):
+        return torch.arange(rows).chunk(2)
 
     def judge(example, response):
         judged.append(example)
         return exact_judge(example, response) if len(judged) <= 4 else failing_judge(example, "")
 
+    loop.cut = halves
     loop.judged.judge = judge
     row = loop.step()
     assert row["skipped"] == 1 and math.isfinite(row["kl"]) and row["grad_norm"] > 0

@@ -108,7 +108,8 @@ def in_process(monkeypatch) -> list[str]:
     def run_tasks(tasks, processes, say=print):
         failed = {}
         for task in tasks:
-            if broken := sorted(task.needs & failed.keys()):
+            broken = sorted(task.needs & failed.keys())
+            if broken:
                 failed[task.name] = f"needs {broken[0]}, which failed"
                 continue
             ran.append(task.name)

@@ -201,10 +201,12 @@ def test_the_figure_is_the_same_from_what_three_experiments_wrote(tmp_path):
     write_tables(audit / "tables", {"localization shares": ROWS.shares})
     again = read_mechanism(eta, dynamics, audit)
     for field in fields(MechanismRows):
-        before, after = getattr(ROWS, field.name), getattr(again, field.name)
+        before = getattr(ROWS, field.name)
+        after = getattr(again, field.name)
         assert list(after) == list(before)
         assert len(after) == len(before), field.name
-    before, after = panels_of(ROWS), panels_of(again)
+    before = panels_of(ROWS)
+    after = panels_of(again)
     for letter in TITLES:
         for one, other in zip(before[letter].get_lines(), after[letter].get_lines(), strict=True):
             np.testing.assert_allclose(one.get_xydata(), other.get_xydata(), err_msg=letter)

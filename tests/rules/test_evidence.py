@@ -51,12 +51,10 @@ def slow(
     out = [[math.fsum(channels[i]) if valid[i] else 0.0] * len(answers[i]) for i in rows]
     pools = [[] for _ in CHANNELS]
     sentence_pools = [[] for _ in CHANNELS]
-    for i in rows:
+    for i in [row for row in rows if valid[row]]:
         text = TOKENIZER.decode(answers[i], skip_special_tokens=True)
-        ends = token_spans(TOKENIZER, answers[i])
-        for h, atoms in (
-            reference.atoms_by_channel(judged[i], config.merge_over_use).items() if valid[i] else ()
-        ):
+        spans_of_tokens = token_spans(TOKENIZER, answers[i])
+        for h, atoms in reference.atoms_by_channel(judged[i], config.merge_over_use).items():
             if h == 0:
                 continue
             atom_of_id = {atom.atom_id: atom for atom in judged[i].atoms}
@@ -69,7 +67,7 @@ def slow(
             ]
             reached = {
                 units[i][t]
-                for t, (a, b) in enumerate(ends)
+                for t, (a, b) in enumerate(spans_of_tokens)
                 for atom in shown
                 for x, y in atom.spans
                 if a < y and x < b and a < b

@@ -392,7 +392,9 @@ class LateNoKey(Late):
     value = None
 
 
-LATE, LATE_LOOP, LATE_NO_KEY = Late(), Late(), LateNoKey()
+LATE = Late()
+LATE_LOOP = Late()
+LATE_NO_KEY = LateNoKey()
 
 
 def test_a_fault_of_a_later_step_names_it_in_the_trainer(tmp_path):

@@ -119,7 +119,11 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         messages = teacher_messages(EXAMPLES[0], prompt_template="own")
         assert messages[-1]["content"] == EXAMPLES[0].question
         assert messages[0]["content"].endswith("]")
-        TEACHER_VIEWS["own"] = lambda example, text, prompt_template: own_view
+
+        def view(example, text, prompt_template):
+            return own_view
+
+        TEACHER_VIEWS["own"] = view
         assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
     finally:
         del PROMPT_TEMPLATES["own"], TEACHER_VIEWS["own"]

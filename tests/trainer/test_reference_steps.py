@@ -157,7 +157,11 @@ def watch(out, *, double=True, judge=drawn, **changes) -> Watched:
     model = load_policy("cold-short")[0]
     config = world_config(WORLDS["short"], **{**SIZES, **UPDATE, **changes})
     class_of_method = training.trainer_class
-    training.trainer_class = lambda method: Watched
+
+    def watched_class(method):
+        return Watched
+
+    training.trainer_class = watched_class
     try:
         return training.train(
             model.double() if double else model,
