@@ -42,7 +42,7 @@ test-slow: setup ## what `test` leaves out beside notebooks (and tests/long.txt)
 test-notebooks: setup ## run every library notebook from top to bottom
 	$(PYTEST) -n 2 --dist worksteal tests/test_notebooks.py
 
-test-integrations: setup ## the adapters beside verl, SkyRL and verifiers, and both ends of openai and rich: an environment each, in build/integrations
+test-integrations: setup ## the adapters beside verl, SkyRL and verifiers, the graders beside letta-evals, DeepEval and promptfoo, both ends of openai and rich: an environment each, in build/integrations
 	$(BIN)/python -m tools.engine_environments $(ENGINES)
 
 bench: setup ## ratios against baselines, each measured in one run

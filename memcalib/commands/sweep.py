@@ -56,11 +56,11 @@ class Sweep(FrozenSettings):
     model: Endpoint
     judge: JudgeSetting
     retrieve: str | None = None  # package.module:function of (query, k), instead of candidates
-    retrieve_k: int = Field(20, ge=1)  # how many it is asked for
+    retrieve_k: int = Field(default=20, ge=1)  # how many it is asked for
     grid: SweepGrid = SweepGrid()
     sampling: Sampling = Sampling(seeds=(42,))
     judging: JudgeConfig = JudgeConfig(blind=True)
-    limit: int | None = Field(None, ge=1)  # questions
+    limit: int | None = Field(default=None, ge=1)  # questions
 
 
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom

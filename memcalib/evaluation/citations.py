@@ -234,7 +234,9 @@ def share_interval(
 def _share_row(name: str, memories: "pd.DataFrame", hit: "pd.Series") -> dict[str, Any]:
     """A share of memories in percent with its bounds; NaN of no memory."""
     by_question = hit.astype(float).groupby(memories["question_id"])
-    low, high = share_interval(by_question.sum().to_numpy(), by_question.size().to_numpy(float))
+    hits = np.asarray(by_question.sum(), float)
+    counts = np.asarray(by_question.size(), float)
+    low, high = share_interval(hits, counts)
     share = 100 * float(hit.mean()) if len(hit) else math.nan
     row = {"share": name, "percent": share, "percent_low": low, "percent_high": high}
     row.update(memories=len(hit), questions=memories["question_id"].nunique())

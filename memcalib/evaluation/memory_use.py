@@ -202,7 +202,7 @@ def memory_table(
     )
     number_columns = [name for name in counts.columns if name != "memory"]
     counts[number_columns] = counts[number_columns].astype(float)
-    table = counts.groupby("memory", sort=False).sum(min_count=1)
+    table = pd.DataFrame(counts.groupby("memory", sort=False).sum(min_count=1))
     exact = ["in_prompt", "used", "decided", "wrong_stance", "unscored"]
     table[exact] = table[exact].astype(int)
     grouped = frame.groupby("memory", sort=False)

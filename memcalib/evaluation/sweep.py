@@ -8,7 +8,7 @@ __all__ = ['Framing', 'MemoryRole', 'FRAMINGS', 'PromptSetting', 'SweepGrid', 's
 
 # %% ../../nbs/evaluation/20_sweep.ipynb #f77c4e5c
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,7 +55,7 @@ class PromptSetting(FrozenSettings):
     nothing, all.
     """
 
-    top_k: int | None = Field(None, ge=0)  # the first so many
+    top_k: int | None = Field(default=None, ge=0)  # the first so many
     threshold: float | None = None  # of this score or better
     framing: Framing = "advice"
     role: MemoryRole = "user"  # in which message the memories stand
@@ -292,7 +292,7 @@ def prompt_tokens(examples: Sequence[Example], setting: PromptSetting) -> float:
 
 
 def sweep_table(
-    judgments_by_setting: dict[str, Sequence[Judgment]], tokens: dict[str, float]
+    judgments_by_setting: Mapping[str, Sequence[Judgment]], tokens: Mapping[str, float]
 ) -> "pd.DataFrame":
     """One row for each setting, today's first: SCS, sMOS and sMUS with bounds, tokens of a prompt,
     the paired difference of SCS to today's with bounds and `p_holm`, and unscored answers.

@@ -233,7 +233,8 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
             if isinstance(dataset, dict):
                 dataset = dataset[split]
         else:
-            dataset = load_dataset(name, split=split, streaming=True)
+            hub_id, _, revision = name.partition("@")
+            dataset = load_dataset(hub_id, split=split, streaming=True, revision=revision or None)
         for number, row in enumerate(dataset, 1):
             yield number, without_nulls(row)
     except (OSError, ValueError, KeyError) as error:
@@ -254,7 +255,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, Any]]:
     """Stream (line, raw record or `Violation`) from JSONL, JSONL.gz, Parquet,
-    a `datasets` folder or hub id.
+    a `datasets` folder or hub id, which may name a commit or tag, `owner/name@REVISION`.
 
     Raises `FileNotFoundError` when a path that names a file does not exist.
     """
@@ -271,10 +272,12 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
             yield from _json_rows(path)
     elif path.is_file():
         raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {suffixes}")
-    elif path.is_dir() or is_hub_id(str(source)):
+    elif path.is_dir() or is_hub_id(str(source).partition("@")[0]):
         yield from _dataset_rows(str(source), split)
     else:
-        raise FileNotFoundError(f"{path}: no such {suffixes} file, dataset folder or owner/name id")
+        raise FileNotFoundError(
+            f"{path}: no such {suffixes} file, dataset folder or owner/name[@revision] id"
+        )
 
 # %% ../../nbs/io/01_records.ipynb #9a4cec61
 DEEPEST = 100  # levels of lists and objects, one in another

@@ -46,14 +46,16 @@ class GateSettings(FrozenSettings):
     and 1.
     """
 
-    metrics: tuple[Metric, ...] = Field(("SCS",), min_length=1)  # compared with the baseline
+    metrics: tuple[Metric, ...] = Field(
+        default=("SCS",), min_length=1
+    )  # compared with the baseline
     max_drop: float = 2.0  # by so many points each may get worse
     minimum: dict[Metric, float] = Field(default_factory=dict)  # SCS and Exact: least value
     maximum: dict[Metric, float] = Field(default_factory=dict)  # the others: largest value
     false_alarms: float = 0.01  # rate of failures without a change, all metrics together
     caught: float = 0.95  # rate at which a drop of `drop` points has to be caught
     drop: float | None = None  # 5 points, or 3 more than max_drop where that is more
-    max_unscored: float = Field(5.0, ge=0, le=100)  # percent of the answers
+    max_unscored: float = Field(default=5.0, ge=0, le=100)  # percent of the answers
     strict: bool = False  # undecided checks fail, too
     side: str | None = None  # which model (and framing), where a run has several
     common: bool = False  # compare on the questions that both have

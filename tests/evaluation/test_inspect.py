@@ -2,6 +2,7 @@
 and the line that is documented.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -10,13 +11,19 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 inspect_ai = pytest.importorskip("inspect_ai")
 
 from memcalib.commands.evaluate import Evaluation, EvaluationRun  # noqa: E402
-from memcalib.evaluation.inspect_task import judgments_in_log, memory_use, seeds_of  # noqa: E402
+from memcalib.evaluation.inspect_task import (  # noqa: E402
+    ask_with_seeds,
+    judgments_in_log,
+    memory_use,
+    seeds_of,
+)
 from memcalib.io.records import write_jsonl  # noqa: E402
 from memcalib.metrics import METRICS, load_judgments, score  # noqa: E402
 from memcalib.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
@@ -99,6 +106,19 @@ def test_seeds_in_every_form(seeds):
 def test_what_is_no_seed_is_named(seeds):
     with pytest.raises(ValueError, match="seeds: found .* allowed are whole numbers"):
         seeds_of(seeds)
+
+
+@pytest.mark.parametrize(("epoch", "seed"), [(1, 42), (2, 7)])
+def test_an_epoch_asks_with_its_seed(epoch, seed):
+    asked = []
+
+    async def generate(state, **options):
+        asked.append(options)
+        return state
+
+    state = SimpleNamespace(epoch=epoch)
+    assert asyncio.run(ask_with_seeds([42, 7])(state, generate)) is state
+    assert asked == [{"seed": seed}]
 
 
 @pytest.mark.slow

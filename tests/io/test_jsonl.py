@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memcalib.io.jsonl import Journal, rows_so_far, torn_line, whole_rows
 from memcalib.problem import Rollout
-from memcalib.io.records import DataError, read_jsonl
+from memcalib.io.records import DataError, iter_rows, read_jsonl
 
 
 def row(name, **fields):
@@ -277,3 +277,29 @@ def test_a_row_is_one_line_for_every_reader(tmp_path, character):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1
     assert Rollout.model_validate(json.loads(lines[0])) == answer
+
+
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [
+        ("owner/name", ("owner/name", None)),
+        ("owner/name@v1.0", ("owner/name", "v1.0")),
+        (f"owner/name@{'a' * 40}", ("owner/name", "a" * 40)),
+    ],
+)
+def test_a_hub_id_may_name_its_commit(monkeypatch, source, asked):
+    calls = []
+
+    def load(hub_id, *, split, streaming, revision):
+        calls.append((hub_id, revision))
+        return [{"split": split}]
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert list(iter_rows(source, "test")) == [(1, {"split": "test"})]
+    assert calls == [asked]
+
+
+@pytest.mark.parametrize("source", ["@v1", "name@v1", "a/b/c@v1"])
+def test_what_is_neither_file_nor_hub_id_is_named(source):
+    with pytest.raises(FileNotFoundError, match=r"owner/name\[@revision\] id"):
+        list(iter_rows(source))
