@@ -36,6 +36,7 @@ COMMANDS = ["cli/index.qmd", *(page_of(verb) for verb in verbs())]
 
 def front(title: str, description: str, **more: object) -> str:
     head = {"title": title, "description": description, "image": "/images/social.png"} | more
+    head["repo-actions"] = False  # there is no file of the repository to edit
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 
