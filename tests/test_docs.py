@@ -457,6 +457,14 @@ def test_a_signature_says_how_an_object_is_made(module, name, text):
     assert text in shown and "**data" not in shown
 
 
+def test_a_long_default_is_cut():
+    text = signature(homes()["dataset.lint"]["LintLimits"])
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("    common: str = 'across add")
+    ]
+    assert line.endswith("…',") and len(line) < 90
+
+
 def test_no_signature_is_that_of_pydantic_itself():
     shown = [signature(home) for names in homes().values() for home in names.values()]
     assert len(shown) > 500 and [text for text in shown if "**data" in text] == []

@@ -17,7 +17,13 @@ import yaml
 HERE = Path(__file__).parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOCIAL_IMAGE = "images/social.png"
-REFERENCE = ("The code, part by part", "How the trainer is built")  # sections folded by parts
+REFERENCE = (
+    "The code, part by part",
+    "How the trainer is built",
+    "What is watched",
+    "The checks",
+    "Plans",
+)  # sections whose parts are folded: looked up more often than read
 LONG_CODE = 25  # lines above which the code of an example is folded
 Cell = dict[str, object]
 

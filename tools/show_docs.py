@@ -356,7 +356,8 @@ LONG_SIGNATURE = 12  # lines above which a signature is folded
 
 def parameter_rows(rows: list[Described]) -> str:
     """A table of parameters, as Markdown."""
-    table = ["| parameter | type | default | what |", "| --- | --- | --- | --- |"]
+    widths = "| ---- | ------ | ---- | ---------- |"  # as Pandoc parts the page between columns
+    table = ["| parameter | type | default | what |", widths]
     for row in rows:
         what = re.sub(r"(?<!\\)\|", r"\|", row.what)
         cells = [code_cell(row.name), code_cell(row.annotation), code_cell(row.default), what]
@@ -425,8 +426,19 @@ def is_record(node: ast.ClassDef) -> bool:
     return False
 
 
+LONGEST_DEFAULT = 60  # characters of a default that are shown
+
+
 def default_of(node: ast.expr) -> str:
-    """The default of a field, also where `field` or `Field` says how it is made."""
+    """The default of a field, also where `field` or `Field` says how it is made, cut if long."""
+    text = whole_default(node)
+    if len(text) <= LONGEST_DEFAULT:
+        return text
+    end = text[-1] if text[-1] in "'\")]}" else ""
+    return f"{text[:LONGEST_DEFAULT]}…{end}"
+
+
+def whole_default(node: ast.expr) -> str:
     if not isinstance(node, ast.Call) or ast.unparse(node.func).lower() != "field":
         return ast.unparse(node)
     options = {keyword.arg: keyword.value for keyword in node.keywords}
