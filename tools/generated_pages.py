@@ -34,14 +34,9 @@ def page_of(verb: str) -> str:
 COMMANDS = ["cli/index.qmd", *(page_of(verb) for verb in verbs())]
 
 
-<<<<<<< HEAD
 def front(title: str, description: str, **settings: object) -> str:
     head = {"title": title, "description": description, "image": "/images/social.png", **settings}
-=======
-def front(title: str, description: str, **more: object) -> str:
-    head = {"title": title, "description": description, "image": "/images/social.png"} | more
     head["repo-actions"] = False  # there is no file of the repository to edit
->>>>>>> site33
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 
