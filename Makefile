@@ -21,7 +21,7 @@ help: ## list the verbs
 
 setup: $(STAMP) ## make .venv with the pinned versions and the package in it
 
-$(STAMP): constraints.txt settings.ini setup.py
+$(STAMP): constraints.txt settings.ini setup.py pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$$(sed -n 's/^torch==//p' constraints.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

@@ -93,20 +93,20 @@ def retrieved_rows(
             continue
         if isinstance(record.get("query"), str):
             levels = _known_levels(record)
-            memories = _found_memories(retrieve(record["query"], k), line)
+            memories = _checked_memories(retrieve(record["query"], k), line)
             record = {**record, "candidates": [_candidate(item, levels) for item in memories]}
         yield record
 
 
-def _found_memories(found: object, line: int) -> list[Any]:
+def _checked_memories(returned: object, line: int) -> list[Any]:
     """The memories that a function returned for a row, each of a known form; raises `ValueError`
     for anything else.
     """
     allowed = f"a list of texts, or of memories as {', '.join(SHAPES)} are written"
-    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-        kind = type(found).__name__
+    if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
+        kind = type(returned).__name__
         raise ValueError(f"retrieve: found {kind} for row {line}; allowed: {allowed}")
-    memories = list(found)
+    memories = list(returned)
     for item in memories:
         if not shape_of(item):
             raise ValueError(
@@ -205,7 +205,7 @@ class SweepRun:
         if sweep.log.levels:
             levels = LevelsFile(sweep.log.levels)
             self.examples, _ = levels.apply_all(self.examples, [])
-        file = self._found if sweep.retrieve else sweep.log.file
+        file = self._candidates_file if sweep.retrieve else sweep.log.file
         self.is_distance = check_candidates(self.examples, sweep.grid, file)
         self.settings = sweep.grid.settings()
         self.run_folder = RunFolder(out, self._identity(), bind=False)
@@ -219,8 +219,8 @@ class SweepRun:
         if self.sweep.retrieve is None:
             return own_answers(plan, limit=limit, answers_needed=False)
         plain = plan.model_copy(update={"map": {}})
-        if self._found.is_file():
-            rows = read_rows(self._found)
+        if self._candidates_file.is_file():
+            rows = read_rows(self._candidates_file)
             return own_answers(plain, rows, limit=limit, answers_needed=False)
         if dry_run and not may_import(self.sweep.retrieve):
             raise ValueError(
@@ -228,15 +228,15 @@ class SweepRun:
                 "run, which asks before anything is paid for"
             )
         retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
-        found = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
+        rows = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
         if not dry_run:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in found)
-            write_whole(self._found, lines)
-        return own_answers(plain, found, limit=limit, answers_needed=False)
+            lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+            write_whole(self._candidates_file, lines)
+        return own_answers(plain, rows, limit=limit, answers_needed=False)
 
     @property
-    def _found(self) -> Path:
+    def _candidates_file(self) -> Path:
         """Where the log stands with what a function found, which is asked once."""
         return self.folder / "candidates.jsonl"
 

@@ -381,7 +381,7 @@ def use_by(frame: "pd.DataFrame", by: str) -> "pd.DataFrame":
                 continue
             hits = measures[measure].astype(float)
             row[measure] = 100 * float(hits.mean())
-            sums = hits.groupby(questions).sum().to_numpy()
+            sums = np.asarray(hits.groupby(questions).sum(), float)
             low, high = share_interval(sums, sizes, resamples=500)
             row.update({f"{measure}_low": low, f"{measure}_high": high})
         row["lost"] = 100 * float(part_of_frame["lost"].mean())

@@ -87,12 +87,12 @@ def hub_entries(
 
 def _only_row(rows: Sequence[Mapping[str, Any]], model: str | None) -> Mapping[str, Any]:
     """The one row of a model; raises `ValueError` for none and for several."""
-    own = [row for row in rows if model is None or row["model"] == model]
-    if len(own) == 1:
-        return own[0]
+    rows_of_model = [row for row in rows if model is None or row["model"] == model]
+    if len(rows_of_model) == 1:
+        return rows_of_model[0]
     names = [f"{row['model']} ({row['memory']}, judged by {row['judge']['name']})" for row in rows]
     raise ValueError(
-        f"model: found {len(own)} results for {model or 'any model'} in "
+        f"model: found {len(rows_of_model)} results for {model or 'any model'} in "
         f"{'; '.join(names) or 'a run without scored answers'}; allowed: the name of a model with "
         "one result"
     )
