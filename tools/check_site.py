@@ -31,13 +31,13 @@ class Built(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
-        attributes = dict(attrs)
-        self.ids |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
-        if tag == "a" and attributes.get("href"):
-            self.links.append(attributes["href"])
-        if tag == "img" and not (attributes.get("alt") or "").strip():
-            if attributes.get("aria-hidden") != "true" and attributes.get("role") != "presentation":
-                self.bare.append((attributes.get("src") or "")[:60])
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag == "img" and not (given.get("alt") or "").strip():
+            if given.get("aria-hidden") != "true" and given.get("role") != "presentation":
+                self.bare.append((given.get("src") or "")[:60])
 
 
 def built_pages(site: Path) -> dict[str, Built]:
@@ -101,9 +101,9 @@ def search_faults(tab, home: str) -> list[str]:
     tab.add_script_tag(url=f"{home}site_libs/quarto-search/fuse.min.js")
     results = tab.evaluate(SEARCH, list(WANTED))
     faults = []
-    for (query, expected_page), hits in zip(WANTED.items(), results, strict=True):
-        if hits[:1] != [expected_page]:
-            faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {expected_page}")
+    for (query, wanted), hits in zip(WANTED.items(), results, strict=True):
+        if hits[:1] != [wanted]:
+            faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {wanted}")
     return faults
 
 
@@ -133,9 +133,9 @@ def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
     heard: list[str] = []  # from the page that is open
     weights: list[int] = []  # of what the page that is open asked for
 
-    def on_request(request) -> None:
-        if not request.url.startswith((home, "data:", "blob:")):
-            heard.append(f"asks for {request.url}")
+    def on_request(asked) -> None:
+        if not asked.url.startswith((home, "data:", "blob:")):
+            heard.append(f"asks for {asked.url}")
 
     def on_response(answer) -> None:
         weights.append(int(answer.headers.get("content-length", 0)))
@@ -143,10 +143,7 @@ def browser_faults(site: Path, pictures: Path | None = None) -> list[str]:
     with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium)
         tab = browser.new_page()
-        tab.on(
-            "console",
-            lambda message: heard.append(message.text) if message.type == "error" else None,
-        )
+        tab.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
         tab.on("pageerror", lambda error: heard.append(str(error)))
         tab.on("request", on_request)
         tab.on("response", on_response)
