@@ -31,13 +31,13 @@ class Built(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
-        attributes = dict(attrs)
-        self.ids |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
-        if tag == "a" and attributes.get("href"):
-            self.links.append(attributes["href"])
-        if tag == "img" and not (attributes.get("alt") or "").strip():
-            if attributes.get("aria-hidden") != "true" and attributes.get("role") != "presentation":
-                self.bare.append((attributes.get("src") or "")[:60])
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag == "img" and not (given.get("alt") or "").strip():
+            if given.get("aria-hidden") != "true" and given.get("role") != "presentation":
+                self.bare.append((given.get("src") or "")[:60])
 
 
 def built_pages(site: Path) -> dict[str, Built]:
@@ -128,10 +128,16 @@ def search_faults(tab, home: str) -> list[str]:
     """A fault for each search of `WANTED` that finds another page first."""
     tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
     faults = []
+<<<<<<< HEAD
     for query, expected_page in WANTED.items():
         hits = search(tab, home, query)
         if hits[:1] != [expected_page]:
             faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {expected_page}")
+=======
+    for (query, wanted), hits in zip(WANTED.items(), results, strict=True):
+        if hits[:1] != [wanted]:
+            faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {wanted}")
+>>>>>>> open26
     return faults
 
 
@@ -175,9 +181,9 @@ def browser_faults(site: Path, pictures: Path | None = None, base: str = "/") ->
     heard: list[str] = []  # from the page that is open
     weights: list[int] = []  # of what the page that is open asked for
 
-    def on_request(request) -> None:
-        if not request.url.startswith((home, "data:", "blob:")):
-            heard.append(f"asks for {request.url}")
+    def on_request(asked) -> None:
+        if not asked.url.startswith((home, "data:", "blob:")):
+            heard.append(f"asks for {asked.url}")
 
     def on_response(answer) -> None:
         weights.append(int(answer.headers.get("content-length", 0)))
@@ -185,10 +191,7 @@ def browser_faults(site: Path, pictures: Path | None = None, base: str = "/") ->
     with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium)
         tab = browser.new_page()
-        tab.on(
-            "console",
-            lambda message: heard.append(message.text) if message.type == "error" else None,
-        )
+        tab.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
         tab.on("pageerror", lambda error: heard.append(str(error)))
         tab.on("request", on_request)
         tab.on("response", on_response)

@@ -34,9 +34,14 @@ def page_of(verb: str) -> str:
 COMMANDS = ["cli/index.qmd", *(page_of(verb) for verb in verbs())]
 
 
+<<<<<<< HEAD
 def front(title: str, description: str, **settings: object) -> str:
     head = {"title": title, "description": description, "image": "/images/social.png", **settings}
     head["repo-actions"] = False  # there is no file of the repository to edit
+=======
+def front(title: str, description: str, **more: object) -> str:
+    head = {"title": title, "description": description, "image": "/images/social.png"} | more
+>>>>>>> open26
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 
@@ -47,11 +52,7 @@ def as_text(words: str) -> str:
 
 
 def paragraphs(help_text: str) -> list[str]:
-    return [
-        " ".join(paragraph.split())
-        for paragraph in re.split(r"\n\s*\n", help_text)
-        if paragraph.strip()
-    ]
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", help_text) if part.strip()]
 
 
 def parameter_rows(command: object, verb: str) -> dict[str, list[tuple[str, str]]]:
@@ -71,19 +72,25 @@ EXAMPLE = "Example: "  # begins a paragraph of a help text
 
 def command_page(verb: str, command: object) -> str:
     """The page of a verb: what it does, how it is called, each argument and option."""
-    first, *other_paragraphs = paragraphs(command.help or "")
+    first, *rest = paragraphs(command.help or "")
     parts = [front(f"memcalib {verb}", first)]
+<<<<<<< HEAD
     parts += [as_text(text) for text in other_paragraphs if not text.startswith(EXAMPLE)]
     examples = [text.removeprefix(EXAMPLE) for text in other_paragraphs if text.startswith(EXAMPLE)]
     if examples:
         parts.append("## Example" if len(examples) == 1 else "## Examples")
     parts += [f"```bash\n{example}\n```" for example in examples]
+=======
+    for text in rest:
+        example = text.removeprefix("Example: ")
+        if example != text:
+            parts.append(f"## Example\n\n```bash\n{example}\n```")
+        else:
+            parts.append(as_text(text))
+>>>>>>> open26
     for title, rows in parameter_rows(command, verb).items():
         if rows:
-            entries = [
-                f"`{name}`\n\n:   {as_text(' '.join(explanation.split()))}"
-                for name, explanation in rows
-            ]
+            entries = [f"`{name}`\n\n:   {as_text(' '.join(what.split()))}" for name, what in rows]
             parts.append(f"## {title}\n\n" + "\n\n".join(entries))
     parts.append(
         "This page is made from the source of `--help`. What the functions behind it do: "
@@ -141,8 +148,8 @@ def cite_page() -> str:
 def samples_page() -> str:
     """Which sample reports there are."""
     rows = [
-        f'[{title}](samples/{name}.html){{target="_blank"}}\n\n:   {explanation}'
-        for name, (title, explanation) in SAMPLES.items()
+        f'[{title}](samples/{name}.html){{target="_blank"}}\n\n:   {what}'
+        for name, (title, what) in SAMPLES.items()
     ]
     return (
         front("Sample reports", "Reports as the commands write them, opened in the browser.")
