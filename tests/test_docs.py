@@ -39,7 +39,7 @@ from tools.check_docs import (
     size_faults,
     widget_faults,
 )
-from tools.check_site import Quiet, markdown_faults, static_faults
+from tools.check_site import Quiet, home_faults, markdown_faults, static_faults
 from tools.generated_pages import cite_page, command_page, news_page, samples_page, verbs
 from tools.quarto_pages import (
     REFERENCE,
@@ -616,6 +616,15 @@ def test_links_below_the_published_path_and_missing_markdown_are_named(tmp_path)
     assert list(markdown_faults(tmp_path)) == ["b.html: found no Markdown beside it; allowed: b.md"]
     (tmp_path / "b.md").write_text("# b")
     assert list(markdown_faults(tmp_path)) == []
+
+
+def test_a_site_without_a_home_page_is_named(tmp_path):
+    assert len(list(home_faults(tmp_path))) == 1
+    sends_on = '<meta http-equiv="refresh" content="0;URL=x.html">'
+    (tmp_path / "index.html").write_text(sends_on)
+    assert len(list(home_faults(tmp_path))) == 1
+    (tmp_path / "index.html").write_text("<h1>memcalib</h1>")
+    assert list(home_faults(tmp_path)) == []
 
 
 def test_the_site_is_served_below_its_published_path(tmp_path):

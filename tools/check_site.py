@@ -82,6 +82,13 @@ def is_redirect(text: str) -> bool:
     return 'http-equiv="refresh"' in text
 
 
+def home_faults(site: Path) -> Iterator[str]:
+    """A fault for a home page that only sends on: Quarto makes one where it built none."""
+    home = site / "index.html"
+    if not home.is_file() or is_redirect(home.read_text(encoding="utf-8")):
+        yield "index.html: found no home page, or one that only sends on; allowed: index.ipynb's"
+
+
 def markdown_faults(site: Path) -> Iterator[str]:
     """A fault for each page that offers its Markdown (`copy_page.html`) and has none beside it."""
     for path in built_pages(site):
@@ -237,7 +244,7 @@ def site_faults(
     site: Path, *, base: str = "/", browser: bool = True, pictures: Path | None = None
 ) -> list[str]:
     """Every fault of a built site that stands below `base` on its host."""
-    faults = [*static_faults(site, base), *markdown_faults(site)]
+    faults = [*static_faults(site, base), *markdown_faults(site), *home_faults(site)]
     if browser:
         faults += browser_faults(site, pictures, base)
     return faults
