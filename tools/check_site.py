@@ -135,16 +135,10 @@ def search_faults(tab, home: str) -> list[str]:
     """A fault for each search of `WANTED` that finds another page first."""
     tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
     faults = []
-<<<<<<< HEAD
-    for query, expected_page in WANTED.items():
+    for query, wanted in WANTED.items():
         hits = search(tab, home, query)
-        if hits[:1] != [expected_page]:
-            faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {expected_page}")
-=======
-    for (query, wanted), hits in zip(WANTED.items(), results, strict=True):
         if hits[:1] != [wanted]:
             faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {wanted}")
->>>>>>> open26
     return faults
 
 

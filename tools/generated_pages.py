@@ -34,14 +34,9 @@ def page_of(verb: str) -> str:
 COMMANDS = ["cli/index.qmd", *(page_of(verb) for verb in verbs())]
 
 
-<<<<<<< HEAD
-def front(title: str, description: str, **settings: object) -> str:
-    head = {"title": title, "description": description, "image": "/images/social.png", **settings}
-    head["repo-actions"] = False  # there is no file of the repository to edit
-=======
 def front(title: str, description: str, **more: object) -> str:
     head = {"title": title, "description": description, "image": "/images/social.png"} | more
->>>>>>> open26
+    head["repo-actions"] = False  # there is no file of the repository to edit
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 
@@ -74,20 +69,11 @@ def command_page(verb: str, command: object) -> str:
     """The page of a verb: what it does, how it is called, each argument and option."""
     first, *rest = paragraphs(command.help or "")
     parts = [front(f"memcalib {verb}", first)]
-<<<<<<< HEAD
-    parts += [as_text(text) for text in other_paragraphs if not text.startswith(EXAMPLE)]
-    examples = [text.removeprefix(EXAMPLE) for text in other_paragraphs if text.startswith(EXAMPLE)]
+    parts += [as_text(text) for text in rest if not text.startswith(EXAMPLE)]
+    examples = [text.removeprefix(EXAMPLE) for text in rest if text.startswith(EXAMPLE)]
     if examples:
         parts.append("## Example" if len(examples) == 1 else "## Examples")
     parts += [f"```bash\n{example}\n```" for example in examples]
-=======
-    for text in rest:
-        example = text.removeprefix("Example: ")
-        if example != text:
-            parts.append(f"## Example\n\n```bash\n{example}\n```")
-        else:
-            parts.append(as_text(text))
->>>>>>> open26
     for title, rows in parameter_rows(command, verb).items():
         if rows:
             entries = [f"`{name}`\n\n:   {as_text(' '.join(what.split()))}" for name, what in rows]
