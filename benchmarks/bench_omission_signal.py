@@ -212,9 +212,8 @@ def measure_batch(loop: SignalLoop, measured: Measured) -> None:
     gap = float((scores["kl"] - scores["shared"][:, :width]).abs().max())
     measured.largest_gap = max(measured.largest_gap, gap)
     lengths = (scores["entropy"] > 0).sum(1)
-    for divergences, entropies, length in zip(
-        scores["kl"], scores["entropy"], lengths, strict=True
-    ):
+    readings = zip(scores["kl"], scores["entropy"], lengths, strict=True)
+    for divergences, entropies, length in readings:
         pair = spearmanr(divergences[:length].numpy(), entropies[:length].numpy())
         measured.agreement.append(float(pair.statistic))
 
