@@ -52,7 +52,7 @@ from tools.quarto_pages import (
     with_fig_alt,
 )
 from tools.release_notes import release_notes
-from tools.samples import REPORTS, SAMPLES, as_page
+from tools.samples import REPORTS, SAMPLES, as_page, with_icon
 from tools.search_index import PHRASES, add_wishes, wishes
 from tools.show_docs import (
     Home,
@@ -693,6 +693,7 @@ def test_links_of_the_markdown_of_a_page_lead_to_markdown():
 
 def test_each_sample_is_a_report_that_a_command_writes():
     assert set(SAMPLES) == {*REPORTS, "gate"}
+    assert with_icon("<title>A</title>").endswith('<link rel="icon" href="data:,">')
     assert "<td>1</td>" in as_page("Gate", "| a |\n| --- |\n| 1 |\n")
 
 
