@@ -1255,8 +1255,20 @@ TRIAL = "This line is here to see whether the judge can be reached."
 
 def check_judge_answers(judge: JudgeLike, example: Example) -> None:
     """Ask a judge about one made-up answer; raises `CallError` when it is fatal and
-    `ForeseenError` for any other failed call."""
-    error = judge(example, TRIAL).error or ""
+    `ForeseenError` for any other failed call, and for a judge of one's own that raises something,
+    with its name and the kind of error."""
+    try:
+        error = judge(example, TRIAL).error or ""
+    except Exception as fault:
+        asked = getattr(judge, "inner", judge)  # of a `FootprintJudge` the one that it asks
+        has_own_words = isinstance(fault, ForeseenError | CallError | OSError | ImportError)
+        if has_own_words or isinstance(asked, LLMJudge):
+            raise
+        name = getattr(asked, "__qualname__", type(asked).__qualname__)
+        raise ForeseenError(
+            f"judge {asked.__module__}:{name} raised {type(fault).__name__}: {fault} on one "
+            "made-up answer, before any answer is paid for; allowed: a judgment of any answer"
+        ) from fault
     if error and not error.startswith("reply at fault"):
         raise ForeseenError(
             f"the judge was asked one question before any answer is paid for, and did "

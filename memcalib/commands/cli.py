@@ -9,16 +9,16 @@ __all__ = ['app', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'ResumeAnywa
            'Yes', 'Profile', 'cache_verbs', 'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options',
            'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text', 'log_options',
            'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate', 'judge', 'report', 'compare',
-           'metric_limits', 'gate', 'memories', 'citations', 'numbers_of', 'words_of', 'sweep', 'score', 'named_role',
-           'demonstrations', 'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce', 'coldstart',
-           'grid', 'stats', 'clear', 'microserve']
+           'metric_limits', 'gate', 'memories', 'citations', 'numbers_of', 'known_words', 'words_of', 'sweep', 'score',
+           'named_role', 'demonstrations', 'build', 'default_folder', 'train', 'traces', 'quickstart', 'reproduce',
+           'coldstart', 'grid', 'stats', 'clear', 'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from difflib import get_close_matches
 from itertools import chain
@@ -60,6 +60,18 @@ def _program(
     pass
 
 # %% ../../nbs/commands/07_cli.ipynb #cc141831
+def _is_raised_outside(error: Exception) -> bool:
+    """Whether code that is not of this package raised an error: then its words are not for whoever
+    runs the command. False where nothing is known.
+    """
+    frame = error.__traceback__
+    if frame is None:
+        return False
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    return not frame.tb_frame.f_globals.get("__name__", "").startswith("memcalib")
+
+
 def _message(error: Exception) -> str:
     """What a person reads of an error: its own words where it was foreseen, with its kind where it
     was not.
@@ -67,12 +79,13 @@ def _message(error: Exception) -> str:
     if hasattr(error, "format_message"):
         return error.format_message()
     text = str(error)
-    if isinstance(error, KeyError) and error.args:
+    if isinstance(error, KeyError) and error.args and not _is_raised_outside(error):
         text = str(error.args[0])
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     is_foreseen = (
-        isinstance(error, ValueError | OSError | KeyError)
+        isinstance(error, ValueError | OSError)
+        or (isinstance(error, KeyError) and not _is_raised_outside(error))
         or "memcalib[" in str(error)
         or type(error).__module__.startswith("memcalib.")
     )
@@ -727,9 +740,12 @@ def levels(
                 "--labeller: found nothing; allowed: the name of the person who filled in the sheet"
             )
         book = LevelsFile(out)
+        book.check_log(file)
         count = book.take_sheet(sheet, labeller)
         print("\n".join([f"{count} new decisions of {labeller}", *book.notes()]))
         return
+    if (out / "proposals.jsonl").is_file():
+        LevelsFile(out).check_log(file)
     options = role_options(model, base_url, key_env)
     endpoint = check_settings(Endpoint, options, "levels", hints={"model": "give --model"})
     plan = check_settings(LogPlan, log_options(file, map_, store, consent) or {}, "log")
@@ -743,16 +759,16 @@ def levels(
     )
     if not (yes or asked_yes()):
         raise NotAgreed.with_way_on(" the same command and --yes")
-    book = LevelsFile.write(
-        out, propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
-    )
+    proposals = propose_levels(log_answers.examples, endpoint, cache_of(cache, no_cache))
+    book = LevelsFile.write(out, proposals, file)
     to_settle = len(items_to_settle(book.proposals.values()))
     print("\n".join(book.notes()))
-    print(
-        f"{to_settle} memories for a person: {out / 'sheet.csv'}; take it in with --sheet "
-        f"{out / 'sheet.csv'} --labeller NAME, or go on with: memcalib evaluate --log {file} "
-        f"--levels {out}"
-    )
+    filled = str(out / "sheet.csv")
+    take_in = ["levels", file, "--out", str(out), "--sheet", filled, "--labeller", "NAME"]
+    go_on = ["evaluate", "--log", file, "--levels", str(out)]
+    print(f"{to_settle} memories for a person: {filled}; the filled sheet is taken in with:")
+    print(f"  memcalib {shlex.join(take_in)}")
+    print(f"or go on with:\n  memcalib {shlex.join(go_on)}")
 
 
 @app.command(cls=_EVALUATION)
@@ -1302,9 +1318,9 @@ def memories(
     """What became of each memory: retrieved, in prompts, cited, used, used wrongly; the most
     harmful first.
 
-    Names memories that hijack answers, stale ones, those that are not applied, and those that are
-    never used; by source, type, place, score and age where the log has them. Writes memories.html
-    and tables as CSV.
+    Names memories that hijack answers or get into them, stale ones, those that are not applied, and
+    those that are never used; by source, type, place, score and age where the log has them. Writes
+    memories.html and tables as CSV.
 
     Example: memcalib memories runs/own
     """
@@ -1356,6 +1372,14 @@ def numbers_of(option: str, text: str | None, kind: type) -> list[Any] | None:
         ) from None
 
 
+def known_words(option: str, words: list[str] | None, allowed: Iterable[str]) -> list[str] | None:
+    """The words of an option, each of them allowed; raises `ValueError` naming option and word."""
+    for word in words or ():
+        if word not in allowed:
+            raise ValueError(f"{option}: found {word!r}; allowed: {', '.join(allowed)}")
+    return words
+
+
 def words_of(text: str | None) -> list[str] | None:
     """Words with commas between."""
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
@@ -1379,7 +1403,8 @@ def sweep(
         str | None, typer.Option(help="Scores below which none is shown, with commas between.")
     ] = None,
     framing: Annotated[
-        str | None, typer.Option(help="advice, background, facts, authoritative; commas between.")
+        str | None,
+        typer.Option(help="advice, background, facts, authoritative; --dry-run shows their words."),
     ] = None,
     role: Annotated[
         str | None, typer.Option(help="Message in which memories stand: user, system, or both.")
@@ -1388,7 +1413,8 @@ def sweep(
         str | None, typer.Option(help="package.module:function of (query, k), for candidates.")
     ] = None,
     today_framing: Annotated[
-        str | None, typer.Option(help="How memories are framed today [advice].")
+        str | None,
+        typer.Option(help="How they are framed today, one of those of --framing [advice]."),
     ] = None,
     map_: LogMap = None,
     store: LogStore = None,
@@ -1419,12 +1445,14 @@ def sweep(
     from memcalib.commands.build import asked_yes
     from memcalib.commands.settings_files import given, load_settings, settings_text
     from memcalib.commands.sweep import Sweep, SweepRun
+    from memcalib.evaluation.sweep import FRAMINGS
 
+    known_words("--today-framing", None if today_framing is None else [today_framing], FRAMINGS)
     grid_options: dict[str, Any] = {
         "top_k": numbers_of("--top-k", top_k, int),
         "thresholds": numbers_of("--threshold", threshold, float),
-        "framings": words_of(framing),
-        "roles": words_of(role),
+        "framings": known_words("--framing", words_of(framing), FRAMINGS),
+        "roles": known_words("--role", words_of(role), ("user", "system")),
         "today": {"framing": today_framing},
     }
     options = {

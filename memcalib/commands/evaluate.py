@@ -12,9 +12,10 @@ __all__ = ['JUDGMENTS', 'JUDGED_TOKENS', 'QUOTED_TOKENS', 'AnswerKey', 'UNREAD_S
 # %% ../../nbs/commands/02_evaluate.ipynb #579137d5
 import json
 import random
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -60,6 +61,7 @@ from memcalib.memory_logs.own_answers import (
     OWN_JUDGING,
     LogPlan,
     OwnAnswers,
+    alike_levels,
     has_levels,
     own_answers,
 )
@@ -556,7 +558,10 @@ class EvaluationRun:
         if not dry_run:
             find_prompt_template(evaluation.sampling.prompt_template)
             load_prompt(evaluation.judging.prompt)
-            self.run_folder.bind(self._deciding_libraries(), resume_anyway)
+            try:
+                self.run_folder.bind(self._deciding_libraries(), resume_anyway)
+            except ValueError as error:
+                raise ValueError(f"{error}{self._what_changed()}") from None
             write_jsonl(self.file("examples.jsonl"), self.examples)
 
     def file(self, name: str) -> Path:
@@ -567,6 +572,39 @@ class EvaluationRun:
     def unlabelled(self) -> bool:
         """Whether the answers are of a log in which the ideal level of a memory is unknown."""
         return not all(map(has_levels, self.examples))
+
+    def _what_changed(self) -> str:
+        """Of a folder that holds a run of other data of a log: whether the log changed or its
+        levels did, and a folder that is free; "" for any other difference.
+        """
+        stored = self.run_folder.stored() if self.run_folder.bound else {}
+        settings = self.run_folder.settings
+        log_settings = settings.get("log")
+        if not log_settings or not stored.get("log"):
+            return ""
+        if stored.get("data_hash") == settings["data_hash"]:
+            return ""
+        if stored["log"].get("file") != log_settings["file"]:
+            return f". The log is another one, or changed; give it --out {self._free_folder('log')}"
+        without_levels = [
+            {name: value for name, value in log.items() if name != "unlabelled"}
+            for log in (stored["log"], log_settings)
+        ]
+        if without_levels[0] != without_levels[1]:
+            return ""
+        return (
+            ". The log is the same and its ideal levels are not: they were added or changed since; "
+            f"both runs stay with --out {self._free_folder('levels')}"
+        )
+
+    def _free_folder(self, ending: str) -> Path:
+        """A folder beside that of this run which does not exist."""
+        folder = self.folder.with_name(f"{self.folder.name}-{ending}")
+        number = 2
+        while folder.exists():
+            folder = self.folder.with_name(f"{self.folder.name}-{ending}-{number}")
+            number += 1
+        return folder
 
     def _leave_out_unlabelled(self) -> None:
         """Where some questions of a log have levels, those without are left out of the scores, and
@@ -586,11 +624,20 @@ class EvaluationRun:
             rollout for rollout in log_answers.rollouts if rollout.example_id in ids
         ]
 
+    def _level_notes(self) -> list[str]:
+        """Where the levels of a log come from, and a warning where nearly all are the same."""
+        if self.levels is not None:
+            return self.levels.notes()
+        if self.unlabelled:
+            return []
+        levels = chain.from_iterable(example.levels.values() for example in self.examples)
+        alike = alike_levels(levels)
+        return [alike] if alike else []
+
     def _log_notes(self) -> list[str]:
         """What a reader of results has to know of the log and its levels."""
         notes = self.own.notes() if self.own else []
-        if self.levels is not None:
-            notes += self.levels.notes()
+        notes += self._level_notes()
         if self.left_out_unlabelled:
             notes.append(
                 f"Log: {self.left_out_unlabelled:,} questions have a memory without an ideal "
@@ -617,8 +664,7 @@ class EvaluationRun:
             raise ValueError("log: found nothing; allowed: a run of a log")
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
         lines = [self.own.preview(shown), "", self.own.statement(judges)]
-        if self.levels is not None:
-            lines += self.levels.notes()
+        lines += self._level_notes()
         if self.unlabelled:
             lines.append(
                 "The ideal level of some memory is unknown, so the page will show footprints: "
@@ -893,6 +939,18 @@ class EvaluationRun:
             bar.name("writing the report")
             return self.report()
 
+    def _after_footprints(self) -> str:
+        """The commands that lead from footprints to a score."""
+        file = self.evaluation.log.file if self.evaluation.log else "LOG"
+        levels_folder = "runs/levels"
+        own_folder = str(self._free_folder("levels"))
+        propose = shlex.join(["levels", file, "--out", levels_folder])
+        again = shlex.join(["--log", file, "--levels", levels_folder, "--out", own_folder])
+        return (
+            "Footprints have no score, since ideal levels are not known. Have them proposed with:\n"
+            f"  memcalib {propose} ...\nand then:\n  memcalib evaluate {again} ..."
+        )
+
     def finish(self) -> str:
         """Everything that `run` does, then the scores as text for a terminal, what a reader has to
         know of the data, and the path of the page.
@@ -902,7 +960,8 @@ class EvaluationRun:
 
         page = self.run()
         if self.unlabelled:
-            return f"{run_footprints_text(self.folder)}\n\nReport: {page}"
+            text = f"{run_footprints_text(self.folder)}\n\nReport: {page}"
+            return f"{text}\n\n{self._after_footprints()}"
         paragraphs = [evaluation_text(self.folder)]
         notes = data_notes(self.evaluation.data)
         if notes:

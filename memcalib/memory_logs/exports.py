@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'LISTS', 'GRAPH_LISTS', 'ANSWER_FIELDS', 'SEARCH_TOOLS', 'LogSource', 'LogMemory', 'LogRow', 'value_text',
-           'day_of', 'RawMemory', 'Shape', 'shape_of', 'context_facts', 'find_memories', 'kind_of', 'names_agreement',
-           'RowFault', 'check_log_row', 'read_turns', 'turns_before', 'with_candidates', 'to_log_row', 'user_words',
-           'search_results', 'LettaTurn', 'letta_turns', 'log_records', 'read_store', 'join_store', 'known_shapes',
-           'nearest_shape', 'source_name', 'read_log']
+           'day_of', 'RawMemory', 'Shape', 'shape_of', 'context_facts', 'find_memories', 'candidate_items', 'kind_of',
+           'names_agreement', 'RowFault', 'check_log_row', 'read_turns', 'turns_before', 'with_candidates',
+           'to_log_row', 'user_words', 'search_results', 'LettaTurn', 'letta_turns', 'log_records', 'read_store',
+           'join_store', 'known_shapes', 'nearest_shape', 'source_name', 'read_log']
 
 # %% ../../nbs/memory_logs/01_exports.ipynb #249bdb5d
 import ast
@@ -403,6 +403,14 @@ def _memories_of_object(answer: dict) -> list | None:
 _KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}
 
 
+def candidate_items(record: Mapping[str, object]) -> list | None:
+    """The `candidates` of a row: a list, or an object that holds one, as a memory system returns
+    it; None when there is none.
+    """
+    candidates = record.get("candidates")
+    return find_memories(candidates) if isinstance(candidates, list | dict) else None
+
+
 def kind_of(value: object) -> str:
     """What a value is, without repeating it."""
     if isinstance(value, str):
@@ -534,10 +542,10 @@ def check_log_row(record: object) -> list[RowFault]:
     query = record["query"]
     if not isinstance(query, str) or not query.strip():
         faults.append(RowFault("query", kind_of(query), "text that is not empty"))
-    candidates = record.get("candidates")
-    if not isinstance(candidates, list | None):
-        faults.append(RowFault("candidates", kind_of(candidates), "a list of memories"))
-        candidates = None
+    candidates = candidate_items(record)
+    if candidates is None and record.get("candidates") is not None:
+        allowed = "a list of memories, or an object that holds one, as a memory system returns it"
+        faults.append(RowFault("candidates", kind_of(record["candidates"]), allowed))
     if not isinstance(record.get("turns"), list | None):
         faults.append(RowFault("turns", kind_of(record["turns"]), "a list of turns"))
     if not items:
@@ -661,8 +669,8 @@ def with_candidates(record: Mapping[str, object]) -> list[tuple[object, bool | N
     Without `candidates` a memory says it of itself, or nothing is known (None).
     """
     items = find_memories(record) or []
-    candidates = record.get("candidates")
-    if not isinstance(candidates, list):
+    candidates = candidate_items(record)
+    if candidates is None:
         return [(item, _in_prompt(item)) for item in items]
     prompt_keys = {_same_memory_key(item) for item in items}
     candidate_keys = {_same_memory_key(item) for item in candidates}

@@ -23,6 +23,7 @@ from memcalib.memory_logs.exports import (
     SHAPES,
     LogRow,
     LogSource,
+    candidate_items,
     find_memories,
     kind_of,
     log_records,
@@ -168,7 +169,7 @@ def _is_text(value: object) -> bool:
 _FITS: dict[str, Callable[[object], bool]] = {
     "query": _is_text,
     "memories": lambda value: isinstance(value, list | Mapping) and bool(_memory_items(value)),
-    "candidates": lambda value: isinstance(value, list),
+    "candidates": lambda value: candidate_items({"candidates": value}) is not None,
     "answer": lambda value: _is_text(_answer_text(value)),
     "turns": lambda value: isinstance(value, list),
 }
@@ -292,8 +293,9 @@ class FieldNames:
             items = find_memories(plain)
         if items is not None:
             plain["memories"] = [self._memory(item) for item in items]
-        if isinstance(plain.get("candidates"), list):
-            plain["candidates"] = [self._memory(item) for item in plain["candidates"]]
+        candidates = candidate_items(plain)
+        if candidates is not None:
+            plain["candidates"] = [self._memory(item) for item in candidates]
         return plain
 
     def _memory(self, item: object) -> object:

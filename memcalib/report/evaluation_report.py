@@ -349,15 +349,16 @@ def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | Non
 
 # Stands beside every corrected value, in files of tables and results as well.
 ASSUMES = (
-    "the judge errs in these answers as in its exam; labels of a sample of them do not "
-    "contradict that"
+    "the judge errs in these answers as in its exam; this value and the estimate from labels of a "
+    "sample of them each lie in the other's 95 % interval"
 )
 
 
 MODEL_BASED = (
     "Model-based estimate: corrected for the errors that the judge made in its exam. That it errs "
-    "alike in these answers is assumed; the labels of a sample of them do not contradict it. The "
-    "estimate from the labels alone assumes nothing of the kind."
+    "alike in these answers is assumed; it is shown because this value and the estimate from "
+    "labels of a sample each lie in the other's 95 % interval, which does not prove it. The estimate from "
+    "the labels alone assumes nothing of the kind."
 )
 
 

@@ -15,6 +15,7 @@ import pytest
 from command_line import run
 
 from memcalib.annotation.levels import practice_levels
+from memcalib.evaluation.sweep import FRAMINGS
 from memcalib.practice.memory_system import memory_assistant, practice_log
 from memcalib.practice.models import PracticeJudge
 from memcalib.practice.server import MicroServer
@@ -100,6 +101,49 @@ def test_without_a_yes_nothing_is_sent(capsys, log, server, tmp_path, monkeypatc
     assert requests(server) == 0
 
 
+def test_today_is_said_to_be_with_this_prompt_and_model(capsys, log, server, tmp_path):
+    """Its score is not that of the answers in the log; beside the table and on the page."""
+    means = "Your own prompt is not used"
+    out = tmp_path / "sweep"
+    code, output, errors = run(capsys, *options(log, server, out, "--dry-run"))
+    assert code == 0 and means in output, errors
+    for name, words in FRAMINGS.items():
+        assert f"  {name}: {words}" in output
+    code, output, errors = run(capsys, *options(log, server, out, "--yes"))
+    assert code == 0, errors
+    assert means in output.partition(" setting ")[2], "after the head of the table"
+    assert means in (out / "sweep.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("option", ["--framing", "--today-framing", "--role"])
+def test_a_word_that_is_not_known_is_said_of_its_option(capsys, log, server, tmp_path, option):
+    words = options(log, server, tmp_path / "sweep", "--dry-run", option, "autoritative")
+    code, _, errors = run(capsys, *words)
+    assert code == 1 and f"{option}: found 'autoritative'; allowed: " in errors
+    assert "grid." not in errors and ("authoritative" in errors) == (option != "--role")
+
+
+def test_candidates_as_a_memory_system_returns_them(capsys, log, server, tmp_path):
+    """Both lists in mem0's own form give what bare lists give."""
+    rows = practice_log(QUESTIONS)
+    for row in rows:
+        row["candidates"] = {"results": row["candidates"]}
+        row["memories"] = {"results": row["memories"]}
+    wrapped = write_log(tmp_path / "wrapped.jsonl", rows)
+    forecasts = []
+    for file in (log, wrapped):
+        words = options(file, server, tmp_path / "sweep", "--dry-run")
+        code, output, errors = run(capsys, *words)
+        assert code == 0, errors
+        assert f"candidates that did not enter the prompt: {2 * QUESTIONS}" in output
+        forecasts.append(output.partition("Settings:")[2])
+    assert forecasts[0] == forecasts[1]
+    rows[0]["candidates"] = {"found": 3}
+    broken = write_log(tmp_path / "broken.jsonl", rows)
+    code, output, errors = run(capsys, *options(broken, server, tmp_path / "sweep", "--dry-run"))
+    assert code == 0 and "1 row left out" in output and "candidates" in output, errors
+
+
 def without_candidates(tmp_path) -> Path:
     rows = practice_log(QUESTIONS)
     for row in rows:
@@ -124,6 +168,7 @@ def test_candidates_of_a_function(capsys, server, tmp_path):
     assert code == 0 and requests(server) == before, errors
     code, _, errors = run(capsys, *options(plain, server, tmp_path / "other", "--yes"))
     assert code == 1 and "candidates: found a log that does not say" in errors
+    assert "where all that was found entered the prompt: in_prompt: true in each" in errors
 
 
 def test_a_row_without_a_query_is_said_to_be_left_out(capsys, server, tmp_path):

@@ -75,6 +75,103 @@ def test_chance_alone_gives_no_finding():
     assert "hijacks" not in set(finding_rows["finding"])
 
 
+def newsletter_answers(count=40, actual="B", every=3):
+    """Two memories that are used as they should be, and one that gets into each third answer."""
+    answers = []
+    for number in range(count):
+        leaked = actual if number % every == 0 else "A"
+        answers.append([("C", "C"), ("B" if number % 2 else "A",) * 2, ("A", leaked)])
+    return answers
+
+
+@pytest.mark.parametrize(("actual", "finding"), [("B", "intrudes"), ("C", "hijacks")])
+def test_a_memory_that_gets_into_answers_is_named_once_by_how_far(actual, finding):
+    examples, judgments = judged(newsletter_answers(actual=actual))
+    frame = use_frame(judgments, examples)
+    [row] = findings(memory_table(frame), frame).to_dict("records")
+    assert (row["finding"], row["text"]) == (finding, "Memory 2.")
+    verb = "used in" if finding == "intrudes" else "decided"
+    assert row["why"] == f"{verb} 14 of 40 answers in which it should leave no trace"
+
+
+def test_memories_that_are_never_used_do_not_make_the_others_intrude():
+    """All three get into answers alike, and five stand beside them without a trace."""
+    answers = []
+    for number in range(60):
+        intruding = [("A", "B" if (number + shift) % 3 == 0 else "A") for shift in range(3)]
+        answers.append([*intruding, *[("A", "A")] * 5])
+    examples, judgments = judged(answers)
+    frame = use_frame(judgments, examples)
+    assert set(findings(memory_table(frame), frame)["finding"]) == {"never used"}
+
+
+def test_chance_alone_intrudes_and_is_most_harmful_nowhere(tmp_path):
+    """A judge that misreads 5 % of twenty memories in 300 answers, five times over."""
+    import random
+
+    from memcalib.io.records import write_jsonl
+    from memcalib.report.memories import most_harmful, read_memories
+
+    named = []
+    for seed in range(5):
+        rng = random.Random(seed)
+        answers = [[("A", rng.choices("AB", (95, 5))[0]) for _ in range(20)] for _ in range(300)]
+        examples, judgments = judged(answers)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        write_jsonl(folder / "examples.jsonl", examples.values())
+        write_jsonl(folder / "judgments.jsonl", judgments)
+        report = read_memories(folder)
+        named += [*report.findings["finding"], *filter(None, [most_harmful(report)])]
+    assert named == []
+
+
+def test_the_first_sentence_names_the_memory_with_most_harm(capsys, tmp_path):
+    from memcalib.io.records import write_jsonl
+
+    examples, judgments = judged(newsletter_answers())
+    write_jsonl(tmp_path / "examples.jsonl", examples.values())
+    write_jsonl(tmp_path / "judgments.jsonl", judgments)
+    code, output, errors = run(capsys, "memories", tmp_path)
+    assert code == 0, errors
+    first = "Most harm comes from 'Memory 2.': used wrongly in 14 of 40 answers, 100 % of the lost"
+    assert output.startswith(first)
+    assert "Found: 1 intrudes." in output
+    page = (tmp_path / "memories.html").read_text(encoding="utf-8")
+    assert "used wrongly in 14 of 40 answers" in page and "<h3>intrudes" in page
+
+
+def test_two_wrong_uses_are_no_most_harmful_memory(capsys, tmp_path):
+    from memcalib.io.records import write_jsonl
+
+    examples, judgments = judged([[("A", "B")], [("A", "B")], *[[("A", "A")]] * 8])
+    write_jsonl(tmp_path / "examples.jsonl", examples.values())
+    write_jsonl(tmp_path / "judgments.jsonl", judgments)
+    code, output, _ = run(capsys, "memories", tmp_path)
+    assert code == 0 and "Most harm" not in output
+
+
+def test_a_log_that_says_what_entered_is_not_told_that_it_does_not(capsys, tmp_path):
+    """Where `in_prompt` is true of every memory, all that was found entered."""
+    from memcalib.evaluation.run import evaluate
+
+    def as_they_should_be(example, response):
+        return judgment_for(example, example.levels, judge="kind")
+
+    says_not = "does not say which memories were found"
+    for says_so in (True, False):
+        rows = practice_log(12)
+        for row in rows:
+            del row["candidates"]
+            if says_so:
+                row["memories"] = [{**memory, "in_prompt": True} for memory in row["memories"]]
+        log = write_jsonl_rows(tmp_path / f"log-{says_so}.jsonl", rows)
+        folder = tmp_path / f"run-{says_so}"
+        evaluate(log, judge=as_they_should_be, out=folder, log={"file": log, "consent": "x"})
+        code, output, errors = run(capsys, "memories", folder)
+        assert code == 0 and (says_not in output) != says_so, errors
+
+
 def test_without_levels_nothing_is_called_wrong():
     examples, judgments = judged([[("A", "C"), ("A", "A")]] * 12)
     unknown = {"settings": {"ideal_levels": "unknown"}}
@@ -214,10 +311,13 @@ def test_the_page_names_what_was_planted(capsys, tmp_path):
 
     finding_rows = pd.read_csv(tmp_path / "run" / "tables" / "memory-findings.csv")
     planted = {memory.text: memory.fault for memory in practice_store() if memory.fault}
-    named = {"hijacks": "hijack", "stale": "stale", "never used": "unused"}
-    for finding, fault in named.items():
-        texts = set(finding_rows[finding_rows["finding"] == finding]["text"])
-        assert {text for text, name in planted.items() if name == fault} <= texts, finding
+    fault_of = {"hijacks": "hijack", "stale": "stale", "never used": "unused"}
+    named = [
+        (row.text, fault_of.get(row.finding, row.finding)) for row in finding_rows.itertuples()
+    ]
+    assert sorted(named) == sorted(planted.items()), "exactly what was planted, each once"
+    assert output.splitlines()[-1].startswith("Report:")
+    assert "Most harm comes from '" in output
 
 
 def write_jsonl_rows(path, rows):
