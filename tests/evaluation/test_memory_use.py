@@ -105,25 +105,24 @@ def test_memories_that_are_never_used_do_not_make_the_others_intrude():
     assert set(findings(memory_table(frame), frame)["finding"]) == {"never used"}
 
 
-def test_chance_alone_intrudes_and_is_most_harmful_nowhere(tmp_path):
-    """A judge that misreads 5 % of twenty memories in 300 answers, five times over."""
+def test_chance_alone_rarely_intrudes_or_is_most_harmful():
+    """A judge that misreads 5 % of eight memories in 40 answers, in 40 stores: a rule of 5 %."""
     import random
 
-    from memcalib.io.records import write_jsonl
-    from memcalib.report.memories import most_harmful, read_memories
+    from memcalib.report.memories import MemoryReport, most_harmful
 
-    named = []
-    for seed in range(5):
+    intruding = 0
+    harmful = 0
+    for seed in range(40):
         rng = random.Random(seed)
-        answers = [[("A", rng.choices("AB", (95, 5))[0]) for _ in range(20)] for _ in range(300)]
+        answers = [[("A", rng.choices("AB", (95, 5))[0]) for _ in range(8)] for _ in range(40)]
         examples, judgments = judged(answers)
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        write_jsonl(folder / "examples.jsonl", examples.values())
-        write_jsonl(folder / "judgments.jsonl", judgments)
-        report = read_memories(folder)
-        named += [*report.findings["finding"], *filter(None, [most_harmful(report)])]
-    assert named == []
+        frame = use_frame(judgments, examples)
+        table = memory_table(frame)
+        rows = findings(table, frame)
+        intruding += "intrudes" in set(rows["finding"])
+        harmful += bool(most_harmful(MemoryReport(table, rows, {}, 40, 40)))
+    assert intruding <= 4 and harmful <= 4
 
 
 def test_the_first_sentence_names_the_memory_with_most_harm(capsys, tmp_path):
