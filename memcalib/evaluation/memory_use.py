@@ -272,11 +272,12 @@ def _hijacking(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
 
 
 def _intruding(table: "pd.DataFrame", named: Set[str]) -> Iterator[dict[str, Any]]:
-    """Memories that got into more answers than others do, and than those do that are not found to
-    be never used; those `named` have a finding that says more.
+    """Memories that got into more answers than others do, and than those without another finding
+    do; those `named` have one that says more.
     """
     is_never_used = (table["used"] == 0) & (table["in_prompt"] >= LEAST_NEVER_USED)
-    others = table.index[~is_never_used]
+    has_finding = is_never_used | table["memory"].isin(list(named))
+    others = table.index[~has_finding]
     for row in _more_than_others(table, "intruded", LEAST_INTRUDED, others):
         if row["memory"] in named:
             continue
