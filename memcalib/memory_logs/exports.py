@@ -399,9 +399,6 @@ def _memories_of_object(answer: dict) -> list | None:
         return context_facts(context) or None
     return find_memories(context)
 
-# %% ../../nbs/memory_logs/01_exports.ipynb #2242ff77
-_KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}
-
 
 def candidate_items(record: Mapping[str, object]) -> list | None:
     """The `candidates` of a row: a list, or an object that holds one, as a memory system returns
@@ -409,6 +406,9 @@ def candidate_items(record: Mapping[str, object]) -> list | None:
     """
     candidates = record.get("candidates")
     return find_memories(candidates) if isinstance(candidates, list | dict) else None
+
+# %% ../../nbs/memory_logs/01_exports.ipynb #2242ff77
+_KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}
 
 
 def kind_of(value: object) -> str:
