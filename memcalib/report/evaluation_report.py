@@ -357,8 +357,8 @@ ASSUMES = (
 MODEL_BASED = (
     "Model-based estimate: corrected for the errors that the judge made in its exam. That it errs "
     "alike in these answers is assumed; it is shown because this value and the estimate from "
-    "labels of a sample each lie in the other's 95 % interval, which does not prove it. The estimate from "
-    "the labels alone assumes nothing of the kind."
+    "labels of a sample each lie in the other's 95 % interval, which does not prove it. The "
+    "estimate from the labels alone assumes nothing of the kind."
 )
 
 
