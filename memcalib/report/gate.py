@@ -10,6 +10,7 @@ __all__ = ['Metric', 'VERDICTS', 'REFUSED', 'GateSettings', 'GateCheck', 'Paired
 # %% ../../nbs/report/12_gate.ipynb #92366d4f
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -361,7 +362,16 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
             "common (--common) to leave those questions out"
         )
     pairing.answers.notes = _pairing_notes(pairing, len(only_before) + len(only_after), relabelled)
+    by_line = [name for _, name in shared if _LINE_ID.fullmatch(name)]
+    if by_line:
+        pairing.answers.notes.append(
+            f"{len(by_line):,} rows without an id ask what another row asks, too, and are paired "
+            "by their line: give rows an id."
+        )
     return pairing.answers
+
+
+_LINE_ID = re.compile(r"line-\d+\+*")  # of a row of a log without an id
 
 
 def _some(example_ids: Sequence[str]) -> str:

@@ -280,6 +280,11 @@ def test_a_query_that_stands_there_twice_is_told_apart_by_id(tmp_path):
             memory["in_prompt"] = memory["level"] != "Ignore"
     gate = run_gate(log_run(tmp_path / "new", rows[::-1]), base)
     assert gate.checks[0].numbers["questions"] == 20 and scs(gate) == (100, 100)
+    assert len(gate.notes) == 1
+    for row in rows:
+        del row["id"]
+    lines = log_run(tmp_path / "lines", rows)
+    assert "20 rows without an id" in run_gate(lines, lines).notes[-1]
 
 
 def test_one_memory_in_other_words_is_known_by_its_id(tmp_path):
