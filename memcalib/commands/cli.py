@@ -1290,8 +1290,9 @@ def gate(
     A fall counts when it is larger than --max-drop and is no noise: without a change at most 1
     build of 100 fails (--set false_alarms=0.01). What may be noise is undecided, with the number
     of questions that would tell; it fails with --strict. Runs of logs are paired by question: a
-    memory that one side did not show counts as ignored there. Exit code: 0 passed, 3 failed, 1 the runs
-    cannot be compared (the files say why), 2 wrong call. Frequent settings: false_alarms, caught, drop, max_unscored.
+    memory that one side did not show counts as ignored there. Exit code: 0 passed, 3 failed, 1 the
+    runs cannot be compared (the files say why), 2 wrong call. Frequent settings: false_alarms,
+    caught, drop, max_unscored.
 
     Example: memcalib gate runs/new --baseline evals/baseline --max-drop 2 --min SCS=60
     """

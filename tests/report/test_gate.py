@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from command_line import run
 
+from memcalib.commands.evaluate import load_evaluation
 from memcalib.io.records import write_jsonl
 from memcalib.memory_logs.own_answers import LogPlan, own_answers
 from memcalib.problem import Block, Example, Level, judgment_for
@@ -327,7 +328,7 @@ def test_examples_may_differ_in_scores_and_times_alone(tmp_path):
         compare_runs([base, new])
 
 
-def test_the_workflow_judges_the_log_that_its_step_writes(capsys):
+def test_the_workflow_judges_the_log_that_its_step_writes(capsys, tmp_path):
     import configparser
 
     import yaml
@@ -341,5 +342,8 @@ def test_the_workflow_judges_the_log_that_its_step_writes(capsys):
     yours = next(i for i, command in enumerate(commands) if "evals/questions.jsonl" in command)
     evaluated = next(i for i, command in enumerate(commands) if "memcalib evaluate" in command)
     assert yours < evaluated and " --yes " in commands[evaluated]
-    evaluation = yaml.safe_load(run(capsys, "gate", "--workflow-settings")[1])
-    assert evaluation["log"]["file"] in commands[yours]
+    file = tmp_path / "memory.yaml"
+    file.write_text(run(capsys, "gate", "--workflow-settings")[1])
+    evaluation = load_evaluation(file)
+    assert evaluation.log.file in commands[yours] and evaluation.model is None
+    assert f"secrets.{evaluation.judge.key_env} " in text
