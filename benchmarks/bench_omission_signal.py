@@ -10,7 +10,8 @@ and not twice); `entropy` (the entropy of the policy at each token, which the pa
 gives, in the place of the divergence). The first form takes batches of the micro-world's cold start
 (world `long`, 2 prompts x 8 answers) and prints, interleaved in one run: processor seconds of the
 credit in parts of a step of GDPO; how noisy the gradient is (its variance over batches by the
-squared length of its mean, itself corrected for noise) and that times the seconds of a step; how
+squared length of its mean, itself corrected for noise; unstable under some hundred batches) and
+that times the seconds of a step; how
 far the two signals agree within an answer; and how far shared and shipped divergences differ. The
 second form trains one policy and prints its SCS on 400 test examples and its processor seconds;
 exploratory.
