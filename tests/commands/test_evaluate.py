@@ -436,7 +436,7 @@ def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_d
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it(capsys, data):
     code, _, err = run(capsys, "evaluate", data)
-    assert code == 1
+    assert code == 2
     assert "model: missing option; give --model" in err
     assert "judge: missing option; give --judge" in err
 
