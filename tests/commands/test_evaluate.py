@@ -402,7 +402,7 @@ def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(
     code, out, err = run(capsys, *words, "--dry-run")
     assert code == 0 and "no price given" not in out and out.count("$") == 2, err
     code, _, err = run(capsys, *words, "--set", "model.price=cheap", "--dry-run")
-    assert code == 1 and "model.price: allowed is a mapping" in err
+    assert code == 2 and "model.price: allowed is a mapping" in err
 
 
 def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_does_not(
@@ -436,7 +436,7 @@ def test_a_judge_at_the_models_address_uses_the_models_key_and_another_address_d
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it(capsys, data):
     code, _, err = run(capsys, "evaluate", data)
-    assert code == 1
+    assert code == 2
     assert "model: missing option; give --model" in err
     assert "judge: missing option; give --judge" in err
 

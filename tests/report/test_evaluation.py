@@ -1011,7 +1011,7 @@ def test_edited_examples_are_named_and_never_paired(tmp_path):
             b, lambda k, row, key=key, mark=mark: row | mark if row[key] == edited else row, name
         )
     with pytest.raises(
-        ValueError, match=f"found 1 examples in two versions: example '{edited}' has version"
+        ValueError, match=f"found 1 examples in two versions, the first '{edited}'.*differs: fields"
     ):
         comparison.compare_runs([a, b])
     assert comparison.compare_runs([a, b], common=True).differences["questions"].max() == 8
