@@ -243,7 +243,7 @@ def test_the_menus_hold_every_page_once_in_the_order_of_reading():
 
 
 def test_configuration_names_files_that_exist(tmp_path):
-    for name in ("styles.css", "site.scss", "copy_page.html", "favicon.svg"):
+    for name in ("styles.css", "site.scss", "copy_page.html", "search_words.html", "favicon.svg"):
         (tmp_path / name).write_text("")
     (tmp_path / "_quarto.yml").write_text((ROOT / "_quarto.yml").read_text())
     for a_page in read_pages(NBS):

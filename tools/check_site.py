@@ -109,6 +109,27 @@ WANTED = {
     "Bound": "faq.html#what-is-bound",
     "GPU": "faq.html#does-it-run-on-my-gpu",
     "cite": "faq.html#how-do-i-cite-it",
+    "how much does it cost": "faq.html#what-does-a-run-cost",
+    "pricing": "faq.html#what-does-a-run-cost",
+    "is it expensive": "faq.html#what-does-a-run-cost",
+    "gdpr": "faq.html#is-my-data-private",
+    "is it safe to send customer data": "faq.html#is-my-data-private",
+    "crashed": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "continue after a crash": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "apple silicon": "faq.html#does-it-run-on-my-gpu",
+    "does it work on a mac": "faq.html#does-it-run-on-my-gpu",
+    "mem0": "faq.html#how-do-i-add-my-memory-system",
+    "langchain": "faq.html#how-do-i-add-my-memory-system",
+    "evaluate my own chatbot": "tutorials/evaluate_your_model.html",
+    "best judge": "faq.html#which-judge-should-i-use",
+    "what is a good score": "faq.html#how-do-i-read-scs",
+    "what does scs mean": "faq.html#how-do-i-read-scs",
+    "how to cite this": "faq.html#how-do-i-cite-it",
+    "connection refused": (
+        "faq.html#no-connection-to-is-the-address-right-and-is-the-server-running"
+    ),
+    "commercial use": "faq.html#what-is-the-licence",
+    "qwertzuiop": "faq.html",
 }  # what people type, and what must come first
 
 

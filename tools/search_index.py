@@ -14,24 +14,59 @@ from tools.quarto_pages import front_matter, read_notebook, text_of
 PHRASES = {
     "judge": "evaluation/06_exam.ipynb",
     "which judge": "faq.ipynb#which-judge-should-i-use",
+    "which judge model": "faq.ipynb#which-judge-should-i-use",
+    "best judge, recommended judge": "faq.ipynb#which-judge-should-i-use",
     "cost": "faq.ipynb#what-does-a-run-cost",
     "what does a run cost": "faq.ipynb#what-does-a-run-cost",
-    "price": "faq.ipynb#what-does-a-run-cost",
+    "what does it cost": "faq.ipynb#what-does-a-run-cost",
+    "how much does it cost": "faq.ipynb#what-does-a-run-cost",
+    "price, pricing, how much money": "faq.ipynb#what-does-a-run-cost",
+    "how expensive, budget, tokens, dollars": "faq.ipynb#what-does-a-run-cost",
+    "how long does it take, duration": "faq.ipynb#how-long-does-it-take",
     "resume": "faq.ipynb#how-do-i-resume-a-run-that-was-stopped",
+    "crash, my run crashed": "faq.ipynb#how-do-i-resume-a-run-that-was-stopped",
+    "continue an interrupted run, restart, exit code": (
+        "faq.ipynb#how-do-i-resume-a-run-that-was-stopped"
+    ),
     "private data, privacy": "faq.ipynb#is-my-data-private",
+    "GDPR, PII, data protection": "faq.ipynb#is-my-data-private",
+    "customer data, on-premise, offline": "faq.ipynb#is-my-data-private",
+    "is it safe to send my data, confidential, telemetry": "faq.ipynb#is-my-data-private",
     "my memory system": "tutorials/benchmark_from_logs.ipynb",
     "add my memory system": "faq.ipynb#how-do-i-add-my-memory-system",
+    "add my own memory system": "faq.ipynb#how-do-i-add-my-memory-system",
+    "custom memory": "faq.ipynb#how-do-i-add-my-memory-system",
+    "mem0, Zep, Graphiti": "faq.ipynb#how-do-i-add-my-memory-system",
+    "Letta, LangChain, LangGraph, LlamaIndex": "faq.ipynb#how-do-i-add-my-memory-system",
     "evaluate": "tutorials/evaluate_your_model.ipynb",
+    "evaluate my own chatbot, my chatbot": "tutorials/evaluate_your_model.ipynb",
+    "evaluate my assistant": "tutorials/evaluate_your_model.ipynb",
+    "test my model, benchmark my model": "tutorials/evaluate_your_model.ipynb",
+    "Ollama, vLLM, SGLang": "faq.ipynb#how-do-i-evaluate-my-model",
     "my own logs": "tutorials/evaluate_your_logs.ipynb",
     "SCS": "faq.ipynb#how-do-i-read-scs",
+    "what does SCS mean": "faq.ipynb#how-do-i-read-scs",
+    "what is a good SCS, good score": "faq.ipynb#how-do-i-read-scs",
     "Bound": "faq.ipynb#what-is-bound",
+    "what does Bound mean": "faq.ipynb#what-is-bound",
+    "atom, what is an atom": "faq.ipynb#what-is-bound",
     "GPU": "faq.ipynb#does-it-run-on-my-gpu",
+    "Apple silicon, Mac, MPS": "faq.ipynb#does-it-run-on-my-gpu",
+    "AMD, ROCm, CUDA, Windows": "faq.ipynb#does-it-run-on-my-gpu",
+    "multi GPU, multiple GPUs": "tutorials/train.ipynb",
     "cite": "faq.ipynb#how-do-i-cite-it",
+    "how to cite, citation, BibTeX": "faq.ipynb#how-do-i-cite-it",
+    "license, licence": "faq.ipynb#what-is-the-licence",
+    "commercial use, Apache": "faq.ipynb#what-is-the-licence",
     "error": "faq.ipynb#errors",
+    "connection refused": "faq.ipynb#no-connection-to-is-the-address-right-and-is-the-server-running",
+    "401, unauthorized, API key": "faq.ipynb#no-key-for-set-openai_api_key-in-the-environment",
+    "404, not found": (
+        "faq.ipynb#is-the-models-name-right-and-does-the-address-end-as-it-should-mostly-in-v1"
+    ),
     "install": "index.ipynb",
     "what is logged in a training": "logged_numbers.ipynb",
-}  # short searches, and the page that answers each
-
+}  # what people type, commas between ways to say it, and the page that answers
 
 ROW = re.compile(r"^\| (?P<wish>[^|]+?) \| (?P<pages>[^|]+?) \|", re.M)
 TARGET = re.compile(r"\[([^\]]+)\]\(([\w./-]+)\.ipynb(#[\w-]+)?\)")
