@@ -144,9 +144,9 @@ def search(tab, home: str, query: str) -> list[str]:
 
     tab.goto(f"{home}index.html")
     tab.click(".aa-DetachedSearchButton")
-    tab.fill(".aa-Input", query)
+    tab.locator(".aa-Input").press_sequentially(query, delay=10)
     try:
-        tab.wait_for_selector("a.search-result-link", timeout=PATIENCE)
+        tab.wait_for_selector(f'a.search-result-link[href*="?q={query}"]', timeout=PATIENCE)
     except TooLate:
         return []
     return [re.sub(r"\?q=[^#]*", "", link).removeprefix("./") for link in tab.evaluate(FOUND)]
@@ -160,6 +160,34 @@ def search_faults(tab, home: str) -> list[str]:
         hits = search(tab, home, query)
         if hits[:1] != [wanted]:
             faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {wanted}")
+    return faults + landing_faults(tab, home)
+
+
+LANDING = """() => {
+  const place = document.querySelector(decodeURIComponent(location.hash));
+  const heading = place.querySelector("h2, h3") || place;
+  const header = document.querySelector("#quarto-header").getBoundingClientRect();
+  const box = heading.getBoundingClientRect();
+  return [box.top, header.bottom, window.innerHeight].map(Math.round);
+}"""
+
+
+def landing_faults(tab, home: str) -> list[str]:
+    """A fault where a click on what a search found leads to a heading that cannot be seen, at a
+    desk or on a phone.
+    """
+    faults = []
+    for width in WIDTHS:
+        tab.set_viewport_size({"width": width, "height": 900})
+        search(tab, home, "cost")
+        tab.click("a.search-result-link")
+        tab.wait_for_timeout(1500)  # the page scrolls, then the header comes
+        top, header, height = tab.evaluate(LANDING)
+        if not header <= top < height:
+            faults.append(
+                f"search result at {width} px: found its heading at {top} px; "
+                f"allowed: {header} (below the header) to {height}"
+            )
     return faults
 
 
