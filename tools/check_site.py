@@ -116,6 +116,7 @@ WANTED = {
     "is it safe to send customer data": "faq.html#is-my-data-private",
     "crashed": "faq.html#how-do-i-resume-a-run-that-was-stopped",
     "continue after a crash": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "my run was interrupted": "faq.html#how-do-i-resume-a-run-that-was-stopped",
     "apple silicon": "faq.html#does-it-run-on-my-gpu",
     "does it work on a mac": "faq.html#does-it-run-on-my-gpu",
     "mem0": "faq.html#how-do-i-add-my-memory-system",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tools.quarto_pages import front_matter, read_notebook, text_of
 
+NO_CONNECTION = "faq.ipynb#no-connection-to-is-the-address-right-and-is-the-server-running"
 PHRASES = {
     "judge": "evaluation/06_exam.ipynb",
     "which judge": "faq.ipynb#which-judge-should-i-use",
@@ -28,7 +29,7 @@ PHRASES = {
         "faq.ipynb#how-do-i-resume-a-run-that-was-stopped"
     ),
     "crash, my run crashed": "faq.ipynb#how-do-i-resume-a-run-that-was-stopped",
-    "continue an interrupted run, restart, exit code": (
+    "continue an interrupted run, interrupted, restart, exit code": (
         "faq.ipynb#how-do-i-resume-a-run-that-was-stopped"
     ),
     "private data, privacy": "faq.ipynb#is-my-data-private",
@@ -64,7 +65,7 @@ PHRASES = {
     "license, licence": "faq.ipynb#what-is-the-licence",
     "commercial use, Apache": "faq.ipynb#what-is-the-licence",
     "error": "faq.ipynb#errors",
-    "connection refused": "faq.ipynb#no-connection-to-is-the-address-right-and-is-the-server-running",
+    "connection refused": NO_CONNECTION,
     "401, unauthorized, API key": "faq.ipynb#no-key-for-set-openai_api_key-in-the-environment",
     "404, not found": (
         "faq.ipynb#is-the-models-name-right-and-does-the-address-end-as-it-should-mostly-in-v1"
