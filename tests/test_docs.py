@@ -530,7 +530,7 @@ def test_every_experiment_has_a_section_on_what_came_out(notebooks):
         for a_page in pages_of
         if not any(each["source"].startswith("## What came out") for each in a_page.cells)
     ]
-    assert len(pages_of) == 15 and without == []
+    assert len(pages_of) == 16 and without == []
 
 
 def test_a_page_as_markdown_holds_prose_code_and_text():
