@@ -22,8 +22,10 @@ import yaml
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fontTools.ttLib import TTFont
+from typer.testing import CliRunner
 
 import memcalib
+from memcalib.commands.cli import app
 
 from tools.check_docs import (
     Page,
@@ -593,6 +595,27 @@ def test_the_questions_are_listed_above_the_answers(notebooks):
     listed = re.findall(r"\]\(#([\w-]+)\)", "\n".join(markdown[:2]))
     assert len(listed) == len(questions) >= 12
     assert set(listed) <= set(faq.anchors())
+
+
+FORECAST = re.compile(r"^ *(?:model|judge) +\w+ +(\d+) +\d+ +(\d+) +(\d+) +\$(\d+\.\d+)$", re.M)
+PRICE = "price={prompt: 0.3, completion: 1.2}"
+
+
+@pytest.mark.parametrize("words", ["exam", "evaluate --quick", "evaluate"])
+def test_the_costs_of_the_questions_page_are_those_of_the_forecast(words, notebooks, tmp_path):
+    command = [*words.split(), "--dry-run", "--judge", "judge", "--set", f"judge.{PRICE}"]
+    if "evaluate" in words:
+        command += ["--model", "model", "--set", f"model.{PRICE}"]
+    asked = CliRunner().invoke(app, [*command, "--cache", str(tmp_path / "calls.sqlite")])
+    roles = FORECAST.findall(asked.output)
+    faq = [a_page for a_page in notebooks if a_page.path == "faq.ipynb"][0]
+    text = "\n".join(text for _, text in faq.texts())
+    row = [line for line in text.splitlines() if line.startswith(f"| `memcalib {words}` |")][0]
+    for calls, read, written, _ in roles:
+        tokens = f"{int(read) / 1e6:.2f} + {int(written) / 1e6:.2f} million"
+        assert f"| {int(calls):,} | {tokens} |" in row
+    dollars = sum(float(role[3]) for role in roles)
+    assert row.endswith(f"| ${dollars:.2f} |") and len(roles) == 1 + ("evaluate" in words)
 
 
 def test_code_in_a_help_text_stays_whole():
