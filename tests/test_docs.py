@@ -22,8 +22,10 @@ import yaml
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fontTools.ttLib import TTFont
+from typer.testing import CliRunner
 
 import memcalib
+from memcalib.commands.cli import app
 
 from tools.check_docs import (
     Page,
@@ -40,7 +42,7 @@ from tools.check_docs import (
     widget_faults,
 )
 from tools.check_site import Quiet, home_faults, markdown_faults, static_faults
-from tools.generated_pages import cite_page, command_page, news_page, samples_page, verbs
+from tools.generated_pages import as_text, cite_page, command_page, news_page, samples_page, verbs
 from tools.quarto_pages import (
     REFERENCE,
     as_markdown,
@@ -243,7 +245,7 @@ def test_the_menus_hold_every_page_once_in_the_order_of_reading():
 
 
 def test_configuration_names_files_that_exist(tmp_path):
-    for name in ("styles.css", "site.scss", "copy_page.html", "favicon.svg"):
+    for name in ("styles.css", "site.scss", "copy_page.html", "search_words.html", "favicon.svg"):
         (tmp_path / name).write_text("")
     (tmp_path / "_quarto.yml").write_text((ROOT / "_quarto.yml").read_text())
     for a_page in read_pages(NBS):
@@ -574,14 +576,64 @@ def test_wishes_of_the_start_page_come_first_in_the_search(tmp_path, monkeypatch
     (tmp_path / "start.ipynb").write_text(json.dumps({"cells": [cell("markdown", row)]}))
     head = cell("raw", "---\ntitle: T\noutput-file: t.html\n---")
     (tmp_path / "tutorials" / "t.ipynb").write_text(json.dumps({"cells": [head]}))
-    (tmp_path / "search.json").write_text('[{"title": "Other"}]')
-    monkeypatch.setattr("tools.search_index.PHRASES", {"cost": "tutorials/t.ipynb#price"})
+    tutorial = {"href": "tutorials/t.html", "title": "T", "text": "words"}
+    dropped = [{"href": "news.html#x", "title": "News"}, {"href": "faq.html", "title": "List"}]
+    (tmp_path / "search.json").write_text(json.dumps([tutorial, *dropped]))
+    monkeypatch.setattr("tools.search_index.PHRASES", {"cost, Price": "tutorials/t.ipynb#price"})
     add_wishes(tmp_path / "start.ipynb", tmp_path / "search.json")
     entries = json.loads((tmp_path / "search.json").read_text())
-    titles = [entry["title"] for entry in entries]
-    assert titles == ["Evaluate my own model", "Evaluate my model", "Cost", "Other"]
-    assert entries[0]["href"] == "tutorials/t.html"
-    assert entries[2]["href"] == "tutorials/t.html#price"
+    assert [entry["href"] for entry in entries] == ["tutorials/t.html#price", "tutorials/t.html"]
+    assert entries[0]["phrases"] == ["cost", "price"]
+    assert entries[1]["phrases"] == ["evaluate my own model", "evaluate my model"]
+    assert entries[1]["text"] == "words"
+
+
+def test_the_questions_are_listed_above_the_answers(notebooks):
+    faq = [a_page for a_page in notebooks if a_page.path == "faq.ipynb"][0]
+    markdown = [text for _, text in faq.texts()]
+    questions = [head for text in markdown for head in re.findall(r"^## (.+)$", text, re.M)]
+    listed = re.findall(r"\]\(#([\w-]+)\)", "\n".join(markdown[:2]))
+    assert len(listed) == len(questions) >= 12
+    assert set(listed) <= set(faq.anchors())
+
+
+FORECAST = re.compile(r"^ *(?:model|judge) +\w+ +(\d+) +\d+ +(\d+) +(\d+) +\$(\d+\.\d+)$", re.M)
+PRICE = "price={prompt: 0.3, completion: 1.2}"
+
+
+@pytest.mark.parametrize("words", ["exam", "evaluate --quick", "evaluate"])
+def test_the_costs_of_the_questions_page_are_those_of_the_forecast(words, notebooks, tmp_path):
+    command = [*words.split(), "--dry-run", "--judge", "judge", "--set", f"judge.{PRICE}"]
+    if "evaluate" in words:
+        command += ["--model", "model", "--set", f"model.{PRICE}"]
+    asked = CliRunner().invoke(app, [*command, "--cache", str(tmp_path / "calls.sqlite")])
+    roles = FORECAST.findall(asked.output)
+    faq = [a_page for a_page in notebooks if a_page.path == "faq.ipynb"][0]
+    text = "\n".join(text for _, text in faq.texts())
+    row = [line for line in text.splitlines() if line.startswith(f"| `memcalib {words}` |")][0]
+    for calls, read, written, _ in roles:
+        tokens = f"{int(read) / 1e6:.2f} + {int(written) / 1e6:.2f} million"
+        assert f"| {int(calls):,} | {tokens} |" in row
+    dollars = sum(float(role[3]) for role in roles)
+    assert row.endswith(f"| ${dollars:.2f} |") and len(roles) == 1 + ("evaluate" in words)
+
+
+def test_code_in_a_help_text_stays_whole():
+    assert as_text("`memcalib a --log` and --x a_b") == "`memcalib a --log` and `--x` a\\_b"
+    for verb, command in verbs().items():
+        prose = re.sub(r"^```.*?^```", "", command_page(verb, command), flags=re.M | re.S)
+        assert "``" not in prose, verb
+
+
+def test_printed_frames_and_columns_are_marked():
+    for text in ("\u256d\u2500 a", "model   SCS\nm    49.8\n"):
+        notebook = {"metadata": {}, "cells": [cell("code", "f()", [{"text": text}])]}
+        notebook["cells"][0]["outputs"][0]["output_type"] = "stream"
+        made = for_quarto("tutorials/t.ipynb", notebook)["cells"]
+        assert any("classes: as-printed" in str(each["source"]) for each in made)
+    prose = cell("code", "f()", [{"text": "one line\nand another", "output_type": "stream"}])
+    made = for_quarto("tutorials/t.ipynb", {"metadata": {}, "cells": [prose]})["cells"]
+    assert not any("as-printed" in str(each["source"]) for each in made)
 
 
 def test_each_short_search_leads_to_a_heading_that_exists(notebooks):

@@ -346,7 +346,7 @@ def configuration_faults(folder: Path) -> Iterator[str]:
         else:
             yield f"_quarto.yml: metadata-files: found no file {name!r}"
     style = config["format"]["html"]
-    named = [style["css"], style["include-after-body"], config["website"]["favicon"]]
+    named = [style["css"], *style["include-after-body"], config["website"]["favicon"]]
     named += [name for name in style["theme"]["light"] if name.endswith(".scss")]
     menus: list[str] = []
     for menu_file in parts:

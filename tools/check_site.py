@@ -109,6 +109,28 @@ WANTED = {
     "Bound": "faq.html#what-is-bound",
     "GPU": "faq.html#does-it-run-on-my-gpu",
     "cite": "faq.html#how-do-i-cite-it",
+    "how much does it cost": "faq.html#what-does-a-run-cost",
+    "pricing": "faq.html#what-does-a-run-cost",
+    "is it expensive": "faq.html#what-does-a-run-cost",
+    "gdpr": "faq.html#is-my-data-private",
+    "is it safe to send customer data": "faq.html#is-my-data-private",
+    "crashed": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "continue after a crash": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "my run was interrupted": "faq.html#how-do-i-resume-a-run-that-was-stopped",
+    "apple silicon": "faq.html#does-it-run-on-my-gpu",
+    "does it work on a mac": "faq.html#does-it-run-on-my-gpu",
+    "mem0": "faq.html#how-do-i-add-my-memory-system",
+    "langchain": "faq.html#how-do-i-add-my-memory-system",
+    "evaluate my own chatbot": "tutorials/evaluate_your_model.html",
+    "best judge": "faq.html#which-judge-should-i-use",
+    "what is a good score": "faq.html#how-do-i-read-scs",
+    "what does scs mean": "faq.html#how-do-i-read-scs",
+    "how to cite this": "faq.html#how-do-i-cite-it",
+    "connection refused": (
+        "faq.html#no-connection-to-is-the-address-right-and-is-the-server-running"
+    ),
+    "commercial use": "faq.html#what-is-the-licence",
+    "qwertzuiop": "faq.html",
 }  # what people type, and what must come first
 
 
@@ -123,9 +145,9 @@ def search(tab, home: str, query: str) -> list[str]:
 
     tab.goto(f"{home}index.html")
     tab.click(".aa-DetachedSearchButton")
-    tab.fill(".aa-Input", query)
+    tab.locator(".aa-Input").press_sequentially(query, delay=10)
     try:
-        tab.wait_for_selector("a.search-result-link", timeout=PATIENCE)
+        tab.wait_for_selector(f'a.search-result-link[href*="?q={query}"]', timeout=PATIENCE)
     except TooLate:
         return []
     return [re.sub(r"\?q=[^#]*", "", link).removeprefix("./") for link in tab.evaluate(FOUND)]
@@ -139,6 +161,34 @@ def search_faults(tab, home: str) -> list[str]:
         hits = search(tab, home, query)
         if hits[:1] != [wanted]:
             faults.append(f"search for {query!r}: found {hits[:3]} first; allowed: {wanted}")
+    return faults + landing_faults(tab, home)
+
+
+LANDING = """() => {
+  const place = document.querySelector(decodeURIComponent(location.hash));
+  const heading = place.querySelector("h2, h3") || place;
+  const header = document.querySelector("#quarto-header").getBoundingClientRect();
+  const box = heading.getBoundingClientRect();
+  return [box.top, header.bottom, window.innerHeight].map(Math.round);
+}"""
+
+
+def landing_faults(tab, home: str) -> list[str]:
+    """A fault where a click on what a search found leads to a heading that cannot be seen, at a
+    desk or on a phone.
+    """
+    faults = []
+    for width in WIDTHS:
+        tab.set_viewport_size({"width": width, "height": 900})
+        search(tab, home, "cost")
+        tab.click("a.search-result-link")
+        tab.wait_for_timeout(1500)  # the page scrolls, then the header comes
+        top, header, height = tab.evaluate(LANDING)
+        if not header <= top < height:
+            faults.append(
+                f"search result at {width} px: found its heading at {top} px; "
+                f"allowed: {header} (below the header) to {height}"
+            )
     return faults
 
 

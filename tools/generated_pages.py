@@ -41,9 +41,17 @@ def front(title: str, description: str, **more: object) -> str:
 
 
 def as_text(words: str) -> str:
-    """Words of a help text as Markdown: signs that Markdown would read are escaped."""
+    """Words of a help text as Markdown: what stands between backticks stays as it is, elsewhere
+    signs that Markdown would read are escaped, and options become code.
+    """
+    parts = re.split(r"(`[^`]*`)", words)
+    return "".join(part if part.startswith("`") else plain_text(part) for part in parts)
+
+
+def plain_text(words: str) -> str:
+    """Words without code as Markdown."""
     escaped = re.sub(r"([\\*_\[\]<>$|#@])", r"\\\1", words)
-    return re.sub(r"(?<![\w`-])(--[a-z][a-z-]*)", r"`\1`", escaped)
+    return re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"`\1`", escaped)
 
 
 def paragraphs(help_text: str) -> list[str]:

@@ -45,6 +45,8 @@ def for_quarto(path: str, notebook: dict) -> dict:
     else:
         for cell in notebook["cells"]:
             fold(cell, LONG_CODE)
+    for cell in notebook["cells"]:
+        keep_lines(cell)
     notebook["cells"] = folded_reference(notebook["cells"])
     if path.startswith("tutorials/"):
         notebook["cells"] = with_colab_link(path, notebook["cells"])
@@ -180,6 +182,18 @@ def fold(cell: dict, lines: int) -> None:
     code = [line for line in source.splitlines() if not line.startswith("#|")]
     if len(code) > lines and not re.search(r"^#\| *(code-fold|echo):", source, re.M):
         cell["source"] = "#| code-fold: true\n" + source
+
+
+FRAME = re.compile(r"[\u2500-\u257f]|\S {3,}\S.*\n.*\S {3,}\S")  # a drawn line, or columns
+
+
+def keep_lines(cell: dict) -> None:
+    """Mark a cell that printed frames or columns: on a phone they scroll (`styles.css`), since
+    broken lines cannot be read there.
+    """
+    printed = [text_of(output.get("text", "")) for output in cell.get("outputs", [])]
+    if any(FRAME.search(text) for text in printed):
+        cell["source"] = "#| classes: as-printed\n" + text_of(cell["source"])
 
 
 def folded_reference(cells: list[dict]) -> list[dict]:
