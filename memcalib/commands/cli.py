@@ -1420,10 +1420,10 @@ def numbers_of(option: str, text: str | None, kind: type) -> list[Any] | None:
 
 
 def known_words(option: str, words: list[str] | None, allowed: Iterable[str]) -> list[str] | None:
-    """The words of an option, each of them allowed; raises `ValueError` naming option and word."""
+    """The words of an option, each of them allowed; raises `WrongCall` naming option and word."""
     for word in words or ():
         if word not in allowed:
-            raise ValueError(f"{option}: found {word!r}; allowed: {', '.join(allowed)}")
+            raise WrongCall(f"{option}: found {word!r}; allowed: {', '.join(allowed)}")
     return words
 
 
