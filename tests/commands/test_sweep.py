@@ -119,7 +119,7 @@ def test_today_is_said_to_be_with_this_prompt_and_model(capsys, log, server, tmp
 def test_a_word_that_is_not_known_is_said_of_its_option(capsys, log, server, tmp_path, option):
     words = options(log, server, tmp_path / "sweep", "--dry-run", option, "autoritative")
     code, _, errors = run(capsys, *words)
-    assert code == 1 and f"{option}: found 'autoritative'; allowed: " in errors
+    assert code == 2 and f"{option}: found 'autoritative'; allowed: " in errors
     assert "grid." not in errors and ("authoritative" in errors) == (option != "--role")
 
 
