@@ -637,6 +637,8 @@ if __name__ == "__main__":
     parser.add_argument("--plan", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
+        # A shell that starts this in the background has Ctrl-C ignored, and processes inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         roles = {"server": serve_here, "client": client, "training": trained}
         print(json.dumps(roles[options.role](options.plan)))
         raise SystemExit

@@ -5,6 +5,7 @@ answers of 300.
     python benchmarks/bench_large.py step             # a step of TRL's GRPO against ours
     python benchmarks/bench_large.py distil           # a step of OPSD-GKD, prompts shared or not
     python benchmarks/bench_large.py memory           # peak memory, each in a process of its own
+    python benchmarks/bench_large.py                  # all four, with two layers: a first look
         [--size 100m|100m-150k|tiny|8b] [--layers N] [--groups 1]
         [--prompt 1000] [--answer 300] [--device cpu|cuda] [--seed 0]
 
@@ -503,7 +504,13 @@ def memory(work: Work) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("verb", choices=["score", "step", "distil", "memory", "peak"])
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        default="all",
+        choices=["all", "score", "step", "distil", "memory", "peak"],
+        help="left out: the first four, with two layers unless --layers says otherwise",
+    )
     parser.add_argument("--size", default="100m", choices=sorted(SIZES))
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the size has")
     parser.add_argument("--groups", type=int, default=1)
@@ -529,8 +536,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
+    if options.verb == "all" and options.layers is None:
+        options.layers = 2
     work = Work(options)
     verbs = {"score": score, "step": step, "distil": distil, "memory": memory}
+    if options.verb == "all":
+        for name, verb in verbs.items():
+            print(f"\n{name}, {options.layers} layers")
+            verb(work)
+        return
     verbs["peak"] = functools.partial(peak, kind=options.kind)
     verbs[options.verb](work)
 

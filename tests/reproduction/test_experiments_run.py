@@ -26,8 +26,10 @@ from memcalib.reproduction.main_results import load_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-TWELVE = sorted({name for _, parts in PAPER_ITEMS.values() for name in parts})
-CHANGED = {  # a parameter of each notebook, with another value, that needs no further training
+NAMES = sorted({name for _, parts in PAPER_ITEMS.values() for name in parts})
+# A parameter of each notebook, with another value, that needs no further training. The window of
+# mechanism_figure smooths longer curves than those of this profile: test_mechanism_figure tries it.
+CHANGED = {
     "benchmark_statistics": "rows=30",
     "model_survey": "examples=5",
     "main_results": "published_model=Qwen3.5-35B-A3B",
@@ -64,7 +66,7 @@ def outputs(notebook: Path) -> str:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory) -> tuple[Path, float]:
-    """The run of all twelve, and the processor seconds that it took."""
+    """The run of all experiments, and the processor seconds that it took."""
     out = tmp_path_factory.mktemp("experiments")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     reproduce_experiments([], "smoke", out)
@@ -86,7 +88,7 @@ def test_every_label_is_there_in_four_minutes_of_two_cores(smoke):
     assert (folder / "index.html").read_text().count("<tr>") == lines
     assert (folder / "index.ipynb").is_file()
     assert seconds < 2 * 240
-    for name in TWELVE:
+    for name in NAMES:
         text = (folder / name / "notebook.ipynb").read_text()
         assert str(folder) not in text and '"output_type": "error"' not in text, name
         assert list((folder / name / "tables").glob("*.csv")), name
@@ -165,7 +167,11 @@ def shared(smoke, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", TWELVE)
+def test_a_parameter_of_every_other_notebook_is_changed():
+    assert set(NAMES) - set(CHANGED) == {"mechanism_figure"}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGED))
 def test_a_parameter_arrives_and_changes_the_output(shared, smoke, name):
     trainings = (shared / "smoke" / "trainings").glob(
         "*/policy"
