@@ -146,7 +146,7 @@ record counts far more often than one of a long record. No wording can undo that
 The aim is at most 65.0 % by both; it is {verdict}. Before any edits both told 77.5 %, after a first round 71.9 %
 (words 68.3 %, place, block and length 65.7 %; by subset 69.9 to 81.4 % and 68.8 to 73.6 %). In a second round 1,156 Ignore
 atoms got another fact in the shape of an atom that counts in another record, 170 a detail more, and
-512 used atoms were said in other words (*How it was checked*). What is left is mostly
+491 used atoms were said in other words (*How it was checked*). What is left is mostly
 words that go with subject matter: core records, fitted to themselves, still tell about 75 %.
 """
 
@@ -388,6 +388,29 @@ def form_table(examples: list[Example]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def told_by_foldings(examples: list[Example], seeds: range) -> list[float]:
+    """`both` of `form_table` for all records, % balanced, where other tenths are left out in turn: the
+    records are numbered in an order drawn with each seed.
+    """
+    cues_by_atom = []
+    record_of_atom = []
+    used_of_atom = []
+    for number, example in enumerate(examples):
+        form_by_id = form_cues(example)
+        for atom in example.atoms:
+            cues_by_atom.append(word_cues(atom.text) | form_by_id[atom.atom_id])
+            record_of_atom.append(number)
+            used_of_atom.append(int(atom.ideal != Level.IGNORE))
+    cues = cue_matrix(cues_by_atom)
+    used = np.array(used_of_atom)
+    shares = []
+    for seed in seeds:
+        drawn_number = np.random.default_rng(seed).permutation(len(examples))
+        guessed = guessed_levels(cues, drawn_number[record_of_atom], used, evenly=True)
+        shares.append(100 * balanced_share(guessed, used))
+    return shares
+
+
 def count_table(counts: Counter, *names: str) -> pd.DataFrame:
     """Counts in the order of their keys; a key that is a tuple fills several columns."""
     rows = []
@@ -522,7 +545,11 @@ def main() -> None:
     surface = grid(surface_table(examples))
     form = form_table(examples)
     told = form.set_index("records").loc["all", "both"]
-    verdict = f"reached ({told} %)" if float(told) <= AIM else f"missed ({told} %)"
+    others = told_by_foldings(examples, range(5))
+    verdict = "reached" if float(told) <= AIM and max(others) <= AIM else "missed"
+    verdict += (
+        f" ({told} %; {min(others):.1f} to {max(others):.1f} % where other tenths are left out)"
+    )
     sections.append(SURFACE.format(table=surface, form=grid(form), verdict=verdict))
     sections.append(GUIDE.format(record=as_json(examples[0]), answer=as_json(answers[0])))
     sections.append("## How it was checked\n")
