@@ -7,6 +7,7 @@ reading.json holds what the blind readings found.
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -338,6 +339,19 @@ def balanced_share(guessed: np.ndarray, levels: np.ndarray) -> float:
     return np.mean([(guessed[levels == level] == level).mean() for level in (0, 1)])
 
 
+def cues_of_atoms(
+    examples: list[Example],
+) -> Iterator[tuple[int, Example, bool, set[str], set[str]]]:
+    """For each atom the number of its record, the record, whether it counts (Bound or Control), its
+    cues of words and its cues of form.
+    """
+    for number, example in enumerate(examples):
+        form_by_id = form_cues(example)
+        for atom in example.atoms:
+            is_used = atom.ideal != Level.IGNORE
+            yield number, example, is_used, word_cues(atom.text), form_by_id[atom.atom_id]
+
+
 def form_table(examples: list[Example]) -> pd.DataFrame:
     """How often used (Bound or Control) is told from ignored, balanced over the two, by the subset
     alone and by three sets of cues: words, form (place, block, length), and both; one model for all
@@ -348,23 +362,20 @@ def form_table(examples: list[Example]) -> pd.DataFrame:
     rows_of_group = {}
     record_of_atom = []
     used_of_atom = []
-    for number, example in enumerate(examples):
-        form_by_id = form_cues(example)
+    for number, example, is_used, words, form in cues_of_atoms(examples):
         subset = example.model_extra["subset"]
         language = "English" if example.model_extra["language"] == "en" else "other languages"
-        for atom in example.atoms:
-            words = word_cues(atom.text)
-            cue_sets["subset alone"].append({f"<subset {subset}>"})
-            cue_sets["words"].append(words)
-            cue_sets["place, block, length"].append(form_by_id[atom.atom_id])
-            cue_sets["both"].append(words | form_by_id[atom.atom_id])
-            groups = ["all", language, subset]
-            if subset != "core" and language == "English":
-                groups.append(f"{subset}, English")
-            for group in groups:
-                rows_of_group.setdefault(group, []).append(len(record_of_atom))
-            record_of_atom.append(number)
-            used_of_atom.append(int(atom.ideal != Level.IGNORE))
+        cue_sets["subset alone"].append({f"<subset {subset}>"})
+        cue_sets["words"].append(words)
+        cue_sets["place, block, length"].append(form)
+        cue_sets["both"].append(words | form)
+        groups = ["all", language, subset]
+        if subset != "core" and language == "English":
+            groups.append(f"{subset}, English")
+        for group in groups:
+            rows_of_group.setdefault(group, []).append(len(record_of_atom))
+        record_of_atom.append(number)
+        used_of_atom.append(int(is_used))
     record = np.array(record_of_atom)
     used = np.array(used_of_atom)
     matrices = {name: cue_matrix(cues) for name, cues in cue_sets.items()}
@@ -395,12 +406,10 @@ def told_by_foldings(examples: list[Example], seeds: range) -> list[float]:
     cues_by_atom = []
     record_of_atom = []
     used_of_atom = []
-    for number, example in enumerate(examples):
-        form_by_id = form_cues(example)
-        for atom in example.atoms:
-            cues_by_atom.append(word_cues(atom.text) | form_by_id[atom.atom_id])
-            record_of_atom.append(number)
-            used_of_atom.append(int(atom.ideal != Level.IGNORE))
+    for number, _, is_used, words, form in cues_of_atoms(examples):
+        cues_by_atom.append(words | form)
+        record_of_atom.append(number)
+        used_of_atom.append(int(is_used))
     cues = cue_matrix(cues_by_atom)
     used = np.array(used_of_atom)
     shares = []
