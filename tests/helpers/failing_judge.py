@@ -92,6 +92,8 @@ def main(folder: Path) -> None:
         "waited": judge.now,
     }
     (folder / f"{RANK}.json").write_text(json.dumps(outcome))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # threads left to the interpreter's end can abort it
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ def main(folder: Path, where: str) -> None:
         whole = run(folder / "whole")
         outcome["same"] = torch.equal(weights(resumed.model), weights(whole.model))
     (folder / f"{RANK}.json").write_text(json.dumps(outcome))
+    torch.distributed.destroy_process_group()  # threads left to the interpreter's end can abort it
     sys.exit(outcome["code"] if where == "launcher" else 0)
 
 
