@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-core test-slow test-notebooks test-integrations bench coldstart export lint types docs lab clean
+.PHONY: help setup quickstart test test-core test-slow test-notebooks test-integrations bench coldstart export outputs lint types docs lab clean
 PYTEST = $(BIN)/python -m pytest -q
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 3
 CORE = problem metrics channels localization redistribution
@@ -57,6 +57,9 @@ export: setup ## notebooks to modules and README; format and clean the notebooks
 	$(BIN)/nbdev_export
 	$(BIN)/jupyter nbconvert --log-level ERROR --to markdown --output-dir . --output README nbs/index.ipynb
 	sed -i -E 's#\]\((([a-z_0-9/]+\.ipynb|images|experiments)\b)#](nbs/\1#g' README.md
+
+outputs: setup ## name stored outputs of the pages that are no longer what comes out; WRITE=--write renews them, PAGES="02_judge start" takes these only
+	PYTHONPATH=. $(BIN)/python -m tools.stored_outputs $(WRITE) $(PAGES)
 
 # Modules are cells of the pages, word for word, so their form is that of the pages.
 lint: setup ## ruff on the package, and the form of pages, tests, tools and benchmarks
