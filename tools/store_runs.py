@@ -10,29 +10,28 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.quarto_pages import is_widget
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def of_the_moment(output: dict) -> bool:
-    """Progress bars and what libraries say on standard error."""
-    is_widget = "application/vnd.jupyter.widget-view+json" in output.get("data", {})
-    return output.get("name") == "stderr" or is_widget
+def kept_outputs(cell: dict) -> list[dict]:
+    """The outputs of a code cell as a page stores them: without progress bars, without what
+    libraries say on standard error, without counts of execution.
+    """
+    outputs = []
+    for output in cell.get("outputs", []):
+        if output.get("name") == "stderr" or is_widget(output):
+            continue
+        without_count = {"execution_count": None} if "execution_count" in output else {}
+        outputs.append({**output, **without_count})
+    return outputs
 
 
 def code_outputs(notebook: Path) -> dict[str, list[dict]]:
-    """The outputs of each code cell, by its id, without what is of the moment and without counts
-    of execution.
-    """
-    outputs_by_cell = {}
-    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-        if cell["cell_type"] != "code":
-            continue
-        outputs = [output for output in cell["outputs"] if not of_the_moment(output)]
-        for output in outputs:
-            if "execution_count" in output:
-                output["execution_count"] = None
-        outputs_by_cell[cell.get("id")] = outputs
-    return outputs_by_cell
+    """The outputs of each code cell that a page would store, by the cell's id."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return {cell.get("id"): kept_outputs(cell) for cell in cells if cell["cell_type"] == "code"}
 
 
 def with_outputs(cell: dict, outputs_by_cell: dict[str, list[dict]]) -> dict:

@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tqdm.auto import tqdm
 
-from tools.store_runs import of_the_moment
+from tools.store_runs import kept_outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS_A_CELL = 900
@@ -68,25 +68,8 @@ def executed_cells(page: Path) -> list[dict]:
     return notebook.cells
 
 
-def kept_outputs(cell: dict) -> list[dict]:
-    """The outputs of a code cell as a page stores them: without progress bars, without what
-    libraries say on standard error, without counts of execution.
-    """
-    outputs = []
-    for output in cell.get("outputs", []):
-        if of_the_moment(output):
-            continue
-        output = json.loads(json.dumps(output))
-        if "execution_count" in output:
-            output["execution_count"] = None
-        if "metadata" in output:
-            output["metadata"] = {}
-        outputs.append(output)
-    return outputs
-
-
 def comparable_text(cell: dict) -> str:
-    """What a code cell shows, as text: of a table the HTML, of a picture its bytes."""
+    """What a code cell shows, as text: of a table the HTML, of a PNG its bytes."""
     parts = []
     for output in kept_outputs(cell):
         data = output.get("data", {})
