@@ -169,27 +169,39 @@ LANDING = """() => {
   const heading = place.querySelector("h2, h3") || place;
   const header = document.querySelector("#quarto-header").getBoundingClientRect();
   const box = heading.getBoundingClientRect();
-  return [box.top, header.bottom, window.innerHeight].map(Math.round);
+  return [box.top, header.bottom].map(Math.round);
 }"""
 
 
+LANDING_ROOM = 100  # pixels below the header within which a link's heading has to stand
+
+
 def landing_faults(tab, home: str) -> list[str]:
-    """A fault where a click on what a search found leads to a heading that cannot be seen, at a
-    desk or on a phone.
+    """A fault where a click on what a search found, or on a link to a question of the same page,
+    leads to a heading that does not stand just below the header, at a desk or on a phone.
     """
     faults = []
     for width in WIDTHS:
         tab.set_viewport_size({"width": width, "height": 900})
         search(tab, home, "cost")
         tab.click("a.search-result-link")
-        tab.wait_for_timeout(1500)  # the page scrolls, then the header comes
-        top, header, height = tab.evaluate(LANDING)
-        if not header <= top < height:
-            faults.append(
-                f"search result at {width} px: found its heading at {top} px; "
-                f"allowed: {header} (below the header) to {height}"
-            )
+        faults += landing_fault(tab, f"search result at {width} px")
+        tab.goto(f"{home}faq.html")
+        tab.click('#quarto-document-content a[href="#how-long-does-it-take"]')
+        faults += landing_fault(tab, f"link to a question at {width} px")
     return faults
+
+
+def landing_fault(tab, what: str) -> list[str]:
+    """A fault if the heading that the address names is not where a reader looks."""
+    tab.wait_for_timeout(1500)  # the page scrolls, then the header comes
+    top, header = tab.evaluate(LANDING)
+    if header <= top <= header + LANDING_ROOM:
+        return []
+    return [
+        f"{what}: found its heading at {top} px; "
+        f"allowed: {header} (below the header) to {header + LANDING_ROOM}"
+    ]
 
 
 class Quiet(SimpleHTTPRequestHandler):
