@@ -185,22 +185,23 @@ def landing_faults(tab, home: str) -> list[str]:
         tab.set_viewport_size({"width": width, "height": 900})
         search(tab, home, "cost")
         tab.click("a.search-result-link")
-        faults += landing_fault(tab, f"search result at {width} px")
+        faults += heading_faults(tab, f"search result at {width} px")
         tab.goto(f"{home}faq.html")
         tab.click('#quarto-document-content a[href="#how-long-does-it-take"]')
-        faults += landing_fault(tab, f"link to a question at {width} px")
+        faults += heading_faults(tab, f"link to a question at {width} px")
     return faults
 
 
-def landing_fault(tab, what: str) -> list[str]:
-    """A fault if the heading that the address names is not where a reader looks."""
-    tab.wait_for_timeout(1500)  # the page scrolls, then the header comes
-    top, hidden, height = tab.evaluate(LANDING)  # a header that has gone hides nothing
-    if hidden <= top <= height + LANDING_ROOM:
+def heading_faults(tab, link: str) -> list[str]:
+    """A fault if the heading that the address names, after a click on `link`, stands elsewhere."""
+    tab.wait_for_timeout(1500)  # the page scrolls, then the header comes or goes
+    heading_top, header_bottom, header_height = tab.evaluate(LANDING)
+    lowest = header_height + LANDING_ROOM
+    if header_bottom <= heading_top <= lowest:
         return []
     return [
-        f"{what}: found its heading at {top} px; "
-        f"allowed: {hidden} (below the header) to {height + LANDING_ROOM}"
+        f"{link}: found its heading at {heading_top} px; "
+        f"allowed: {header_bottom} (below the header) to {lowest}"
     ]
 
 
