@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['app', 'WRONG_CALL', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost', 'ResumeAnyway', 'RetryUnscored', 'Config',
            'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache',
-           'NoCache', 'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent',
-           'LogLevels', 'Yes', 'Profile', 'cache_verbs', 'WrongCall', 'stop', 'main', 'setting_places',
-           'SettingsCommand', 'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show',
-           'forecast_text', 'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate',
-           'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'citations', 'numbers_of', 'known_words',
-           'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train', 'traces',
-           'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
+           'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'LogLevels',
+           'Yes', 'Profile', 'cache_verbs', 'WrongCall', 'stop', 'main', 'setting_places', 'SettingsCommand',
+           'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show', 'forecast_text',
+           'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate', 'judge', 'report',
+           'compare', 'metric_limits', 'gate', 'memories', 'citations', 'numbers_of', 'known_words', 'words_of',
+           'sweep', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train', 'traces', 'quickstart',
+           'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
 
 # %% ../../nbs/commands/07_cli.ipynb #27e2a824
 import os
@@ -388,23 +388,13 @@ def _command_with(settings: str) -> type[TyperCommand]:
 _EVALUATION = _command_with("memcalib.commands.evaluate:Evaluation")
 
 # %% ../../nbs/commands/07_cli.ipynb #39da317c
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def _is_on_this_machine(url: str | None) -> bool:
-    from urllib.parse import urlsplit
-
-    try:
-        return urlsplit(url or "").hostname in LOOPBACK
-    except ValueError:
-        return False  # not an address: the endpoint will say so, by the option's name
-
-
 def role_options(model: str | None, url: str | None, key_env: str | None) -> dict[str, Any]:
     """The settings of one endpoint that were given; a server on this machine is taken to need no
     key.
     """
-    if key_env is None and _is_on_this_machine(url):
+    from memcalib.inference.endpoint import is_this_machine
+
+    if key_env is None and is_this_machine(url or ""):
         key_env = ""
     options = {"model": model, "base_url": url, "key_env": key_env}
     return {name: value for name, value in options.items() if value is not None}
@@ -1722,7 +1712,7 @@ def build(
     for a log without a yes.
     """
     from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
-    from memcalib.commands.settings_files import Bar, prompt_files_text
+    from memcalib.commands.settings_files import Bar, sending_text
     from memcalib.dataset.build_run import MemoryRun, build_run
 
     steps = {
@@ -1765,7 +1755,7 @@ def build(
         print(run.preview_text())
     elif dry_run:
         print(plan_text(run))
-        print(prompt_files_text(plan), end="")
+        print(sending_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
             ask_first(run, yes, pilot)
@@ -1844,7 +1834,7 @@ def train(
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
-    from memcalib.commands.settings_files import prompt_files_text
+    from memcalib.commands.settings_files import sending_text
     from memcalib.trainer.recipe import load_recipe, method_config
     from memcalib.commands.train import TrainRun
 
@@ -1853,7 +1843,7 @@ def train(
         from memcalib.trainer.forecast import forecast
 
         print(forecast(loaded, method, seed, set_ or ()).text())
-        print(prompt_files_text(loaded), end="")
+        print(sending_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)
     run = TrainRun(

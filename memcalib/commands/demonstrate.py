@@ -27,7 +27,7 @@ from memcalib.commands.settings_files import (
 )
 from ..inference.cache import CallCache
 from ..inference.client import Client, Totals
-from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxies_in
 from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.jsonl import rows_so_far
 from ..io.records import write_jsonl
@@ -309,6 +309,7 @@ class DemonstrationRun:
             rounds=self.plan.making.rounds,
             usage=self._usage_of_rows(),
             session={name: totals.to_dict() for name, totals in self.spent.items()},
+            proxies=proxies_in(self.plan),
             command=self.command,
         )
         return table

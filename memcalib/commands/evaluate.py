@@ -34,7 +34,7 @@ from memcalib.evaluation.target_labels import (
 )
 from ..inference.cache import CallCache
 from ..inference.client import Totals
-from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxies_in
 from memcalib.inference.rollout import (
     Backend,
     EndpointBackend,
@@ -876,6 +876,7 @@ class EvaluationRun:
             notes=[*notes, *self._version_notes()],
             usage=self._usage_of_rows(),
             session=self._usage_of_calls(),
+            proxies=proxies_in(self.evaluation),
             command=self.command,
         )
         bindings = self._bindings().get("judge", [])

@@ -20,7 +20,7 @@ import yaml
 
 from .settings_files import EXACT, Bar
 from ..inference.cache import CallCache
-from ..inference.endpoint import Endpoint
+from ..inference.endpoint import Endpoint, proxies_in
 from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
 from ..io.records import write_jsonl
@@ -287,6 +287,7 @@ class TrainRun:
             judge_prompt=judge["prompt"],
             examples=self.examples.hashes,
             sessions=sessions,
+            proxies=proxies_in(self.recipe),
             command=self.command,
             cost=self._cost(sessions),
         )

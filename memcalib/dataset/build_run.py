@@ -71,6 +71,7 @@ from memcalib.dataset.splits import (
 )
 from .stages import Draft, Drop, build_prompts, load_build_prompt
 from ..inference.cache import CallCache
+from ..inference.endpoint import proxies_in
 from ..io.decisions import read_sheet_rows
 from ..io.records import Violation, write_jsonl, write_whole
 from ..io.runs import RunFolder
@@ -486,6 +487,7 @@ class BuildRun:
             ["examples.jsonl"],
             [build.seed],
             usage=usage,
+            proxies=proxies_in(build),
             command=self.command,
             frozen=frozen.hash,
             **self.pipeline.manifest_terms(),

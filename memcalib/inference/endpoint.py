@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['ErrorKind', 'Price', 'estimate_tokens', 'CallError', 'error_kind', 'retry_after', 'hide_key', 'hide_secrets',
-           'Endpoint', 'forecast_row']
+           'Endpoint', 'is_this_machine', 'proxy_for', 'endpoints_in', 'proxies_in', 'forecast_row']
 
 # %% ../../nbs/inference/01_endpoint.ipynb #585635e4
 import email.utils
+import ipaddress
 import math
 import os
 import re
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -335,6 +337,63 @@ class Endpoint(BaseModel):
                 f"{reserved_names[0]!r} is set by memcalib, allowed are other fields of the request"
             )
         return value
+
+# %% ../../nbs/inference/01_endpoint.ipynb #7a0b5e02
+def is_this_machine(url: str) -> bool:
+    """Whether an address is one of this machine: localhost and names that end in .localhost,
+    127.0.0.0/8, ::1, and 0.0.0.0. False for what is no address.
+    """
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        number = ipaddress.ip_address(host)
+        return number.is_loopback or number.is_unspecified
+    except ValueError:
+        return False
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that requests to an address go through, as the environment names it; None where
+    they go there directly, as those to this machine always do.
+    """
+    address = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all")
+    if not proxy or is_this_machine(url) or proxy_bypass(address.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+# %% ../../nbs/inference/01_endpoint.ipynb #7a0b5e05
+def endpoints_in(
+    settings: BaseModel, names: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Endpoint]]:
+    """Every endpoint in the settings, with the names on the way to it."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, Endpoint):
+            yield (*names, name), value
+        elif isinstance(value, BaseModel):
+            yield from endpoints_in(value, (*names, name))
+        elif isinstance(value, tuple):
+            for position, item in enumerate(value):
+                if isinstance(item, Endpoint):
+                    yield (*names, name, str(position)), item
+
+
+def proxies_in(settings: BaseModel) -> dict[str, str]:
+    """The proxy of each endpoint in the settings that has one, by the name of the endpoint's
+    setting; passwords in the address of a proxy are replaced by ***.
+    """
+    proxies = {}
+    for names, endpoint in endpoints_in(settings):
+        proxy = proxy_for(endpoint.url)
+        if proxy:
+            proxies[".".join(names)] = hide_secrets(proxy)
+    return proxies
 
 # %% ../../nbs/inference/01_endpoint.ipynb #dd67e91a
 def forecast_row(
