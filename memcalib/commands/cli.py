@@ -105,7 +105,7 @@ class WrongCall(ValueError):
 
 def stop(message: str, code: int = 1) -> None:
     """Print a message to standard error, without keys, and exit."""
-    from memcalib.inference.endpoint import hide_secrets
+    from memcalib.io.keys import hide_secrets
     from memcalib.io.records import printable
 
     print(f"memcalib: {printable(hide_secrets(message), keep=chr(10))}", file=sys.stderr)
@@ -447,7 +447,7 @@ def cache_of(path: Path | None, none: bool) -> "CallCache | None":
 
 def command_line() -> str | None:
     """The command as it was typed, secrets masked, or `None` outside the command line."""
-    from memcalib.inference.endpoint import hide_secrets
+    from memcalib.io.keys import hide_secrets
 
     program = Path(sys.argv[0])
     if "memcalib" not in (program.name, program.parent.name):

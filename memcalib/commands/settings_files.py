@@ -30,10 +30,10 @@ from memcalib.inference.endpoint import (
     CallError,
     Endpoint,
     endpoints_in,
-    hide_secrets,
     is_this_machine,
     proxies_in,
 )
+from ..io.keys import hide_secrets, key_places
 from ..io.records import printable, short_repr
 from memcalib.io.settings import (
     PATH,
@@ -308,6 +308,17 @@ def key_errors(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[Se
             pass  # which has lines of its own
 
 
+_KEYS_BELONG = (
+    "what looks like a key belongs into a variable of the environment, whose name stands in key_env"
+)
+
+
+def _pasted_keys(content: Mapping[str, Any]) -> Iterator[SettingError]:
+    """An error for each place in these settings that holds what looks like a key."""
+    for place in key_places(content):
+        yield SettingError(place, _KEYS_BELONG, "*** (not repeated)")
+
+
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
@@ -326,6 +337,9 @@ def check_settings(
     `check` finds what the class cannot see, and is asked when everything else is right.
     `hints` and `inside` as for `setting_errors`.
     """
+    errors = list(_pasted_keys(content))
+    if errors:  # before pydantic could quote one
+        raise SettingErrors(errors, str(source))
     try:
         settings = kind.model_validate(content)
     except ValidationError as error:

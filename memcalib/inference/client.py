@@ -45,10 +45,10 @@ from memcalib.inference.endpoint import (
     Price,
     error_kind,
     estimate_tokens,
-    hide_key,
     proxy_for,
     retry_after,
 )
+from ..io.keys import hide_key
 from ..io.records import cut_text, one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5

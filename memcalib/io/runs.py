@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .jsonl import try_lock
+from .keys import without_secrets
 from .records import DataError, Record, only_dicts, read_jsonl, replacing, write_whole
 from .settings import changed
 
@@ -115,9 +116,10 @@ def manifest(
 
 def write_manifest(folder: str | Path, content: Mapping[str, Any]) -> Path:
     """Write manifest.json into a run folder and return its path;
-    values JSON does not know become text.
+    values JSON does not know become text, and what looks like a key is masked.
     """
-    text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
+    plain = json.loads(json.dumps(content, default=str))
+    text = json.dumps(without_secrets(plain), indent=1, ensure_ascii=False)
     return write_whole(Path(folder) / "manifest.json", text + "\n")
 
 # %% ../../nbs/io/05_runs.ipynb #52b2f7f3
@@ -144,8 +146,10 @@ def _by_dotted_name(settings: Mapping[str, Any], prefix: str = "") -> dict[str, 
 
 # %% ../../nbs/io/05_runs.ipynb #7ed6ab38
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from a file: tuples are lists, keys are texts."""
-    return json.loads(json.dumps(settings))
+    """Settings as they come back from a file: tuples are lists, names are texts, and what looks
+    like a key is masked.
+    """
+    return without_secrets(json.loads(json.dumps(settings)))
 
 
 class RunFolder:

@@ -77,7 +77,7 @@ def ask(url: str, **settings) -> str:
 
 
 def everything_received(server: FaultyServer) -> str:
-    return repr([(dict(headers), body) for headers, body in zip(server.headers, server.requests)])
+    return repr([*map(dict, server.headers), *server.requests])
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["this machine", "a foreign host"])
