@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.commands.evaluate import Evaluation, EvaluationRun
-from memcalib.commands.settings_files import check_settings
+from memcalib.settings.files import check_settings
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.keys import hide_secrets, key_places
 from memcalib.io.records import write_jsonl
 from memcalib.io.runs import RunFolder
 from memcalib.io.settings import SettingErrors
-from memcalib.memory_logs.redaction import load_redactor
-from memcalib.micro.world import WORLDS, make_examples
-from memcalib.practice.server import MicroServer
+from memcalib.products.memory_logs.redaction import load_redactor
+from memcalib.products.micro.world import WORLDS, make_examples
+from memcalib.products.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 3, 7, "test")
 HEX = "3f9a0c7d1e5b8264" * 4
