@@ -1012,23 +1012,25 @@ def label(
         labels_text,
         run_budget,
     )
+    from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
 
-    if answers is not None:
-        sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
-        print(
-            f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: "
-            f"{sheet_to_fill}"
-        )
-    elif sheet is not None:
-        print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
-    elif judge is not None:
-        options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
-        reading = load_settings(SecondReading, None, given(options), set_ or ())
-        rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
-        print(labels_text(rows, out))
-    else:
-        print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
+    with private_files(run):
+        if answers is not None:
+            sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
+            print(
+                f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: "
+                f"{sheet_to_fill}"
+            )
+        elif sheet is not None:
+            print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
+        elif judge is not None:
+            options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
+            reading = load_settings(SecondReading, None, given(options), set_ or ())
+            rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
+            print(labels_text(rows, out))
+        else:
+            print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
 
 # %% ../../nbs/commands/08_cli.ipynb #6e14b6f2
 @app.command(cls=_EVALUATION)
@@ -1065,6 +1067,7 @@ def generate(
         unfinished,
     )
     from memcalib.settings.files import given, settings_text
+    from memcalib.io.runs import private_files
     from memcalib.problem import Rollout
 
     options = {
@@ -1078,7 +1081,8 @@ def generate(
         row = answer_forecast(evaluation, out, no_memory, answer_tokens)
         print(forecast_text([row], answer_tokens))
         return
-    print(answer_file(evaluation, out, no_memory, cache_of(cache, no_cache)))
+    with private_files(evaluation.data):
+        print(answer_file(evaluation, out, no_memory, cache_of(cache, no_cache)))
     unfinished_message = unfinished(out, Rollout, command_line())
     if unfinished_message:
         stop(unfinished_message, UNFINISHED)
@@ -1115,6 +1119,7 @@ def judge(
         unfinished,
     )
     from memcalib.settings.files import given, settings_text
+    from memcalib.io.runs import private_files
     from memcalib.problem import Judgment
 
     options = {"data": data, "judge": judge_options(model, base_url, key_env, (base_url, key_env))}
@@ -1124,7 +1129,8 @@ def judge(
         row = judgment_forecast(evaluation, rollouts, out, retry_unscored)
         print(forecast_text([row], 0))
         return
-    print(judgment_file(evaluation, rollouts, out, cache_of(cache, no_cache), retry_unscored))
+    with private_files(evaluation.data, rollouts):
+        print(judgment_file(evaluation, rollouts, out, cache_of(cache, no_cache), retry_unscored))
     unfinished_message = unfinished(out, Judgment, command_line())
     if unfinished_message:
         stop(unfinished_message, UNFINISHED)
@@ -1211,10 +1217,12 @@ def compare(
         differences = compare_results(read_results(runs), judges, common)
         print(differences.round(1).to_string(index=False))
         return
+    from memcalib.io.runs import private_files
     from memcalib.report.comparison import compare_runs, comparison_text, write_comparison
 
     comparison = compare_runs(runs, common=common, any_judge=judges)
-    page = write_comparison(comparison, out)
+    with private_files(*runs):
+        page = write_comparison(comparison, out)
     print(f"{comparison_text(comparison)}\n{page}")
 
 # %% ../../nbs/commands/08_cli.ipynb #287d1b98
@@ -1310,6 +1318,7 @@ def gate(
         workflow_text,
     )
     from memcalib.products.memory_logs.gate import workflow_settings_text, write_gate, write_refusal
+    from memcalib.io.runs import private_files
 
     if workflow:
         print(workflow_text(), end="")
@@ -1320,7 +1329,8 @@ def gate(
     if run is None:
         raise WrongCall("gate: found no run; allowed: the run folder of an evaluation")
     if save is not None:
-        print(save_baseline(run, save, side))
+        with private_files(run):
+            print(save_baseline(run, save, side))
         return
     options = {
         "metrics": None if metric is None else [name.strip() for name in metric.split(",")],
@@ -1339,12 +1349,13 @@ def gate(
             "gate: found neither a baseline nor a limit; allowed: --baseline RUN, --min SCS=60, "
             "--max sMOS=20"
         )
-    try:
-        checked = run_gate(run, baseline, settings)
-    except (ValueError, OSError) as error:
-        write_refusal(_message(error), out, run, baseline, settings)
-        raise
-    write_gate(checked, out)
+    with private_files(run, baseline):
+        try:
+            checked = run_gate(run, baseline, settings)
+        except (ValueError, OSError) as error:
+            write_refusal(_message(error), out, run, baseline, settings)
+            raise
+        write_gate(checked, out)
     print("\n".join([checked.line, *checked.sees, *checked.notes]))
     if not checked.passed:
         raise typer.Exit(3)
@@ -1366,10 +1377,12 @@ def memories(
 
     Example: memcalib memories runs/own
     """
+    from memcalib.io.runs import private_files
     from memcalib.products.memory_logs.memories import memories_text, read_memories, write_memories
 
     report = read_memories(run)
-    page = write_memories(report, out or run)
+    with private_files(run):
+        page = write_memories(report, out or run)
     print(f"{memories_text(report)}\n\nReport: {page}")
 
 

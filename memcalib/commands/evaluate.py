@@ -46,7 +46,7 @@ from memcalib.inference.rollout import (
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..io.records import DataError, write_jsonl, write_whole
-from ..io.runs import RunFolder
+from ..io.runs import RunFolder, of_private_run
 from ..io.settings import FrozenSettings, package_data
 from memcalib.judge import (
     JudgeConfig,
@@ -551,6 +551,7 @@ class EvaluationRun:
             out,
             identity(evaluation, data_hash),
             defaults,
+            private=evaluation.log is not None or of_private_run(evaluation.data),
             bind=False,
             replaceable=self._nothing_made,
         )

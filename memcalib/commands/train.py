@@ -24,7 +24,7 @@ from ..inference.endpoint import Endpoint, proxies_in
 from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
 from ..io.records import write_jsonl
-from ..io.runs import RunFolder
+from ..io.runs import RunFolder, of_private_run
 from ..metrics import METRICS
 from ..problem import PROMPT_TEMPLATES
 from memcalib.trainer.recipe import (
@@ -96,8 +96,15 @@ class TrainRun:
             "config": type(self.config)().model_dump(mode="json"),
             "wording": self._wording(),
         }
+        data = recipe.data
+        sources = [source.path for source in (data.train, data.validation, data.test) if source]
         self.run_folder = RunFolder(
-            self.folder, self.identity, defaults, decisive=_decides, bind=False
+            self.folder,
+            self.identity,
+            defaults,
+            decisive=_decides,
+            private=of_private_run(*sources),
+            bind=False,
         )
         if self.state.is_main_process:
             with writing(self.folder):

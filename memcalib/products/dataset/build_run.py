@@ -173,7 +173,7 @@ class BuildRun:
             self.folder,
             self.identity,
             replaceable=lambda stored: self.settings_may_change,
-            mode=self.pipeline.folder_mode,
+            private=self.pipeline.private,
             bind=False,
         )
         if self.run_folder.bound and not self.settings_may_change:
