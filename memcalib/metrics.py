@@ -7,13 +7,14 @@ __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BIN
            'ATOM_COLUMNS', 'LEAST_GROUPS', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'response_scores',
            'calibration_metrics', 'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'exact_bounds',
            'fold_by_question', 'question_interval', 'few_questions', 'summarise', 'with_labels', 'score',
-           'prediction_powered_table', 'readable', 'constant_policy', 'controls', 'load_judgments']
+           'prediction_powered_table', 'readable', 'constant_policy', 'controls', 'VersionLevels', 'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
@@ -30,7 +31,7 @@ from memcalib.scoring.target_labels import (
     totals_by_label,
 )
 from .io.jsonl import rows_so_far
-from .problem import Judgment, Level
+from .problem import Example, Judgment, Level, level_faults
 from .io.records import DataError, Violation, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
@@ -724,9 +725,44 @@ SUPPORT = tuple(name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) 
 UNDER = tuple(name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign < 0)
 
 # %% ../nbs/03_metrics.ipynb #5f5e8c35
-def load_judgments(path: str | Path) -> list[Judgment]:
-    """All whole judgments of a file; raises `DataError` naming file, line, id, value
-    found and values allowed."""
+class VersionLevels(NamedTuple):
+    """The hash of an example's content, and its ideal levels by atom id."""
+
+    version: str
+    levels: Mapping[str, Level]
+
+
+def _levels_beside(path: Path) -> dict[str, VersionLevels]:
+    """Version and ideal levels of the examples of a run folder, by id."""
+    examples = rows_so_far(path.with_name("examples.jsonl"), Example)
+    return {example.id: VersionLevels(example.content_hash, example.levels) for example in examples}
+
+
+def _check_ideal_levels(
+    judgment: Judgment, of_examples: Mapping[str, VersionLevels], path: str | Path
+) -> None:
+    """Raises `DataError` for a judgment whose atoms or ideal levels are not those of its example,
+    where that is known in the version that was judged.
+    """
+    known = of_examples.get(judgment.example_id)
+    if known is None or judgment.example_hash not in ("", known.version) or not judgment.atoms:
+        return
+    faults = list(level_faults(known.levels, judgment))
+    if faults:
+        place = {"example_id": judgment.example_id, "file": str(path)}
+        raise DataError([replace(fault, **place) for fault in faults])
+
+
+def load_judgments(
+    path: str | Path, of_examples: Mapping[str, VersionLevels] | None = None
+) -> list[Judgment]:
+    """All whole judgments of a file, held against the ideal levels of their examples.
+
+    `of_examples` has these by id; without it they are those of examples.jsonl in the same folder,
+    if there is one. Raises `DataError` naming file, line, id, value found and values allowed.
+    """
+    if of_examples is None:
+        of_examples = _levels_beside(Path(path))
     judgments = []
     row_numbers = {}
     for number, judgment in enumerate(rows_so_far(path, Judgment), 1):
@@ -739,6 +775,7 @@ def load_judgments(path: str | Path) -> list[Judgment]:
                 file=str(path),
             )
             raise DataError([violation])
+        _check_ideal_levels(judgment, of_examples, path)
         row_numbers[judgment.key] = number
         judgments.append(judgment)
     if not judgments:

@@ -878,6 +878,7 @@ class EvaluationRun:
             usage=self._usage_of_rows(),
             session=self._usage_of_calls(),
             proxies=proxies_in(self.evaluation),
+            answered_by=self._other_names(),
             command=self.command,
         )
         bindings = self._bindings().get("judge", [])
@@ -905,6 +906,18 @@ class EvaluationRun:
         """The judge's full name, as the first row says it."""
         first = next(iter(rows_so_far(self.file(JUDGMENTS["judge"]), Judgment)), None)
         return None if first is None else first.judge
+
+    def _other_names(self) -> dict[str, dict[str, int]]:
+        """Role -> how many rows each other model answered than was asked, as the servers say."""
+        from memcalib.report.run_data import other_name
+
+        counts = {}
+        for role, file in {"model": _ROLLOUTS, **_JUDGMENTS}.items():
+            names = map(other_name, rows_so_far(self.file(file.name), file.kind))
+            of_role = dict(Counter(filter(None, names)))
+            if of_role:
+                counts[role] = of_role
+        return counts
 
     def _usage_of_rows(self) -> dict[str, dict[str, float | None]]:
         """Role -> what the rows cost, whenever they were paid."""

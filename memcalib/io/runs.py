@@ -169,8 +169,8 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
         raise ValueError(f"{path}: cannot be closed to others: {error.strerror}") from None
     if not is_private(path):
         raise ValueError(
-            f"{path}: cannot be closed to others (it stays at mode {mode}), and rows of a log would "
-            "stand in it; allowed: a folder of a file system with permissions"
+            f"{path}: cannot be closed to others (it stays at mode {mode}), and rows of a log "
+            "would stand in it; allowed: a folder of a file system with permissions"
         )
     return path
 
@@ -226,8 +226,8 @@ class RunFolder:
     `settings`. `decisive(name)` is true for a setting, by its dotted name, that must not differ.
     `replaceable(stored)` is asked where they do, and is true when nothing was made under the
     settings of the folder, so that `settings` take their place. With `bind=False` nothing is
-    written before `bind` is called. A `private` folder holds rows of a log and is closed to other users, as `private_folder`
-    does it.
+    written before `bind` is called. A `private` folder holds rows of a log and is closed to other
+    users, as `private_folder` does it.
     """
 
     def __init__(

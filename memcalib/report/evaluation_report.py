@@ -70,7 +70,15 @@ from memcalib.report.page import (
     results_grid,
     write_page,
 )
-from .run_data import UNUSED_LABELS, Run, filled, load_run, source_names, usage_frame
+from memcalib.report.run_data import (
+    UNUSED_LABELS,
+    Run,
+    filled,
+    load_run,
+    other_model_lines,
+    source_names,
+    usage_frame,
+)
 from memcalib.report.tables import (
     UNKNOWN,
     atom_tables,
@@ -1214,6 +1222,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines += quality_lines(run.responses)
     lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)
+    lines += other_model_lines(run)
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
     lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)
