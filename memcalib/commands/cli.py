@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from difflib import get_close_matches
@@ -103,13 +104,17 @@ class WrongCall(ValueError):
     exit_code = WRONG_CALL
 
 
+class _Stop(SystemExit):
+    """The end of the program as this page means it; any other one comes from code of others."""
+
+
 def stop(message: str, code: int = 1) -> None:
     """Print a message to standard error, without keys, and exit."""
     from memcalib.io.keys import hide_secrets
     from memcalib.io.records import printable
 
     print(f"memcalib: {printable(hide_secrets(message), keep=chr(10))}", file=sys.stderr)
-    raise SystemExit(code)
+    raise _Stop(code)
 
 # %% ../../nbs/commands/08_cli.ipynb #a3499b0e
 RESUMED = (
@@ -176,6 +181,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except SystemExit as end:
+        if isinstance(end, _Stop):
+            raise
+        _stop_with_error(_ended_by_others(end), arguments)
     except Exception as error:  # noqa: BLE001 (the outermost frame)
         if isinstance(error, ModuleNotFoundError):
             error = explained(error, "this command")
@@ -183,6 +192,15 @@ def main(arguments: list[str] | None = None) -> None:
     if code == 130:
         stop("interrupted" + _resume_hint(arguments), 130)
     raise SystemExit(code or 0)
+
+
+def _ended_by_others(end: SystemExit) -> RuntimeError:
+    """The error for code of one's own that ended the program, which would look like a success."""
+    where = traceback.extract_tb(end.__traceback__)[-1]
+    return RuntimeError(
+        f"{where.filename}, line {where.lineno}: raised SystemExit({end.code!r}), which ends a "
+        "program without a word; allowed: an error of another kind, or a return"
+    )
 
 
 def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:

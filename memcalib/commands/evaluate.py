@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['JUDGMENTS', 'JUDGED_TOKENS', 'QUOTED_TOKENS', 'AnswerKey', 'UNREAD_STARTER', 'NOT_READ_BLIND', 'QUICK_EXAMPLES',
-           'BINDINGS', 'LIBRARIES', 'RowHandler', 'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation',
+           'LIBRARIES', 'RowHandler', 'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation',
            'judge_reply_tokens', 'forecast', 'role_forecast', 'make_backend', 'make_judge', 'subsets_not_read',
            'data_notes', 'drawn_evenly', 'read_examples', 'EvaluationRun', 'unfinished', 'evaluate', 'answer_file',
            'answer_forecast', 'judgment_forecast', 'judgment_file']
@@ -26,7 +26,7 @@ from ..settings.files import EXACT, Bar, JudgeSetting, judge_object, load_settin
 from ..products.memory_logs.levels import LevelsFile
 from ..products.exam.exam import edited_files, find_exam
 from ..evaluation.footprints import FootprintJudge
-from ..products.exam.judge_binding import binding_changes, judge_binding
+from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
 from memcalib.scoring.target_labels import (
     TargetLabels,
     hashes_of_answers,
@@ -489,7 +489,6 @@ def _judgment_failed(row: Judgment) -> bool:
 
 _ROLLOUTS = _RowFile("rollouts.jsonl", Rollout, _answer_failed)
 _JUDGMENTS = {role: _RowFile(file, Judgment, _judgment_failed) for role, file in JUDGMENTS.items()}
-BINDINGS = "judge-binding.json"  # what each judge was when it read answers
 # what answers of weights are made by: other versions of these round and draw differently
 LIBRARIES = ("memcalib", "torch", "transformers", "peft", "vllm")
 RowHandler = Callable[[Rollout | Judgment], None]
