@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ErrorKind', 'Price', 'estimate_tokens', 'CallError', 'error_kind', 'retry_after', 'Endpoint', 'is_this_machine',
-           'proxy_for', 'endpoints_in', 'proxies_in', 'forecast_row']
+           'proxy_for', 'endpoints_in', 'proxies_in', 'forecast_row', 'place_of']
 
 # %% ../../nbs/inference/01_endpoint.ipynb #585635e4
 import email.utils
@@ -397,3 +397,15 @@ def forecast_row(
         "completion tokens": completion_tokens,
         "cost": cost,
     }
+
+# %% ../../nbs/inference/01_endpoint.ipynb #024547ce
+def place_of(endpoint: Endpoint) -> str:
+    """Where an endpoint is: "this machine", "a private network" or "another machine"."""
+    host = urlsplit(endpoint.url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "this machine" if host == "localhost" else "another machine"
+    if address.is_loopback:
+        return "this machine"
+    return "a private network" if address.is_private else "another machine"

@@ -15,9 +15,9 @@ from memcalib.io.keys import hide_secrets, key_places
 from memcalib.io.records import write_jsonl
 from memcalib.io.runs import RunFolder
 from memcalib.io.settings import SettingErrors
-from memcalib.products.memory_logs.redaction import load_redactor
+from memcalib.products.shared.redaction import load_redactor
 from memcalib.products.micro.world import WORLDS, make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 3, 7, "test")
 HEX = "3f9a0c7d1e5b8264" * 4

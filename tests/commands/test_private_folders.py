@@ -10,9 +10,9 @@ from command_line import run
 
 from memcalib.io.runs import is_private, private_folder
 from memcalib.products.memory_logs.levels import practice_levels
-from memcalib.products.practice.memory_system import memory_assistant, practice_log
-from memcalib.products.practice.models import PracticeJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.memory_system import memory_assistant, practice_log
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
 
 PRIVATE = "Marta keeps a secret garden"
 ROLES = {"micro-memory-model": memory_assistant, "micro-levels": practice_levels}

@@ -116,7 +116,7 @@ def test_a_judge_that_ends_the_program_ends_a_training_with_an_error(capsys, wor
 def test_a_judge_that_ends_the_program_ends_an_evaluation_with_an_error(capsys, work):
     from memcalib.io.records import write_jsonl
     from memcalib.products.micro.world import WORLDS, make_examples
-    from memcalib.products.practice.server import MicroServer
+    from memcalib.products.micro.practice.server import MicroServer
 
     write_judges(work, "raise SystemExit(0)")
     examples = make_examples(WORLDS["short"], 10, 7, "test")

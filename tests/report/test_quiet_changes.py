@@ -9,7 +9,7 @@ from command_line import run
 
 from memcalib.io.records import write_jsonl
 from memcalib.products.micro.world import WORLDS, make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 6, 7, "test")
 
