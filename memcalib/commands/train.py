@@ -166,7 +166,7 @@ class TrainRun:
     def _judge_path(self) -> str | None:
         """The path of a judge of one's own; two of them may have one name."""
         judge = self.recipe.judge
-        return judge if isinstance(judge, str) and judge != EXACT else None
+        return judge if isinstance(judge, str) and ":" in judge else None
 
     @property
     def judge_versions(self) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ from memcalib.settings.judges import (
 )
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
+from ..inference.local import check_no_hub_code
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.parts import part_names
@@ -578,6 +579,7 @@ def load_start(
 
     path = weights_path(start.model)
     options = {"revision": start.revision, "trust_remote_code": False}
+    check_no_hub_code(path, start.revision)
     with _loading(f"model {start.model!r}"):
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     _check_tokenizer(tokenizer, start.model)
