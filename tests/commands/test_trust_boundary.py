@@ -10,7 +10,7 @@ import pytest
 import yaml
 from command_line import run
 
-from memcalib.commands import settings_files
+from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.settings.files import allowing_hosts
 from memcalib.io.records import write_jsonl

@@ -10,7 +10,8 @@ import pytest
 from judge_errors import CASES, answers_read, exam_frame_of, metrics_of
 
 import memcalib as mc
-from memcalib.evaluation import exam, target_labels
+from memcalib.products.exam import exam
+from memcalib.scoring import target_labels
 from memcalib.scoring.target_labels import draw_answers, load_target_labels, prediction_powered
 from memcalib.io.records import DataError
 from memcalib.metrics import METRICS, prediction_powered_table, score

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.evaluation import exam as x
+from memcalib.products.exam import exam as x
 from memcalib.scoring.target_labels import PredictionPowered
 from memcalib.io.records import DataError
 from memcalib.metrics import METRICS, calibration_metrics
