@@ -290,12 +290,12 @@ class Thresholds:
             start = config.sentence_start
             self.quantile = config.sentence_quantile
             self.minimum = config.sentence_minimum
-            self.floor = config.sentence_gate
+            self.floor = config.sentence_floor
         else:
             start = config.threshold_start
             self.quantile = config.threshold_quantile
             self.minimum = config.threshold_minimum
-            self.floor = config.gate
+            self.floor = config.threshold_floor
         self.decay = config.threshold_decay
         self.value = torch.full((9,), float(start), dtype=torch.float64)
         self.sentence: Thresholds | None = None

@@ -312,8 +312,10 @@ class CreditSettings(FrozenSettings):
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False  # AC- counts as AB-
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
-    threshold_start: Nats = 0.02  # before the first batch; they move to values of at least `gate`
-    sentence_start: Nats = 0.01  # the same for sentence means, and `sentence_gate`
+    threshold_start: Nats = 0.02  # before the first batch
+    threshold_floor: Nats = 0.02  # the smallest value that they move to
+    sentence_start: Nats = 0.01  # the same two for the thresholds of sentence means
+    sentence_floor: Nats = 0.01
     threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: Share = 0.70
     threshold_decay: Share = 0.9  # share of the old threshold that stays
