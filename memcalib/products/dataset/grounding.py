@@ -499,7 +499,7 @@ _NEGATIONS = (
 
 def _mark_by_phrase() -> dict[str, Mark]:
     """The table of marks, and the negations; a phrase may end in {number} or {day}."""
-    table = read_yaml(resources.files("memcalib") / "dataset" / "marks.yaml")
+    table = read_yaml(resources.files("memcalib") / "products" / "dataset" / "marks.yaml")
     marks_by_phrase = {}
     for kind, values in table.items():
         for value, phrases in values.items():

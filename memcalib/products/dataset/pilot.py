@@ -731,7 +731,7 @@ def freeze_without_pilot(settings: Mapping[str, str], reason: str) -> Frozen:
     )
 
 # %% ../../../nbs/products/dataset/12_pilot.ipynb #5336e9ee
-_SHIPPED = resources.files("memcalib") / "dataset" / "frozen"
+_SHIPPED = resources.files("memcalib") / "products" / "dataset" / "frozen"
 
 
 def shipped_frozen() -> list[str]:

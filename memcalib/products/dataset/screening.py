@@ -146,7 +146,7 @@ def word_runs(text_words: Sequence[str], length: int) -> list[tuple[str, ...]]:
 @cache
 def _small_words() -> dict[str, frozenset[str]]:
     """The small words of each language that has a list, by its code."""
-    lists = read_yaml(resources.files("memcalib") / "dataset" / "small_words.yaml")
+    lists = read_yaml(resources.files("memcalib") / "products" / "dataset" / "small_words.yaml")
     small = {"en": load_screen().sets["function_words"]}
     for language, word_list in lists.items():
         small[language] = frozenset(word_list.split())

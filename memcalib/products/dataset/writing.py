@@ -494,7 +494,11 @@ def load_phrases(path: str | Path | None = None) -> PhraseBook:
 
     Raises `ValueError` naming the file, the list and what is wrong with it.
     """
-    file = Path(path) if path else resources.files("memcalib") / "dataset" / "phrases.yaml"
+    file = (
+        Path(path)
+        if path
+        else resources.files("memcalib") / "products" / "dataset" / "phrases.yaml"
+    )
     table = read_yaml(file)
     if not isinstance(table, dict):
         raise _phrases_error(file, f"found {short_repr(table)}")
@@ -922,7 +926,7 @@ def _clinical_patterns() -> tuple[re.Pattern, re.Pattern]:
     """What is clinical, in whole words, and what sounds clinical and is not:
     both from the table of the package.
     """
-    table = read_yaml(resources.files("memcalib") / "dataset" / "clinical.yaml")
+    table = read_yaml(resources.files("memcalib") / "products" / "dataset" / "clinical.yaml")
     stand_ins = {"number": r"\d+(?:[.,]\d+)?"}
     for name in ("body", "takes", "some"):
         stand_ins[name] = f"(?:{'|'.join(_phrase_list(table[name]))})"
