@@ -289,7 +289,7 @@ def _known_mode(mode: str) -> str:
 
 
 class CreditSettings(FrozenSettings):
-    """The settings of credit assignment, the paper's by default: each is right by itself, not
+    """The settings of credit assignment, the paper's by default where it gives a value: each is right by itself, not
     yet all of them together. `TrainSettings` (trainer/train_config.py) has them too."""
 
     # how much is moved
@@ -335,7 +335,7 @@ class CreditSettings(FrozenSettings):
 
 
 class CreditConfig(CreditSettings):
-    """Credit assignment: the paper's settings by default. `ValueError` names a field
+    """Credit assignment: the paper's settings by default where it gives one. `ValueError` names a field
     and the value that is not allowed."""
 
     # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of

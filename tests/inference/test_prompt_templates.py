@@ -36,9 +36,9 @@ def test_prompt_templates_differ_in_what_they_say_about_memory():
     for coaching in ("matter", "only", "as far as", "careful", "every", "background"):
         assert coaching not in systems["neutral"]
     assert "background" in systems["background"] and "authoritative" in systems["authoritative"]
-    assert {PROMPT_TEMPLATES[name].user for name in ("plain", "neutral", "background", "authoritative")} == {
-        plain_prompt
-    }
+    assert {
+        PROMPT_TEMPLATES[name].user for name in ("plain", "neutral", "background", "authoritative")
+    } == {plain_prompt}
 
 
 @given(st.text(), memories)
