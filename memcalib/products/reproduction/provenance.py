@@ -240,16 +240,18 @@ class Claim(NamedTuple):
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n\s*\n|\s\|\s|\n\s*[-*] ")
 _THE_PAPERS = re.compile(r"\bpaper's\b")
 _ALL_DEFAULTS = re.compile(
-    r"\bdefaults?\b[^.;]{0,60}\bpaper's\b|\bpaper's (?:default|value)s? by default\b"
+    r"\b(?:defaults|default, which)\b[^.;]{0,60}\bpaper's\b|\bpaper's values? by default\b"
 )
+_CALLED_BY_NAME = ("method", "training", "judging", "evaluation")  # topics of which names are rare
 _DENIES = re.compile(
-    r"\bwhere\b|\bnot the paper's|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
+    r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
     r"|\bpublished (?:code|recipe)|\bnot (?:what|published)|\bunpublished\b|\bdepart"
 )
 
 
 def _named(row: Provenance, sentence: str) -> bool:
-    if re.search(rf"`(?:[a-z]+\.)*{re.escape(row.setting)}(?:[:=][^`]*)?`", sentence):
+    by_name = row.topic in _CALLED_BY_NAME
+    if by_name and re.search(rf"`(?:[a-z]+\.)*{re.escape(row.setting)}(?:[:=][^`]*)?`", sentence):
         return True
     return any(words.lower() in sentence.lower() for words in row.said.words)
 
