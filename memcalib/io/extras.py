@@ -27,6 +27,7 @@ EXTRAS = {
     "notebook": ("ipywidgets", "jupyterlab", "papermill"),
     "inspect": ("inspect_ai",),
     "vllm": ("vllm",),
+    "spacy": ("spacy",),
 }
 
 # %% ../../nbs/io/06_extras.ipynb #5afc3120
