@@ -22,8 +22,9 @@ from memcalib.products.annotation.labels import (
     audit_frame,
     label_items,
 )
-from .evaluate import JUDGMENTS, make_judge
-from ..settings.files import Bar, JudgeSetting
+from .evaluate import JUDGMENTS
+from ..settings.files import Bar
+from ..settings.judges import JudgeSetting, make_judge
 from ..evaluation.agreement import ANSWER, agreement, judged_atoms, sample_atoms
 from ..products.exam.label_budget import budget_text, label_budget
 from ..scoring.target_labels import TargetLabel, draw_answers, load_target_labels
