@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ...io.settings import package_data, read_yaml
 
+# %% ../../../nbs/products/reproduction/17_provenance.ipynb #9c480014
 if TYPE_CHECKING:
     import pandas as pd
 

@@ -39,13 +39,12 @@ OTHER_CLASSES = {
     "memcalib.trainer.train_config:TrainConfig": "the method, as in CreditConfig",
     "memcalib.products.dataset.build:MemoryPlan": "building from logs is not in the paper",
     "memcalib.products.dataset.build:SourcePlan": "columns of a file",
-    "memcalib.products.dataset.memory_drafts:": "building from logs is not in the paper",
     "memcalib.products.dataset.pilot:": "what was drawn and frozen",
     "memcalib.products.dataset.sources:": "columns of a source",
     "memcalib.products.dataset.writing:PhraseBook": "words of noise",
     "memcalib.products.integrations.": "settings of other engines",
     "memcalib.products.memory_logs.": "tools for logs are not in the paper",
-    "memcalib.products.practice.": "a server for practice",
+    "memcalib.products.micro.": "a world and a server for practice",
     "memcalib.products.reproduction.": "sizes and plans of runs",
 }
 
