@@ -367,10 +367,12 @@ SHIPPED = {"starter": "starter/records.jsonl", "samples": "samples.jsonl"}
 SUBSETS = ("core", "conversations", "agentic", "long", "sensitive")  # of the starter set
 PUBLISHED = "ZiLaotou/MemCalib"  # hub id of the authors' benchmark, which is loaded and never kept
 PUBLISHED_LICENCE = (
-    f"published: the authors' data from the hub ({PUBLISHED}). Code of theirs is "
-    "public; for the records no licence is known to us, the health questions come "
-    "from sources whose licence is unknown, and the authors' working repository says "
-    "that they are not cleared for redistribution. Nothing of them is kept here."
+    f"published: the authors' data from the hub ({PUBLISHED}). A survey of memory benchmarks "
+    "that read the hub's metadata on 10 October 2026 gives CC BY-SA 4.0 for the records and "
+    "Apache-2.0 for the authors' code; we have not read the hub ourselves. The health questions "
+    "come from sources whose licence is unknown, and an earlier working repository of the authors "
+    "said that they were not cleared for redistribution. Nothing of them is kept here: they are "
+    "loaded from where you have them."
 )
 SourceT = TypeVar("SourceT")
 

@@ -7,11 +7,12 @@ __all__ = ['app', 'WRONG_CALL', 'RESUMED', 'STAYS', 'Set', 'DryRun', 'AllowHost'
            'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache',
            'NoCache', 'AnswerTokens', 'LOOPBACK', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent',
            'LogLevels', 'Yes', 'Profile', 'cache_verbs', 'WrongCall', 'stop', 'main', 'setting_places',
-           'SettingsCommand', 'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'show',
-           'forecast_text', 'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'label', 'generate',
-           'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'citations', 'numbers_of', 'known_words',
-           'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train', 'traces',
-           'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'microserve']
+           'SettingsCommand', 'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'split',
+           'part_sizes', 'show', 'forecast_text', 'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam',
+           'label', 'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'citations',
+           'numbers_of', 'known_words', 'words_of', 'sweep', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats',
+           'clear', 'microserve']
 
 # %% ../../nbs/commands/08_cli.ipynb #27e2a824
 import os
@@ -558,6 +559,61 @@ def lint(
         print(printable(result.text(), keep="\n"))
     raise typer.Exit(1 if result.errors else 0)
 
+# %% ../../nbs/commands/08_cli.ipynb #5c3e7a02
+@app.command()
+def split(
+    data: Annotated[str, typer.Argument(help="File of examples, `published`, or a data set.")],
+    out: Annotated[Path, typer.Option(help="Folder for the parts; a new one.")],
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=COUNT or NAME=SHARE of a part; once for each part "
+            "[cold_start=4000 rl=8000 validation=1500]."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    hub_split: Annotated[
+        str, typer.Option("--from", help="Which split of a data set is read.")
+    ] = "train",
+) -> None:
+    """Split a file of examples into parts: stratified by domain and difficulty, with every question
+    in one part.
+
+    Without --size the parts are those that the paper makes of its 13,500 training examples. Writes
+    NAME.jsonl and NAME-ids.txt for each part, and splits.json. Examples that no part gets are left
+    out, and counted.
+
+    Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
+    """
+    from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
+
+    sizes = part_sizes(size) if size else PUBLISHED_TRAIN_SIZES
+    table = split_file(data, out, sizes, seed, hub_split)
+    print(table.to_string(index=False))
+    counts = table.set_index("split")["examples"]
+    left_out = int(counts["all"] - counts.drop("all").sum())
+    print(f"{out}: {', '.join(sizes)}; {left_out:,} examples are in no part")
+
+
+def part_sizes(entries: Sequence[str]) -> dict[str, int | float]:
+    """Counts or shares such as `rl=8000` or `rl=0.8` by the name of a part; raises `WrongCall` for
+    entries of another form."""
+    sizes: dict[str, int | float] = {}
+    for entry in entries:
+        name, equals, number = entry.partition("=")
+        try:
+            value: int | float = float(number) if "." in number else int(number)
+        except ValueError:
+            equals = ""
+            value = 0
+        if not equals or not name or name in sizes:
+            raise WrongCall(
+                f"--size: found {entry!r}; allowed: NAME=COUNT or NAME=SHARE, each name once, such "
+                "as rl=8000 or rl=0.8"
+            )
+        sizes[name] = value
+    return sizes
+
 # %% ../../nbs/commands/08_cli.ipynb #c94a06e0
 @app.command()
 def show(
@@ -986,6 +1042,13 @@ def label(
     answers: Annotated[
         int | None, typer.Option(help="Draw so many answers at random into the file.")
     ] = None,
+    audit: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw so many atoms at random and as many others, dealt over the combinations of "
+            "ideal and judged level, to audit the judge (the paper: 150)."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     model: Annotated[
         str | None, typer.Option(help="Whose answers, where the run has several models.")
@@ -1009,23 +1072,38 @@ def label(
 
     Without further options it says what so many labels would buy. With --answers it draws them and
     writes a sheet to fill in beside the file; with --sheet the filled sheet is read; with --judge a
-    second judge labels the drawn answers. `memcalib evaluate --target-labels` uses the file.
+    second judge labels the drawn answers. `memcalib evaluate --target-labels` uses the file. --audit
+    draws atoms for the paper's audit of the judge instead, and their filled sheet gives agreement.
 
     Example: memcalib label runs/qwen3-8b --answers 80 --out labels.jsonl
     """
     from memcalib.commands.label import (
         SecondReading,
         answers_of_run,
+        audit_from_sheet,
+        audit_text,
         budget_text,
+        draw_audit,
         draw_labels,
         fill_from_judge,
         fill_from_sheet,
+        is_audit,
         labels_text,
         run_budget,
     )
     from memcalib.settings.files import given, load_settings
 
-    if answers is not None:
+    if answers is not None and audit is not None:
+        raise WrongCall("label: found --answers and --audit; allowed: one of them")
+    if audit is not None and sheet is None:
+        sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
+        print(
+            f"{out}: {audit} atoms drawn at random and {audit} dealt over nine cells, with seed "
+            f"{seed}; the sheet to fill in: {sheet_to_fill}"
+        )
+    elif sheet is not None and out.is_file() and is_audit(out):
+        print(audit_text(audit_from_sheet(run, out, sheet, labeller)))
+    elif answers is not None:
         sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
         print(
             f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: "
@@ -1912,6 +1990,45 @@ def traces(
             "with commas between, such as 1,5,10"
         ) from None
     print(write_trace_page(folder, out, numbers, limit, channel))
+
+# %% ../../nbs/commands/08_cli.ipynb #5c3e7a05
+@app.command()
+def roles(
+    run: Annotated[
+        Path, typer.Argument(help="Run folder of a training with train.trace_every above 0.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of page, sheet and labels.")] = Path("roles"),
+    per_channel: Annotated[
+        int, typer.Option(min=1, help="Pairs of an answer and a channel to draw from each channel.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    data: Annotated[
+        str | None, typer.Option(help="The training's examples [those of its recipe].")
+    ] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Compare the roles of a filled sheet with the credit.")
+    ] = None,
+    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+) -> None:
+    """Draw answers of a training to label sentence by sentence, and lay the labels over its credit.
+
+    Writes a page to read (page.html) and a sheet to fill in (sheet.csv); where the credit went is
+    on neither. With --sheet prints the shares of tokens and credit of Key, Partial and Irrelevant
+    sentences, and how often the sentences with most credit are the right ones.
+
+    Example: memcalib roles runs/train/mine --out roles
+    """
+    from memcalib.commands.roles import draw_roles, roles_from_sheet, roles_text
+
+    if sheet is not None:
+        print(roles_text(roles_from_sheet(run, out, sheet, labeller)))
+        return
+    items = draw_roles(run, out, per_channel, seed, data)
+    sentences = sum(len(item.sentences) for item in items)
+    print(
+        f"{len(items)} pairs with {sentences:,} sentences, up to {per_channel} of each channel: "
+        f"read {out / 'page.html'}, fill in {out / 'sheet.csv'}"
+    )
 
 # %% ../../nbs/commands/08_cli.ipynb #7a83229f
 Profile = Annotated[str, typer.Option(help="A profile name or a YAML file.")]

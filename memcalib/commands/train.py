@@ -281,6 +281,11 @@ class TrainRun:
         }
         judge = judge_facts(self.recipe, self.judge)
         sessions = self._sessions()
+        facts = {}
+        if self.method != "sft":
+            from memcalib.credit.sentences import splitter_version
+
+            facts["sentences_cut_by"] = splitter_version()
         self.run_folder.write_manifest(
             ["steps.jsonl"],
             {"train": self.config.seed},
@@ -291,6 +296,7 @@ class TrainRun:
             sessions=sessions,
             command=self.command,
             cost=self._cost(sessions),
+            **facts,
         )
 
     def _has_policy(self) -> bool:

@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from trainer_logger import hear
+from memcalib.credit.sentences import splitter_version
 from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.trainer import recipe as recipes
 from memcalib.commands.cli import main
@@ -107,6 +108,8 @@ def test_every_method_from_one_recipe(capsys, tmp_path, method):
     assert manifest["judge"] == exact_judge(example, "").judge
     assert manifest["cost"] == 0 and manifest["sessions"][0]["step"] == 2
     assert manifest["versions"]["torch"]
+    cut_by = manifest.get("sentences_cut_by", "")
+    assert cut_by == ("" if method == "sft" else splitter_version())
     rows = read_rows(out / "steps.jsonl")
     assert rows[-1]["step"] == 2 and any("valid_SCS" in row for row in rows)
     if method.startswith("opsd"):
