@@ -36,6 +36,7 @@ from pydantic import (
     model_validator,
 )
 
+from .io.extras import needs
 from .io.parts import find_part, part_names
 from memcalib.io.records import (
     DataError,
@@ -1135,6 +1136,7 @@ def to_dataset(examples: Iterable[Example]) -> "Dataset":
     Blocks and atoms are columns of JSON, because rubrics are open mappings and no two records need
     to have the same keys.
     """
+    needs("datasets", "to_dataset")
     from datasets import Dataset, Features, Json, Value
 
     rows = [json.loads(example.to_json()) for example in examples]
