@@ -336,7 +336,7 @@ def add_metric(metric: Metric) -> Metric:
     """Enter one more metric for this program: every table, figure and gate has it from now on.
 
     Returns it. Raises `ValueError` for a name that a metric has already."""
-    _check_addition(metric, getattr(metric, "name", ""), metric_table())
+    _check_addition(metric, getattr(metric, "name", type(metric).__name__), metric_table())
     add_part("metric", metric.name, metric)
     return metric
 
