@@ -26,7 +26,7 @@ from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
 from ..io.records import write_jsonl
 from ..io.runs import RunFolder
-from ..metrics import METRICS
+from ..metrics import metric_table
 from ..problem import PROMPT_TEMPLATES
 from memcalib.trainer.recipe import (
     MethodConfig,
@@ -385,7 +385,7 @@ class TrainRun:
         title = f"{head}, {len(self.examples.validation)} validation examples{self._overlong()}"
         best_step = _best_step(self.folder)
         table = _metrics_table(self._shown_rows(validated, best_step))
-        lines = [title, table, _READING, policy]
+        lines = [title, table, _reading(), policy]
         if best_step is not None:
             lines.append(f"Best on validation, after step {best_step}: {self.folder / 'best'}")
         elif getattr(self.config, "keep_best", False):
@@ -625,10 +625,14 @@ def _unreadable(policy: Path) -> str | None:
     return None
 
 # %% ../../nbs/commands/03_train.ipynb #2f3d6e16
-_READING = (
-    "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in "
-    "percent; unscored: answers in none of these"
-)
+def _reading() -> str:
+    """How the metrics of the table are read, in one line."""
+    higher = [name for name, metric in metric_table().items() if metric.higher_is_better]
+    lower = [name for name, metric in metric_table().items() if not metric.higher_is_better]
+    return (
+        f"{' and '.join(higher)}: the higher the better; {', '.join(lower[:-1])} and {lower[-1]}: "
+        "the lower the better; all in percent; unscored: answers in none of these"
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -642,7 +646,7 @@ def _metrics_table(rows: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, row in rows.items():
         line = {"": name, "step": row["step"]}
-        for metric in (*METRICS, "unscored"):
+        for metric in (*metric_table(), "unscored"):
             line[metric] = row.get(f"valid_{metric}")
         lines.append(line)
     return pd.DataFrame(lines).round(2).to_string(index=False)

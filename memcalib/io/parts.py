@@ -16,7 +16,7 @@ from typing import Any
 KINDS = {
     "judge": "a judge that a settings file may name by a word",
     "log reader": "what turns a log into examples and answers, for `evaluate` and its settings",
-    "metric": "a metric beside the six",
+    "metric": "a metric beside those of the package (`memcalib.metrics.Metric`)",
     "policy": "a function from a name to the folder of a model that ships",
     "practice build": "what a small world does for a build of a data set",
     "prompt template": "a wording of the prompt, by the name that settings use",
