@@ -47,6 +47,11 @@ PairForm = Literal[
     "unnamed_technique",
     "near_identical_atoms",
     "in_code",
+    "same_mention",
+    "false_signpost",
+    "silent_control",
+    "two_live_atoms",
+    "same_topic",
 ]
 PAIR_FORMS = get_args(PairForm)
 
