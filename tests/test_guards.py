@@ -195,14 +195,7 @@ def test_exported_code_imports_what_stands_before_it():
     """Exported code imports what stands before it in nbs/ORDER;
     examples may use what a page of a reader's own would.
     """
-    for_examples = (
-        "products.micro.",
-        "products.practice.",
-        "commands.",
-        "products.reproduction.",
-        "trainer.",
-        "problem",
-    )
+    for_examples = ("products.", "commands.", "trainer.", "problem")
     rank = {name: k for k, name in enumerate(ORDER)}
     assert sorted(rank) == sorted(map(dotted, MODULES))
     wrong = []
@@ -426,7 +419,7 @@ def test_the_lines_of_the_home_page_run_from_the_wheel(empty_environment, tmp_pa
     place of model and judge.
     """
     from memcalib.products.micro.world import make_examples
-    from memcalib.products.practice.server import MicroServer
+    from memcalib.products.micro.practice.server import MicroServer
 
     text = (ROOT / "tools" / "first_screen.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^memcalib evaluate .*localhost:8000.*$", text, re.M)
