@@ -1,12 +1,13 @@
 """Blind readings of answers against the labels that were written for them:
 
-    python -m tools.starter_readings LABELS.jsonl ... --key KEY.json --readings ONE.jsonl ...
+    python -m tools.starter_readings LABELS.jsonl ... --key KEY.json ... --readings ONE.jsonl ...
 
 LABELS hold minimal pairs or known answers. KEY says what each item of a reading is:
 {item: {"pair_id": ..., "side": "before" or "after"}} or {item: {"answer_id": ...}}. A reading has a
 line for each item: {"item", "levels": {atom: "B" or "C"}, "unsure": [atom], "note"}; an atom
 without a level is at Ignore. Each file of readings is one reader's. Where several readers read
-an answer, they count in the order of the files.
+an answer, they count in the order of the files. An entry of the key may have a "hash" of the answer
+that was read (`text_hash`); an answer that was changed since is not counted as read.
 
 It prints how many pairs were read right, by form, language and direction, what was read at each
 level, and how far readers agree; `--out` lists every answer that somebody read otherwise than it is
@@ -15,8 +16,8 @@ labelled. Readings of other items than those of LABELS are left out and counted.
 
 import argparse
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import pandas as pd
 
 from memcalib.evaluation.agreement import confusion, kappa, wilson
 from memcalib.io.records import DataError, Violation, iter_rows, short_repr
-from memcalib.problem import Example, Level, load_examples
+from memcalib.problem import Example, Level, load_examples, text_hash
 from memcalib.products.exam.exam import KnownAnswer, load_known_answers
 from memcalib.products.exam.minimal_pairs import MinimalPair, load_pairs, pair_answers
 
@@ -54,10 +55,16 @@ class ReadAnswers:
     answers: dict[str, KnownAnswer]
     readings: dict[str, list[AnswerReading]] = field(default_factory=dict)
     left_out: int = 0  # readings of items whose answers are not at hand
+    changed: int = 0  # readings of answers that were changed since
 
     def of(self, answer_id: str) -> list[AnswerReading]:
         """The readings of an answer; none where nobody read it."""
         return self.readings.get(answer_id, [])
+
+
+def answer_hash(answer: KnownAnswer) -> str:
+    """By which a key says what text was read."""
+    return text_hash(answer.response)
 
 
 def answer_id_of(entry: dict[str, str]) -> str:
@@ -68,14 +75,16 @@ def answer_id_of(entry: dict[str, str]) -> str:
 
 
 def read_answers(
-    answers: Iterable[KnownAnswer], key_file: Path, reading_files: Sequence[Path]
+    answers: Iterable[KnownAnswer], key_files: Iterable[Path], reading_files: Sequence[Path]
 ) -> ReadAnswers:
     """Every reading beside its answer.
 
     Raises `DataError` with every fault of the files: an item that is not in the key or is read
     twice by one reader, an atom that the answer's record does not have, a level other than A, B, C.
     """
-    key = json.loads(key_file.read_text(encoding="utf-8"))
+    key: dict[str, dict[str, str]] = {}
+    for file in key_files:
+        key.update(json.loads(file.read_text(encoding="utf-8")))
     read = ReadAnswers({answer.answer_id: answer for answer in answers})
     faults = []
     for file in reading_files:
@@ -97,6 +106,9 @@ def read_answers(
                 read.left_out += 1
                 continue
             answer = read.answers[answer_id]
+            if key[item].get("hash", answer_hash(answer)) != answer_hash(answer):
+                read.changed += 1
+                continue
             row_faults = _reading_faults(row, answer)
             faults += [
                 Violation(name, found, allowed, item, line=line, file=str(file))
@@ -155,9 +167,7 @@ def pair_outcome(
     for answer, reading in zip((before, after), readings, strict=True):
         changed = changed and reading.level(edited) == answer.levels[edited]
     others = [atom_id for atom_id in undisputed(before) if atom_id != edited]
-    unchanged = all(
-        readings[0].level(atom_id) == readings[1].level(atom_id) for atom_id in others
-    )
+    unchanged = all(readings[0].level(atom_id) == readings[1].level(atom_id) for atom_id in others)
     return {"changed": changed, "unchanged": unchanged, "right": changed and unchanged}
 
 
@@ -228,9 +238,7 @@ def atom_rows(read: ReadAnswers) -> pd.DataFrame:
                         "unsure": atom_id in reading.unsure,
                     }
                 )
-    return pd.DataFrame(
-        rows, columns=["answer", "atom", "reading", "labelled", "read", "unsure"]
-    )
+    return pd.DataFrame(rows, columns=["answer", "atom", "reading", "labelled", "read", "unsure"])
 
 
 def levels_table(atoms: pd.DataFrame) -> pd.DataFrame:
@@ -261,7 +269,9 @@ def agreement_lines(atoms: pd.DataFrame) -> list[str]:
     """
     lines = []
     for number, reading in atoms.groupby("reading"):
-        lines.append(_agreement(f"reading {number} and labels", reading["labelled"], reading["read"]))
+        lines.append(
+            _agreement(f"reading {number} and labels", reading["labelled"], reading["read"])
+        )
     if atoms["reading"].nunique() > 1:
         both = atoms.pivot(index=["answer", "atom"], columns="reading", values="read").dropna()
         if len(both):
@@ -341,7 +351,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("labels", type=Path, nargs="+")
-    parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--key", type=Path, nargs="+", required=True)
     parser.add_argument("--readings", type=Path, nargs="+", required=True)
     parser.add_argument("--records", type=Path, default=SHIPPED)
     parser.add_argument("--out", type=Path, help="a file for the list of disagreements")
@@ -376,7 +386,10 @@ def print_tables(
 ) -> None:
     """All tables as lines of a terminal."""
     times_read = Counter(len(read.of(answer_id)) for answer_id in read.answers)
-    print(f"answers by times read: {dict(sorted(times_read.items()))}; left out: {read.left_out}")
+    print(
+        f"answers by times read: {dict(sorted(times_read.items()))}; readings left out: "
+        f"{read.left_out}, of answers changed since: {read.changed}"
+    )
     rows = pair_rows(pairs, examples, read)
     if len(rows):
         for by in (None, "form", "language", "direction"):
@@ -384,7 +397,8 @@ def print_tables(
     atoms = atom_rows(read)
     print(f"\n{levels_table(atoms).to_string(index=False)}")
     is_edited = [
-        edited.get(answer) == atom for answer, atom in zip(atoms["answer"], atoms["atom"], strict=True)
+        edited.get(answer) == atom
+        for answer, atom in zip(atoms["answer"], atoms["atom"], strict=True)
     ]
     if any(is_edited):
         print(f"\nedited atoms\n{levels_table(atoms[is_edited]).to_string(index=False)}")
