@@ -24,6 +24,7 @@ from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, proxies_in
 from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
+from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
 from ..metrics import metric_table
@@ -158,7 +159,7 @@ class TrainRun:
         hashes = {}
         for setting in ("prompt_template", "teacher_prompt_template"):
             template = getattr(self.config, setting, "")
-            if template in PROMPT_TEMPLATES:
+            if template in PROMPT_TEMPLATES or template in part_names("prompt template"):
                 hashes[setting] = wording_hash(template)
         return hashes
 
@@ -166,7 +167,7 @@ class TrainRun:
     def _judge_path(self) -> str | None:
         """The path of a judge of one's own; two of them may have one name."""
         judge = self.recipe.judge
-        return judge if isinstance(judge, str) and judge != EXACT else None
+        return judge if isinstance(judge, str) and not is_added_judge(judge) else None
 
     @property
     def judge_versions(self) -> list[dict[str, Any]]:
