@@ -24,7 +24,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from ..dataset.sources import Dropped, clean_text
+from ..shared.dropped import Dropped, clean_text
 from memcalib.products.memory_logs.notes import (
     conversation_rows,
     is_conversation,
