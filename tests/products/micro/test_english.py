@@ -190,7 +190,9 @@ def test_removing_an_atom_removes_its_value_from_the_prompt():
 
 def test_the_noisy_world_has_the_same_records_and_other_demonstrations():
     same = NOISY_ENGLISH.examples(50, 3, "test")
-    assert [e.content_hash for e in same] == [e.content_hash for e in ENGLISH.examples(50, 3, "test")]
+    assert [e.content_hash for e in same] == [
+        e.content_hash for e in ENGLISH.examples(50, 3, "test")
+    ]
     clean = ENGLISH.demonstrations(50, 0)
     noisy = NOISY_ENGLISH.demonstrations(50, 0)
     assert [row["prompt"] for row in clean] == [row["prompt"] for row in noisy]
