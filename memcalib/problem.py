@@ -37,6 +37,7 @@ from pydantic import (
     model_validator,
 )
 
+from .io.extras import needs
 from .io.parts import find_part, part_names
 from memcalib.io.records import (
     DataError,
@@ -368,10 +369,12 @@ SHIPPED = {"starter": "starter/records.jsonl", "samples": "samples.jsonl"}
 SUBSETS = ("core", "conversations", "agentic", "long", "sensitive")  # of the starter set
 PUBLISHED = "ZiLaotou/MemCalib"  # hub id of the authors' benchmark, which is loaded and never kept
 PUBLISHED_LICENCE = (
-    f"published: the authors' data from the hub ({PUBLISHED}). Code of theirs is "
-    "public; for the records no licence is known to us, the health questions come "
-    "from sources whose licence is unknown, and the authors' working repository says "
-    "that they are not cleared for redistribution. Nothing of them is kept here."
+    f"published: the authors' data from the hub ({PUBLISHED}). A survey of memory benchmarks "
+    "that read the hub's metadata on 10 October 2026 gives CC BY-SA 4.0 for the records and "
+    "Apache-2.0 for the authors' code; we have not read the hub ourselves. The health questions "
+    "come from sources whose licence is unknown, and an earlier working repository of the authors "
+    "said that they were not cleared for redistribution. Nothing of them is kept here: they are "
+    "loaded from where you have them."
 )
 SourceT = TypeVar("SourceT")
 
@@ -1157,6 +1160,7 @@ def to_dataset(examples: Iterable[Example]) -> "Dataset":
     Blocks and atoms are columns of JSON, because rubrics are open mappings and no two records need
     to have the same keys.
     """
+    needs("datasets", "to_dataset")
     from datasets import Dataset, Features, Json, Value
 
     rows = [json.loads(example.to_json()) for example in examples]

@@ -24,9 +24,10 @@ from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, proxies_in
 from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
+from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
-from ..metrics import METRICS
+from ..metrics import metric_table
 from ..problem import PROMPT_TEMPLATES
 from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
 from ..report.run_data import read_object
@@ -158,7 +159,7 @@ class TrainRun:
         hashes = {}
         for setting in ("prompt_template", "teacher_prompt_template"):
             template = getattr(self.config, setting, "")
-            if template in PROMPT_TEMPLATES:
+            if template in PROMPT_TEMPLATES or template in part_names("prompt template"):
                 hashes[setting] = wording_hash(template)
         return hashes
 
@@ -166,7 +167,7 @@ class TrainRun:
     def _judge_path(self) -> str | None:
         """The path of a judge of one's own; two of them may have one name."""
         judge = self.recipe.judge
-        return judge if isinstance(judge, str) and ":" in judge else None
+        return judge if isinstance(judge, str) and not is_added_judge(judge) else None
 
     @property
     def judge_versions(self) -> list[dict[str, Any]]:
@@ -336,6 +337,11 @@ class TrainRun:
         }
         judge = judge_facts(self.recipe, self.judge)
         sessions = self._sessions()
+        facts = {}
+        if self.method != "sft":
+            from memcalib.credit.sentences import splitter_version
+
+            facts["sentences_cut_by"] = splitter_version()
         self.run_folder.write_manifest(
             ["steps.jsonl"],
             {"train": self.config.seed},
@@ -349,6 +355,7 @@ class TrainRun:
             notes=self._judge_notes(),
             command=self.command,
             cost=self._cost(sessions),
+            **facts,
         )
 
     def _has_policy(self) -> bool:
@@ -437,7 +444,7 @@ class TrainRun:
         title = f"{head}, {len(self.examples.validation)} validation examples{self._overlong()}"
         best_step = _best_step(self.folder)
         table = _metrics_table(self._shown_rows(validated, best_step))
-        lines = [title, table, _READING, policy]
+        lines = [title, table, _reading(), policy]
         if best_step is not None:
             lines.append(f"Best on validation, after step {best_step}: {self.folder / 'best'}")
         elif getattr(self.config, "keep_best", False):
@@ -677,10 +684,14 @@ def _unreadable(policy: Path) -> str | None:
     return None
 
 # %% ../../nbs/commands/03_train.ipynb #2f3d6e16
-_READING = (
-    "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in "
-    "percent; unscored: answers in none of these"
-)
+def _reading() -> str:
+    """How the metrics of the table are read, in one line."""
+    higher = [name for name, metric in metric_table().items() if metric.higher_is_better]
+    lower = [name for name, metric in metric_table().items() if not metric.higher_is_better]
+    return (
+        f"{' and '.join(higher)}: the higher the better; {', '.join(lower[:-1])} and {lower[-1]}: "
+        "the lower the better; all in percent; unscored: answers in none of these"
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -694,7 +705,7 @@ def _metrics_table(rows: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, row in rows.items():
         line = {"": name, "step": row["step"]}
-        for metric in (*METRICS, "unscored"):
+        for metric in (*metric_table(), "unscored"):
             line[metric] = row.get(f"valid_{metric}")
         lines.append(line)
     return pd.DataFrame(lines).round(2).to_string(index=False)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..io.records import DataError, Violation, iter_rows, write_whole
 from ..io.runs import file_hash
-from ..metrics import METRICS, score
+from ..metrics import METRICS, metrics_among, score
 from ..problem import Judgment
 from .evaluation_report import judge_corrected
 from .run_data import Run, load_run, other_name, source_names
@@ -38,7 +38,7 @@ def _rounded(value: float) -> float | None:
 def _metric_values(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Each metric of a row of a score table: value, interval, spread."""
     metrics = {}
-    for metric in METRICS:
+    for metric in metrics_among(row):
         metrics[metric] = {
             "value": _rounded(row[metric]),
             "low": _rounded(row[f"{metric}_low"]),
@@ -260,7 +260,7 @@ def compare_results(
     rows: Sequence[Mapping[str, Any]], any_judge: bool = False, any_data: bool = False
 ) -> "pd.DataFrame":
     """Each metric of each row with its interval, and its difference from the first row's with a 95
-    % interval for independent samples.
+    % interval for independent samples. A metric that a row does not have is missing there.
 
     Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`),
     or other data (unless `any_data`).
@@ -270,12 +270,14 @@ def compare_results(
     if len(rows) < 2:
         raise ValueError(f"found {len(rows)} result to compare; allowed: two or more")
     base, *others = rows
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    missing = dict.fromkeys(("value", "low", "high"))
     for row in others:
         _check_same(base, row, any_judge, any_data)
     table_rows = []
     for row in rows:
-        for metric in METRICS:
-            value = row["metrics"][metric]
+        for metric in names:
+            value = row["metrics"].get(metric, missing)
             table_row = {
                 "model": row["model"],
                 "metric": metric,
@@ -284,7 +286,7 @@ def compare_results(
                 "value_high": value["high"],
             }
             if row is not base:
-                table_row.update(_difference(base["metrics"][metric], value))
+                table_row.update(_difference(base["metrics"].get(metric, missing), value))
             table_row["judge"] = row["judge"]["name"]
             table_row["questions"] = row["data"]["questions"]
             table_rows.append(table_row)

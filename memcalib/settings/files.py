@@ -587,9 +587,10 @@ class Bar:
         self.task = self.bar.add_task("", total=total)
 
     def __enter__(self) -> "Bar":
-        from datasets import disable_progress_bars
+        if find_spec("datasets"):  # with the extras `data` and `train` only
+            from datasets import disable_progress_bars
 
-        disable_progress_bars()
+            disable_progress_bars()
         if find_spec("transformers"):  # with the extra `train` only
             from transformers.utils.logging import disable_progress_bar
 

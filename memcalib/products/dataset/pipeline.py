@@ -294,7 +294,7 @@ class Pipeline:
 
     def draw(self, pool: Sequence[StartT]) -> list[StartT]:
         """The rows of a full build."""
-        return choose_rows(pool, self.build.rows, self.build.seed)
+        return choose_rows(pool, self.build.rows, self.build.seed, self.build.domains)
 
     def first_draft(self, row: StartT) -> Draft:
         """The draft with which a row enters the stages."""

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..shared.dropped import Dropped, clean_text
+from ...io.extras import needs
 from memcalib.io.records import (
     DataError,
     Record,
@@ -730,6 +731,7 @@ def hub_arguments(source: Source) -> dict[str, Any]:
 
 
 def _hub_lines(source: Source) -> NumberedRecords:
+    needs("datasets", f"reading {source.hub}")
     from datasets import load_dataset
 
     try:
