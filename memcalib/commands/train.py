@@ -39,6 +39,7 @@ from memcalib.trainer.recipe import (
     method_config,
     read_splits,
     run_judge,
+    run_rewriter,
     teaching_rows,
 )
 
@@ -92,6 +93,7 @@ class TrainRun:
         self.examples = read_splits(recipe)
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
+        self.rewriter = run_rewriter(recipe, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
         defaults = {
             "config": type(self.config)().model_dump(mode="json"),
@@ -203,6 +205,7 @@ class TrainRun:
             validation=self.examples.validation,
             on_step=self._progress(bar),
             resume=self.resume,
+            rewriter=self.rewriter,
         )
         if trainer.stopped:
             advice = trainer.rescue("with wider limits of drift or without stop_on_drift")
