@@ -281,7 +281,7 @@ def ablation_pairs(
             pairs.atoms.append(atoms)
     texts = prompts_without(encode, list(removed.values()), rewrite)
     prompts = dict(zip(removed, texts, strict=True))
-    pairs.prompts += [prompts[key] for key in keys]
+    pairs.prompts.extend(prompts[key] for key in keys)
     return pairs
 
 # %% ../nbs/05_localization.ipynb #1edd8e6b
