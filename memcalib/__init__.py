@@ -16,7 +16,7 @@ _MODULES = {
     "inference.endpoint": ("Endpoint",),
     "inference.rollout": ("Sampling",),
     "judge": ("Judge", "JudgeConfig", "LLMJudge"),
-    "metrics": ("controls", "readable", "score"),
+    "metrics": ("Metric", "add_metric", "controls", "readable", "score"),
     "evaluation.run": ("evaluate",),
     "rules.base": ("CreditConfig", "CreditRule"),
     "credit.token_credit": ("TokenCredit",),
@@ -41,9 +41,11 @@ __all__ = [
     "Judgment",
     "LLMJudge",
     "Level",
+    "Metric",
     "Rollout",
     "Sampling",
     "TokenCredit",
+    "add_metric",
     "controls",
     "evaluate",
     "judgment_for",
@@ -62,7 +64,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
     from memcalib.inference.rollout import Sampling
     from memcalib.judge import Judge, JudgeConfig, LLMJudge
     from memcalib.rules.base import CreditConfig, CreditRule
-    from memcalib.metrics import controls, readable, score
+    from memcalib.metrics import Metric, add_metric, controls, readable, score
     from memcalib.problem import (
         Atom,
         Block,

@@ -70,6 +70,7 @@ from memcalib.problem import (
     check_judgment,
     judge_all,
     judgment_for,
+    level_faults,
     text_hash,
 )
 from .scoring.quotes import grounded, locate
@@ -964,6 +965,10 @@ def _check_stored(row: Judgment, out: str | Path, judge_name: str, answers: _Ans
     version = answers.versions.get(row.example_id)
     if row.example_hash and row.example_hash != version:
         raise _refusal(out, row, "example_hash", row.example_hash, f"{version}, {elsewhere}")
+    example = answers.examples.get(row.example_id)
+    for fault in level_faults(example.levels, row) if example and row.atoms else ():
+        allowed = f"{fault.allowed}, as the example has it, {elsewhere}"
+        raise _refusal(out, row, fault.rule, fault.found, allowed)
     answer_hash = answers.response_hashes.get(_answer_key(row))
     if answer_hash is None:
         allowed = f"an answer of the rollouts given, {elsewhere}"

@@ -9,8 +9,9 @@ __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain'
            'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
            'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment',
-           'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples',
-           'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
+           'level_faults', 'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation',
+           'validate_examples', 'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise',
+           'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -724,17 +725,20 @@ def check_judgment(example: Example, judgment: Judgment) -> Judgment:
 
     Raises `DataError` with every difference.
     """
-    violations = list(_judgment_faults(example, judgment))
+    violations = []
+    if judgment.example_id != example.id:
+        allowed = f"{example.id!r}, the example that was asked about"
+        violations.append(Violation("example_id", short_repr(judgment.example_id), allowed))
+    violations += level_faults(example.levels, judgment)
     if violations:
         raise DataError([replace(violation, example_id=example.id) for violation in violations])
     return judgment
 
 
-def _judgment_faults(example: Example, judgment: Judgment) -> Iterator[Violation]:
-    if judgment.example_id != example.id:
-        allowed = f"{example.id!r}, the example that was asked about"
-        yield Violation("example_id", short_repr(judgment.example_id), allowed)
-    ideal_levels = example.levels
+def level_faults(ideal_levels: Mapping[str, Level], judgment: Judgment) -> Iterator[Violation]:
+    """Where the atoms of a judgment and their ideal levels are not those of its example, which are
+    given by atom id.
+    """
     judged_levels = {atom.atom_id: atom.ideal for atom in judgment.atoms}
     any_atom = f"an atom of the example: {', '.join(ideal_levels)}"
     for atom_id in judged_levels:

@@ -10,6 +10,7 @@ __all__ = ['LEAST_QUESTIONS', 'AnswerKey', 'PredictionPowered', 'prediction_powe
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -354,13 +355,14 @@ class AnswerAtoms(NamedTuple):
 
 
 class LabelTotals(NamedTuple):
-    """An answer by its labels: over-use and under-use totals, and the probability with which it was
-    drawn.
+    """An answer by its labels: over-use and under-use totals, the probability with which it was
+    drawn, and how many atoms are in each of the nine `CHANNELS`.
     """
 
     over: int
     under: int
     probability: float
+    counts: tuple[int, ...]
 
 
 def totals_by_label(
@@ -392,11 +394,15 @@ def totals_by_label(
     for key in labels.labelled_answers:
         ideal = answers[key].ideal
         differences = [row.level - ideal[row.atom_id] for row in by_answer[key]]
+        cells = Counter((ideal[row.atom_id], row.level) for row in by_answer[key])
         share_labelled = labelled[key[1:3]] / drawn[key[1:3]]
         totals[key] = LabelTotals(
             over=sum(max(difference, 0) for difference in differences),
             under=sum(max(-difference, 0) for difference in differences),
             probability=by_answer[key][0].probability * share_labelled,
+            counts=tuple(
+                cells[ideal_level, actual] for ideal_level, actual in product(Level, Level)
+            ),
         )
     return totals
 

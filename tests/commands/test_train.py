@@ -681,7 +681,7 @@ def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
 
 def test_the_exact_judge_needs_its_own_world(tmp_path, file_recipe):
     data = str(write_jsonl(tmp_path / "nine.jsonl", sample_records()))
-    recipe = Recipe.model_validate({**file_recipe, "judge": "exact", "data": {"train": data}})
+    recipe = Recipe.model_validate({**file_recipe, "judge": "micro-exact", "data": {"train": data}})
     with pytest.raises(ValueError, match="marker"):
         TrainRun(recipe, "grpo", tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -793,7 +793,7 @@ def fine_tuning(tmp_path, validation, **parts) -> dict:
     return {
         "start": {"model": "cold-short"},
         "data": data,
-        "judge": "exact",
+        "judge": "micro-exact",
         "train": {"prompt_template": "micro", "eval_text": "concat", "max_tokens": 12},
         "demonstrations": str(file),
         "sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1},

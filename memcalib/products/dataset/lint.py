@@ -281,10 +281,15 @@ LINTS: dict[str, Lint] = {}
 
 def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable:
     """Enter a function in `LINTS` under its own name; its docstring says what the check looks
-    for.
+    for. Raises `ValueError` for a name that another check has.
     """
 
     def enter(find: Callable) -> Callable:
+        if find.__name__ in LINTS:
+            raise ValueError(
+                f"check {find.__name__!r}: found a second one of this name, in "
+                f"{find.__module__}; allowed: a name beside {', '.join(LINTS)}"
+            )
         description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
         LINTS[find.__name__] = Lint(find.__name__, description, severity, find, scope)
         return find
