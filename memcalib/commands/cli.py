@@ -20,11 +20,12 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -173,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     if os.environ.get("MEMCALIB_DEBUG") == "1":
         copy_context().run(app, arguments)
     try:
-        with termination_interrupts():
+        with termination_interrupts(), _printable_output():
             # what an option allows holds for this command alone
             code = copy_context().run(app, arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -192,6 +193,35 @@ def main(arguments: list[str] | None = None) -> None:
     if code == 130:
         stop("interrupted" + _resume_hint(arguments), 130)
     raise SystemExit(code or 0)
+
+
+class _Printable:
+    """Standard output, in which control characters of data are written out: a record may hold what
+    would move the cursor or set the title of a terminal.
+    """
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        from memcalib.io.records import printable
+
+        self.stream.write(printable(text, keep="\n\t"))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def _printable_output() -> Iterator[None]:
+    """Within it nothing that is printed holds a control character."""
+    stream = sys.stdout
+    sys.stdout = _Printable(stream)
+    try:
+        yield
+    finally:
+        sys.stdout = stream
 
 
 def _ended_by_others(end: SystemExit) -> RuntimeError:
@@ -655,7 +685,9 @@ def show(
     else:
         from rich.console import Console
 
-        Console(highlight=False, force_jupyter=False).print(example)
+        # what an example shows is clean of control characters; the colours are those of rich
+        terminal = getattr(sys.stdout, "stream", None)
+        Console(highlight=False, force_jupyter=False, file=terminal).print(example)
 
 # %% ../../nbs/commands/09_cli.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
@@ -1097,6 +1129,7 @@ def label(
         is_audit,
         labels_text,
         run_budget,
+        unfinished_line,
     )
     from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
@@ -1113,11 +1146,12 @@ def label(
         elif sheet is not None and out.is_file() and is_audit(out):
             print(audit_text(audit_from_sheet(run, out, sheet, labeller)))
         elif answers is not None:
+            unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
+            carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
             sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
-            print(
-                f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: "
-                f"{sheet_to_fill}"
-            )
+            print(f"{out}: {carried_on} with seed {seed}; the sheet to fill in: {sheet_to_fill}")
+            if unfinished_message:
+                print(unfinished_message, file=sys.stderr)
         elif sheet is not None:
             print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
         elif judge is not None:

@@ -850,6 +850,14 @@ _QUIET_FAILURES = 2  # of a call, that are not logged
 _SILENT_WAIT = 10.0  # seconds; a longer wait is said, with its end
 
 
+def _is_stored_reply(stored: dict[str, Any]) -> bool:
+    """Whether a row of the cache is a reply in all its parts, whoever wrote it."""
+    usage = stored.get("usage")
+    texts = (stored.get("text"), stored.get("finish_reason"), stored.get("answered_by", ""))
+    has_texts = all(isinstance(text, str) for text in texts)
+    return has_texts and isinstance(usage, dict) and all(map(_is_count, usage.values()))
+
+
 class Client:
     """Asks one endpoint, within its limits; write `async with client:` around the calls. What it
     learned and counted outlives each such block.
@@ -922,7 +930,7 @@ class Client:
         """The reply to this call if the cache has it. Sends nothing and needs no key."""
         if self.cache is None or not self.cache.path.exists():
             return None
-        stored = self.cache.get(self.key(messages, **call))
+        stored = self.cache.get(self.key(messages, **call), _is_stored_reply)
         return self._cached_reply(stored) if stored else None
 
     def key(
@@ -956,7 +964,7 @@ class Client:
         """The stored reply; where there is none, one caller of all processes asks for it and stores
         it.
         """
-        stored = self.cache.get(key)
+        stored = self.cache.get(key, _is_stored_reply)
         pause = 0.02
         start = time.monotonic()
         while not stored and not self.cache.claim(key):
@@ -964,7 +972,7 @@ class Client:
             pause = min(1.0, 1.5 * pause)
             if time.monotonic() - start > _SILENT_WAIT:
                 self._say_who_asks(key)
-            stored = self.cache.get(key)
+            stored = self.cache.get(key, _is_stored_reply)
         if stored:
             reply = self._cached_reply(stored)
             self.totals.count(reply)

@@ -604,10 +604,11 @@ def load_start(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from memcalib.inference.local import check_hashes, load_tokenizer
+    from memcalib.inference.local import check_hashes, check_no_hub_code, load_tokenizer
 
     path = weights_path(start.model)
     options = {"revision": start.revision, "trust_remote_code": False}
+    check_no_hub_code(path, start.revision)
     tokenizer = load_tokenizer(path, start.revision)
     check_hashes(path)
     dtype = start.dtype
