@@ -46,7 +46,8 @@ from memcalib.settings.judges import (
 )
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
-from ..inference.rewriting import LLMRewriter, Rewriter
+from ..inference.rewriting import Rewriter
+from ..inference.llm_rewriting import LLMRewriter
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.parts import find_part, part_names
