@@ -289,14 +289,19 @@ class Thresholds:
             start = config.sentence_start
             self.quantile = config.sentence_quantile
             self.minimum = config.sentence_minimum
-            self.floor = config.sentence_gate
+            self.floor = config.sentence_floor
         else:
             start = config.threshold_start
             self.quantile = config.threshold_quantile
             self.minimum = config.threshold_minimum
-            self.floor = config.gate
+            self.floor = config.threshold_floor
         self.decay = config.threshold_decay
-        self.value = torch.full((9,), float(start), dtype=torch.float64)
+        self.start = float(start)
+        self.value = torch.full((9,), self.start, dtype=torch.float64)
+        # since this object was made: batches, those of a channel with enough scores, largest pool
+        self.batches = 0
+        self.pooled = 0
+        self.largest_pool = 0
         self.sentence: Thresholds | None = None
         if config.granularity == "sentence" and not of_sentences:
             self.sentence = Thresholds(config, of_sentences=True)
@@ -308,11 +313,36 @@ class Thresholds:
         channel = channel.cpu()
         if not scores.isfinite().all():
             raise ValueError("scores hold NaN or infinity, must be finite")
+        self.batches += 1
         for h in range(9):
             pool = scores[channel == h].numpy()
+            self.largest_pool = max(self.largest_pool, len(pool))
             if len(pool) >= self.minimum:
+                self.pooled += 1
                 candidate = max(self.floor, float(np.quantile(pool, self.quantile)))
                 self.value[h] = self.decay * self.value[h] + (1 - self.decay) * candidate
+
+    @property
+    def acted(self) -> bool:
+        "Whether any threshold has left the value that it started with."
+        return bool((self.value != self.start).any())
+
+    def idle_text(self) -> str:
+        """Why thresholds that never acted did not, as one sentence; empty for those that did, and
+        before the first batch."""
+        if self.acted or not self.batches:
+            return ""
+        if not self.pooled:
+            why = (
+                f"no channel had {self.minimum} scores in a batch, the largest pool had "
+                f"{self.largest_pool}"
+            )
+        else:
+            why = (
+                f"in all {self.pooled} batches of a channel with {self.minimum} scores or more, the "
+                f"quantile {self.quantile:g} of the scores lay at or below the floor {self.floor:g}"
+            )
+        return f"in {self.batches} batches every channel's stayed at {self.start:g}: {why}"
 
     def state_dict(self) -> dict[str, list[float]]:
         "What a checkpoint must keep."

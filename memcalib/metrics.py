@@ -9,16 +9,16 @@ __all__ = ['LevelCounts', 'GAPS', 'Combination', 'CALIBRATION', 'METRICS', 'SEVE
            'metrics_among', 'calibration_metrics', 'binned', 'response_frame', 'level_counts', 'summary', 'metrics_of',
            'answer_scores', 'bootstrap_means', 'interval', 'exact_bounds', 'percent_ranges', 'fold_by_question',
            'question_interval', 'few_questions', 'summarise', 'with_labels', 'score', 'prediction_powered_table',
-           'readable', 'constant_policy', 'controls', 'load_judgments']
+           'readable', 'constant_policy', 'controls', 'VersionLevels', 'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
@@ -36,7 +36,7 @@ from memcalib.scoring.target_labels import (
 )
 from .io.jsonl import rows_so_far
 from .io.parts import add_part, find_part, part_names
-from .problem import CHANNELS, Judgment, Level
+from .problem import CHANNELS, Example, Judgment, Level, level_faults
 from .io.records import DataError, Violation, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
@@ -1109,9 +1109,44 @@ def controls(judgments: Sequence[Judgment], **options) -> "pd.DataFrame":
     return score(pd.concat(frames, ignore_index=True), **options)
 
 # %% ../nbs/03_metrics.ipynb #5f5e8c35
-def load_judgments(path: str | Path) -> list[Judgment]:
-    """All whole judgments of a file; raises `DataError` naming file, line, id, value
-    found and values allowed."""
+class VersionLevels(NamedTuple):
+    """The hash of an example's content, and its ideal levels by atom id."""
+
+    version: str
+    levels: Mapping[str, Level]
+
+
+def _levels_beside(path: Path) -> dict[str, VersionLevels]:
+    """Version and ideal levels of the examples of a run folder, by id."""
+    examples = rows_so_far(path.with_name("examples.jsonl"), Example)
+    return {example.id: VersionLevels(example.content_hash, example.levels) for example in examples}
+
+
+def _check_ideal_levels(
+    judgment: Judgment, of_examples: Mapping[str, VersionLevels], path: str | Path
+) -> None:
+    """Raises `DataError` for a judgment whose atoms or ideal levels are not those of its example,
+    where that is known in the version that was judged.
+    """
+    known = of_examples.get(judgment.example_id)
+    if known is None or judgment.example_hash not in ("", known.version) or not judgment.atoms:
+        return
+    faults = list(level_faults(known.levels, judgment))
+    if faults:
+        place = {"example_id": judgment.example_id, "file": str(path)}
+        raise DataError([replace(fault, **place) for fault in faults])
+
+
+def load_judgments(
+    path: str | Path, of_examples: Mapping[str, VersionLevels] | None = None
+) -> list[Judgment]:
+    """All whole judgments of a file, held against the ideal levels of their examples.
+
+    `of_examples` has these by id; without it they are those of examples.jsonl in the same folder,
+    if there is one. Raises `DataError` naming file, line, id, value found and values allowed.
+    """
+    if of_examples is None:
+        of_examples = _levels_beside(Path(path))
     judgments = []
     row_numbers = {}
     for number, judgment in enumerate(rows_so_far(path, Judgment), 1):
@@ -1124,6 +1159,7 @@ def load_judgments(path: str | Path) -> list[Judgment]:
                 file=str(path),
             )
             raise DataError([violation])
+        _check_ideal_levels(judgment, of_examples, path)
         row_numbers[judgment.key] = number
         judgments.append(judgment)
     if not judgments:

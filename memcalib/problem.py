@@ -8,9 +8,9 @@ __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain'
            'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example',
            'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
-           'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment', 'judge_all',
-           'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples', 'iter_examples',
-           'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
+           'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment', 'level_faults',
+           'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples',
+           'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -367,10 +367,12 @@ SHIPPED = {"starter": "starter/records.jsonl", "samples": "samples.jsonl"}
 SUBSETS = ("core", "conversations", "agentic", "long", "sensitive")  # of the starter set
 PUBLISHED = "ZiLaotou/MemCalib"  # hub id of the authors' benchmark, which is loaded and never kept
 PUBLISHED_LICENCE = (
-    f"published: the authors' data from the hub ({PUBLISHED}). Code of theirs is "
-    "public; for the records no licence is known to us, the health questions come "
-    "from sources whose licence is unknown, and the authors' working repository says "
-    "that they are not cleared for redistribution. Nothing of them is kept here."
+    f"published: the authors' data from the hub ({PUBLISHED}). A survey of memory benchmarks "
+    "that read the hub's metadata on 10 October 2026 gives CC BY-SA 4.0 for the records and "
+    "Apache-2.0 for the authors' code; we have not read the hub ourselves. The health questions "
+    "come from sources whose licence is unknown, and an earlier working repository of the authors "
+    "said that they were not cleared for redistribution. Nothing of them is kept here: they are "
+    "loaded from where you have them."
 )
 SourceT = TypeVar("SourceT")
 
@@ -696,17 +698,20 @@ def check_judgment(example: Example, judgment: Judgment) -> Judgment:
 
     Raises `DataError` with every difference.
     """
-    violations = list(_judgment_faults(example, judgment))
+    violations = []
+    if judgment.example_id != example.id:
+        allowed = f"{example.id!r}, the example that was asked about"
+        violations.append(Violation("example_id", short_repr(judgment.example_id), allowed))
+    violations += level_faults(example.levels, judgment)
     if violations:
         raise DataError([replace(violation, example_id=example.id) for violation in violations])
     return judgment
 
 
-def _judgment_faults(example: Example, judgment: Judgment) -> Iterator[Violation]:
-    if judgment.example_id != example.id:
-        allowed = f"{example.id!r}, the example that was asked about"
-        yield Violation("example_id", short_repr(judgment.example_id), allowed)
-    ideal_levels = example.levels
+def level_faults(ideal_levels: Mapping[str, Level], judgment: Judgment) -> Iterator[Violation]:
+    """Where the atoms of a judgment and their ideal levels are not those of its example, which are
+    given by atom id.
+    """
     judged_levels = {atom.atom_id: atom.ideal for atom in judgment.atoms}
     any_atom = f"an atom of the example: {', '.join(ideal_levels)}"
     for atom_id in judged_levels:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
-           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'question_means', 'compare', 'sign_flip_p',
-           'holm', 'with_holm', 'score_text']
+           'by_source', 'change_marks', 'distractor_kind', 'atom_frame', 'atom_table', 'question_means', 'compare',
+           'sign_flip_p', 'holm', 'with_holm', 'score_text']
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #ffb42da4
 import json
@@ -132,6 +132,23 @@ def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     for source, group in groups.items():
         named_groups[" · ".join(source[column] or "-" for column in naming_columns)] = group
     return named_groups
+
+# %% ../../nbs/evaluation/01_breakdown.ipynb #6d3f0a12
+def change_marks(change: "pd.Series", unchanged: float = 0.0) -> "pd.Series":
+    """Of each row of a change in percent of the channels: favourable, unfavourable, or unchanged
+    where it is not larger than `unchanged`; missing stays missing (tab:test-channel-results)."""
+    import pandas as pd
+
+    marks = {}
+    for name, value in change.items():
+        is_correct = name.endswith("+") or name == "macro accuracy"
+        if value != value:
+            marks[name] = None
+        elif abs(value) <= unchanged:
+            marks[name] = "unchanged"
+        else:
+            marks[name] = "favourable" if (value > 0) == is_correct else "unfavourable"
+    return pd.Series(marks, name="direction", dtype=object)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #5670d8da
 KINDS: dict[str, str] = {

@@ -70,6 +70,7 @@ from memcalib.report.run_data import (
     exam_in_reports,
     filled,
     load_run,
+    other_model_lines,
     source_names,
     usage_frame,
 )
@@ -1235,6 +1236,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines += quality_lines(run.responses)
     lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)
+    lines += other_model_lines(run)
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
     lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)

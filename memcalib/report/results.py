@@ -7,6 +7,7 @@ __all__ = ['RESULT_SCHEMA', 'result_rows', 'write_results', 'read_results', 'com
 
 # %% ../../nbs/report/10_results.ipynb #8399e6c8
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..io.runs import file_hash
 from ..metrics import METRICS, metrics_among, score
 from ..problem import Judgment
 from .evaluation_report import judge_corrected
-from .run_data import Run, load_run, source_names
+from .run_data import Run, load_run, other_name, source_names
 
 # %% ../../nbs/report/10_results.ipynb #2ad8fc7a
 if TYPE_CHECKING:
@@ -97,7 +98,17 @@ def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
 def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[str, Any]:
     """The judge by name, with its settings and its exam."""
     settings = next((judgment.settings for judgment in judgments if judgment.settings), {})
-    return {"name": judge, "settings": settings, "exam": _exam_facts(run, judge)}
+    return {
+        "name": judge,
+        "settings": settings,
+        "exam": _exam_facts(run, judge),
+        "answered_by": _other_names(map(other_name, judgments)),
+    }
+
+
+def _other_names(names: Iterable[str]) -> dict[str, int]:
+    """How often each other model answered, as the servers say."""
+    return dict(Counter(filter(None, names)))
 
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
@@ -124,9 +135,15 @@ def result_rows(run: Run) -> list[dict[str, Any]]:
                 judgments.append(judgment)
         own_estimates = estimates[estimates["method"] == name] if len(estimates) else estimates
         own_corrected = corrected[corrected["method"] == name] if len(corrected) else corrected
+        answers = run.answers
+        names = []
+        if answers is not None:
+            is_own = (answers["model"] == row["model"]) & (answers["condition"] == row["condition"])
+            names = answers.loc[is_own, "answered_by"]
         result = {
             "schema": RESULT_SCHEMA,
             "model": row["model"],
+            "answered_by": _other_names(names),
             "memory": row["condition"],
             "judge": _judge_facts(run, row["judge"], judgments),
             "data": {

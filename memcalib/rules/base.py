@@ -302,7 +302,7 @@ def _known_mode(mode: str) -> str:
 
 
 class CreditSettings(FrozenSettings):
-    """The settings of credit assignment, the paper's by default: each is right by itself, not
+    """The settings of credit assignment, the paper's by default where it gives a value: each is right by itself, not
     yet all of them together. `TrainSettings` (trainer/train_config.py) has them too."""
 
     # how much is moved
@@ -325,8 +325,10 @@ class CreditSettings(FrozenSettings):
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False  # AC- counts as AB-
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
-    threshold_start: Nats = 0.02  # before the first batch; they move to values of at least `gate`
-    sentence_start: Nats = 0.01  # the same for sentence means, and `sentence_gate`
+    threshold_start: Nats = 0.02  # before the first batch
+    threshold_floor: Nats = 0.02  # the smallest value that they move to
+    sentence_start: Nats = 0.01  # the same two for the thresholds of sentence means
+    sentence_floor: Nats = 0.01
     threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: Share = 0.70
     threshold_decay: Share = 0.9  # share of the old threshold that stays
@@ -346,7 +348,7 @@ class CreditSettings(FrozenSettings):
 
 
 class CreditConfig(CreditSettings):
-    """Credit assignment: the paper's settings by default. `ValueError` names a field
+    """Credit assignment: the paper's settings by default where it gives one. `ValueError` names a field
     and the value that is not allowed."""
 
     # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of

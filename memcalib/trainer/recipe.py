@@ -571,17 +571,18 @@ def load_start(
     adapter to be trained (`lora`) says otherwise.
 
     Raises `OSError` where there is no such model or adapter,
-    `ValueError` for a tokenizer without chat template or end token.
+    `ValueError` for a tokenizer that cannot write prompts or end answers, and for weights that do
+    not match their hashes (`check_tokenizer`, `check_hashes`).
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
+
+    from memcalib.inference.local import check_hashes, load_tokenizer
 
     path = weights_path(start.model)
     options = {"revision": start.revision, "trust_remote_code": False}
-    with _loading(f"model {start.model!r}"):
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    _check_tokenizer(tokenizer, start.model)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer = load_tokenizer(path, start.revision)
+    check_hashes(path)
     dtype = start.dtype
     if dtype == "auto":
         dtype = "bfloat16" if lora and torch.accelerator.is_available() else "float32"
@@ -594,16 +595,6 @@ def load_start(
         with _loading(f"adapter {start.adapter!r}"):
             model = merge_adapter(model, start.adapter)
     return model, tokenizer
-
-
-def _check_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: str) -> None:
-    """Raises `ValueError` for a tokenizer without chat template or end token."""
-    needs = {"chat template": tokenizer.chat_template, "end token": tokenizer.eos_token_id}
-    for name, value in needs.items():
-        if value is None:
-            raise ValueError(
-                f"{model}: its tokenizer has no {name}; allowed are models made for chat"
-            )
 
 # %% ../../nbs/trainer/11_recipe.ipynb #a23102e6
 def asks_judge(method: str, config: MethodConfig, validation: int) -> bool:

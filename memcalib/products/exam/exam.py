@@ -90,12 +90,12 @@ class KnownAnswer(Record):
     """One answer whose levels are known; a line of a file of known answers.
 
     `language` is that of the answer where it is not its record's. An answer of the kind `pair` is
-    one of a minimal pair.
+    one of a minimal pair, one of the kind `real` was written by a model from a prompt alone.
     """
 
     answer_id: Name
     example_id: Name
-    kind: Literal["calibrated", "over", "under", "mixed", "adversarial", "pair"]
+    kind: Literal["calibrated", "over", "under", "mixed", "adversarial", "pair", "real"]
     trick: str | None = None
     language: Name | None = None
     response: Name

@@ -42,6 +42,7 @@ from memcalib.report.comparison import (
     check_sides,
     read_sides,
 )
+from ...report.run_data import other_model_lines
 from ...report.tables import markdown_cell
 
 # %% ../../../nbs/products/memory_logs/10_gate.ipynb #cd4bf7ef
@@ -523,7 +524,10 @@ def run_gate(
     side = _one_side(run, settings.side)
     answers = PairedAnswers([], [], side.judgments, [])
     if baseline is not None:
-        answers = _paired(_one_side(baseline, settings.side), side, settings)
+        other_side = _one_side(baseline, settings.side)
+        answers = _paired(other_side, side, settings)
+        answers.notes += [f"{baseline}: {line}" for line in other_model_lines(other_side.run)]
+    answers.notes += other_model_lines(side.run)
     after_frame = _responses(answers.own, "after")
     if not after_frame["scored"].any():
         raise ValueError(f"{run}: found no scored answer; allowed: at least one")

@@ -13,10 +13,11 @@ from builder_server import Builder, endpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.products.memory_logs import consent as d
+from memcalib.products.dataset import consent as d
 from memcalib.products.memory_logs import exports as me
-from memcalib.products.memory_logs import examples as ml
-from memcalib.products.memory_logs import redaction as r
+from memcalib.products.dataset import memory_drafts as ml
+from memcalib.products.memory_logs.admission import says_again
+from memcalib.products.shared import redaction as r
 from memcalib.products.dataset.writing import to_example
 from memcalib.construction import AnnotationReply
 from memcalib.products.shared.grounding import short_stems
@@ -1091,7 +1092,7 @@ def slow_says_again(later, earlier):
     * 2
 )
 def test_repetition_against_a_slow_definition(later, earlier):
-    assert ml.says_again(later, earlier) == slow_says_again(later, earlier)
+    assert says_again(later, earlier) == slow_says_again(later, earlier)
 
 
 @given(
@@ -1112,7 +1113,7 @@ def test_the_first_of_those_that_say_the_same_is_kept(texts):
     first_indices = ml.distinct_memories(texts)
     assert first_indices == sorted(first_indices) and (not texts or first_indices[0] == 0)
     assert all(
-        any(ml.says_again(texts[i], texts[j]) for j in first_indices) for i in range(len(texts))
+        any(says_again(texts[i], texts[j]) for j in first_indices) for i in range(len(texts))
     )
     assert ml.distinct_memories([texts[i] for i in first_indices]) == list(
         range(len(first_indices))
