@@ -786,7 +786,17 @@ SECOND = {
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("edit_name", SECOND)
+@pytest.mark.parametrize("edit_name", ["other atoms", "other levels"])
+def test_a_second_judge_of_other_atoms_or_levels_is_refused(tmp_path, edit_name):
+    play(tmp_path)
+    (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
+    change(tmp_path, SECOND[edit_name], "judgments2")
+    with pytest.raises(DataError, match="judgments2.jsonl: example"):
+        evaluation.write_evaluation_report(tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("edit_name", sorted(SECOND.keys() - {"other atoms", "other levels"}))
 def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, edit_name):
     play(tmp_path)
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
