@@ -6,9 +6,10 @@
 __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'WEBHOOK', 'HANDLE', 'CARD', 'IBAN', 'IP', 'PHONE', 'SAID_PHONE', 'KEY',
            'BEARER', 'RANDOM', 'PASSWORD', 'SAID_PASSWORD', 'CODE', 'Forms', 'RULES', 'EDITION', 'NEVER_LOOKED_FOR',
            'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'as_seen', 'Redaction',
-           'redact_row', 'is_decorator', 'scan_rule', 'is_card', 'is_account', 'nobodys_ip', 'is_phone', 'is_counted',
-           'national_phones', 'turns', 'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms',
-           'common_words', 'spelling', 'stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
+           'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card', 'is_account',
+           'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'turns', 'is_encoded', 'is_random', 'secret_kind',
+           'is_secret_value', 'name_forms', 'common_words', 'spelling', 'stems', 'name_rule', 'Redactor', 'own_rule',
+           'load_redactor']
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #28bd6000
 import base64
@@ -426,6 +427,80 @@ HANDLE = unless(
     is_decorator,
 )
 
+# %% ../../nbs/memory_logs/02_redaction.ipynb #5d3a10c2
+_YEAR = r"(?:1[6-9]|20|21)\d\d"
+_MONTH = r"(?:1[0-2]|0?[1-9])"
+_DAY = r"(?:3[01]|[12]\d|0?[1-9])"
+_SHORT_YEAR = rf"(?:{_YEAR}|\d\d)"
+_RANGE = r"(?: ?(?:-|/|to|until|till|bis|through|and) ?)"
+_OFFSET = rf"(?: ?(?:UTC|GMT)?[+-](?:0\d|1[0-4]):?[0-5]\d)?(?: {_YEAR}(?!\d))?"
+_CLOCK = rf"(?:2[0-4]|[01]?\d):[0-5]\d(?::[0-5]\d(?:[.,]\d{{1,9}})?)?{_OFFSET}"
+_FULL_DATE = "|".join(
+    [
+        rf"{_YEAR}{mark}{_MONTH}{mark}{_DAY}|{_DAY}{mark}{_DAY}{mark}{_SHORT_YEAR}"
+        for mark in ("-", "/", r"\.", r"\. ")
+    ]
+)
+_COMPACT_DATE = (
+    r"20\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:[ _-]?[0-2]\d[0-5]\d(?:[0-5]\d)?)?"
+)
+_MONTH_OF_YEAR = rf"{_YEAR}[-/.]{_MONTH}|{_MONTH}[-/.]{_YEAR}"
+_DATE_OR_TIME = rf"(?:{_FULL_DATE}|{_COMPACT_DATE}|{_CLOCK})"
+_DAYS_OF_MONTH = rf"{_DAY}\.(?:{_MONTH}\.)?"
+_CLEAR = re.compile(
+    rf"(?<!\d)(?<!\d[./-])(?:{_DAYS_OF_MONTH}{_RANGE})?{_DATE_OR_TIME}(?:(?:{_RANGE}| ){_DATE_OR_TIME})*(?![./-]?\d)"
+    rf"|(?<!\d){_CLOCK}(?!\d)"
+    rf"|(?<=\(){_YEAR}{_RANGE}{_SHORT_YEAR}(?=\))"
+    r"|(?<![\d.])[+-]?\d{1,3}\.\d{4,}[ ,;/]+[+-]?\d{1,3}\.\d{4,}(?![\d.])"  # a position
+)
+_CLOCK_WITH_DOT = r"(?:2[0-4]|[01]?\d)\.[0-5]\d"
+_HOUR_AND_MINUTE = r"(?:2[0-4]|[01]\d)[0-5][05]"
+_UNCLEAR = re.compile(
+    r"(?<![\d+])(?<!\d[ ./-])(?:"
+    + "|".join(
+        [
+            rf"{_YEAR}{_RANGE}{_SHORT_YEAR}",
+            rf"(?:{_MONTH_OF_YEAR}){_RANGE}(?:{_MONTH_OF_YEAR})",
+            rf"{_DAYS_OF_MONTH}{_RANGE}(?:{_FULL_DATE}|{_DAY}\.{_MONTH}\.)",
+            rf"{_DAY}/{_DAY}{_RANGE}{_DAY}/{_DAY}(?:/{_SHORT_YEAR})?",
+            rf"{_CLOCK_WITH_DOT}{_RANGE}{_CLOCK_WITH_DOT}",
+            rf"{_HOUR_AND_MINUTE}{_RANGE}{_HOUR_AND_MINUTE}",
+            rf"{_DAY} {_MONTH} {_YEAR}",
+            r"\d-\d(?: \d-\d)+",  # results of games
+            rf"[+-]?\d{{1,3}}[.,]\d{{1,2}}{_RANGE}[+-]?\d{{1,3}}[.,]\d{{1,2}}",
+            r"0 ?- ?\d+(?: \d{3})*",  # from nothing to so many
+        ]
+    )
+    + r")(?![ ./-]{0,3}\d)"
+    r"|(?<!\d)\+?\d{1,3}(?:[ .]\d{3})?(?:[ .]000){1,4}(?!\d)"  # thousands
+)
+
+
+_DIGIT = re.compile(r"\d").search
+
+
+def _blanked(text: str, *patterns: re.Pattern[str]) -> str:
+    """The text with a NUL for each character that one of these patterns finds."""
+    for pattern in patterns:
+        text = pattern.sub(lambda match: "\0" * len(match[0]), text)
+    return text
+
+
+def without_dates(text: str, only_clear: bool = False) -> str:
+    """The text with a NUL for each character of a date, a time, a range of them or a measurement
+    that looks like a telephone number; `only_clear` takes those that nothing else can be.
+    """
+    return _blanked(text, _CLEAR) if only_clear else _blanked(text, _CLEAR, _UNCLEAR)
+
+
+def between_dates(rule: RedactionRule, only_clear: bool = False) -> RedactionRule:
+    """The rule applied to what stands between dates, times and ranges (`without_dates`)."""
+    return replace(
+        rule,
+        find=lambda text: rule.find(without_dates(text, only_clear) if _DIGIT(text) else text),
+        recipe=f"{rule.recipe}|{_CLEAR.pattern}|{'' if only_clear else _UNCLEAR.pattern}",
+    )
+
 # %% ../../nbs/memory_logs/02_redaction.ipynb #449fb5e8
 def scan_rule(
     name: str, start: str, valid: Callable[[str], bool], label: str = "", seeks: str = ""
@@ -486,11 +561,13 @@ def is_account(text: str) -> bool:
 
 
 CARD = unless(
-    scan_rule(
-        "card",
-        r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
-        is_card,
-        seeks="card numbers with a right check digit",
+    between_dates(
+        scan_rule(
+            "card",
+            r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
+            is_card,
+            seeks="card numbers with a right check digit",
+        )
     ),
     lambda text, start, end: (
         bool(re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I))
@@ -593,7 +670,7 @@ def is_phone(text: str) -> bool:
         return False
     if re.fullmatch(_WITHIN_RUSSIA, text):
         return True
-    if re.match(r"\+|0|\(\d", text) or re.fullmatch(
+    if re.match(r"\+[1-9]|0|\(\+?\d{1,5}\)", text) or re.fullmatch(
         r"(?:1[ ._/-])?\d{3}([ ._/-])\d{3}\1\d{4}", text
     ):
         return True
@@ -639,7 +716,7 @@ def national_phones(region: str) -> RedactionRule:
         recipe=region,
         seeks=f"telephone numbers as they are written in {region}",
     )
-    return unless(rule, _is_no_national_phone)
+    return unless(between_dates(rule), _is_no_national_phone)
 
 
 def _is_no_national_phone(text: str, start: int, end: int) -> bool:
@@ -652,13 +729,15 @@ def _is_no_national_phone(text: str, start: int, end: int) -> bool:
     return bool(is_address or is_version or is_call or is_public) or is_counted(text, start, end)
 
 
-_PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\d|\d)[\d ()./_·•-]{5,24}\d"
+_PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\+?\d|\d)[\d ()./_·•-]{5,24}\d"
 PHONE = unless(
-    scan_rule(
-        "phone",
-        _PHONE,
-        is_phone,
-        seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits",
+    between_dates(
+        scan_rule(
+            "phone",
+            _PHONE,
+            is_phone,
+            seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits",
+        )
     ),
     is_counted,
 )
@@ -668,68 +747,73 @@ _NO_DATE = (
     r"|0[.,]\d)"
 )
 _CHINESE_FIGURES = "〇零一幺二三四五六七八九"
-SAID_PHONE = joined(
-    "phone by word",
-    "phone",
-    (
-        "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
-        "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
-    ),
-    pattern_rule(
-        "noun",
+SAID_PHONE = between_dates(
+    joined(
+        "phone by word",
+        "phone",
         (
-            rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
-            rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+            "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
+            "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
         ),
-        flags=re.I,
-    ),
-    pattern_rule(
-        "noun without blanks",
-        (
-            rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
-            rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-        ),
-    ),
-    pattern_rule(
-        "verb",
-        (
-            rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
-            rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-        ),
-        flags=re.I,
-    ),
-    pattern_rule(
-        "owner",
-        (
-            rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist"
-            rf"|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-        ),
-        flags=re.I,
-    ),
-    pattern_rule(
-        "figures of Chinese and Japanese",
-        (
-            rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
-            rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
-        ),
-    ),
-    pattern_rule("figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"),
-    pattern_rule(
-        "pairs of French", rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}", flags=re.I
-    ),
-    unless(
         pattern_rule(
-            "words",
-            rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+            "noun",
+            (
+                rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
+                rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+            ),
             flags=re.I,
         ),
-        lambda text, start, end: all(
-            b - a in (1, -1)
-            for a, b in pairwise(
-                _FIGURES[w] for w in re.findall(r"\w+", text[start:end].lower()) if w in _FIGURES
-            )
+        pattern_rule(
+            "noun without blanks",
+            (
+                rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
+                rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+            ),
+        ),
+        pattern_rule(
+            "verb",
+            (
+                rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
+                rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+            ),
+            flags=re.I,
+        ),
+        pattern_rule(
+            "owner",
+            (
+                rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist"
+                rf"|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+            ),
+            flags=re.I,
+        ),
+        pattern_rule(
+            "figures of Chinese and Japanese",
+            (
+                rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
+                rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
+            ),
+        ),
+        pattern_rule("figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"),
+        pattern_rule(
+            "pairs of French", rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}", flags=re.I
+        ),
+        unless(
+            pattern_rule(
+                "words",
+                rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+                flags=re.I,
+            ),
+            lambda text, start, end: all(
+                b - a in (1, -1)
+                for a, b in pairwise(
+                    _FIGURES[w]
+                    for w in re.findall(r"\w+", text[start:end].lower())
+                    if w in _FIGURES
+                )
+            ),
         ),
     ),
+    only_clear=True,
 )
 
 # %% ../../nbs/memory_logs/02_redaction.ipynb #a70dfd3f
@@ -1363,7 +1447,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "5"  # of the rules; another one when what they find changes
+EDITION = "6"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",
