@@ -42,7 +42,7 @@ class BuildWithNotebooks(build_py):
     def run(self):
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib) / "memcalib" / "reproduction" / "experiments"
+            target = Path(self.build_lib) / "memcalib" / "products" / "reproduction" / "experiments"
             target.mkdir(parents=True, exist_ok=True)
             for notebook in sorted((ROOT / "nbs" / "experiments").glob("e[0-9][0-9]_*.ipynb")):
                 shutil.copy(notebook, target)
@@ -72,7 +72,9 @@ setup(
         "console_scripts": [cfg["console_scripts"]],
         "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
         # under the name of its module: `pytest -p` with that name then loads it once
-        "pytest11": ["memcalib.integrations.pytest_plugin = memcalib.integrations.pytest_plugin"],
+        "pytest11": [
+            "memcalib.products.integrations.pytest_plugin = memcalib.products.integrations.pytest_plugin"
+        ],
         "nbdev": ["memcalib = memcalib._modidx:d"],
     },
     zip_safe=False,

@@ -115,8 +115,8 @@ def trained(plan: dict) -> dict:
     """
     import torch
 
-    from memcalib.micro.policy import build_tokenizer, load_policy
-    from memcalib.micro.world import WORLDS, exact_judge, make_examples
+    from memcalib.products.micro.policy import build_tokenizer, load_policy
+    from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
     from memcalib.trainer.train_config import world_config
     from memcalib.training import train
 
@@ -190,7 +190,7 @@ def server(examples: Path, faults: dict, **options):
 
 
 def serve_here(plan: dict) -> None:
-    from memcalib.practice.server import Faults, serve
+    from memcalib.products.practice.server import Faults, serve
 
     options = {"port": 0, **plan["options"]}
     serve(examples=plan["examples"], faults=Faults(**plan["faults"]), key_env=KEY, **options)
@@ -371,8 +371,8 @@ def keys_in(folder: Path, key: str) -> list[str]:
 
 
 def main(small: bool, folder: Path) -> int:
-    from memcalib.practice.server import CONTENT, MALFORMED, TRANSPORT
-    from memcalib.micro.world import make_examples
+    from memcalib.products.practice.server import CONTENT, MALFORMED, TRANSPORT
+    from memcalib.products.micro.world import make_examples
     from memcalib.io.records import write_jsonl
 
     count, large = (

@@ -1,4 +1,4 @@
-"""What the checks of `memcalib.dataset.lint` are worth:
+"""What the checks of `memcalib.products.dataset.lint` are worth:
 how many planted defects they catch, how many sound rows they flag.
 
 Each defect of `tests/helpers/planted_defects.py` is planted fifty times in each of three sets of
@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from invented_rows import invented_examples
 from planted_defects import alarm_table, catch_rate, catch_table, with_text
 
-from memcalib.dataset.grounding import text_faults
-from memcalib.dataset.lint import LintLimits, lint_example
-from memcalib.micro.world import make_examples
+from memcalib.products.dataset.grounding import text_faults
+from memcalib.products.dataset.lint import LintLimits, lint_example
+from memcalib.products.micro.world import make_examples
 from memcalib.problem import Example, sample_records
 
 ExampleSets = Mapping[str, Sequence[Example]]

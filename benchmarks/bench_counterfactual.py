@@ -25,8 +25,8 @@ from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.logprobs import Job, Scorer, score_plain
 from memcalib.credit.tree_attention import tree_logps
 from memcalib.credit.prefix_groups import split_model, token_logps
-from memcalib.micro.world import exact_judge, make_examples
-from memcalib.micro.policy import load_policy
+from memcalib.products.micro.world import exact_judge, make_examples
+from memcalib.products.micro.policy import load_policy
 from memcalib.problem import encode_prompt, render
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from memcalib.inference.local import prompt_encoder
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import load_policy
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.distillation import prompted_scores
 from memcalib.training import train

@@ -17,13 +17,13 @@ import pandas as pd
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from memcalib.annotation.sentence_roles import audited_pairs, role_items, true_roles
+from memcalib.products.annotation.sentence_roles import audited_pairs, role_items, true_roles
 from memcalib.credit.audit import draw_pairs, shares_table
 from memcalib.metrics import SUPPORT, UNDER
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.reproduction.rule_grid import load_plan
-from memcalib.reproduction.rule_runs import GridRun, train_one
+from memcalib.products.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.reproduction.rule_grid import load_plan
+from memcalib.products.reproduction.rule_runs import GridRun, train_one
 from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
 from memcalib.trainer.train_config import world_config
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 from memcalib.credit.sentences import Parse
 from memcalib.judge import grounded
-from memcalib.dataset.lint import lint_example
+from memcalib.products.dataset.lint import lint_example
 from memcalib.problem import sample_records
-from memcalib.memory_logs.redaction import Redactor
-from memcalib.dataset.screening import load_screen, screen_row
+from memcalib.products.memory_logs.redaction import Redactor
+from memcalib.products.dataset.screening import load_screen, screen_row
 from memcalib.credit.sentences import segment
-from memcalib.dataset.sources import SourceRow
+from memcalib.products.dataset.sources import SourceRow
 from memcalib.judge import JudgeConfig, judge_request, read_reply
 
 LEAST = 0.005

@@ -25,7 +25,7 @@ row_count = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000
 
 LINT = """
 import sys
-from memcalib.dataset.lint import lint_files
+from memcalib.products.dataset.lint import lint_files
 result = lint_files([sys.argv[1]], processes=int(sys.argv[2]))
 warnings = len(result.findings) - len(result.errors)
 print(f"{result.rows:,} rows, {len(result.errors)} errors, {warnings} warnings")

@@ -34,10 +34,10 @@ from memcalib.credit.prefix_groups import response_mask, token_scores
 from memcalib.credit.tree_attention import best_pack, spread, tree_states
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.localization import Thresholds
-from memcalib.micro.loop import CreditLoop
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.reproduction.rule_runs import policy_scores
+from memcalib.products.micro.loop import CreditLoop
+from memcalib.products.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.reproduction.rule_runs import policy_scores
 from memcalib.rules.base import rule_settings
 from memcalib.trainer.train_config import world_config
 

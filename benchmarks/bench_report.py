@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from memcalib.io.runs import manifest, write_manifest
-from memcalib.micro.world import answer, exact_judge, make_examples
+from memcalib.products.micro.world import answer, exact_judge, make_examples
 from memcalib.problem import Level, Rollout
 from memcalib.io.records import write_jsonl
 

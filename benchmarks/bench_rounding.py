@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "trainer"))
 
 import test_reference_steps as steps
 
-from memcalib.micro.world import exact_judge
+from memcalib.products.micro.world import exact_judge
 
 
 def largest(one: list[list[float]], other: list[list[float]]) -> tuple[float, float]:

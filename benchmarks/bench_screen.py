@@ -17,9 +17,9 @@ from itertools import product
 
 import numpy as np
 
-from memcalib.dataset.duplicates import NearConfig, deduplicate
-from memcalib.dataset.screening import load_screen, screen
-from memcalib.dataset.sources import SourceRow, collect
+from memcalib.products.dataset.duplicates import NearConfig, deduplicate
+from memcalib.products.dataset.screening import load_screen, screen
+from memcalib.products.dataset.sources import SourceRow, collect
 
 SMALL = (
     "the of and to a in is that it for i my have with on be this was you at as are not but from or "
@@ -187,8 +187,8 @@ def compare_libraries(count: int) -> None:
     from datasketch import MinHash, MinHashLSH
     from rensa import RMinHash, RMinHashLSH
 
-    from memcalib.dataset.duplicates import shingles
-    from memcalib.dataset.screening import words
+    from memcalib.products.dataset.duplicates import shingles
+    from memcalib.products.dataset.screening import words
 
     config = NearConfig()
     rows, pairs = documents(count, seed=1)

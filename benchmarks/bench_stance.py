@@ -27,11 +27,11 @@ from pathlib import Path
 import pandas as pd
 
 from memcalib.commands.exam import practice_judge
-from memcalib.evaluation.exam import stance_items, stance_numbers
+from memcalib.products.exam.exam import stance_items, stance_numbers
 from memcalib.evaluation.stance import STANCES, actions_of, is_wrong_stance
 from memcalib.io.records import read_jsonl, write_whole
-from memcalib.practice.models import PracticeJudge
-from memcalib.practice.server import MicroServer
+from memcalib.products.practice.models import PracticeJudge
+from memcalib.products.practice.server import MicroServer
 from memcalib.problem import Judgment, Level, judgment_for, load_examples
 
 Confusion = Mapping[str, Mapping[str, float]]  # stance -> stance read in its place -> probability

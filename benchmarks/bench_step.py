@@ -24,8 +24,8 @@ from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.rewards import prompt_dataset
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.problem import judge_all
 from memcalib.trainer.train_config import TrainConfig, trl_config, world_config
 from memcalib.training import CreditTrainer

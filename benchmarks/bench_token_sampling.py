@@ -21,10 +21,10 @@ import torch
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.prefix_groups import response_mask
 from memcalib.credit.tree_attention import tree_logps
-from memcalib.micro.loop import CreditLoop
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.reproduction.rule_runs import policy_scores
+from memcalib.products.micro.loop import CreditLoop
+from memcalib.products.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.reproduction.rule_runs import policy_scores
 from memcalib.rules.base import rule_settings
 from memcalib.trainer.rewards import assign_credit
 from memcalib.trainer.token_sampling import (

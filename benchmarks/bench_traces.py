@@ -16,8 +16,8 @@ from memcalib.redistribution import PairDetail
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.rules.base import Pairs
 from memcalib.credit.sentences import prefix_spans
-from memcalib.micro.world import make_examples
-from memcalib.micro.policy import build_tokenizer
+from memcalib.products.micro.world import make_examples
+from memcalib.products.micro.policy import build_tokenizer
 from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
 from memcalib.credit.sentences import decode_rows
 from memcalib.trainer.traces import TraceWriter, read_traces, trace_row

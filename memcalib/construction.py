@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from memcalib.dataset.grounding import (
+from memcalib.products.dataset.grounding import (
     TextFault,
     content_words,
     coverage,
@@ -27,7 +27,7 @@ from memcalib.dataset.grounding import (
     source_faults,
     too_close,
 )
-from .dataset.stages import Draft, DraftAtom, Drop, Fault, Passage, Stage
+from .products.dataset.stages import Draft, DraftAtom, Drop, Fault, Passage, Stage
 from .inference.client import Form
 from .problem import Level
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int, Integer
 from numpy.typing import ArrayLike
 
-from memcalib.evaluation.target_labels import (
+from memcalib.scoring.target_labels import (
     LEAST_QUESTIONS,
     AnswerAtoms,
     AnswerKey,

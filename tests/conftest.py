@@ -31,7 +31,7 @@ LONG_FIRST = (
     "tests/trainer/",
     "tests/test_notebooks.py",
     "tests/test_training.py",
-    "tests/micro/",
+    "tests/products/micro/",
 )
 
 

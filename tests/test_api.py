@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import memcalib as mc
-from memcalib.practice.server import MicroServer
-from memcalib.micro.world import make_examples
+from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.world import make_examples
 
 ROOT = Path(mc.__file__).parent
 

@@ -38,7 +38,7 @@ from memcalib.construction import (
     check_derivation,
     check_screening,
 )
-from memcalib.dataset.grounding import (
+from memcalib.products.dataset.grounding import (
     content_words,
     coverage,
     find_exact,
@@ -47,7 +47,7 @@ from memcalib.dataset.grounding import (
     foreign_numbers,
     too_close,
 )
-from memcalib.dataset.stages import Draft, Drop, Passage
+from memcalib.products.dataset.stages import Draft, Drop, Passage
 from memcalib.inference.client import Client, run_async
 from memcalib.problem import Level
 

@@ -249,7 +249,7 @@ def test_configuration_names_files_that_exist(tmp_path):
         (tmp_path / name).write_text("")
     (tmp_path / "_quarto.yml").write_text((ROOT / "_quarto.yml").read_text())
     for a_page in read_pages(NBS):
-        (tmp_path / a_page.path).parent.mkdir(exist_ok=True)
+        (tmp_path / a_page.path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / a_page.path).write_text('{"cells": []}')
     (tmp_path / "nbdev.yml").write_text("{}")
     assert [fault for fault in configuration_faults(tmp_path) if "sidebar.yml" in fault] != []
@@ -286,7 +286,7 @@ def test_a_name_in_prose_links_to_its_definition():
     )
     assert (
         find("answer", "metrics") is None
-        and find("answer", "metrics", frozenset(["answer"])).module == "micro.world"
+        and find("answer", "metrics", frozenset(["answer"])).module == "products.micro.world"
     )
 
 
@@ -460,7 +460,7 @@ def test_a_signature_says_how_an_object_is_made(module, name, text):
 
 
 def test_a_long_default_is_cut():
-    text = signature(homes()["dataset.lint"]["LintLimits"])
+    text = signature(homes()["products.dataset.lint"]["LintLimits"])
     (line,) = [
         line for line in text.splitlines() if line.startswith("    common: str = 'across add")
     ]

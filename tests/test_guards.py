@@ -195,7 +195,14 @@ def test_exported_code_imports_what_stands_before_it():
     """Exported code imports what stands before it in nbs/ORDER;
     examples may use what a page of a reader's own would.
     """
-    for_examples = ("micro.", "practice.", "commands.", "reproduction.", "trainer.", "problem")
+    for_examples = (
+        "products.micro.",
+        "products.practice.",
+        "commands.",
+        "products.reproduction.",
+        "trainer.",
+        "problem",
+    )
     rank = {name: k for k, name in enumerate(ORDER)}
     assert sorted(rank) == sorted(map(dotted, MODULES))
     wrong = []
@@ -418,8 +425,8 @@ def test_the_lines_of_the_home_page_run_from_the_wheel(empty_environment, tmp_pa
     """The vLLM tab and the tab of a Python function, as they stand, the practice server in the
     place of model and judge.
     """
-    from memcalib.micro.world import make_examples
-    from memcalib.practice.server import MicroServer
+    from memcalib.products.micro.world import make_examples
+    from memcalib.products.practice.server import MicroServer
 
     text = (ROOT / "tools" / "first_screen.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^memcalib evaluate .*localhost:8000.*$", text, re.M)

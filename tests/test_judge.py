@@ -27,8 +27,8 @@ from memcalib.judge import (
     locate,
 )
 from memcalib.inference.client import Client, Reply
-from memcalib.practice.server import Faults, MicroServer, micro_answer
-from memcalib.micro.world import exact_judge, make_examples
+from memcalib.products.practice.server import Faults, MicroServer, micro_answer
+from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import (
     Example,
     Judgment,

@@ -28,11 +28,14 @@ EXTRA = [
     "trust",
 ]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
-EXTRA += [f"integrations/{p.stem}" for p in sorted((NBS / "integrations").glob("[a-z]*.ipynb"))]
+EXTRA += [
+    f"products/integrations/{p.stem}"
+    for p in sorted((NBS / "products" / "integrations").glob("[a-z]*.ipynb"))
+]
 LONG = re.compile(
-    r"07_training|extend|(trainer|micro|commands|tutorials)/.*"
+    r"07_training|extend|(trainer|products/micro|commands|tutorials)/.*"
     r"|.*_(local|sentence_roles|agreement|inspect|exam)"
-    r"|report/.*_(report|evaluation|figures|comparison)"
+    r"|(report|products/\w+)/.*_(report|evaluation|figures|comparison)"
 )
 
 
@@ -47,8 +50,8 @@ def registers():
     """Notebooks run in this process, and some enter their own copies of functions into a table of
     the package.
     """
-    import memcalib.dataset.lint
-    from memcalib.dataset.lint import LINTS
+    import memcalib.products.dataset.lint
+    from memcalib.products.dataset.lint import LINTS
 
     before = dict(LINTS)
     yield

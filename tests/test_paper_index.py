@@ -81,7 +81,7 @@ def test_every_label_has_its_notebook_and_command():
     """Each of the paper's 21 labels stands in a row with the notebooks that regenerate it,
     linked, and their command.
     """
-    from memcalib.reproduction.experiments import PAPER_ITEMS, experiments
+    from memcalib.products.reproduction.experiments import PAPER_ITEMS, experiments
 
     rows = [line for line in CELLS[2].splitlines() if line.startswith("| ")]
     for label, (_, parts) in PAPER_ITEMS.items():

@@ -294,7 +294,7 @@ def test_braces_in_memory_are_text():
 
 
 def test_neutralised_tokens_never_become_ids(tmp_path):
-    from memcalib.micro.policy import build_tokenizer
+    from memcalib.products.micro.policy import build_tokenizer
 
     tokenizer = build_tokenizer()
     control_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from memcalib.commands.evaluate import Evaluation, data_notes, drawn_evenly, subsets_not_read
-from memcalib.dataset.duplicates import similar_pairs
-from memcalib.dataset.lint import lint_files
-from memcalib.dataset.writing import FAMILIES
-from memcalib.evaluation.exam import edited_files, starter_answers
-from memcalib.evaluation.minimal_pairs import PAIR_FORMS, pair_answers, starter_pairs
+from memcalib.products.dataset.duplicates import similar_pairs
+from memcalib.products.dataset.lint import lint_files
+from memcalib.products.dataset.writing import FAMILIES
+from memcalib.products.exam.exam import edited_files, starter_answers
+from memcalib.products.exam.minimal_pairs import PAIR_FORMS, pair_answers, starter_pairs
 from memcalib.io.settings import package_data
 from memcalib.problem import SUBSETS, Example, Level, load_examples
 from tools.starter_card import form_cues, form_table

@@ -39,7 +39,7 @@ def test_the_stale_output_is_named_and_written_on_demand(pages, capsys):
     page = pages / "page.ipynb"
     before = page.read_bytes()
     assert main(["--nbs", str(pages), "page"]) == 1
-    assert "page, cell 1\n    @@ -1 +1 @@\n    -3\n    +2\n" in capsys.readouterr().out
+    assert "page, cell 1\n     -1 +1 \n    -3\n    +2\n" in capsys.readouterr().out
     assert page.read_bytes() == before
     assert main(["--nbs", str(pages), "page", "--write"]) == 0
     assert outputs_of(page) == ["2", "4", "'2026-01-01 in 12 s'", "never"]

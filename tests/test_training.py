@@ -25,8 +25,8 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.inference.local import sample_tokens
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, policy_path
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, policy_path
 from memcalib.report.run_data import METHOD_LABELS
 from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render

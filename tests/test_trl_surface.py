@@ -25,7 +25,7 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import _ForwardRedirection, unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler, create_model_from_path, use_adapter
 
-from memcalib.micro.policy import build_policy
+from memcalib.products.micro.policy import build_policy
 from memcalib.trainer import sft as sft_page
 from memcalib.trainer.checkpoints import repeat_sampler, start_pass
 from memcalib.trainer.distillation import OpsdGKD, OpsdPG

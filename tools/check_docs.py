@@ -437,7 +437,7 @@ MAIN = [
         "03_metrics",
         "05_localization",
     ),
-    *("07_training", "experiments/e03_main_results", "evaluation/06_exam", "report/03_figures"),
+    *("07_training", "experiments/e03_main_results", "products/exam/02_exam", "report/03_figures"),
 ]
 
 

@@ -17,8 +17,8 @@ from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import CreditRequest
 from memcalib.inference.local import prompt_encoder, sample_tokens
 from memcalib.io.settings import package_data
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import exact_judge, make_examples
+from memcalib.products.micro.policy import load_policy
+from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import Example, Judgment, judgment_for
 from memcalib.rules.base import DIVERGENCES, NOTHING, CreditConfig
 

@@ -3,7 +3,7 @@
 `python -m tools.engine_environments [verl skyrl verifiers letta deepeval ...]` makes each
 environment where it is missing, below build/integrations or the folder that MEMCALIB_ENGINES
 names, installs the released engine and the core of this package, and runs
-`tests/integrations/engines` there.
+`tests/products/integrations/engines` there.
 `oldest` and `newest` are the core alone at both ends of the ranges of openai and rich. With
 MEMCALIB_ENGINES_AS_THEY_ARE=1 nothing is installed.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS = ROOT / "tests" / "integrations" / "engines"
+TESTS = ROOT / "tests" / "products" / "integrations" / "engines"
 TORCH = "torch==2.13.0"
 TOOLS = ("pytest>=9", "pytest-timeout>=2.4", "pysbd>=0.3.4,<0.4")
 

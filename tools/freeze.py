@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 from memcalib.commands.build import load_build
-from memcalib.dataset.build import Build
-from memcalib.dataset.pilot import (
+from memcalib.products.dataset.build import Build
+from memcalib.products.dataset.pilot import (
     check_frozen,
     freeze_without_pilot,
     read_frozen,
     write_frozen,
 )
-from memcalib.dataset.pipeline import MemoryPipeline, Pipeline
+from memcalib.products.dataset.pipeline import MemoryPipeline, Pipeline
 
 SHIPPED = Path(__file__).parents[1] / "memcalib" / "dataset" / "frozen"
 

@@ -13,7 +13,7 @@ from tools.quarto_pages import front_matter, read_notebook, text_of
 
 NO_CONNECTION = "faq.ipynb#no-connection-to-is-the-address-right-and-is-the-server-running"
 PHRASES = {
-    "judge": "evaluation/06_exam.ipynb",
+    "judge": "products/exam/02_exam.ipynb",
     "which judge": "faq.ipynb#which-judge-should-i-use",
     "which judge model": "faq.ipynb#which-judge-should-i-use",
     "best judge, recommended judge": "faq.ipynb#which-judge-should-i-use",

@@ -53,21 +53,23 @@ TUTORIALS = (
     "training_loop",
 )
 FOLDERS = {
-    "commands": "What a command does",
-    "evaluation": "Evaluation, and the judge's exam",
+    "evaluation": "Evaluation",
     "report": "Tables, figures, report pages",
-    "memory_logs": "Logs of memory systems",
-    "dataset": "Building a benchmark",
-    "annotation": "Labels by people",
     "inference": "Asking models",
-    "io": "Files, settings, runs",
+    "io": "Files and runs",
+    "settings": "Settings and judges",
     "trainer": "Training",
     "rules": "Rules of credit",
     "credit": "Credit of tokens",
-    "integrations": "Other training engines",
-    "micro": "The micro-world",
-    "practice": "Practice models and server",
-    "reproduction": "The paper's experiments",
+    "commands": "What a command does",
+    "products/memory_logs": "Product: logs of memory systems",
+    "products/exam": "Product: the judge's exam",
+    "products/dataset": "Product: building a benchmark",
+    "products/annotation": "Product: labels by people",
+    "products/micro": "Product: the micro-world",
+    "products/practice": "Product: practice models and server",
+    "products/integrations": "Product: other training engines",
+    "products/reproduction": "Product: the paper's experiments",
 }  # what a folder of the package holds, in the order of the menu
 
 
@@ -85,9 +87,9 @@ def sections(nbs: Path) -> dict[str, list[str | dict]]:
         if not hidden(p.relative_to(nbs))
     )
     chapters = [page for page in ordered if "/" not in page]
-    parts = list(dict.fromkeys(page.split("/")[0] for page in ordered if "/" in page))
+    parts = list(dict.fromkeys(page.rpartition("/")[0] for page in ordered if "/" in page))
     more = [page for page in on_disk if page not in ordered]
-    folders = list(dict.fromkeys(page.split("/")[0] for page in more if "/" in page))
+    folders = list(dict.fromkeys(page.rpartition("/")[0] for page in more if "/" in page))
 
     def inside(folder, among):
         return [page for page in among if page.startswith(f"{folder}/")]

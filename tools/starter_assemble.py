@@ -10,8 +10,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from memcalib.dataset.duplicates import similar_pairs
-from memcalib.dataset.lint import lint_files
+from memcalib.products.dataset.duplicates import similar_pairs
+from memcalib.products.dataset.lint import lint_files
 from memcalib.problem import SUBSETS, Example, load_examples
 
 FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"

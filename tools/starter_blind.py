@@ -23,7 +23,7 @@ from typing import Any, get_args
 import numpy as np
 
 from memcalib.evaluation.agreement import confusion, kappa
-from memcalib.evaluation.minimal_pairs import MinimalPair, load_pairs, pair_answers
+from memcalib.products.exam.minimal_pairs import MinimalPair, load_pairs, pair_answers
 from memcalib.problem import Example, Level, Stance, blocks_by_atom, load_examples, text_hash
 from tools.starter_pairs import records_for
 

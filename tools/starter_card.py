@@ -16,10 +16,15 @@ import pandas as pd
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 
-from memcalib.dataset.card import composition_table, count_examples, origin_table, structure_table
+from memcalib.products.dataset.card import (
+    composition_table,
+    count_examples,
+    origin_table,
+    structure_table,
+)
 from memcalib.evaluation.disputed import disputed_atoms
-from memcalib.evaluation.exam import KnownAnswer, load_known_answers
-from memcalib.evaluation.minimal_pairs import load_pairs
+from memcalib.products.exam.exam import KnownAnswer, load_known_answers
+from memcalib.products.exam.minimal_pairs import load_pairs
 from memcalib.io.runs import file_hash
 from memcalib.metrics import score
 from memcalib.problem import Example, Level, judgment_for, load_examples

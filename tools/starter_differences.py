@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from memcalib.evaluation.exam import resolvable_difference
+from memcalib.products.exam.exam import resolvable_difference
 from memcalib.metrics import response_frame, score
 from memcalib.problem import Atom, Example, Judgment, Level, judgment_for, load_examples
 

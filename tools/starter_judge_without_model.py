@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from memcalib.evaluation.exam import KnownAnswer, starter_answers
-from memcalib.evaluation.minimal_pairs import MinimalPair, pair_answers, starter_pairs
+from memcalib.products.exam.exam import KnownAnswer, starter_answers
+from memcalib.products.exam.minimal_pairs import MinimalPair, pair_answers, starter_pairs
 from memcalib.problem import Example, blocks_by_atom
 
 SEED = 20261126

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from memcalib.commands.exam import Exam
-from memcalib.evaluation.minimal_pairs import MinimalPair, load_pairs, pair_answers
+from memcalib.products.exam.minimal_pairs import MinimalPair, load_pairs, pair_answers
 from memcalib.io.records import DataError
 from memcalib.problem import Example, load_examples
 

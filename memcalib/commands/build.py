@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memcalib.commands.settings_files import (
+from memcalib.settings.files import (
     check_key_hosts,
     check_settings,
     merged,
@@ -20,9 +20,9 @@ from memcalib.commands.settings_files import (
     shipped,
     with_settings,
 )
-from ..dataset.build import Build
-from ..dataset.build_run import BuildRun, MemoryRun
-from ..dataset.stages import build_prompts
+from ..products.dataset.build import Build
+from ..products.dataset.build_run import BuildRun, MemoryRun
+from ..products.dataset.stages import build_prompts
 
 # %% ../../nbs/commands/05_build.ipynb #49e8ac31
 def _beside(path: object, home: Path) -> object:
@@ -65,7 +65,7 @@ def load_build(
     Options of `memory` are laid over the file's one by one, and take the place of its sources.
     Paths in the file start at its folder.
     """
-    builds = shipped("dataset", "builds")
+    builds = shipped("products", "dataset", "builds")
     content = read_settings(name, "build", builds, Build.model_fields)
     if str(name) not in builds:
         content = _with_home(content, Path(name).parent)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from memcalib.commands.settings_files import (
+from memcalib.settings.files import (
     Bar,
     check_key,
     check_key_hosts,
@@ -34,7 +34,7 @@ from ..io.records import write_jsonl
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, SettingError
 from ..judge import judge_request
-from ..micro.world import make_examples
+from ..products.micro.world import make_examples
 from ..problem import Example, iter_examples, text_hash
 from ..report.tables import csv_cell
 from memcalib.trainer.demonstrations import (
@@ -140,8 +140,8 @@ def endpoints(
     if not plan.micro:
         yield {role: getattr(plan, role) for role in ROLES}
         return
-    from memcalib.practice.models import micro_teachers
-    from memcalib.practice.server import MicroServer
+    from memcalib.products.practice.models import micro_teachers
+    from memcalib.products.practice.server import MicroServer
 
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
         yield {

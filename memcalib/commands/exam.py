@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..annotation.labels import LabelBook, LabelItem, audit_frame, label_items
+from ..products.annotation.labels import LabelBook, LabelItem, audit_frame, label_items
 from .evaluate import judge_reply_tokens, make_judge, role_forecast
-from .settings_files import EXACT, Bar, JudgeSetting
+from ..settings.files import EXACT, Bar, JudgeSetting
 from ..evaluation.agreement import agreement, judged_atoms, sample_atoms
-from memcalib.evaluation.exam import (
+from memcalib.products.exam.exam import (
     EXAM_SCHEMA,
     KnownAnswer,
     channel_accuracy,
@@ -41,10 +41,10 @@ from memcalib.evaluation.exam import (
     stance_numbers,
     starter_answers,
 )
-from ..evaluation.judge_binding import binding_changes, judge_binding
-from ..evaluation.exam_parts import exam_parts
-from ..evaluation.exam_slices import exam_languages, exam_scope, exam_slices
-from memcalib.evaluation.minimal_pairs import (
+from ..products.exam.judge_binding import binding_changes, judge_binding
+from ..products.exam.exam_parts import exam_parts
+from ..products.exam.exam_slices import exam_languages, exam_scope, exam_slices
+from memcalib.products.exam.minimal_pairs import (
     MinimalPair,
     load_pairs,
     pair_frame,
@@ -59,7 +59,7 @@ from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import may_import
 from ..judge import JudgeConfig, judge_request, judge_rollouts
-from ..practice.models import PracticeJudge, known_levels
+from ..products.practice.models import PracticeJudge, known_levels
 from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples, text_hash
 
 # %% ../../nbs/commands/06_exam.ipynb #50fd189a
@@ -224,7 +224,7 @@ class ExamRun:
         """
         import pandas as pd
 
-        from memcalib.report.exam_report import misread_answers, write_exam_report
+        from memcalib.products.exam.exam_report import misread_answers, write_exam_report
 
         binding = self._bind_judge()
         judgments = self._judge()

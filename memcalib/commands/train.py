@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from .settings_files import EXACT, Bar
+from ..settings.files import EXACT, Bar
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
 from ..inference.rollout import wording_hash

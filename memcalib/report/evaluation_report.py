@@ -23,15 +23,15 @@ import numpy as np
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
 from ..evaluation.disputed import dispute_lines
-from memcalib.evaluation.exam import (
+from memcalib.products.exam.exam import (
     corrected_score,
     exam_line,
     judged_responses,
     stance_line,
     why_withheld,
 )
-from ..evaluation.exam_parts import verdict_for, why_unlike
-from ..evaluation.target_labels import PredictionPowered
+from ..products.exam.exam_parts import verdict_for, why_unlike
+from ..scoring.target_labels import PredictionPowered
 from ..evaluation.rpeval import rpeval_table
 from ..evaluation.merged import merged_table
 from ..evaluation.stance import stance_lines, stance_table

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ..dataset.writing import family_of
+from ..products.dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
 from ..evaluation.stance import actions_of
 from ..evaluation.disputed import disputed_atoms, disputed_scores
-from ..evaluation.exam_parts import check_parts
-from memcalib.evaluation.target_labels import (
+from ..products.exam.exam_parts import check_parts
+from memcalib.scoring.target_labels import (
     TargetLabels,
     hashes_of_answers,
     load_target_labels,

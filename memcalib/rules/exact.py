@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..micro.exact_credit import exact_advantages
+from ..products.micro.exact_credit import exact_advantages
 from .base import CreditRule, JudgedBatch, OwnAdvantages, Pairs
 
 # %% ../../nbs/rules/07_exact.ipynb #a0b70006

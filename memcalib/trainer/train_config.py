@@ -45,7 +45,7 @@ from memcalib.io.settings import (
     nearest,
     perhaps,
 )
-from ..micro.world import World
+from ..products.micro.world import World
 
 # %% ../../nbs/trainer/01_train_config.ipynb #06412b55
 class TrainingMethod(NamedTuple):

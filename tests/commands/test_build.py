@@ -11,19 +11,19 @@ from command_line import run
 
 from memcalib.commands.build import load_build
 from memcalib.commands.cli import build
-from memcalib.dataset import stages
-from memcalib.dataset.build import STAGES, Build
-from memcalib.dataset.build_run import BuildRun
-from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.dataset.pipeline import Pipeline, row_lineage
-from memcalib.dataset.splits import read_splits
-from memcalib.dataset.stages import Drop
+from memcalib.products.dataset import stages
+from memcalib.products.dataset.build import STAGES, Build
+from memcalib.products.dataset.build_run import BuildRun
+from memcalib.products.dataset.pilot import FreezeError, check_frozen, read_frozen
+from memcalib.products.dataset.pipeline import Pipeline, row_lineage
+from memcalib.products.dataset.splits import read_splits
+from memcalib.products.dataset.stages import Drop
 from memcalib.io.records import DataError, read_jsonl
-from memcalib.memory_logs.consent import NotAgreed
-from memcalib.practice.mistakes import micro_roles
-from memcalib.practice.server import MicroServer
+from memcalib.products.dataset.consent import NotAgreed
+from memcalib.products.practice.mistakes import micro_roles
+from memcalib.products.practice.server import MicroServer
 from memcalib.problem import load_examples
-from memcalib.reproduction.experiments import experiments, run_notebook
+from memcalib.products.reproduction.experiments import experiments, run_notebook
 
 
 def test_the_shipped_frozen_file_is_that_of_the_code(tmp_path):

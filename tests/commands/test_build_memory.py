@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.commands.build import ask_first
-from memcalib.dataset.build import Build
-from memcalib.dataset.build_run import MemoryRun
-from memcalib.dataset.pilot import FreezeError, check_frozen, read_frozen
-from memcalib.dataset.pipeline import MemoryPipeline
-from memcalib.dataset.review import review_stage
-from memcalib.dataset.stages import Draft
+from memcalib.products.dataset.build import Build
+from memcalib.products.dataset.build_run import MemoryRun
+from memcalib.products.dataset.pilot import FreezeError, check_frozen, read_frozen
+from memcalib.products.dataset.pipeline import MemoryPipeline
+from memcalib.products.dataset.review import review_stage
+from memcalib.products.dataset.stages import Draft
 from memcalib.io.records import DataError
-from memcalib.memory_logs import consent as disclosure
-from memcalib.memory_logs.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
-from memcalib.memory_logs.examples import MEMORY_STAGES, RETRIEVED
-from memcalib.practice.mistakes import micro_roles
-from memcalib.practice.server import MicroServer
-from memcalib.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
+from memcalib.products.memory_logs import consent as disclosure
+from memcalib.products.dataset.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
+from memcalib.products.dataset.memory_drafts import MEMORY_STAGES, RETRIEVED
+from memcalib.products.practice.mistakes import micro_roles
+from memcalib.products.practice.server import MicroServer
+from memcalib.products.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
 from memcalib.problem import check_example, load_examples
 
 MICRO = Build(micro=1, memory={"log": "micro"}, seed=4)

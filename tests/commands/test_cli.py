@@ -31,7 +31,7 @@ def test_validate_passes_and_fails(capsys, good, tmp_path):
 
 def test_validate_names_edited_files_of_the_starter_set_alone(capsys, monkeypatch):
     message = "records.jsonl: edited after it was checked"
-    monkeypatch.setattr("memcalib.evaluation.exam.edited_files", lambda: [message])
+    monkeypatch.setattr("memcalib.products.exam.exam.edited_files", lambda: [message])
     code, out, _ = run(capsys, "validate", "starter:sensitive")
     assert code == 0 and f"warning: {message}" in out
     code, out, _ = run(capsys, "validate", "starter:sensitive", "--json")

@@ -15,10 +15,10 @@ import pytest
 from memcalib.commands.cli import main
 from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
-from memcalib.practice.models import PracticeJudge
-from memcalib.practice.server import MicroServer
-from memcalib.micro.world import WORLDS, make_examples
-from memcalib.micro.policy import policy_path
+from memcalib.products.practice.models import PracticeJudge
+from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.world import WORLDS, make_examples
+from memcalib.products.micro.policy import policy_path
 from memcalib.problem import Rollout
 from memcalib.io.records import read_jsonl, write_jsonl
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from memcalib.commands import cli
 from memcalib.commands import exam as c
-from memcalib.evaluation.exam import confusion_of, find_exam
+from memcalib.products.exam.exam import confusion_of, find_exam
 from memcalib.inference.endpoint import Endpoint, Price
-from memcalib.practice.server import MicroServer
+from memcalib.products.practice.server import MicroServer
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from command_line import run
 
 from memcalib.io.records import read_jsonl, write_jsonl
-from memcalib.practice.models import ExampleIndex, judge_reply, read_payload
-from memcalib.practice.server import Faults, MicroServer
-from memcalib.micro.world import WORLDS, make_examples
+from memcalib.products.practice.models import ExampleIndex, judge_reply, read_payload
+from memcalib.products.practice.server import Faults, MicroServer
+from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.problem import Judgment
 
 EXAMPLES = make_examples(WORLDS["short"], 10, 7, "test")

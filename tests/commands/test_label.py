@@ -11,16 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from memcalib.commands import cli
-from memcalib.evaluation.target_labels import load_target_labels
+from memcalib.scoring.target_labels import load_target_labels
 from memcalib.io.records import read_jsonl, write_jsonl
 from memcalib.metrics import load_judgments, score
-from memcalib.micro.world import exact_judge
-from memcalib.practice.server import MicroServer
+from memcalib.products.micro.world import exact_judge
+from memcalib.products.practice.server import MicroServer
 from memcalib.problem import Example, Rollout
 
 PLUGIN = '''
 from memcalib.judge import Judge
-from memcalib.micro.world import exact_judge
+from memcalib.products.micro.world import exact_judge
 from memcalib.problem import text_hash
 
 
@@ -59,7 +59,7 @@ def evaluated(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         (folder / "careless_judge.py").write_text(PLUGIN)
-        from memcalib.micro.world import make_examples
+        from memcalib.products.micro.world import make_examples
 
         examples = make_examples("short", 60, seed=4)
         write_jsonl(folder / "data.jsonl", examples)

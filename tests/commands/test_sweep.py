@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from memcalib.annotation.levels import practice_levels
-from memcalib.evaluation.sweep import FRAMINGS
-from memcalib.practice.memory_system import memory_assistant, practice_log
-from memcalib.practice.models import PracticeJudge
-from memcalib.practice.server import MicroServer
+from memcalib.products.memory_logs.levels import practice_levels
+from memcalib.products.memory_logs.sweep import FRAMINGS
+from memcalib.products.practice.memory_system import memory_assistant, practice_log
+from memcalib.products.practice.models import PracticeJudge
+from memcalib.products.practice.server import MicroServer
 
 ROLES = {"micro-memory-model": memory_assistant, "micro-levels": practice_levels}
-FINDER = "memcalib.practice.memory_system:retrieve"
+FINDER = "memcalib.products.practice.memory_system:retrieve"
 QUESTIONS = 6
 
 
@@ -258,7 +258,7 @@ def test_levels_are_proposed_for_candidates_too(capsys, server, tmp_path):
 def test_levels_for_what_a_function_finds(capsys, server, tmp_path, monkeypatch):
     """What a function found lies in the sweep's folder, and levels are proposed for that file."""
     (tmp_path / "bare_memory.py").write_text(
-        "from memcalib.practice.memory_system import retrieve\n\n\n"
+        "from memcalib.products.practice.memory_system import retrieve\n\n\n"
         "def search(query, k):\n"
         "    return [memory['memory'] for memory in retrieve(query, k)]\n"
     )

@@ -28,9 +28,9 @@ from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
 from memcalib.io.jsonl import read_rows
 from memcalib.metrics import METRICS
-from memcalib.practice.server import MicroServer
-from memcalib.micro.world import exact_judge, make_examples
-from memcalib.micro.policy import build_tokenizer, load_policy, policy_path
+from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.world import exact_judge, make_examples
+from memcalib.products.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records
 from memcalib.io.records import write_jsonl
 from memcalib.trainer.recipe import LABELS, Recipe, Start, load_recipe, method_config

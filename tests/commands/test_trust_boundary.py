@@ -12,11 +12,11 @@ from command_line import run
 
 from memcalib.commands import settings_files
 from memcalib.commands.evaluate import load_evaluation
-from memcalib.commands.settings_files import allowing_hosts
+from memcalib.settings.files import allowing_hosts
 from memcalib.io.records import write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
-from memcalib.micro.world import WORLDS, make_examples
-from memcalib.practice.server import MicroServer
+from memcalib.products.micro.world import WORLDS, make_examples
+from memcalib.products.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 4, 7, "test")
 KEYS = ("AWS_SECRET_KEY", "ANY_KEY", "DEEPSEEK_API_KEY", "MY_KEY", "OPENAI_API_KEY", "OTHER_KEY")

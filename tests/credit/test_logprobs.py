@@ -26,7 +26,7 @@ from memcalib.credit.prefix_groups import (
 from memcalib.credit.prefix_groups import batched_groups, prefix_groups, response_mask
 from memcalib.credit.logprobs import batch_noise, response_logps, response_logps_reference
 from memcalib.credit.tree_attention import trees_agree
-from memcalib.micro.policy import load_policy
+from memcalib.products.micro.policy import load_policy
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 NAN = float("nan")

@@ -27,7 +27,7 @@ from memcalib.credit.sentences import (
     span_fault,
 )
 from memcalib.localization import sentence_weights
-from memcalib.micro.policy import build_tokenizer
+from memcalib.products.micro.policy import build_tokenizer
 
 SPLIT = sentence_splitter("pysbd")
 STRUCTURE = [

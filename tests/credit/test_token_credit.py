@@ -16,7 +16,7 @@ from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.local import prompt_encoder, sample_tokens
 from memcalib.localization import Thresholds
-from memcalib.micro.world import exact_judge
+from memcalib.products.micro.world import exact_judge
 from memcalib.problem import judgment_for
 from memcalib.rules.base import CreditConfig
 from memcalib.trainer.rewards import ChannelRewards, assign_credit

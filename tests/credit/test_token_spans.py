@@ -18,7 +18,7 @@ from memcalib.credit.sentences import (
     token_spans,
     token_table,
 )
-from memcalib.micro.policy import build_tokenizer
+from memcalib.products.micro.policy import build_tokenizer
 
 
 def byte_level(**options):

@@ -368,8 +368,8 @@ def test_unpad_inverts_the_trainers_rectangle(seed):
     "changes", [{}, {"lora_rank": 4}, {"trl": {"gradient_checkpointing": True}}], ids=str
 )
 def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
-    from memcalib.micro.world import WORLDS, exact_judge, make_examples
-    from memcalib.micro.policy import build_policy, build_tokenizer
+    from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+    from memcalib.products.micro.policy import build_policy, build_tokenizer
     from memcalib.trainer.train_config import trl_config, world_config
     from memcalib.training import CreditTrainer
 

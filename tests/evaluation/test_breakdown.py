@@ -126,7 +126,7 @@ def test_a_level_without_scored_atoms_has_no_accuracy():
 
 
 def test_kinds_of_the_micro_world_are_known():
-    from memcalib.micro import world as microworld
+    from memcalib.products.micro import world as microworld
 
     examples = microworld.make_examples(microworld.WORLDS["short"], 20, 0, "test")
     kinds = {breakdown.distractor_kind(i) for example in examples for i in example.levels}

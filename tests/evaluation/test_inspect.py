@@ -26,9 +26,9 @@ from memcalib.evaluation.inspect_task import (  # noqa: E402
 )
 from memcalib.io.records import write_jsonl  # noqa: E402
 from memcalib.metrics import METRICS, load_judgments, score  # noqa: E402
-from memcalib.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
-from memcalib.practice.server import MicroServer  # noqa: E402
-from memcalib.micro.world import make_examples  # noqa: E402
+from memcalib.products.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
+from memcalib.products.practice.server import MicroServer  # noqa: E402
+from memcalib.products.micro.world import make_examples  # noqa: E402
 from memcalib.problem import iter_examples, text_hash  # noqa: E402
 
 EXAMPLES = make_examples("short", 8, 7, "test")

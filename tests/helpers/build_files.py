@@ -6,7 +6,7 @@ import csv
 import json
 from pathlib import Path
 
-from memcalib.dataset.build import MICRO_ROLES
+from memcalib.products.dataset.build import MICRO_ROLES
 
 
 def role_settings(url: str, **models: str) -> dict[str, dict[str, str]]:

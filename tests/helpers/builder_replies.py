@@ -7,11 +7,11 @@ import json
 import builder_server
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.dataset.grounding import content_words
-from memcalib.dataset.writing import DISTRACTORS, RUBRICS
-from memcalib.dataset.stages import Draft, DraftAtom
-from memcalib.dataset.writing import make_plans
-from memcalib.dataset.writing import PlanConfig
+from memcalib.products.dataset.grounding import content_words
+from memcalib.products.dataset.writing import DISTRACTORS, RUBRICS
+from memcalib.products.dataset.stages import Draft, DraftAtom
+from memcalib.products.dataset.writing import make_plans
+from memcalib.products.dataset.writing import PlanConfig
 
 HARD = {
     "same_user": "The user keeps a diary of every sunrise.",

@@ -15,11 +15,11 @@ from aiohttp import web
 from faulty_server import FaultyServer, completion
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.dataset.stages import Draft
+from memcalib.products.dataset.stages import Draft
 from memcalib.inference.endpoint import Endpoint
 from memcalib.inference.client import Client, run_async
-from memcalib.dataset.sources import SourceRow
-from memcalib.dataset.stages import run_stage
+from memcalib.products.dataset.sources import SourceRow
+from memcalib.products.dataset.stages import run_stage
 
 FACTS = (
     ("My yard is {n} metres long.", "The user's yard is {n} metres long."),

@@ -12,8 +12,8 @@ import torch
 from run_files import newest_checkpoint, weights
 
 from memcalib.trainer.checkpoints import read_state
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.callbacks import StepRows
 from memcalib.trainer.rewards import JudgeStopped, RetryingJudge
 from memcalib.trainer.train_config import world_config

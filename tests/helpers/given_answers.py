@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
 import memcalib.training as training
-from memcalib.micro.world import (
+from memcalib.products.micro.world import (
     WORLDS,
     answer,
     demonstrations,
@@ -27,7 +27,7 @@ from memcalib.micro.world import (
     make_examples,
     noisy_levels,
 )
-from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.products.micro.policy import build_tokenizer, load_policy
 from memcalib.problem import encode_prompt
 from memcalib.trainer.train_config import METHODS, TrainConfig, world_config
 from memcalib.trainer.sft import SftConfig, sft

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memcalib.dataset.lint import cut_stems
+from memcalib.products.dataset.lint import cut_stems
 from memcalib.io.settings import read_yaml
 from memcalib.problem import Atom, Block, Example, concat_text
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from memcalib.dataset.grounding import content_words
-from memcalib.dataset.lint import (
+from memcalib.products.dataset.grounding import content_words
+from memcalib.products.dataset.lint import (
     LINTS,
     RUBRIC_FIELDS,
     LintLimits,
@@ -25,7 +25,7 @@ from memcalib.dataset.lint import (
     lint_example,
     lint_splits,
 )
-from memcalib.dataset.writing import SIGNS, WEIGHTS
+from memcalib.products.dataset.writing import SIGNS, WEIGHTS
 from memcalib.problem import (
     Alternative,
     Atom,

@@ -11,19 +11,25 @@ from itertools import islice
 import pandas as pd
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.dataset.sources import SourceRow
-from memcalib.dataset.stages import Draft, Stage
-from memcalib.dataset.writing import DISTRACTORS, NATURALIZATION, RUBRICS, compose, make_plans
+from memcalib.products.dataset.sources import SourceRow
+from memcalib.products.dataset.stages import Draft, Stage
+from memcalib.products.dataset.writing import (
+    DISTRACTORS,
+    NATURALIZATION,
+    RUBRICS,
+    compose,
+    make_plans,
+)
 from memcalib.inference.client import Form, read_form
-from memcalib.practice.builder import Json
-from memcalib.practice.mistakes import (
+from memcalib.products.practice.builder import Json
+from memcalib.products.practice.mistakes import (
     ALTERATIONS,
     BUILD_TASKS,
     MistakeRates,
     SimulatedModel,
     altered,
 )
-from memcalib.practice.source import read_facts
+from memcalib.products.practice.source import read_facts
 
 STAGES = (SCREENING, DERIVATION, ANNOTATION, DISTRACTORS, RUBRICS, NATURALIZATION)
 ALTERABLE = {DERIVATION: "passages", ANNOTATION: "atoms", NATURALIZATION: "blocks"}

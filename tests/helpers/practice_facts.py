@@ -5,8 +5,8 @@ from itertools import chain
 
 from hypothesis import strategies as st
 
-from memcalib.micro.world import OWNERS, REQUESTS, SCOPES, WORDS
-from memcalib.practice.source import ATTRIBUTES, DOMAIN_OF, Fact, Request
+from memcalib.products.micro.world import OWNERS, REQUESTS, SCOPES, WORDS
+from memcalib.products.practice.source import ATTRIBUTES, DOMAIN_OF, Fact, Request
 
 ATTRIBUTES_WITH_NOUNS = [
     (attribute, noun)

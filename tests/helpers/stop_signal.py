@@ -15,8 +15,8 @@ import torch
 from run_files import weights
 
 from memcalib import training
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.checkpoints import Interrupted
 

@@ -28,8 +28,8 @@ from memcalib.inference.local import (
     sample_tokens,
     uniform_numbers,
 )
-from memcalib.micro.world import exact_judge
-from memcalib.micro.policy import build_policy, load_policy, policy_path
+from memcalib.products.micro.world import exact_judge
+from memcalib.products.micro.policy import build_policy, load_policy, policy_path
 from memcalib.problem import Rollout
 from memcalib.io.records import read_jsonl
 from memcalib.inference.rollout import Sampling, generate, requests

@@ -10,7 +10,7 @@ from memcalib.inference.client import Client, other_model
 from memcalib.inference.endpoint import Endpoint
 from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 from memcalib.io.jsonl import rows_so_far
-from memcalib.micro.world import WORLDS, make_examples
+from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.problem import Rollout
 
 

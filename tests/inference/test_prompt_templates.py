@@ -14,7 +14,7 @@ from memcalib.inference.rollout import (
     load_prompt_template,
     wording_hash,
 )
-from memcalib.micro.world import make_examples
+from memcalib.products.micro.world import make_examples
 from memcalib.problem import PROMPT_TEMPLATES, PromptTemplate, plain_prompt, render
 from memcalib.io.records import DataError
 

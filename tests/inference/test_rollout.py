@@ -24,8 +24,8 @@ from faulty_server import FaultyServer, completion
 from memcalib.inference.client import split_thoughts
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
-from memcalib.practice.server import MicroServer
-from memcalib.micro.world import make_examples
+from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.world import make_examples
 from memcalib.problem import PROMPT_TEMPLATES, Rollout, plain_prompt, render
 from memcalib.io.records import DataError, read_jsonl
 from memcalib.inference.rollout import (
@@ -431,7 +431,7 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     from memcalib.inference.endpoint import Endpoint
-    from memcalib.micro.world import make_examples
+    from memcalib.products.micro.world import make_examples
     from memcalib.inference.rollout import EndpointBackend, Sampling, generate
 
     url, out, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])

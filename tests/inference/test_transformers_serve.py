@@ -16,8 +16,8 @@ import torch
 
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.local import LocalBackend
-from memcalib.micro.world import make_examples
-from memcalib.micro.policy import fit
+from memcalib.products.micro.world import make_examples
+from memcalib.products.micro.policy import fit
 from memcalib.problem import Rollout, encode_prompt, render
 from memcalib.io.records import read_jsonl
 from memcalib.inference.rollout import EndpointBackend, Sampling, generate

@@ -8,8 +8,8 @@ import pytest
 import memcalib
 from memcalib.inference.endpoint import Endpoint
 from memcalib.io.promises import KEPT, LOOKED_FOR, SENDING
-from memcalib.memory_logs.consent import CallPlan, NotAgreed
-from memcalib.memory_logs.own_answers import LogPlan, own_answers
+from memcalib.products.dataset.consent import CallPlan, NotAgreed
+from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
 PACKAGE = Path(memcalib.__file__).parent
 SENTENCES = [*KEPT.values(), *SENDING.values(), *LOOKED_FOR.values()]

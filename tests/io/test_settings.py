@@ -29,12 +29,12 @@ from memcalib.io.settings import (
     shipped_names,
 )
 from memcalib.inference.rollout import load_prompt_template
-from memcalib.reproduction.main_results import load_profile
-from memcalib.dataset.writing import load_phrases
+from memcalib.products.reproduction.main_results import load_profile
+from memcalib.products.dataset.writing import load_phrases
 from memcalib.trainer.recipe import load_recipe
-from memcalib.memory_logs.redaction import load_redactor
-from memcalib.dataset.screening import load_screen
-from memcalib.dataset.sources import load_sources
+from memcalib.products.memory_logs.redaction import load_redactor
+from memcalib.products.dataset.screening import load_screen
+from memcalib.products.dataset.sources import load_sources
 
 ENDS = st.floats(-1e6, 1e6, allow_nan=False)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from judge_errors import answers_read, exam_frame_of
 
-from memcalib.evaluation.exam import error_check, exam_counts
-from memcalib.evaluation.target_labels import draw_answers
+from memcalib.products.exam.exam import error_check, exam_counts
+from memcalib.scoring.target_labels import draw_answers
 from memcalib.io.records import read_jsonl, write_jsonl
-from memcalib.micro.world import make_examples
+from memcalib.products.micro.world import make_examples
 from memcalib.problem import Judgment, Level, Rollout, judgment_for
 from memcalib.report.evaluation_report import (
     ASSUMES,

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import load_policy
 from memcalib.io.records import DataError
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of

@@ -1153,7 +1153,7 @@ def test_the_column_that_stays_in_place_leaves_room_on_a_phone_on_every_page():
     assert style_block < narrow < base.index(rule) < base.index("</style>")
     pages = [
         file
-        for file in folder.glob("*.html.j2")
+        for file in package_data().glob("**/templates/*.html.j2")
         if "<table" in file.read_text() and file != folder / "base.html.j2"
     ]
     frames = [file for file in pages if "{% extends" in file.read_text()]

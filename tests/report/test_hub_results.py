@@ -8,7 +8,7 @@ from command_line import run
 from huggingface_hub import parse_eval_result_entries
 
 from memcalib.io.records import write_jsonl
-from memcalib.micro.world import answer, exact_judge, make_examples, noisy_levels
+from memcalib.products.micro.world import answer, exact_judge, make_examples, noisy_levels
 from memcalib.problem import judgment_for
 from memcalib.report.hub_results import (
     HUB_TASKS,

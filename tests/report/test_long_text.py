@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from memcalib.annotation.labels import LabelItem, item_html
-from memcalib.annotation.pilot_page import row_html
+from memcalib.products.annotation.labels import LabelItem, item_html
+from memcalib.products.dataset.pilot_page import row_html
 from memcalib.commands.exam import Exam, ExamRun
-from memcalib.dataset.pilot import PilotItem
+from memcalib.products.dataset.pilot import PilotItem
 from memcalib.evaluation.run import evaluate
 from memcalib.io.records import write_jsonl
 from memcalib.judge import judgment_for

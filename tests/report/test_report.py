@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memcalib.io import runs
 from memcalib.report import credit_viewer, figures, page, tables
-from memcalib.reproduction import diagrams
+from memcalib.products.reproduction import diagrams
 from memcalib.report import training_report as report
 from memcalib.report.run_data import load_run
 from memcalib.problem import Level, Rollout, judgment_for, sample_records

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.evaluation.exam import stance_items, stance_line, stance_numbers
+from memcalib.products.exam.exam import stance_items, stance_line, stance_numbers
 from memcalib.evaluation.stance import actions_of, stance_table, wrong_stances
 from memcalib.io.records import write_jsonl
 from memcalib.judge import JudgeConfig, judge_name, judge_request, judgment_from, read_reply

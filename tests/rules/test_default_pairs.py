@@ -6,7 +6,7 @@ import torch
 from micro_policy import EXAMPLES
 
 from memcalib.metrics import CHANNELS
-from memcalib.micro.world import exact_judge
+from memcalib.products.micro.world import exact_judge
 from memcalib.problem import Judgment, judgment_for
 from memcalib.rules.base import CreditConfig, CreditRule, channel_atoms
 

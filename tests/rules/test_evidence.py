@@ -20,7 +20,7 @@ from memcalib.credit.sentences import response_units, token_spans
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.local import prompt_encoder
 from memcalib.metrics import CHANNELS
-from memcalib.micro.world import answer, exact_judge, noisy_levels
+from memcalib.products.micro.world import answer, exact_judge, noisy_levels
 from memcalib.problem import Judgment, Level, judgment_for
 from memcalib.rules.base import CreditConfig
 from memcalib.rules.evidence import evidence_tokens

@@ -21,11 +21,11 @@ from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.local import prompt_encoder
 from memcalib.localization import Signal, weigh
 from memcalib.metrics import CHANNELS
-from memcalib.micro.loop import CreditLoop
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.reproduction.rule_runs import GridPlan, GridRun, Stage, run_grid, train_one
-from memcalib.reproduction.rule_tables import grid_frame
+from memcalib.products.micro.loop import CreditLoop
+from memcalib.products.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.reproduction.rule_runs import GridPlan, GridRun, Stage, run_grid, train_one
+from memcalib.products.reproduction.rule_tables import grid_frame
 from memcalib.rules.base import (
     CREDIT_RULES,
     LOG_PROBABILITIES,
@@ -499,11 +499,11 @@ import sys, torch
 import memcalib
 assert memcalib.__file__.startswith(sys.argv[1])
 torch.set_num_threads(1)
-import memcalib.report.credit_viewer, memcalib.reproduction.rule_grid
+import memcalib.report.credit_viewer, memcalib.products.reproduction.rule_grid
 import memcalib.trainer.traces, memcalib.training
-from memcalib.micro.loop import CreditLoop
-from memcalib.micro.policy import load_policy
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.loop import CreditLoop
+from memcalib.products.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule
 from memcalib.trainer.forecast import forecast
 from memcalib.trainer.recipe import load_recipe

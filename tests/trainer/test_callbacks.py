@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_tokenizer, load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.callbacks import DriftLimit, DriftMonitor, answer_stats, merge_stats
 from memcalib.problem import judgment_for
 from memcalib.rules.base import credit_rule

@@ -32,8 +32,8 @@ from memcalib.trainer.checkpoints import (
     restore_best,
     seal,
 )
-from memcalib.micro.world import WORLDS, exact_judge
-from memcalib.micro.policy import build_policy
+from memcalib.products.micro.world import WORLDS, exact_judge
+from memcalib.products.micro.policy import build_policy
 from memcalib.trainer.rewards import JudgeFault
 from memcalib.trainer.train_config import world_config
 from memcalib.training import train

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from memcalib.micro.world import exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer
+from memcalib.products.micro.world import exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.train_config import CreditGRPOConfig, world_config
-from memcalib.micro.world import WORLDS
+from memcalib.products.micro.world import WORLDS
 from memcalib.training import CreditTrainer
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.local import prompt_encoder, sample_tokens
 from memcalib.trainer.distillation import TeacherLogps, head_logps, teacher_logps
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
 from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
 from memcalib.credit.prefix_groups import sharing_faults, split_model
 from memcalib.credit.logprobs import response_logps_reference

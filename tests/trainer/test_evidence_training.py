@@ -10,8 +10,8 @@ from micro_policy import TOKENIZER, policy
 
 from memcalib.inference.endpoint import Endpoint
 from memcalib.judge import LLMJudge
-from memcalib.practice.server import MicroServer
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.report.credit_viewer import answer_view, write_trace_page
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.trace_files import read_traces, trace_of

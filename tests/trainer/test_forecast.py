@@ -22,8 +22,8 @@ from memcalib.trainer.forecast import (
 )
 from memcalib.trainer.forecast import GIB, Plan, Shape, estimate_memory, model_shape
 from memcalib.trainer.recipe import read_config
-from memcalib.micro.world import make_examples
-from memcalib.micro.policy import policy_path
+from memcalib.products.micro.world import make_examples
+from memcalib.products.micro.policy import policy_path
 from memcalib.problem import encode_prompt, render
 from memcalib.io.records import write_jsonl
 from memcalib.trainer.recipe import LABELS, Launch, load_recipe, method_config
@@ -254,7 +254,7 @@ def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, chang
 
 
 def test_prompts_are_counted_with_the_tokenizer(tmp_path):
-    from memcalib.micro.policy import load_policy
+    from memcalib.products.micro.policy import load_policy
 
     examples = make_examples("short", 9, seed=3)
     write_jsonl(tmp_path / "train.jsonl", examples)
@@ -320,7 +320,7 @@ def test_fine_tuning_scores_nothing_before_its_first_step():
 
 @pytest.mark.parametrize("method", ["opsd-pg", "opsd-gkd"])
 def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
-    from memcalib.micro.policy import load_policy
+    from memcalib.products.micro.policy import load_policy
     from memcalib.trainer.distillation import teacher_encoder
 
     examples = make_examples("short", 9, seed=3)

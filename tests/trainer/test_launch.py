@@ -24,8 +24,8 @@ import memcalib.trainer.train_config as settings
 from memcalib.trainer.checkpoints import decisive
 from memcalib.trainer.forecast import forecast, launch_file, strategy
 from memcalib.trainer.forecast import GIB, model_shape
-from memcalib.micro.world import exact_judge, make_examples
-from memcalib.micro.policy import build_tokenizer
+from memcalib.products.micro.world import exact_judge, make_examples
+from memcalib.products.micro.policy import build_tokenizer
 from memcalib.trainer.rewards import RetryingJudge
 from memcalib.trainer.recipe import LABELS, load_recipe, method_config, shipped_recipes
 from memcalib.trainer.train_config import TrainConfig, check_sampler, trl_config

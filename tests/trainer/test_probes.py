@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.traces import _cosines, alignment
 from memcalib.trainer.train_config import world_config
 

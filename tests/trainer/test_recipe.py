@@ -19,7 +19,7 @@ from memcalib.trainer.recipe import (
     read_splits,
     shipped_recipes,
 )
-from memcalib.commands.settings_files import with_settings
+from memcalib.settings.files import with_settings
 from memcalib.problem import PROMPT_TEMPLATES, render
 from memcalib.trainer.train_config import TrainConfig
 from memcalib.trainer.sft import SftConfig

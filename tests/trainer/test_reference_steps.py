@@ -14,8 +14,8 @@ import torch
 from micro_policy import EXAMPLES, TOKENIZER
 
 import memcalib.training as training
-from memcalib.micro.world import WORLDS, exact_judge
-from memcalib.micro.policy import load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge
+from memcalib.products.micro.policy import load_policy
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
 from memcalib.redistribution import Credit

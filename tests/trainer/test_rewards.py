@@ -16,8 +16,8 @@ from memcalib.trainer.rewards import (
     held_out_examples,
 )
 from memcalib.inference.local import prompt_encoder
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.rewards import RetryingJudge
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.distillation import teacher_encoder

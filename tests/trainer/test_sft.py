@@ -26,8 +26,8 @@ from run_files import weights
 from memcalib.io.tasks import termination_interrupts
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
-from memcalib.micro.world import WORLDS, demonstrations, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
+from memcalib.products.micro.world import WORLDS, demonstrations, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.trainer.rewards import JudgeDown, JudgeFault, RetryingJudge
 from memcalib.problem import encode_prompt, render
 from memcalib.trainer.train_config import world_config
@@ -325,8 +325,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
     _, final = straight
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from memcalib.micro.policy import build_policy, build_tokenizer\n"
-        "from memcalib.micro.world import demonstrations\n"
+        "from memcalib.products.micro.policy import build_policy, build_tokenizer\n"
+        "from memcalib.products.micro.world import demonstrations\n"
         "from memcalib.trainer.sft import SftConfig, sft\n"
         f"config = SftConfig.model_validate_json({SMALL.model_dump_json()!r})\n"
         "sft(build_policy(0), build_tokenizer(), demonstrations('short', 24, seed=3), config, "
@@ -349,8 +349,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(straight, tmp_path):
 STOPPED = """
 import signal, sys, torch
 torch.set_num_threads(1)
-from memcalib.micro.policy import build_policy, build_tokenizer
-from memcalib.micro.world import demonstrations
+from memcalib.products.micro.policy import build_policy, build_tokenizer
+from memcalib.products.micro.world import demonstrations
 from memcalib.trainer.sft import SftConfig, sft
 from memcalib.trainer.callbacks import Diverged
 from memcalib.trainer.checkpoints import Interrupted

@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 from run_files import rows, weights
 
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import judgment_for
 from memcalib.trainer.train_config import world_config

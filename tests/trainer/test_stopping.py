@@ -22,8 +22,8 @@ from run_files import assert_same, newest_checkpoint, rows, timeless
 from memcalib.trainer import rewards as desk_module
 from memcalib import training as training_module
 from memcalib.trainer.checkpoints import checkpoints, read_state
-from memcalib.micro.world import WORLDS, exact_judge
-from memcalib.micro.policy import build_policy
+from memcalib.products.micro.world import WORLDS, exact_judge
+from memcalib.products.micro.policy import build_policy
 from memcalib.inference.client import run_async
 from memcalib.trainer.rewards import RetryingJudge
 from memcalib.trainer.train_config import world_config

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memcalib.credit.tree_attention import tree_logps
-from memcalib.micro.policy import load_policy
+from memcalib.products.micro.policy import load_policy
 from memcalib.trainer.token_sampling import (
     draw_tokens,
     kept_lengths,

@@ -20,8 +20,8 @@ from memcalib.metrics import CHANNELS
 from memcalib.redistribution import PairDetail, fallback_reasons
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.rules.base import Pairs
-from memcalib.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.micro.policy import build_policy, build_tokenizer, load_policy
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.io.records import DataError
 from memcalib.redistribution import Credit
 from memcalib.trainer.train_config import world_config

@@ -11,8 +11,8 @@ from trl.trainer.utils import RepeatSampler
 
 from memcalib.localization import Thresholds
 from memcalib.rules.base import CreditConfig
-from memcalib.micro.world import WORLDS, exact_judge
-from memcalib.micro.policy import build_policy
+from memcalib.products.micro.world import WORLDS, exact_judge
+from memcalib.products.micro.policy import build_policy
 from memcalib.trainer.callbacks import CreditCheckpoints, FiniteGuard, StepRows
 from memcalib.trainer.checkpoints import random_state, set_random_state, start_pass
 from memcalib.trainer.train_config import TrainConfig, world_config

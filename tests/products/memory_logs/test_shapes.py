@@ -1,0 +1,161 @@
+"""Further shapes of logs, each from the form of a real export, and what is said of unknown ones."""
+
+import json
+
+import pytest
+from command_line import run
+
+from memcalib.products.memory_logs.exports import shape_of
+from memcalib.products.memory_logs.field_maps import read_all
+from memcalib.products.memory_logs.notes import mapping_lines, note_memories, system_memories
+from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
+
+ZEP = {
+    "query": "What can I bake?",
+    "edges": [
+        {
+            "uuid": "e1",
+            "name": "ALLERGIC_TO",
+            "fact": "User is allergic to nuts",
+            "created_at": "2026-01-02T10:00:00Z",
+            "valid_at": "2026-01-01T00:00:00Z",
+            "invalid_at": None,
+            "score": 0.83,
+            "source_node_uuid": "n1",
+            "target_node_uuid": "n2",
+        }
+    ],
+}
+MEM0_NODE = {
+    "query": "What can I bake?",
+    "results": [
+        {
+            "id": "0d3f",
+            "memory": "Allergic to nuts",
+            "hash": "91aa",
+            "createdAt": "2026-01-02T10:00:00Z",
+            "updatedAt": "2026-01-03T10:00:00Z",
+            "score": 0.83,
+            "userId": "anna",
+            "metadata": {"category": "health"},
+        }
+    ],
+    "relations": [],
+}
+LLAMAINDEX = {
+    "query": "What can I bake?",
+    "memories": [
+        {
+            "node": {
+                "id_": "n-1",
+                "text": "Allergic to nuts",
+                "metadata": {"created_at": "2026-01-02", "source": "chat"},
+                "class_name": "TextNode",
+            },
+            "score": 0.83,
+            "class_name": "NodeWithScore",
+        }
+    ],
+}
+TALK = {
+    "id": "c1",
+    "messages": [
+        {
+            "role": "system",
+            "content": "Be kind.\n<memory>\n- [2026-01-02] Allergic to nuts\n</memory>",
+        },
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "What can I bake?"},
+        {"role": "assistant", "content": "No nuts."},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "system", "memory_id", "score"),
+    [
+        (ZEP, "zep", "e1", 0.83),
+        (MEM0_NODE, "mem0", "0d3f", 0.83),
+        (LLAMAINDEX, "llamaindex", "n-1", 0.83),
+    ],
+    ids=["zep", "mem0 node", "llamaindex"],
+)
+def test_exports_of_systems(record, system, memory_id, score):
+    [row] = read_all([{**record, "answer": "No nuts."}]).rows
+    [memory] = row.memories
+    assert row.system == system and memory.id == memory_id and memory.score == score
+    assert memory.created_at == "2026-01-02" and "nuts" in memory.text
+
+
+def test_conversations_with_memory_in_the_system_message(tmp_path):
+    log = tmp_path / "talks.jsonl"
+    log.write_text(json.dumps(TALK) + "\n")
+    first, second = read_all(str(log)).rows
+    assert (first.query, second.query) == ("Hello", "What can I bake?")
+    assert second.answer == "No nuts." and [turn.content for turn in second.turns] == [
+        "Hello",
+        "Hello.",
+    ]
+    assert second.memories[0].created_at == "2026-01-02"
+    answers = own_answers(LogPlan(file=str(log), consent="x"))
+    assert len(answers.examples) == 2 and answers.examples[1].turns
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("You are kind.\n\n# Model Set Context\n1. [2025-05-02]. A b.\n2. C.\n", ["A b.", "C."]),
+        ("## User memories\n- One.\n- Two.\n\n## Tools\n- Search.\n", ["One.", "Two."]),
+        ("<memories><fact>One.</fact>\n<fact>Two.</fact></memories>", ["One.", "Two."]),
+        ("You have a good memory and use it.", []),
+        ("", []),
+    ],
+)
+def test_sections_of_memory(text, texts):
+    assert [entry["text"] for entry in system_memories(text)] == texts
+
+
+def test_a_folder_of_notes_is_a_store(capsys, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "MEMORY.md").write_text("- [Nuts](nuts.md) allergy\n")
+    (notes / "nuts.md").write_text("---\nname: nuts\ntype: user\n---\nAllergic to nuts.\n")
+    (notes / "broken.md").write_text("---\nname: [\n---\nStill read.\n")
+    log = tmp_path / "log.jsonl"
+    rows = {"query": "What can I bake?", "memory_ids": ["nuts.md"], "answer": "No nuts."}
+    log.write_text(json.dumps(rows) + "\n")
+    code, output, _ = run(capsys, "logs", log, "--store", notes)
+    assert code == 0 and "memory 1: Allergic to nuts." in output
+    code, _, errors = run(capsys, "logs", notes)
+    assert code == 1 and "memories without queries, 2 notes" in errors and "--store" in errors
+
+
+def test_an_unknown_shape_gets_its_nearest_and_ten_lines_that_work(capsys, tmp_path):
+    record = {
+        "in": {"says": "What can I bake?"},
+        "found_items": [{"w": "Allergic to nuts.", "score": 0.8, "id": "a"}],
+        "out": "A cake without.",
+    }
+    log = tmp_path / "odd.jsonl"
+    log.write_text(json.dumps(record) + "\n")
+    code, _, errors = run(capsys, "logs", log)
+    assert code == 1 and "nearest known form" in errors and "--lines" in errors
+    code, output, _ = run(capsys, "logs", log, "--lines")
+    assert code == 0 and output.strip() == mapping_lines(record, str(log))
+    assert shape_of(record["found_items"][0]) == ""
+    lines = mapping_lines(record, str(log)).replace(
+        '"plain.jsonl"', repr(str(tmp_path / "plain.jsonl"))
+    )
+    exec(compile(lines, "lines", "exec"), {})  # as a user would
+    [row] = read_all(str(tmp_path / "plain.jsonl")).rows
+    assert row.query == "What can I bake?" and row.memories[0].text == "Allergic to nuts."
+    assert row.answer == "A cake without."
+
+
+@pytest.mark.parametrize(
+    "top", ["a: [", "- a list", "date: 2026-13-45", "a: 1\na: 2", "a: " + "[" * 3000]
+)
+def test_front_matter_that_cannot_be_read_is_text_of_the_note(top):
+    (memory,) = note_memories(f"---\n{top}\n---\nTea is drunk at four.\n", "tea.md")
+    assert memory["text"].endswith("Tea is drunk at four.") and memory["text"].startswith("---")
