@@ -26,7 +26,7 @@ with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
 cfg = config["DEFAULT"]
 extras = {
     name: cfg[f"{name}_requirements"].split()
-    for name in ("train", "build", "notebook", "inspect", "vllm")
+    for name in ("data", "train", "build", "notebook", "inspect", "vllm")
 }
 extras["dev"] = [
     *cfg["dev_requirements"].split(),

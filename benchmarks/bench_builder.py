@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from practice_builds import alteration_table, exact_build, stage_table
 
-from memcalib.products.practice.source import source_rows
+from memcalib.products.micro.practice.source import source_rows
 
 
 def main() -> None:

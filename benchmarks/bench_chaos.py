@@ -190,7 +190,7 @@ def server(examples: Path, faults: dict, **options):
 
 
 def serve_here(plan: dict) -> None:
-    from memcalib.products.practice.server import Faults, serve
+    from memcalib.products.micro.practice.server import Faults, serve
 
     options = {"port": 0, **plan["options"]}
     serve(examples=plan["examples"], faults=Faults(**plan["faults"]), key_env=KEY, **options)
@@ -371,7 +371,7 @@ def keys_in(folder: Path, key: str) -> list[str]:
 
 
 def main(small: bool, folder: Path) -> int:
-    from memcalib.products.practice.server import CONTENT, MALFORMED, TRANSPORT
+    from memcalib.products.micro.practice.server import CONTENT, MALFORMED, TRANSPORT
     from memcalib.products.micro.world import make_examples
     from memcalib.io.records import write_jsonl
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from invented_rows import invented_examples
 from planted_defects import alarm_table, catch_rate, catch_table, with_text
 
-from memcalib.products.dataset.grounding import text_faults
+from memcalib.products.shared.grounding import text_faults
 from memcalib.products.dataset.lint import LintLimits, lint_example
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import Example, sample_records

@@ -19,7 +19,7 @@ from itertools import chain
 
 import torch
 
-from memcalib.inference.local import evaluate
+from memcalib.inference.sampling import evaluate
 from memcalib.localization import ablation_pairs
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.logprobs import Job, Scorer, score_plain

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from memcalib.inference.local import prompt_encoder
+from memcalib.inference.sampling import prompt_encoder
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import load_policy
 from memcalib.trainer.train_config import world_config

@@ -20,7 +20,7 @@ from bench_step import measure, start_policy, table
 
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import TokenCredit
-from memcalib.inference.local import prompt_encoder, sample_answers
+from memcalib.inference.sampling import prompt_encoder, sample_answers
 from memcalib.products.micro.policy import build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.trainer.rewards import ChannelRewards, assign_credit

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from memcalib.products.annotation.sentence_roles import audited_pairs, role_items, true_roles
 from memcalib.credit.audit import draw_pairs, shares_table
-from memcalib.metrics import SUPPORT, UNDER
+from memcalib.problem import SUPPORT, UNDER
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.reproduction.rule_grid import load_plan

@@ -39,7 +39,7 @@ from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.forecast import GIB, Plan, estimate_memory, model_shape
 from memcalib.trainer.recipe import read_config
 from memcalib.credit.logprobs import response_logps, response_logps_reference
-from memcalib.inference.local import sample_tokens
+from memcalib.inference.sampling import sample_tokens
 from memcalib.io.settings import package_data, read_yaml
 from memcalib.judge import Judge
 from memcalib.problem import Level, encode_prompt, judge_all, load_examples, render, text_hash

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 
 from memcalib.credit.sentences import Parse
-from memcalib.judge import grounded
+from memcalib.scoring.quotes import grounded
 from memcalib.products.dataset.lint import lint_example
 from memcalib.problem import sample_records
-from memcalib.products.memory_logs.redaction import Redactor
+from memcalib.products.shared.redaction import Redactor
 from memcalib.products.dataset.screening import load_screen, screen_row
 from memcalib.credit.sentences import segment
 from memcalib.products.dataset.sources import SourceRow

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from memcalib.io.records import write_jsonl
 from memcalib.products.micro.world import make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 HERE = Path(__file__).resolve().parents[1]
 ATOMS = 100_000

@@ -188,7 +188,7 @@ def compare_libraries(count: int) -> None:
     from rensa import RMinHash, RMinHashLSH
 
     from memcalib.products.dataset.duplicates import shingles
-    from memcalib.products.dataset.screening import words
+    from memcalib.products.shared.words import words
 
     config = NearConfig()
     rows, pairs = documents(count, seed=1)

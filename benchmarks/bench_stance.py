@@ -30,8 +30,8 @@ from memcalib.commands.exam import practice_judge
 from memcalib.products.exam.exam import stance_items, stance_numbers
 from memcalib.evaluation.stance import STANCES, actions_of, is_wrong_stance
 from memcalib.io.records import read_jsonl, write_whole
-from memcalib.products.practice.models import PracticeJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import Judgment, Level, judgment_for, load_examples
 
 Confusion = Mapping[str, Mapping[str, float]]  # stance -> stance read in its place -> probability

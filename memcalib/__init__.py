@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memcalib.io.extras import explain_imports
+from memcalib.io.parts import add_parts_of
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _MODULES = {
     "training": ("CreditTrainer",),
 }
 explain_imports(__name__)
+add_parts_of("memcalib.products.parts")  # read when a part is first asked for
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "__version__",

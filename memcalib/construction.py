@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from memcalib.products.dataset.grounding import (
+from memcalib.products.shared.grounding import (
     TextFault,
     content_words,
     coverage,

@@ -5,18 +5,14 @@
 # %% auto #0
 __all__ = ['JUDGE_PARTS', 'LONGEST_QUOTE', 'HUGE', 'AnswerKey', 'TRIAL', 'JudgeConfig', 'prompt_part', 'prompt_names',
            'load_prompt', 'reply_model', 'response_format', 'system_prompt', 'JudgeRequest', 'NamedBlock',
-           'named_atoms', 'judge_payload', 'judge_request', 'Reading', 'read_reply', 'repair_messages', 'blanked',
-           'fold', 'quote_pieces', 'quote_places', 'grounded', 'locate', 'evidence_spans', 'judgment_from', 'Judge',
-           'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts', 'check_judge_answers']
+           'named_atoms', 'judge_payload', 'judge_request', 'Reading', 'read_reply', 'repair_messages', 'judgment_from',
+           'Judge', 'judge_name', 'LLMJudge', 'JudgeResult', 'judge_rollouts', 'check_judge_answers']
 
 # %% ../nbs/02_judge.ipynb #8dc07a7a
 import asyncio
 import copy
 import inspect
 import json
-import re
-import unicodedata
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import (
     AsyncGenerator,
@@ -30,7 +26,6 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -76,6 +71,7 @@ from memcalib.problem import (
     judgment_for,
     text_hash,
 )
+from .scoring.quotes import grounded, locate
 from memcalib.io.records import (
     ForeseenError,
     DataError,
@@ -473,197 +469,6 @@ def repair_messages(
         {"role": "assistant", "content": quoted_reply},
         {"role": "user", "content": f"{prompt_part('repair-1')}\n\n{listed_faults}"},
     ]
-
-# %% ../nbs/02_judge.ipynb #35a1d8df
-_FOLDED_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Sc"}
-
-
-class _FoldTable(dict):
-    """For `str.translate`: code point -> what is compared of it, filled as characters come."""
-
-    def __missing__(self, code: int) -> str:
-        """What remains of a character: its compatibility decomposition without case,
-        without punctuation, symbols and white space."""
-        is_variation_selector = 0xFE00 <= code <= 0xFE0F
-        if is_variation_selector:
-            self[code] = ""
-            return ""
-        decomposed = unicodedata.normalize("NFKD", chr(code)).casefold()
-        characters = unicodedata.normalize("NFKD", decomposed)
-        self[code] = "".join(
-            c for c in characters if unicodedata.category(c) in _FOLDED_CATEGORIES or c == "%"
-        )
-        return self[code]
-
-
-_FOLD_TABLE = _FoldTable()
-_BLANKED = re.compile(r"(?<=\])\([^()\s]*\)|^[ \t]*\d{1,3}[.)](?=\s)|(?<=\d)[.,:/–-](?=\d)", re.M)
-_BETWEEN_DIGITS = {".": "ˑ", ",": "ˎ", ":": "ː", "/": "ˊ", "–": "ˉ", "-": "ˉ"}
-
-
-def blanked(text: str) -> str:
-    """The text, as long as before: spaces in the place of link addresses and list
-    numbers, a letter for a mark between two digits."""
-    return _BLANKED.sub(lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text)
-
-
-def fold(text: str) -> str:
-    """The letters, digits, accents, percent and currency signs of a text in normal form
-    (NFKD), without case; character by character."""
-    return text.translate(_FOLD_TABLE)
-
-# %% ../nbs/02_judge.ipynb #7e5b1e6d
-_CUT = re.compile(
-    r"""[\[(]?(?:…|\.\.\.+)[\])]?|["”“»」』]\s{0,3}[,;/&+、，]?\s{0,3}"""
-    r"""(?:and|und|et|y|e|och|og|en|и|と|和)?\s{0,3}["“„«「『]""",
-    re.I,
-)
-_QUOTATION_MARKS = " \n\"'“”„«»‘’「」『』"
-_FUNCTION_WORDS_TEXT = """
-    a an the and or but if so of to in on at by for with from as is are was were be been am it
-    its this that these those i you he she we they me him her us them my your his our their not
-    no yes do does did have has had will would can could should may might must there here then
-    than very just also too der die das den dem ein eine und oder aber ist sind war ich du er
-    sie es wir ihr zu im mit von auf für nicht le la les un une des et ou de en est sont je tu
-    il elle nous vous ils el los las y o son yo que
-"""
-_FUNCTION_WORDS = frozenset(_FUNCTION_WORDS_TEXT.split())
-_FIRST_EAST_ASIAN = "\u2e80"  # from here on one character can be a word
-
-
-def _is_content_word(word: str) -> bool:
-    """Whether a word says something: no function word, and no single Latin letter."""
-    if word in _FUNCTION_WORDS:
-        return False
-    return len(word) > 1 or word.isdigit() or word > _FIRST_EAST_ASIAN
-
-
-def quote_pieces(quote: str) -> list[str]:
-    """The folded pieces of an evidence quote, split at ellipses and between joined
-    quotes; empty when it holds no content word."""
-    words = re.findall(r"\w+", unicodedata.normalize("NFKC", quote).casefold())
-    if not any(_is_content_word(word) for word in words):
-        return []
-    pieces = _CUT.split(blanked(quote).strip(_QUOTATION_MARKS))
-    folded_pieces = [fold(piece) for piece in pieces]
-    return [folded for folded in folded_pieces if folded]
-
-# %% ../nbs/02_judge.ipynb #7a71439e
-def quote_places(pieces: Sequence[str], folded: str) -> list[tuple[int, int]] | None:
-    """Where the pieces of a quote stand in a folded text, one after the other: (start,
-    end) of each, or `None`."""
-    spans = []
-    previous_end = 0
-    for piece in pieces:
-        start = folded.find(piece, previous_end)
-        if start < 0:
-            return None
-        previous_end = start + len(piece)
-        spans.append((start, previous_end))
-    return spans or None
-
-
-def grounded(quotes: Sequence[str], response: str) -> list[bool]:
-    """For each quote, whether its pieces stand in the response in order; a quote
-    without a content word does not."""
-    folded = fold(blanked(response))
-    return [quote_places(quote_pieces(quote), folded) is not None for quote in quotes]
-
-# %% ../nbs/02_judge.ipynb #cf2ce0ca
-class _FoldedResponse:
-    """A response, its folded text, and the way back from a place in the folded text to
-    the character it came from.
-
-    The response is folded in stretches of so many characters, so that only the stretch in
-    which a place lies is counted through letter by letter.
-    """
-
-    def __init__(self, response: str, stretch: int):
-        self.text = blanked(response)
-        self.stretch = stretch
-        stretches = [
-            fold(self.text[start : start + stretch]) for start in range(0, len(self.text), stretch)
-        ]
-        self.folded = "".join(stretches)
-        self.stretch_ends = list(accumulate(map(len, stretches)))
-
-    def original_index(self, folded_index: int) -> int:
-        """The index of the character from which a character of the folded text came."""
-        number = bisect_right(self.stretch_ends, folded_index)
-        stretch_start = number * self.stretch
-        letters = self.text[stretch_start : stretch_start + self.stretch]
-        letter_ends = list(accumulate(len(fold(letter)) for letter in letters))
-        folded_before = self.stretch_ends[number - 1] if number else 0
-        return stretch_start + bisect_right(letter_ends, folded_index - folded_before)
-
-    def original_span(self, start: int, end: int) -> tuple[int, int]:
-        """(first character, one past the last) of the response for a span of the folded text."""
-        return self.original_index(start), self.original_index(end - 1) + 1
-
-    def inside_word(self, index: int) -> bool:
-        """Whether the characters before and at an index belong to one word."""
-        if not 0 < index < len(self.text):
-            return False
-        return self.text[index - 1].isalnum() and self.text[index].isalnum()
-
-    def every_span(self, piece: str, first: int) -> list[tuple[int, int]]:
-        """The spans of all occurrences of a piece, of which the first starts at `first`;
-        only those of whole words, where there is one."""
-        spans = []
-        start = first
-        while start >= 0:
-            end = start + len(piece)
-            spans.append(self.original_span(start, end))
-            start = self.folded.find(piece, end)
-        whole_words = [
-            (start, end)
-            for start, end in spans
-            if not self.inside_word(start) and not self.inside_word(end)
-        ]
-        return whole_words or spans[:1]
-
-
-def locate(
-    quotes: Sequence[str], response: str, stretch: int = 1024, every: bool = False
-) -> list[list[tuple[int, int]]]:
-    """For each quote the places of its pieces in the response, (first character, one
-    past the last); none when it is not grounded.
-
-    `every`: all places of a quote in one piece, in the place of the first.
-    """
-    searched = _FoldedResponse(response, stretch)
-    spans_by_quote = []
-    for quote in quotes:
-        pieces = quote_pieces(quote)
-        folded_spans = quote_places(pieces, searched.folded) or []
-        if every and len(folded_spans) == 1:
-            spans = searched.every_span(pieces[0], folded_spans[0][0])
-        else:
-            spans = [searched.original_span(start, end) for start, end in folded_spans]
-        spans_by_quote.append(spans)
-    return spans_by_quote
-
-# %% ../nbs/02_judge.ipynb #71975b98
-def evidence_spans(judgment: Judgment, response: str) -> dict[str, list[tuple[int, int]] | None]:
-    """Characters of the response in which each atom shows: empty where it left no
-    trace, `None` where no quote of it is in the response."""
-    stated_spans: dict[str, list[tuple[int, int]]] = {}
-    only_quoted = []  # atoms with a quote that was not looked up when they were judged
-    for atom in judgment.atoms:
-        stated_spans[atom.atom_id] = atom.spans or []
-        if atom.spans is None and atom.quote.strip():
-            only_quoted.append(atom)
-    if only_quoted:
-        located = locate([atom.quote for atom in only_quoted], response, every=True)
-        for atom, spans in zip(only_quoted, located, strict=True):
-            stated_spans[atom.atom_id] = spans
-    spans_by_atom: dict[str, list[tuple[int, int]] | None] = {}
-    for atom in judgment.atoms:
-        spans = sorted(stated_spans[atom.atom_id])
-        inside = all(0 <= start < end <= len(response) for start, end in spans)
-        lost_quote = not spans and bool(atom.quote.strip())
-        spans_by_atom[atom.atom_id] = spans if inside and not lost_quote else None
-    return spans_by_atom
 
 # %% ../nbs/02_judge.ipynb #63cbd4a4
 LONGEST_QUOTE = 2000  # characters of a quote or a reason that a row keeps

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .metrics import CHANNELS, SUPPORT, UNDER
-from .problem import Example, Judgment, remove_atoms
+from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment, remove_atoms
 from memcalib.rules.base import (
     PAPER,
     ChannelWeights,

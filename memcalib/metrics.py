@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER_IS_BETTER', 'SPLITS', 'ATOM_BINS', 'DISTRACTOR_BINS', 'BLOCK_BINS', 'SOURCE', 'RESPONSE_COLUMNS',
-           'ATOM_COLUMNS', 'LEAST_GROUPS', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'response_scores',
-           'calibration_metrics', 'binned', 'response_frame', 'summary', 'bootstrap_means', 'interval', 'exact_bounds',
-           'fold_by_question', 'question_interval', 'few_questions', 'summarise', 'with_labels', 'score',
-           'prediction_powered_table', 'readable', 'constant_policy', 'controls', 'load_judgments']
+           'ATOM_COLUMNS', 'LEAST_GROUPS', 'response_scores', 'calibration_metrics', 'binned', 'response_frame',
+           'summary', 'bootstrap_means', 'interval', 'exact_bounds', 'fold_by_question', 'question_interval',
+           'few_questions', 'summarise', 'with_labels', 'score', 'prediction_powered_table', 'readable',
+           'constant_policy', 'controls', 'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -714,14 +714,6 @@ def controls(judgments: Sequence[Judgment], **options) -> "pd.DataFrame":
             under.append(sum(max(ideal - level, 0) for ideal in ideals))
         frames.append(frame.assign(model=f"all {level.label}", over=over, under=under))
     return score(pd.concat(frames, ignore_index=True), **options)
-
-# %% ../nbs/03_metrics.ipynb #b6b6de59
-CHANNELS = ("A+", "AB-", "AC-", "BA-", "B+", "BC-", "CA-", "CB-", "C+")
-
-# %% ../nbs/03_metrics.ipynb #8d0699ee
-ORDERED_SIGN = (0, 1, 1, -1, 1, 1, -1, -1, 1)
-SUPPORT = tuple(name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign > 0)
-UNDER = tuple(name for name, sign in zip(CHANNELS, ORDERED_SIGN, strict=True) if sign < 0)
 
 # %% ../nbs/03_metrics.ipynb #5f5e8c35
 def load_judgments(path: str | Path) -> list[Judgment]:

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .channels import group_advantages, rms_scale
+from .credit.advantages import group_advantages, rms_scale
 from .localization import Thresholds, clip_signal, sentence_means
-from .metrics import CHANNELS
+from .problem import CHANNELS
 from memcalib.rules.base import (
     LOG_PROBABILITIES,
     NOTHING,

@@ -43,9 +43,8 @@ from .credit.logprobs import batch_noise, group_sync, response_logps
 from .credit.prefix_groups import is_out_of_memory
 from .credit.token_credit import TokenCredit
 from .credit.tree_attention import tree_logps, trees_agree, unpad
-from .inference.local import prompt_encoder, sample_tokens
-from .metrics import CHANNELS
-from .problem import Example, JudgeLike, encode_prompt
+from .inference.sampling import prompt_encoder, sample_tokens
+from .problem import CHANNELS, Example, JudgeLike, encode_prompt
 from .rules.base import LOG_PROBABILITIES
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
 from memcalib.trainer.checkpoints import (

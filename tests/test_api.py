@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import memcalib as mc
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import make_examples
 
 ROOT = Path(mc.__file__).parent

@@ -10,16 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.channels import (
-    channel_rewards,
+from memcalib.channels import channel_rewards, judgment_tensors
+from memcalib.credit.advantages import (
     direction_check,
     group_advantages,
-    judgment_tensors,
     rms_scale,
     sequence_advantages,
 )
-from memcalib.metrics import CHANNELS
-from memcalib.problem import AtomJudgment, Judgment, Level
+from memcalib.problem import CHANNELS, AtomJudgment, Judgment, Level
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 NAN = float("nan")

@@ -38,7 +38,7 @@ from memcalib.construction import (
     check_derivation,
     check_screening,
 )
-from memcalib.products.dataset.grounding import (
+from memcalib.products.shared.grounding import (
     content_words,
     coverage,
     find_exact,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.metrics import CHANNELS
+from memcalib.problem import CHANNELS
 from memcalib.localization import Thresholds
 from memcalib.redistribution import (
     FALLBACKS,

@@ -195,14 +195,7 @@ def test_exported_code_imports_what_stands_before_it():
     """Exported code imports what stands before it in nbs/ORDER;
     examples may use what a page of a reader's own would.
     """
-    for_examples = (
-        "products.micro.",
-        "products.practice.",
-        "commands.",
-        "products.reproduction.",
-        "trainer.",
-        "problem",
-    )
+    for_examples = ("products.", "commands.", "trainer.", "problem")
     rank = {name: k for k, name in enumerate(ORDER)}
     assert sorted(rank) == sorted(map(dotted, MODULES))
     wrong = []
@@ -305,7 +298,7 @@ def test_every_import_is_declared():
     """An imported package stands in settings.ini; an optional one is imported in a function,
     or by the pages of Inspect and pytest.
     """
-    needed = [settings()[f"{kind}requirements"] for kind in ("", "train_", "build_", "notebook_")]
+    needed = [settings()[f"{kind}requirements"] for kind in ("", "data_", "train_", "build_", "notebook_")]
     declared = distributions(" ".join(needed))
     missing = {}
     for path in MODULES:
@@ -332,7 +325,7 @@ def test_constraints_pin_what_settings_ask_for():
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     groups = [
         distributions(settings()[f"{kind}requirements"])
-        for kind in ("", "train_", "build_", "notebook_", "dev_", "inspect_")
+        for kind in ("", "data_", "train_", "build_", "notebook_", "dev_", "inspect_")
     ]
     assert [name for group in groups for name in group if name not in pins] == []
     assert [
@@ -426,7 +419,7 @@ def test_the_lines_of_the_home_page_run_from_the_wheel(empty_environment, tmp_pa
     place of model and judge.
     """
     from memcalib.products.micro.world import make_examples
-    from memcalib.products.practice.server import MicroServer
+    from memcalib.products.micro.practice.server import MicroServer
 
     text = (ROOT / "tools" / "first_screen.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^memcalib evaluate .*localhost:8000.*$", text, re.M)

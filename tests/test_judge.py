@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.judge import blanked, fold, grounded, quote_pieces, quote_places
-from memcalib.judge import (
-    Judge,
-    LLMJudge,
+from memcalib.scoring.quotes import (
+    blanked,
     evidence_spans,
-    judge_name,
-    judge_rollouts,
-    judgment_from,
+    fold,
+    grounded,
     locate,
+    quote_pieces,
+    quote_places,
 )
+from memcalib.judge import Judge, LLMJudge, judge_name, judge_rollouts, judgment_from
 from memcalib.inference.client import Client, Reply
-from memcalib.products.practice.server import Faults, MicroServer, micro_answer
+from memcalib.products.micro.practice.server import Faults, MicroServer, micro_answer
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import (
     Example,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import tiny
 
-from memcalib.metrics import CHANNELS, UNDER
+from memcalib.problem import CHANNELS, UNDER, Level, judgment_for, remove_atoms, sample_records
 from memcalib.localization import (
     Thresholds,
     ablation_pairs,
@@ -26,7 +26,6 @@ from memcalib.localization import (
     with_under_use,
 )
 from memcalib.credit.sentences import prefix_spans
-from memcalib.problem import Level, judgment_for, remove_atoms, sample_records
 from memcalib.rules.base import CreditConfig, channel_atoms, credit_rule
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.channels import group_advantages, sequence_advantages
-from memcalib.metrics import CHANNELS
+from memcalib.credit.advantages import group_advantages, sequence_advantages
+from memcalib.problem import CHANNELS
 from memcalib.localization import Thresholds
 from memcalib.redistribution import (
     credit,

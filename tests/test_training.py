@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.trainer.checkpoints import checkpoints, read_state
 from memcalib.trainer.rewards import prompt_dataset
-from memcalib.inference.local import sample_tokens
+from memcalib.inference.sampling import sample_tokens
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import build_policy, policy_path
 from memcalib.report.run_data import METHOD_LABELS
@@ -483,18 +483,6 @@ def test_a_method_from_outside_may_keep_the_credit_of_another(monkeypatch):
 
 def test_tables_and_trainings_call_methods_by_the_same_labels():
     assert {method.name: method.label for method in METHODS.values()} == METHOD_LABELS
-
-
-def test_exact_credit_is_zero_mean_over_a_group_that_agrees():
-    from memcalib.trainer.traces import credit_answers, exact_credit
-
-    same = [TOKENIZER("Keep July in mind.")["input_ids"] + [TOKENIZER.eos_token_id]] * 4
-    judged, credit, _ = credit_answers(
-        build_policy(0), TOKENIZER, EXAMPLES[:1] * 4, same, exact_judge, settings(method="gdpo")
-    )
-    assert (
-        exact_credit(TOKENIZER, judged, 4).abs().max() < 1e-9 and credit.advantages.abs().max() == 0
-    )
 
 
 def drifting(monkeypatch, lengths):

@@ -15,7 +15,7 @@ from memcalib.credit.contract import CONTRACT, REFERENCE, BatchCredit, JudgedAns
 from memcalib.credit.divergences import token_divergences
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import CreditRequest
-from memcalib.inference.local import prompt_encoder, sample_tokens
+from memcalib.inference.sampling import prompt_encoder, sample_tokens
 from memcalib.io.settings import package_data
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import exact_judge, make_examples

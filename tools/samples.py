@@ -16,7 +16,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from memcalib.products.practice.memory_system import practice_log, write_practice_log
+from memcalib.products.micro.practice.memory_system import practice_log, write_practice_log
 
 SAMPLES = {
     "evaluation": (

@@ -62,12 +62,15 @@ FOLDERS = {
     "rules": "Rules of credit",
     "credit": "Credit of tokens",
     "commands": "What a command does",
+    "scoring": "Quotes and labels behind the scores",
+    "products": "Products: what each adds",
+    "products/shared": "Products: what they share",
     "products/memory_logs": "Product: logs of memory systems",
     "products/exam": "Product: the judge's exam",
     "products/dataset": "Product: building a benchmark",
     "products/annotation": "Product: labels by people",
     "products/micro": "Product: the micro-world",
-    "products/practice": "Product: practice models and server",
+    "products/micro/practice": "Product: practice models and server",
     "products/integrations": "Product: other training engines",
     "products/reproduction": "Product: the paper's experiments",
 }  # what a folder of the package holds, in the order of the menu
@@ -92,7 +95,7 @@ def sections(nbs: Path) -> dict[str, list[str | dict]]:
     folders = list(dict.fromkeys(page.rpartition("/")[0] for page in more if "/" in page))
 
     def inside(folder, among):
-        return [page for page in among if page.startswith(f"{folder}/")]
+        return [page for page in among if page.rpartition("/")[0] == folder]
 
     reference = [
         f"{name}.ipynb" for name in ("public_api", "glossary", "paper_index", "logged_numbers")

@@ -751,7 +751,8 @@ def levels(
     from memcalib.commands.build import asked_yes
     from memcalib.settings.files import check_settings
     from memcalib.inference.endpoint import Endpoint
-    from memcalib.products.dataset.consent import NotAgreed, place_of
+    from memcalib.products.dataset.consent import NotAgreed
+    from memcalib.inference.endpoint import place_of
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if sheet is not None:
@@ -2131,10 +2132,10 @@ def microserve(
     """
     from memcalib.products.memory_logs.levels import practice_levels
     from memcalib.commands.exam import practice_judge
-    from memcalib.products.practice.memory_system import memory_assistant
-    from memcalib.products.practice.mistakes import micro_roles
-    from memcalib.products.practice.server import serve
-    from memcalib.products.practice.models import micro_teachers
+    from memcalib.products.micro.practice.memory_system import memory_assistant
+    from memcalib.products.micro.practice.mistakes import micro_roles
+    from memcalib.products.micro.practice.server import serve
+    from memcalib.products.micro.practice.models import micro_teachers
 
     def roles(known_levels):
         players = micro_roles()

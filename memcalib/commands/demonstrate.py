@@ -140,8 +140,8 @@ def endpoints(
     if not plan.micro:
         yield {role: getattr(plan, role) for role in ROLES}
         return
-    from memcalib.products.practice.models import micro_teachers
-    from memcalib.products.practice.server import MicroServer
+    from memcalib.products.micro.practice.models import micro_teachers
+    from memcalib.products.micro.practice.server import MicroServer
 
     with MicroServer(examples, roles=micro_teachers(examples)) as server:
         yield {

@@ -19,8 +19,14 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..products.annotation.labels import LabelBook, LabelItem, audit_frame, label_items
-from .evaluate import judge_reply_tokens, make_judge, role_forecast
-from ..settings.files import EXACT, Bar, JudgeSetting
+from .evaluate import role_forecast
+from ..settings.files import Bar
+from memcalib.settings.judges import (
+    JudgeSetting,
+    is_added_judge,
+    judge_reply_tokens,
+    make_judge,
+)
 from ..evaluation.agreement import agreement, judged_atoms, sample_atoms
 from memcalib.products.exam.exam import (
     EXAM_SCHEMA,
@@ -59,7 +65,7 @@ from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import may_import
 from ..judge import JudgeConfig, judge_request, judge_rollouts
-from ..products.practice.models import PracticeJudge, known_levels
+from ..products.micro.practice.models import PracticeJudge, known_levels
 from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples, text_hash
 
 # %% ../../nbs/commands/06_exam.ipynb #50fd189a
@@ -309,7 +315,7 @@ class ExamRun:
         if not file.is_file() or not (self.folder / "judgments.jsonl").is_file():
             return []
         judge = self.exam.judge
-        if isinstance(judge, str) and judge != EXACT and not may_import(judge):
+        if isinstance(judge, str) and not is_added_judge(judge) and not may_import(judge):
             self.notes.append(_UNREAD_CODE)
             return []
         return binding_changes(json.loads(file.read_text(encoding="utf-8")), self._binding())

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..products.annotation.labels import Label, LabelBook, LabelItem, label_items
-from .evaluate import JUDGMENTS, make_judge
-from ..settings.files import Bar, JudgeSetting
+from .evaluate import JUDGMENTS
+from ..settings.files import Bar
+from ..settings.judges import JudgeSetting, make_judge
 from ..evaluation.agreement import judged_atoms
 from ..products.exam.label_budget import budget_text, label_budget
 from ..scoring.target_labels import TargetLabel, draw_answers, load_target_labels

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from ..products.memory_logs.levels import LevelsFile
-from .evaluate import make_backend, make_judge, role_forecast
-from ..settings.files import Bar, JudgeSetting
+from .evaluate import make_backend, role_forecast
+from ..evaluation.footprints import has_levels
+from ..settings.files import Bar
+from ..settings.judges import JudgeSetting, make_judge
 from memcalib.products.memory_logs.sweep import (
     FRAMINGS,
     PromptSetting,
@@ -31,17 +33,17 @@ from memcalib.products.memory_logs.sweep import (
     whole_judgment,
 )
 from ..inference.cache import CallCache
-from ..inference.endpoint import Endpoint, estimate_tokens
+from ..inference.endpoint import Endpoint, estimate_tokens, place_of
 from ..inference.rollout import Sampling, generate
 from ..io.jsonl import read_rows, rows_so_far
 from ..io.records import printable, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, import_object, may_import, need_method
 from ..judge import JudgeConfig, check_judge_answers, judge_request, judge_rollouts
-from ..products.dataset.consent import NotAgreed, place_of
+from ..products.dataset.consent import NotAgreed
 from ..products.memory_logs.exports import SHAPES, log_records, shape_of
 from ..products.memory_logs.field_maps import understood
-from ..products.memory_logs.own_answers import LogPlan, OwnAnswers, has_levels, own_answers
+from ..products.memory_logs.own_answers import LogPlan, OwnAnswers, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
 from ..products.memory_logs.sweep_report import write_sweep_report
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from ..settings.files import EXACT, Bar
+from ..settings.files import Bar
+from ..settings.judges import is_added_judge
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
 from ..inference.rollout import wording_hash
@@ -268,7 +269,8 @@ class TrainRun:
         costs = [session["judge"].get("cost") for session in sessions]
         if None not in costs:
             return sum(costs)
-        return 0.0 if self.recipe.judge in (None, EXACT) else None
+        judge = self.recipe.judge
+        return 0.0 if judge is None or is_added_judge(judge) else None
 
     def _write_manifest(self) -> None:
         """Write manifest.json."""
@@ -444,7 +446,7 @@ class TrainRun:
             command += ["--judge", judge.model, "--judge-url", judge.url]
             command += ["--judge-key-env", judge.key_env]
         else:
-            command += ["--judge", judge or EXACT]
+            command += ["--judge", judge or "micro-exact"]
         return shlex.join([*command, "--out", str(self.folder / "evaluation")])
 
     def _test_file(self) -> str:

@@ -16,14 +16,13 @@ from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .footprints import FootprintJudge
+from .footprints import BLIND_JUDGING, FootprintJudge, has_levels
 from ..inference.client import run_many
 from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
+from ..io.parts import find_part
 from ..io.records import DataError, Violation, read_jsonl, short_repr, write_jsonl
 from ..judge import JudgeConfig, LLMJudge, judge_rollouts, check_judge_answers
-from ..products.memory_logs.field_maps import grouped_losses
-from ..products.memory_logs.own_answers import OWN_JUDGING, LogPlan, has_levels, own_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
 # %% ../../nbs/evaluation/09_run.ipynb #5c1e77aa
@@ -120,13 +119,13 @@ def _answers_of_rows(
 
 
 def existing_answers(
-    source: "ExampleSource | pd.DataFrame", log: LogPlan | Mapping[str, Any] | None = None
+    source: "ExampleSource | pd.DataFrame", log: Mapping[str, Any] | None = None
 ) -> tuple[list[Example], list[Rollout]]:
     """The examples and answers that a source carries.
 
     That is a folder with examples.jsonl and rollouts.jsonl; rows or a frame with example, model and
     response; or a log, a file or rows, which `log` describes (map, consent, model and the rest of
-    `LogPlan`). Of a log what does not enter is said in a warning. Raises `DataError` and
+    `LogPlan` in `products.memory_logs`). Of a log what does not enter is said in a warning. Raises `DataError` and
     `FileNotFoundError`.
     """
     if isinstance(source, str | Path) and Path(source).is_dir():
@@ -140,15 +139,11 @@ def existing_answers(
         rows = list(rows)
         if rows and all(map(_is_answer, rows)):
             return _answers_of_rows(rows)
-    if not isinstance(log, LogPlan):
-        log = LogPlan(**{"file": "rows", **(log or {})})
-    answers = own_answers(
-        log.model_copy(update={"file": str(rows)}) if rows is source else log, rows
-    )
-    losses = grouped_losses(answers.losses())
+    read_log = find_part("log reader", "memory log")
+    examples, rollouts, losses = read_log(rows, log)
     if losses:
         warnings.warn("\n".join(losses), stacklevel=3)
-    return answers.examples, answers.rollouts
+    return examples, rollouts
 
 
 def _judge_existing(
@@ -163,7 +158,7 @@ def _judge_existing(
     unknown = not all(map(has_levels, examples))
     if isinstance(judge, Endpoint):
         of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
-        judge = LLMJudge(judge, JudgeConfig(**(OWN_JUDGING if of_log else {"blind": unknown})))
+        judge = LLMJudge(judge, JudgeConfig(**(BLIND_JUDGING if of_log else {"blind": unknown})))
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +178,7 @@ def evaluate(
     sampling: Sampling | Mapping[str, Any] | None = None,
     no_memory: bool = False,
     out: str | Path | None = None,
-    log: LogPlan | Mapping[str, Any] | None = None,
+    log: Mapping[str, Any] | None = None,
 ) -> list[Judgment]:
     """Ask `model` about every example, have `judge` judge every answer, and return the judgments,
     in no particular order.

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['ErrorKind', 'Price', 'estimate_tokens', 'CallError', 'error_kind', 'retry_after', 'hide_key', 'hide_secrets',
-           'Endpoint', 'forecast_row']
+           'Endpoint', 'forecast_row', 'place_of']
 
 # %% ../../nbs/inference/01_endpoint.ipynb #585635e4
 import email.utils
+import ipaddress
 import math
 import os
 import re
@@ -359,3 +360,15 @@ def forecast_row(
         "completion tokens": completion_tokens,
         "cost": cost,
     }
+
+# %% ../../nbs/inference/01_endpoint.ipynb #024547ce
+def place_of(endpoint: Endpoint) -> str:
+    """Where an endpoint is: "this machine", "a private network" or "another machine"."""
+    host = urlsplit(endpoint.url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "this machine" if host == "localhost" else "another machine"
+    if address.is_loopback:
+        return "this machine"
+    return "a private network" if address.is_private else "another machine"

@@ -151,10 +151,11 @@ def _end_with_parent() -> None:
 
 def _begin_worker() -> None:
     """Prepare a worker: one thread, no bars of other libraries, and an end with its parent's."""
-    from datasets import disable_progress_bars
-
     os.environ.update(QUIET)
-    disable_progress_bars()
+    if find_spec("datasets"):
+        from datasets import disable_progress_bars
+
+        disable_progress_bars()
     if find_spec("torch"):
         import torch
 

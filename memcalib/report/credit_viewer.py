@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..io.extras import needs
 from ..io.records import display_text, printable
-from ..metrics import SUPPORT, UNDER
-from ..problem import Example
+from ..problem import SUPPORT, UNDER, Example
 from .page import grid, render_page, write_page
 from ..trainer.trace_files import read_traces, trace_files, trace_of
 

@@ -23,14 +23,6 @@ import numpy as np
 from ..evaluation.agreement import agreement, confusion, level_agreement, pair_judgments
 from ..evaluation.breakdown import atom_table, compare, with_holm
 from ..evaluation.disputed import dispute_lines
-from memcalib.products.exam.exam import (
-    corrected_score,
-    exam_line,
-    judged_responses,
-    stance_line,
-    why_withheld,
-)
-from ..products.exam.exam_parts import verdict_for, why_unlike
 from ..scoring.target_labels import PredictionPowered
 from ..evaluation.rpeval import rpeval_table
 from ..evaluation.merged import merged_table
@@ -70,7 +62,15 @@ from memcalib.report.page import (
     results_grid,
     write_page,
 )
-from .run_data import UNUSED_LABELS, Run, filled, load_run, source_names, usage_frame
+from memcalib.report.run_data import (
+    UNUSED_LABELS,
+    Run,
+    exam_in_reports,
+    filled,
+    load_run,
+    source_names,
+    usage_frame,
+)
 from memcalib.report.tables import (
     UNKNOWN,
     atom_tables,
@@ -396,6 +396,7 @@ def corrections(run: Run) -> list[Correction]:
     counts = np.array(run.exam.get("question_counts") or [], dtype=np.int64)
     if not counts.size:
         return []
+    exam = exam_in_reports()
     of_sources = []
     estimates = run.target_estimates
     texts = None
@@ -403,13 +404,13 @@ def corrections(run: Run) -> list[Correction]:
         judges = {judgment.judge for judgment in judgments}
         scored = any(judgment.scored for judgment in judgments)
         if scored and judges == {run.exam.get("judge")}:
-            table = corrected_score(judged_responses(judgments), counts)
+            table = exam.corrected_score(exam.judged_responses(judgments), counts)
             powered = _powered_of(estimates, name)
-            withheld = why_withheld(run.exam, table, powered)
+            withheld = exam.why_withheld(run.exam, table, powered)
             if not withheld:
                 texts = _answer_texts(run) if texts is None else texts
                 answers = [texts[j.key[:-1]] for j in judgments if j.key[:-1] in texts]
-                withheld = why_unlike(run.exam, answers) if answers else _NO_TEXTS
+                withheld = exam.why_unlike(run.exam, answers) if answers else _NO_TEXTS
             of_sources.append(Correction(name, table, withheld, powered is not None))
     return of_sources
 
@@ -587,7 +588,7 @@ def protocol(run: Run) -> list[tuple[str, str]]:
         ("Judge settings", _judge_settings(run.judgments)),
     ]
     for name in run.judges:
-        pairs.append(("Exam", exam_line(name, _exam_of(run, name))))
+        pairs.append(("Exam", exam_in_reports().exam_line(name, _exam_of(run, name))))
     if run.second_judgments:
         name = run.second_judgments[0].judge or "no name"
         pairs.append(("Second judge", f"{name}; {_judge_settings(run.second_judgments)}"))
@@ -774,9 +775,9 @@ def _judge_notices(run: Run) -> list[str]:
     for name in run.judges:
         exam = _exam_of(run, name)
         if exam is None or exam.get("changes") or exam.get("verdict") != "passed":
-            texts.append(_sentence(exam_line(name, exam)))
+            texts.append(_sentence(exam_in_reports().exam_line(name, exam)))
         elif exam.get("parts"):
-            verdict, sentence = verdict_for(
+            verdict, sentence = exam_in_reports().verdict_for(
                 exam["parts"], _answers_with_memory(run, name), exam.get("languages")
             )
             if verdict != "passed" and sentence not in withheld:
@@ -784,7 +785,7 @@ def _judge_notices(run: Run) -> list[str]:
     texts += [printable(each.sentence) for each in of_sources if not each.shown]
     stance = run.exam.get("stance") or {}
     if stance.get("verdict", "passed") != "passed" and run.exam.get("judge") in run.judges:
-        texts.append(stance_line(stance))
+        texts.append(exam_in_reports().stance_line(stance))
     return texts
 
 
@@ -1143,7 +1144,7 @@ def _stance_of_exam(run: Run) -> dict[str, Any]:
 
 def _stance_exam(run: Run) -> str:
     """How far the judge's stances can be trusted, by its exam."""
-    return stance_line(_stance_of_exam(run))
+    return exam_in_reports().stance_line(_stance_of_exam(run))
 
 
 def _why_uncompared(run: Run) -> str:
@@ -1217,6 +1218,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
     lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)
+    exam_line = exam_in_reports().exam_line
     lines += [f"{exam_line(name, _exam_of(run, name))}." for name in run.judges]
     lines += [correction.sentence for correction in corrections(run) if not correction.shown]
     if lines:

@@ -9,7 +9,6 @@ __all__ = ['write_footprint_report', 'run_footprints_text']
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..products.exam.exam import exam_line, stance_line
 from memcalib.evaluation.footprints import (
     footprint_frame,
     footprint_sentence,
@@ -19,7 +18,7 @@ from memcalib.evaluation.footprints import (
 from ..io.records import printable
 from ..problem import Level
 from .page import find_examples, grid, render_page, write_page
-from .run_data import Run, load_run
+from .run_data import Run, exam_in_reports, load_run
 from .tables import write_tables
 
 # %% ../../nbs/report/09_footprint_report.ipynb #1ec905c7
@@ -80,13 +79,14 @@ def write_footprint_report(folder: str | Path) -> Path:
     memories = memory_frame(frame)
     tables = {"Footprints": frame, "Memories": memories}
     write_tables(run.folder / "tables", {name: t for name, t in tables.items() if len(t)})
+    about_exam = exam_in_reports()
     judge_lines = []
     for name in run.judges:
         exam = run.exam if run.exam.get("judge") == name else None
-        line = printable(exam_line(name, exam))
+        line = printable(about_exam.exam_line(name, exam))
         judge_lines.append(f"{line[:1].upper()}{line[1:]}")
         if exam and exam.get("stance"):
-            judge_lines.append(stance_line(exam["stance"]))
+            judge_lines.append(about_exam.stance_line(exam["stance"]))
     page = render_page(
         "footprints.html.j2",
         title="Footprints of memory",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..io.records import Violation, iter_rows, printable, write_whole
 from ..io.settings import package_data
 from ..evaluation.stance import is_wrong_stance, wrong_stances
-from ..judge import locate
+from ..scoring.quotes import locate
 from ..metrics import HIGHER_IS_BETTER, METRICS
 from ..problem import AtomJudgment, Example, Judgment, Level, Rollout, card_html, text_hash
 

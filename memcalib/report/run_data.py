@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['USAGE', 'UNUSED_LABELS', 'METHOD_LABELS', 'AnswerRowT', 'NO_MEMORY', 'answer_frame', 'usage_frame', 'plausible_usage',
-           'Run', 'AnswerRow', 'in_order', 'load_run', 'filled', 'read_object', 'source_names']
+           'Run', 'AnswerRow', 'in_order', 'load_run', 'exam_in_reports', 'filled', 'read_object', 'source_names']
 
 # %% ../../nbs/report/01_run_data.ipynb #2212d271
 import json
@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ..products.dataset.writing import family_of
 from ..evaluation.breakdown import TORN, atom_frame
 from ..evaluation.stance import actions_of
 from ..evaluation.disputed import disputed_atoms, disputed_scores
-from ..products.exam.exam_parts import check_parts
 from memcalib.scoring.target_labels import (
     TargetLabels,
     hashes_of_answers,
     load_target_labels,
 )
+from ..io.parts import find_part
 from ..io.jsonl import read_rows, rows_so_far, torn_line
 from ..io.records import DataError, Violation, printable
 from memcalib.metrics import (
@@ -37,7 +36,7 @@ from memcalib.metrics import (
     score,
     with_labels,
 )
-from ..problem import Example, Judgment, Level, Rollout
+from ..problem import Example, Judgment, Level, Rollout, family_of
 
 # %% ../../nbs/report/01_run_data.ipynb #f4293a7d
 if TYPE_CHECKING:
@@ -400,12 +399,19 @@ def _read_noted(run: Run, name: str) -> dict:
     return document
 
 
+def exam_in_reports() -> Any:
+    """What reports ask about a judge's exam; the product of the exam enters it as the part
+    `report lines` of this name.
+    """
+    return find_part("report lines", "exam")
+
+
 def _leave_out_unread_parts(run: Run) -> None:
     """Take parts that cannot be read out of the exam, with a note of the first fault."""
     if not run.exam.get("parts"):
         return
     try:
-        check_parts(run.exam["parts"])
+        exam_in_reports().check_parts(run.exam["parts"])
     except DataError as error:
         run.notes.append(printable(f"{error.violations[0]}; the parts were left out."))
         del run.exam["parts"]

@@ -20,7 +20,7 @@ from memcalib.localization import (
     weigh,
     with_under_use,
 )
-from ..metrics import CHANNELS, SUPPORT, UNDER
+from ..problem import CHANNELS, SUPPORT, UNDER
 from memcalib.rules.base import (
     LOG_PROBABILITIES,
     ChannelWeights,

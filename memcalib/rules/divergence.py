@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..localization import supported
-from ..metrics import SUPPORT, UNDER
+from ..problem import SUPPORT, UNDER
 from .base import DIVERGENCES, JudgedBatch, Rereading
 from .counterfactual import CounterfactualRule
 

@@ -18,10 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..credit.sentences import decode_rows
-from ..judge import evidence_spans
+from ..scoring.quotes import evidence_spans
 from ..localization import Signal, Signals, supported, weigh, with_under_use
-from ..metrics import CHANNELS, SUPPORT, UNDER
-from ..problem import Example, Judgment, remove_atoms
+from ..problem import CHANNELS, SUPPORT, UNDER, Example, Judgment, remove_atoms
 from memcalib.rules.base import (
     DIVERGENCES,
     ChannelWeights,

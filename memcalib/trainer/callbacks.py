@@ -31,7 +31,7 @@ from trl import GRPOTrainer
 from ..credit.logprobs import response_logps
 from ..credit.prefix_groups import sharing_faults
 from ..credit.sentences import splitter_name
-from ..inference.local import prompt_encoder
+from ..inference.sampling import prompt_encoder
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
 from ..redistribution import Credit

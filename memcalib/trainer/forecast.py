@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..commands.evaluate import QUOTED_TOKENS, judge_reply_tokens
-from ..settings.files import EXACT, with_settings
+from ..settings.files import with_settings
+from .train_config import find_world
+from ..settings.judges import QUOTED_TOKENS, is_added_judge, judge_reply_tokens
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.settings import package_data, read_yaml
 from ..judge import JudgeConfig, judge_request, system_prompt
@@ -134,11 +135,9 @@ def _local_examples(recipe: Recipe, split: str) -> tuple[int, list[Example]] | N
     None where no file on this machine holds them."""
     world = recipe.data.world
     if world is not None:
-        from memcalib.products.micro.world import make_examples
-
         count = getattr(world, split)
         drawn_from = "rl" if split == "train" else split
-        first = make_examples(world.name, min(count, SAMPLED), world.seed, drawn_from)
+        first = find_world(world.name).examples(min(count, SAMPLED), world.seed, drawn_from)
         return count, first
     source = getattr(recipe.data, split)
     if source is None or not Path(source.path).exists():
@@ -360,7 +359,7 @@ def judge_work(
     calls = judged_answers + validated_answers
     prompt_tokens = 0
     reply_tokens = 0
-    cost = 0.0 if recipe.judge in (None, EXACT) else None
+    cost = 0.0 if recipe.judge is None or is_added_judge(recipe.judge) else None
     if isinstance(recipe.judge, Endpoint):
         judging = recipe.judging
         prompt_tokens = (texts.judged + _assumed_answer(config)) * calls

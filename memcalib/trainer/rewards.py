@@ -34,9 +34,10 @@ from ..credit.divergences import token_divergences
 from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
 from ..inference.endpoint import CallError
-from ..inference.local import prompt_encoder, sample_answers
-from ..metrics import CHANNELS, summary
+from ..inference.sampling import prompt_encoder, sample_answers
+from ..metrics import summary
 from memcalib.problem import (
+    CHANNELS,
     Example,
     JudgeLike,
     Judgment,

@@ -29,7 +29,7 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
-from ..inference.local import evaluating
+from ..inference.sampling import evaluating
 from ..io.jsonl import whole_rows
 from ..io.records import write_whole
 from ..io.settings import FrozenSettings

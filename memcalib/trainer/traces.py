@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['token_texts', 'column_rewards', 'trace_row', 'credit_answers', 'sample_credit', 'trace_answers', 'token_lists',
-           'text_column', 'answer_table', 'pair_table', 'TraceWriter', 'exact_credit', 'policy_gradient', 'alignment']
+           'text_column', 'answer_table', 'pair_table', 'TraceWriter']
 
 # %% ../../nbs/trainer/06_traces.ipynb #8dc4058c
 import json
@@ -20,14 +20,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..metrics import CHANNELS
+from ..problem import CHANNELS, Example, JudgeLike
 from ..credit.prefix_groups import response_mask
 from ..io.records import replacing
 from ..credit.sentences import decode_rows, token_spans
-from ..inference.local import prompt_encoder, sample_answers
+from ..inference.sampling import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
-from ..products.micro.exact_credit import exact_advantages
-from ..problem import Example, JudgeLike
 from ..redistribution import Credit, PairDetail, fallback_reasons
 from ..rules.base import Pairs
 from .rewards import ChannelRewards, assign_credit, quoting_judge
@@ -451,139 +449,3 @@ class TraceWriter:
         first_row = process * len(judged.ids)
         tables = [_with_schema(table, step, first_row) for table in tables]
         return _write(self.path(step, process), tables, metadata)
-
-# %% ../../nbs/trainer/06_traces.ipynb #1f8a59e8
-def exact_credit(
-    tokenizer: PreTrainedTokenizerBase, judged: ChannelRewards, generations: int
-) -> Float[Tensor, "row token"]:
-    """Per-atom credit of the answers that were judged last, `generations` in a row to each prompt:
-    an atom's advantage within its group on the tokens of the sentences that realise it."""
-    groups = [row // generations for row in range(len(judged.ids))]
-    return exact_advantages(
-        tokenizer,
-        judged.examples,
-        judged.judgments,
-        judged.texts,
-        judged.ids,
-        groups,
-        judged.valid.tolist(),
-    )
-
-# %% ../../nbs/trainer/06_traces.ipynb #8a2e9a77
-def policy_gradient(
-    model: PreTrainedModel,
-    prompts: Sequence[list[int]],
-    answers: Sequence[list[int]],
-    advantages: Float[Tensor, "row token"],
-) -> Float[Tensor, " parameter"]:
-    """Gradient of the token-mean of advantage times log-probability at the current weights,
-    as one flat vector."""
-    rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-    width = max(map(len, rows))
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    weight = torch.zeros(len(rows), width)
-    for k, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        ids[k, : len(row)] = torch.tensor(row)
-        weight[k, len(prompt) : len(row)] = advantages[k, : len(row) - len(prompt)]
-    ids = ids.to(model.device)
-    weight = weight.to(model.device)
-    logits = model(input_ids=ids).logits[:, :-1].float()
-    targets = ids[:, 1:, None]
-    logps = torch.log_softmax(logits, -1).gather(2, targets)[..., 0]
-    objective = (logps * weight[:, 1:]).sum() / sum(map(len, answers))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(objective, parameters)
-    return torch.cat([gradient.flatten() for gradient in gradients])
-
-# %% ../../nbs/trainer/06_traces.ipynb #ad6d675c
-def _cosines(gradients: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    "Cosine of each batch's gradient with the sum of the other batches' exact gradients."
-    total = sum(exact)
-    cosines = []
-    for gradient, own_exact in zip(gradients, exact, strict=True):
-        others = total - own_exact
-        cosine = gradient @ others / (gradient.norm() * others.norm())
-        cosines.append(cosine.item())
-    return cosines
-
-# %% ../../nbs/trainer/06_traces.ipynb #3e96ddf7
-def _check_batches(count: int, batch: int, configs: Mapping[str, TrainConfig]) -> None:
-    "Raises `ValueError` for fewer than two batches, and for configs with groups of several sizes."
-    if count < 2 * batch:
-        raise ValueError(
-            f"{count} examples in batches of {batch}: allowed are {2 * batch} or more, "
-            "because a batch is compared with others"
-        )
-    sizes = sorted({config.generations for config in configs.values()})
-    if len(sizes) > 1:
-        raise ValueError(
-            f"generations {', '.join(map(str, sizes))}: allowed is one size of groups, "
-            "because all configs share the answers"
-        )
-
-# %% ../../nbs/trainer/06_traces.ipynb #c4cd6821
-def _batch_gradients(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[Example],
-    answers: Sequence[Sequence[int]],
-    judge: JudgeLike,
-    configs: Mapping[str, TrainConfig],
-) -> dict[str, Tensor]:
-    "Policy gradient of one batch by each config, and by exact credit."
-    first = next(iter(configs.values()))
-    encode = prompt_encoder(tokenizer, first.text, first.prompt_template)
-    prompts = [encode(example) for example in examples]
-    gradients = {}
-    for name, config in configs.items():
-        judged, credit, _ = credit_answers(model, tokenizer, examples, answers, judge, config)
-        gradients[name] = policy_gradient(model, prompts, answers, credit.advantages)
-    exact = exact_credit(tokenizer, judged, first.generations)
-    gradients["exact credit"] = policy_gradient(model, prompts, answers, exact)
-    return gradients
-
-# %% ../../nbs/trainer/06_traces.ipynb #537fc4f2
-def alignment(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[Example],
-    judge: JudgeLike,
-    configs: Mapping[str, TrainConfig],
-    *,
-    batch: int = 4,
-    seed: int = 42,
-) -> dict[str, list[float]]:
-    """Cosine of each batch's policy gradient with the mean exact gradient of all other batches,
-    for each config.
-
-    `batch` prompts make a batch; the answers are the same for every config, sampled as the first
-    one says. "exact credit" is added as the ceiling. Raises `ValueError` for examples that are no
-    two whole batches, and when the configs have groups of different sizes.
-    """
-    _check_batches(len(examples), batch, configs)
-    first = next(iter(configs.values()))
-    rollouts = sample_answers(
-        model,
-        tokenizer,
-        examples,
-        samples=first.generations,
-        text=first.text,
-        prompt_template=first.prompt_template,
-        max_tokens=first.max_tokens,
-        seed=seed,
-    )
-    answers = [rollout.token_ids for rollout in rollouts]
-    example_of_answer = _repeated(examples, first.generations)
-    rows = batch * first.generations
-    batches = []
-    for start in range(0, len(answers) - rows + 1, rows):
-        cut = slice(start, start + rows)
-        gradients = _batch_gradients(
-            model, tokenizer, example_of_answer[cut], answers[cut], judge, configs
-        )
-        batches.append(gradients)
-    exact = [gradients["exact credit"] for gradients in batches]
-    cosines = {}
-    for name in batches[0]:
-        cosines[name] = _cosines([gradients[name] for gradients in batches], exact)
-    return cosines

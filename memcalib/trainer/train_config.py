@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'Count', 'Every', 'Tokens', 'Rank', 'Seed', 'Share', 'Rate', 'Loggers', 'SAME_IN_TRL', 'OWNED', 'Method',
            'ONLY_OURS', 'TrainingMethod', 'training_method', 'TrlField', 'trl_fields', 'RunSettings', 'WatchSettings',
            'TeacherSettings', 'TrainSettings', 'trl_options', 'TrainConfig', 'CreditGRPOConfig', 'trl_config',
-           'check_sampler', 'check_loggers', 'check_model', 'world_settings', 'world_config']
+           'check_sampler', 'check_loggers', 'check_model', 'World', 'find_world', 'policy_folder', 'world_config']
 
 # %% ../../nbs/trainer/01_train_config.ipynb #df0ec070
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
 
 import torch
 from pydantic import (
@@ -35,6 +35,8 @@ from transformers.integrations.integration_utils import (
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
+from ..io.parts import find_part
+from ..problem import Example
 from ..rules.base import CreditConfig, CreditSettings
 from memcalib.io.settings import (
     FrozenSettings,
@@ -45,7 +47,6 @@ from memcalib.io.settings import (
     nearest,
     perhaps,
 )
-from ..products.micro.world import World
 
 # %% ../../nbs/trainer/01_train_config.ipynb #06412b55
 class TrainingMethod(NamedTuple):
@@ -565,22 +566,44 @@ def check_model(config: BaseModel, model: PretrainedConfig) -> None:
         raise SettingErrors(errors)
 
 # %% ../../nbs/trainer/01_train_config.ipynb #1157c107
-def world_settings(world: World) -> dict[str, Any]:
-    """The settings of training in which a micro-world differs from the paper, by name."""
-    return {
-        "prompts": world.prompts,
-        "generations": world.generations,
-        "steps": world.steps,
-        "lr": world.lr,
-        "max_tokens": world.max_new_tokens,
-        "prompt_template": "micro",
-        "eval_text": "concat",
-        "draws": "batch",
-    }
+class World(Protocol):
+    """What a recipe asks of a world: names, settings, and examples of its splits `rl`,
+    `validation`, `test` and `coldstart`.
+    """
+
+    name: str
+    policy: str  # the shipped policy that training starts from
+
+    def training_settings(self) -> dict[str, Any]:
+        """Settings of `TrainConfig` in which this world differs from the paper."""
+
+    def tuning_settings(self) -> dict[str, Any]:
+        """Settings of `SftConfig` in which this world differs from the paper."""
+
+    def examples(self, count: int, seed: int, split: str) -> list[Example]:
+        """So many examples of a split; the same ones for the same seed."""
+
+    def demonstrations(self, count: int, seed: int) -> list[dict]:
+        """Prompts with answers at the ideal levels, for fine-tuning."""
+
+
+def find_world(name: str) -> World:
+    """The world of this name. Raises `ValueError` naming those that there are."""
+    try:
+        return find_part("world", name)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
+
+
+def policy_folder(name: str) -> Path:
+    """The folder of a policy that ships with the package. Raises `ValueError` naming all of them."""
+    try:
+        folder_of = find_part("policy", name)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
+    return folder_of(name)
 
 
 def world_config(world: World, **changes: Any) -> TrainConfig:
-    """Settings for a micro-world: its sizes, learning rate and prompt template, then `changes`."""
-    settings = world_settings(world)
-    settings.update(changes)
-    return TrainConfig(**settings)
+    """Settings for a world: its sizes, learning rate and prompt template, then `changes`."""
+    return TrainConfig(**(world.training_settings() | changes))

@@ -20,8 +20,8 @@ from memcalib.products.dataset.splits import read_splits
 from memcalib.products.dataset.stages import Drop
 from memcalib.io.records import DataError, read_jsonl
 from memcalib.products.dataset.consent import NotAgreed
-from memcalib.products.practice.mistakes import micro_roles
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.mistakes import micro_roles
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import load_examples
 from memcalib.products.reproduction.experiments import experiments, run_notebook
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.products.practice.source import write_micro_log
-from memcalib.products.practice.mistakes import micro_roles
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.source import write_micro_log
+from memcalib.products.micro.practice.mistakes import micro_roles
+from memcalib.products.micro.practice.server import MicroServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
 BUILD = """

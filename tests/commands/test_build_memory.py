@@ -25,9 +25,9 @@ from memcalib.io.records import DataError
 from memcalib.products.memory_logs import consent as disclosure
 from memcalib.products.dataset.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.products.dataset.memory_drafts import MEMORY_STAGES, RETRIEVED
-from memcalib.products.practice.mistakes import micro_roles
-from memcalib.products.practice.server import MicroServer
-from memcalib.products.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
+from memcalib.products.micro.practice.mistakes import micro_roles
+from memcalib.products.micro.practice.server import MicroServer
+from memcalib.products.micro.practice.source import LOST, MISHAPS, micro_memory_log, write_micro_log
 from memcalib.problem import check_example, load_examples
 
 MICRO = Build(micro=1, memory={"log": "micro"}, seed=4)

@@ -15,8 +15,8 @@ import pytest
 from memcalib.commands.cli import main
 from memcalib.commands.evaluate import Evaluation, forecast
 from memcalib.metrics import load_judgments, score
-from memcalib.products.practice.models import PracticeJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.products.micro.policy import policy_path
 from memcalib.problem import Rollout

@@ -15,7 +15,7 @@ from memcalib.commands import cli
 from memcalib.commands import exam as c
 from memcalib.products.exam.exam import confusion_of, find_exam
 from memcalib.inference.endpoint import Endpoint, Price
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from command_line import run
 
 from memcalib.io.records import read_jsonl, write_jsonl
-from memcalib.products.practice.models import ExampleIndex, judge_reply, read_payload
-from memcalib.products.practice.server import Faults, MicroServer
+from memcalib.products.micro.practice.models import ExampleIndex, judge_reply, read_payload
+from memcalib.products.micro.practice.server import Faults, MicroServer
 from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.problem import Judgment
 

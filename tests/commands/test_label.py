@@ -15,7 +15,7 @@ from memcalib.scoring.target_labels import load_target_labels
 from memcalib.io.records import read_jsonl, write_jsonl
 from memcalib.metrics import load_judgments, score
 from memcalib.products.micro.world import exact_judge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import Example, Rollout
 
 PLUGIN = '''

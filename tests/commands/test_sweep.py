@@ -16,12 +16,12 @@ from command_line import run
 
 from memcalib.products.memory_logs.levels import practice_levels
 from memcalib.products.memory_logs.sweep import FRAMINGS
-from memcalib.products.practice.memory_system import memory_assistant, practice_log
-from memcalib.products.practice.models import PracticeJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.memory_system import memory_assistant, practice_log
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
 
 ROLES = {"micro-memory-model": memory_assistant, "micro-levels": practice_levels}
-FINDER = "memcalib.products.practice.memory_system:retrieve"
+FINDER = "memcalib.products.micro.practice.memory_system:retrieve"
 QUESTIONS = 6
 
 
@@ -258,7 +258,7 @@ def test_levels_are_proposed_for_candidates_too(capsys, server, tmp_path):
 def test_levels_for_what_a_function_finds(capsys, server, tmp_path, monkeypatch):
     """What a function found lies in the sweep's folder, and levels are proposed for that file."""
     (tmp_path / "bare_memory.py").write_text(
-        "from memcalib.products.practice.memory_system import retrieve\n\n\n"
+        "from memcalib.products.micro.practice.memory_system import retrieve\n\n\n"
         "def search(query, k):\n"
         "    return [memory['memory'] for memory in retrieve(query, k)]\n"
     )

@@ -28,7 +28,7 @@ from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
 from memcalib.io.jsonl import read_rows
 from memcalib.metrics import METRICS
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.products.micro.policy import build_tokenizer, load_policy, policy_path
 from memcalib.problem import load_examples, render, sample_records

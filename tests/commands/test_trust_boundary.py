@@ -16,7 +16,7 @@ from memcalib.settings.files import allowing_hosts
 from memcalib.io.records import write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
 from memcalib.products.micro.world import WORLDS, make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 EXAMPLES = make_examples(WORLDS["short"], 4, 7, "test")
 KEYS = ("AWS_SECRET_KEY", "ANY_KEY", "DEEPSEEK_API_KEY", "MY_KEY", "OPENAI_API_KEY", "OTHER_KEY")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from small_models import tiny
 
-from memcalib.inference.local import group_sync, sample_tokens
+from memcalib.inference.sampling import group_sync, sample_tokens
 from memcalib.trainer.distillation import teacher_logps
 from memcalib.credit.divergences import token_divergences
 from memcalib.credit.prefix_groups import sharing_faults

@@ -26,8 +26,8 @@ from memcalib.evaluation.inspect_task import (  # noqa: E402
 )
 from memcalib.io.records import write_jsonl  # noqa: E402
 from memcalib.metrics import METRICS, load_judgments, score  # noqa: E402
-from memcalib.products.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
-from memcalib.products.practice.server import MicroServer  # noqa: E402
+from memcalib.products.micro.practice.models import ExampleIndex, judge_reply, read_payload  # noqa: E402
+from memcalib.products.micro.practice.server import MicroServer  # noqa: E402
 from memcalib.products.micro.world import make_examples  # noqa: E402
 from memcalib.problem import iter_examples, text_hash  # noqa: E402
 

@@ -22,13 +22,8 @@ from memcalib.metrics import LEAST_GROUPS, constant_policy, load_judgments
 from memcalib.problem import Level, check_example, judgment_for
 from memcalib.io.records import DataError
 from memcalib.inference.rollout import EndpointBackend, generate
-from memcalib.evaluation.rpeval import (
-    RPEVAL_FILES,
-    RPEVAL_JUDGE,
-    RPEVAL_METRICS,
-    RPEVAL_SAMPLING,
-    load_rpeval,
-)
+from memcalib.evaluation.rpeval import RPEVAL_FILES, RPEVAL_METRICS, load_rpeval
+from memcalib.settings.judges import RPEVAL_JUDGE, RPEVAL_SAMPLING
 from memcalib.judge import load_prompt, prompt_names
 
 drawn = settings(max_examples=60, deadline=None, derandomize=True)

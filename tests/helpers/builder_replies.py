@@ -7,7 +7,7 @@ import json
 import builder_server
 
 from memcalib.construction import ANNOTATION, DERIVATION, SCREENING
-from memcalib.products.dataset.grounding import content_words
+from memcalib.products.shared.grounding import content_words
 from memcalib.products.dataset.writing import DISTRACTORS, RUBRICS
 from memcalib.products.dataset.stages import Draft, DraftAtom
 from memcalib.products.dataset.writing import make_plans

@@ -69,7 +69,7 @@ def run(folder: Path) -> dict:
     from memcalib.io.records import write_jsonl
     from memcalib.io.settings import package_data
     from memcalib.products.micro.world import make_examples
-    from memcalib.products.practice.server import MicroServer
+    from memcalib.products.micro.practice.server import MicroServer
 
     data = write_jsonl(folder / "data.jsonl", make_examples("short", 4, 1))
     codes = {"validate": command("validate", package_data("data", "samples.jsonl"))}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from memcalib.products.dataset.grounding import content_words
+from memcalib.products.shared.grounding import content_words
 from memcalib.products.dataset.lint import (
     LINTS,
     RUBRIC_FIELDS,

@@ -21,15 +21,15 @@ from memcalib.products.dataset.writing import (
     make_plans,
 )
 from memcalib.inference.client import Form, read_form
-from memcalib.products.practice.builder import Json
-from memcalib.products.practice.mistakes import (
+from memcalib.products.micro.practice.builder import Json
+from memcalib.products.micro.practice.mistakes import (
     ALTERATIONS,
     BUILD_TASKS,
     MistakeRates,
     SimulatedModel,
     altered,
 )
-from memcalib.products.practice.source import read_facts
+from memcalib.products.micro.practice.source import read_facts
 
 STAGES = (SCREENING, DERIVATION, ANNOTATION, DISTRACTORS, RUBRICS, NATURALIZATION)
 ALTERABLE = {DERIVATION: "passages", ANNOTATION: "atoms", NATURALIZATION: "blocks"}

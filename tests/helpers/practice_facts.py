@@ -6,7 +6,7 @@ from itertools import chain
 from hypothesis import strategies as st
 
 from memcalib.products.micro.world import OWNERS, REQUESTS, SCOPES, WORDS
-from memcalib.products.practice.source import ATTRIBUTES, DOMAIN_OF, Fact, Request
+from memcalib.products.micro.practice.source import ATTRIBUTES, DOMAIN_OF, Fact, Request
 
 ATTRIBUTES_WITH_NOUNS = [
     (attribute, noun)

@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from memcalib.inference.local import evaluating
+from memcalib.inference.sampling import evaluating
 from memcalib.problem import PROMPT_TEMPLATES, Example, Judgment, encode_prompt
 from memcalib.rules.base import CreditConfig
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from micro_policy import EXAMPLES, TOKENIZER
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from memcalib.inference.local import (
-    LocalBackend,
-    VllmBackend,
+from memcalib.inference.local import LocalBackend, VllmBackend
+from memcalib.inference.sampling import (
     draw,
     end_tokens,
     evaluate,

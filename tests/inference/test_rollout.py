@@ -24,7 +24,7 @@ from faulty_server import FaultyServer, completion
 from memcalib.inference.client import split_thoughts
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import PROMPT_TEMPLATES, Rollout, plain_prompt, render
 from memcalib.io.records import DataError, read_jsonl

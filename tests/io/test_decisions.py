@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from memcalib.io.decisions import latest, of_one_person
-from memcalib.products.annotation.questionnaire import (
+from memcalib.products.shared.questionnaire import (
     KeyPage,
     KeySession,
     Questionnaire,
@@ -317,7 +317,7 @@ def test_the_same_key_in_place_of_all_that_was_selected_counts(tmp_path, monkeyp
     """
 
     async def label(page, rounds=3):
-        monkeypatch.setattr("memcalib.products.annotation.questionnaire.QUIET", 0)
+        monkeypatch.setattr("memcalib.products.shared.questionnaire.QUIET", 0)
         for _ in range(rounds):
             page._keys.set_state({"value": "1"})
             while page._keys.value:

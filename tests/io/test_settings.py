@@ -32,7 +32,7 @@ from memcalib.inference.rollout import load_prompt_template
 from memcalib.products.reproduction.main_results import load_profile
 from memcalib.products.dataset.writing import load_phrases
 from memcalib.trainer.recipe import load_recipe
-from memcalib.products.memory_logs.redaction import load_redactor
+from memcalib.products.shared.redaction import load_redactor
 from memcalib.products.dataset.screening import load_screen
 from memcalib.products.dataset.sources import load_sources
 

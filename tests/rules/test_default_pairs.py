@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import torch
 from micro_policy import EXAMPLES
 
-from memcalib.metrics import CHANNELS
+from memcalib.problem import CHANNELS, Judgment, judgment_for
 from memcalib.products.micro.world import exact_judge
-from memcalib.problem import Judgment, judgment_for
 from memcalib.rules.base import CreditConfig, CreditRule, channel_atoms
 
 A_PLUS = CHANNELS.index("A+")

@@ -18,9 +18,9 @@ from slow_rules import judged_answers, log_probabilities
 
 import memcalib
 from memcalib.credit.token_credit import TokenCredit
-from memcalib.inference.local import prompt_encoder
+from memcalib.inference.sampling import prompt_encoder
 from memcalib.localization import Signal, weigh
-from memcalib.metrics import CHANNELS
+from memcalib.problem import CHANNELS
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples

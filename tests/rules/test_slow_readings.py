@@ -12,8 +12,8 @@ from slow_rules import divergences, judged_answers, log_probabilities, slow_cred
 
 from memcalib.credit import token_credit
 from memcalib.credit.token_credit import CreditRequest, TokenCredit
-from memcalib.inference.local import prompt_encoder
-from memcalib.metrics import CHANNELS
+from memcalib.inference.sampling import prompt_encoder
+from memcalib.problem import CHANNELS
 from memcalib.rules.base import (
     CREDIT_RULES,
     NOTHING,

@@ -17,7 +17,7 @@ from memcalib.trainer.recipe import Recipe, load_recipe
 from memcalib.trainer.train_config import TrainSettings
 from memcalib.io.records import write_jsonl
 from memcalib.metrics import load_judgments
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import WORLDS, make_examples
 
 EXAMPLES = make_examples(WORLDS["short"], 6, 7, "test")

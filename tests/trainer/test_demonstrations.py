@@ -29,10 +29,10 @@ from memcalib.trainer.demonstrations import (
     verdict_of,
 )
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.products.practice.server import Faults
+from memcalib.products.micro.practice.server import Faults
 from memcalib.inference.client import Client
-from memcalib.products.practice.server import MicroServer
-from memcalib.products.practice.models import micro_teachers
+from memcalib.products.micro.practice.server import MicroServer
+from memcalib.products.micro.practice.models import micro_teachers
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.trainer.demonstrations import (
     CHECK,
@@ -181,7 +181,7 @@ def test_ordinary_words_are_no_leaks(answer):
 
 
 def test_shipped_answers_of_the_world_hold_no_leaks():
-    from memcalib.products.practice.models import micro_answer
+    from memcalib.products.micro.practice.models import micro_answer
 
     assert not any(find_leaks(example, micro_answer(example)) for example in EXAMPLES)
 

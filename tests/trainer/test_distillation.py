@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
-from memcalib.inference.local import prompt_encoder, sample_tokens
+from memcalib.inference.sampling import prompt_encoder, sample_tokens
 from memcalib.trainer.distillation import TeacherLogps, head_logps, teacher_logps
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy, policy_path

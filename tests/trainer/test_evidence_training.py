@@ -10,7 +10,7 @@ from micro_policy import TOKENIZER, policy
 
 from memcalib.inference.endpoint import Endpoint
 from memcalib.judge import LLMJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.report.credit_viewer import answer_view, write_trace_page
 from memcalib.trainer.train_config import world_config

@@ -18,7 +18,7 @@ from run_files import assert_same, newest_checkpoint, rows, timeless, weights
 from memcalib.trainer.checkpoints import read_state
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.judge import LLMJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import build_tokenizer, load_policy
 from memcalib.trainer.rewards import (

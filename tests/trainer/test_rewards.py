@@ -15,7 +15,7 @@ from memcalib.trainer.rewards import (
     fitting_examples,
     held_out_examples,
 )
-from memcalib.inference.local import prompt_encoder
+from memcalib.inference.sampling import prompt_encoder
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.trainer.rewards import RetryingJudge

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memcalib.metrics import CHANNELS, ORDERED_SIGN, SUPPORT, UNDER
+from memcalib.problem import CHANNELS, ORDERED_SIGN, SUPPORT, UNDER
 from memcalib.io.records import DataError
 from memcalib.trainer.trace_files import SCHEMA, read_traces, trace_files, trace_of
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.metrics import CHANNELS
+from memcalib.problem import CHANNELS
 from memcalib.redistribution import PairDetail, fallback_reasons
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.rules.base import Pairs

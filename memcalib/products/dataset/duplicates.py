@@ -18,8 +18,10 @@ from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from .screening import ScreenConfig, screen, word_runs, words
-from .sources import Dropped, Passed, SourceRow, collect
+from .screening import ScreenConfig, screen
+from ..shared.words import word_runs, words
+from .sources import Passed, SourceRow, collect
+from ..shared.dropped import Dropped
 from ...io.extras import needs
 from ...problem import text_hash
 

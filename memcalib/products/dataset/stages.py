@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .screening import text_language
+from ..shared.words import text_language
 from .sources import SourceRow
 from ...inference.client import Client, run_many
 from ...inference.endpoint import CallError, Endpoint

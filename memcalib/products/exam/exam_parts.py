@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dataset.screening import text_language
+from ..shared.words import text_language
 from ...evaluation.agreement import resampled_counts
 from .exam import ExamLimits
 from ...io.records import DataError, Violation, short_repr

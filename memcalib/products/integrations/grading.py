@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...settings.files import judge_object
+from ...settings.judges import judge_object
 from ...inference.cache import CallCache
 from ...inference.client import run_async
 from ...inference.endpoint import Endpoint

@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from ...channels import channel_rewards, judgment_tensors
-from ...settings.files import JudgeSetting, judge_object
+from ...settings.judges import JudgeSetting, judge_object
 from ...credit.contract import BatchCredit, JudgedAnswer, Scorer
 from ...inference.cache import CallCache
 from ...inference.endpoint import CallError, Endpoint
 from ...io.settings import FrozenSettings
 from ...judge import JudgeConfig, LLMJudge
-from ...metrics import CHANNELS, summary
-from ...problem import Example, Judgment, JudgeLike, check_judgment, judgment_for
+from ...metrics import summary
+from ...problem import CHANNELS, Example, JudgeLike, Judgment, check_judgment, judgment_for
 from ...rules.base import CreditConfig
 
 # %% ../../../nbs/products/integrations/01_judging.ipynb #188069b7

@@ -174,7 +174,7 @@ def memory_model() -> Any:
 @pytest.fixture(scope="session")
 def memory_judge(pytestconfig: Any) -> Any:
     """The judge from the settings of pytest; replace it in conftest.py for one of your own."""
-    from memcalib.settings.files import judge_object
+    from memcalib.settings.judges import judge_object
     from memcalib.inference.cache import CallCache
     from memcalib.inference.endpoint import Endpoint
     from memcalib.judge import LLMJudge

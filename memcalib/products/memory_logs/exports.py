@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from ...inference.client import split_thoughts
-from ..dataset.sources import clean_text
+from ..shared.dropped import clean_text
 from .files import structure_in
 from .notes import block_memories, context_facts
 from ...problem import Level, Name, Turn, WireLevel

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...io.records import DataError, Violation, only_dicts
-from ..dataset.sources import Dropped
+from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
     ANSWER_FIELDS,

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..annotation.questionnaire import Answer, Questionnaire
+from ..shared.questionnaire import Answer, Questionnaire
 from ...evaluation.agreement import wilson
 from ...inference.cache import CallCache
 from ...inference.client import Client, json_format, run_async, run_many, strict_json, to_data

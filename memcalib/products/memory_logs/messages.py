@@ -17,7 +17,7 @@ from typing import Any
 from ...inference.client import split_thoughts
 from ...problem import Turn
 from ...io.records import only_dicts
-from ..dataset.sources import clean_text
+from ..shared.dropped import clean_text
 from .account import Account
 from memcalib.products.memory_logs.exports import (
     Action,

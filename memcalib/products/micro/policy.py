@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...io.settings import package_data
 from memcalib.products.micro.world import (
+    AUDIT_TEMPLATE,
     FORMS,
     KINDS,
     NOUNS,
@@ -35,7 +36,7 @@ from memcalib.products.micro.world import (
     make_examples,
     noisy_levels,
 )
-from ...problem import PROMPT_TEMPLATES, Example, Level, encode_prompt, render
+from ...problem import Example, Level, encode_prompt, render
 
 # %% ../../../nbs/products/micro/02_policy.ipynb #81c1b81b
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _fixed_texts() -> Iterator[str]:
         yield atom_text(kind, scope, "user", attribute, "and")
     yield "Plan a"
     yield "Notes say"
-    yield PROMPT_TEMPLATES["micro-audit"].system
+    yield AUDIT_TEMPLATE.system
     for level in Level:
         yield level.label
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...credit.audit import sentence_scaling
 from ...credit.sentences import segment
-from ...metrics import SUPPORT, UNDER
+from ...problem import SUPPORT, UNDER
 from memcalib.report.figures import (
     INK,
     OVER_COLOUR,

@@ -35,7 +35,7 @@ from memcalib.products.reproduction.training_store import (
     last_step,
     train_policy,
 )
-from ...settings.files import EXACT, Bar, check_settings, load_settings, shipped
+from ...settings.files import Bar, check_settings, load_settings, shipped
 from ...io.settings import SettingError, SettingErrors, package_data
 from ...io.records import one_line, read_jsonl, write_jsonl, write_whole
 from ...io.runs import RunFolder, holds_rows
@@ -134,7 +134,7 @@ class Profile(BaseModel):
         content = {
             "start": {"model": WORLDS[self.world].policy},
             "base": {"model": "pretrained"},
-            "judge": EXACT,
+            "judge": "micro-exact",
             "data": {
                 "world": {
                     "name": self.world,
@@ -273,7 +273,7 @@ def evaluate_part(
     """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl
     (last) of a part.
     """
-    from memcalib.inference.local import evaluate
+    from memcalib.inference.sampling import evaluate
     from memcalib.products.micro.world import exact_judge
 
     if finished(folder, len(examples) * len(seeds)):

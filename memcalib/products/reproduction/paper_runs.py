@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...commands.evaluate import judge_reply_tokens
+from ...settings.judges import judge_reply_tokens
 from memcalib.trainer.forecast import (
     ASSUMED,
     epoch_work,

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...credit.tree_attention import tree_logps
-from ...inference.local import evaluate, prompt_encoder
+from ...inference.sampling import evaluate, prompt_encoder
 from ...io.jsonl import Journal, rows_so_far
 from ...io.records import Record
 from ...io.runs import file_hash

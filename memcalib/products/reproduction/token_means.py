@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...metrics import CHANNELS
+from ...problem import CHANNELS, Judgment, Level
 from ...credit.tree_attention import tree_logps
 from ..micro.loop import CreditLoop
 from ..micro.policy import load_policy
 from ..micro.world import World, exact_judge, make_examples, nouns_in
-from ...problem import Judgment, Level
 from ...redistribution import Credit
 from .rule_runs import compared_rule
 from ...trainer.rewards import assign_credit

@@ -288,7 +288,7 @@ def train_policy(
         )
         return trained.model
 
-    from memcalib.inference.local import evaluate
+    from memcalib.inference.sampling import evaluate
     from memcalib.metrics import summary
     from memcalib.products.micro.world import demonstrations
     from memcalib.trainer.sft import sft
@@ -436,7 +436,7 @@ class TrainingStore:
     ) -> list[Judgment]:
         import torch
 
-        from memcalib.inference.local import evaluate
+        from memcalib.inference.sampling import evaluate
         from memcalib.products.micro.world import exact_judge
 
         recipe = training.recipe

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_labels import ITEMS
 
 from memcalib.products.annotation.labels import Label, LabelBook, read_labels
-from memcalib.products.annotation.questionnaire import KeyPage
+from memcalib.products.shared.questionnaire import KeyPage
 from memcalib.problem import Level
 from memcalib.io.records import DataError, write_jsonl
 from memcalib.io.decisions import cell_text, sheet_cell
@@ -151,7 +151,7 @@ def test_the_page_shows_the_card_and_no_decision_of_a_judge(tmp_path):
 
 KERNEL = """
 from memcalib.products.annotation.labels import LabelBook, LabelItem
-from memcalib.products.annotation.questionnaire import KeyPage
+from memcalib.products.shared.questionnaire import KeyPage
 from memcalib.io.records import read_jsonl
 page = KeyPage(LabelBook({labels!r}, list(read_jsonl({items!r}, LabelItem))))
 print(page._keys.comm.comm_id)

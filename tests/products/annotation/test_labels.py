@@ -20,7 +20,7 @@ from memcalib.products.annotation.labels import (
     label_items,
     read_labels,
 )
-from memcalib.products.annotation.questionnaire import blind_rubric, rubric_lines
+from memcalib.products.shared.questionnaire import blind_rubric, rubric_lines
 from memcalib.io.records import display_text
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import Level, Rollout, judgment_for

@@ -12,8 +12,8 @@ from memcalib.products.memory_logs.levels import LevelProposal, LevelsFile, prac
 from memcalib.evaluation.agreement import wilson
 from memcalib.products.memory_logs.own_answers import alike_levels
 from memcalib.products.micro.world import make_examples
-from memcalib.products.practice.models import PracticeJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import Level
 
 LEVELS = "ABC"

@@ -29,7 +29,7 @@ from memcalib.localization import carrying_tokens
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples, sentence_roles
 from memcalib.products.micro.policy import load_policy
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
-from memcalib.products.annotation.questionnaire import KeyPage, KeySession
+from memcalib.products.shared.questionnaire import KeyPage, KeySession
 from memcalib.products.annotation.sentence_roles import (
     RoleBook,
     RoleItem,
@@ -298,7 +298,7 @@ def test_the_widget_labels_and_resumes(tmp_path):
 
 
 KERNEL = """
-from memcalib.products.annotation.questionnaire import KeyPage
+from memcalib.products.shared.questionnaire import KeyPage
 from memcalib.products.annotation.sentence_roles import RoleBook, RoleItem
 from memcalib.io.records import read_jsonl
 page = KeyPage(RoleBook({labels!r}, list(read_jsonl({items!r}, RoleItem)), "ann"))

@@ -31,9 +31,9 @@ from memcalib.products.dataset.sources import SourceRow
 from memcalib.products.dataset.stages import Draft, Drop, load_build_prompt
 from memcalib.io.decisions import write_csv
 from memcalib.io.records import write_jsonl
-from memcalib.products.practice.mistakes import micro_roles
-from memcalib.products.practice.server import MicroServer
-from memcalib.products.practice.source import source_rows
+from memcalib.products.micro.practice.mistakes import micro_roles
+from memcalib.products.micro.practice.server import MicroServer
+from memcalib.products.micro.practice.source import source_rows
 from memcalib.problem import sample_records
 
 ROLE = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "key_env": ""}

@@ -13,7 +13,8 @@ from memcalib.products.dataset import card as c
 from memcalib.products.dataset.stages import Drop
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import Level, sample_records
-from memcalib.products.dataset.sources import Dropped, Passed, SourceRow
+from memcalib.products.dataset.sources import Passed, SourceRow
+from memcalib.products.shared.dropped import Dropped
 from memcalib.report.tables import published
 
 EXAMPLES = make_examples("long", 80, 1, "rl") + sample_records()

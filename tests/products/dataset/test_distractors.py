@@ -26,8 +26,8 @@ from builder_replies import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.products.dataset.grounding import contains_phrase
-from memcalib.products.dataset.screening import words
+from memcalib.products.shared.grounding import contains_phrase
+from memcalib.products.shared.words import words
 from memcalib.products.dataset.stages import load_build_prompt, run_stage
 from memcalib.products.dataset.writing import (
     DISTRACTORS,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from memcalib.products.dataset import grounding
 from memcalib.products.dataset import lint as lint_page
 from memcalib.products.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
-from memcalib.products.dataset.grounding import too_close
+from memcalib.products.shared.grounding import too_close
 from memcalib.products.dataset.lint import (
     LintResult,
     choose_lints,
@@ -27,7 +27,7 @@ from memcalib.products.dataset.lint import (
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import Alternative, Atom, Block, Example, Level, sample_records
 from memcalib.io.records import write_jsonl
-from memcalib.products.dataset.screening import words
+from memcalib.products.shared.words import words
 from memcalib.products.dataset.lint import (
     LINTS,
     ExampleView,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.products.dataset.grounding import content_words
+from memcalib.products.shared.grounding import content_words
 from memcalib.products.dataset.stages import Draft, DraftAtom, DraftBlock
 from memcalib.products.dataset.writing import (
     FAMILIES,

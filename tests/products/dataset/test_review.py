@@ -21,10 +21,10 @@ from memcalib.products.dataset.stages import Draft, DraftAtom, DraftBlock, Drop
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.products.dataset.lint import lint_example
 from memcalib.inference.client import Client, Reply
-from memcalib.products.practice.mistakes import micro_roles
-from memcalib.products.practice.reviewer import as_reviewed, find_flaws
-from memcalib.products.practice.server import MicroServer
-from memcalib.products.practice.source import source_rows
+from memcalib.products.micro.practice.mistakes import micro_roles
+from memcalib.products.micro.practice.reviewer import as_reviewed, find_flaws
+from memcalib.products.micro.practice.server import MicroServer
+from memcalib.products.micro.practice.source import source_rows
 from memcalib.inference.client import run_async
 from memcalib.products.dataset.writing import plan_rows
 from memcalib.inference.client import read_form

@@ -20,7 +20,6 @@ from memcalib.products.dataset.writing import (
     SCHEMA_VERSION,
     NaturalReply,
     compose,
-    family_of,
     plan_of,
     plan_rows,
     to_example,
@@ -28,7 +27,7 @@ from memcalib.products.dataset.writing import (
 from memcalib.evaluation.breakdown import distractor_kind
 from memcalib.inference.client import Client, run_async
 from memcalib.io.records import DataError, write_jsonl
-from memcalib.problem import Example, Level, validate_examples
+from memcalib.problem import Example, Level, family_of, validate_examples
 
 # Composing ----------------------------------------------------------------------------------------
 

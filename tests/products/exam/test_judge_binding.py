@@ -20,7 +20,7 @@ from memcalib.inference.endpoint import Endpoint
 from memcalib.io.records import write_jsonl
 from memcalib.judge import JudgeConfig, LLMJudge
 from memcalib.products.micro.world import make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 PLUGIN = '''
 import json

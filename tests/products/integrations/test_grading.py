@@ -18,7 +18,7 @@ from memcalib.products.integrations.grading import (
 )
 from memcalib.metrics import calibration_metrics
 from memcalib.products.micro.world import make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import DataError, judgment_for
 
 CASE = {

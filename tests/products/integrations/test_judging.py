@@ -19,10 +19,9 @@ from memcalib.products.integrations.judging import (
     engine_settings,
     reward_numbers,
 )
-from memcalib.metrics import CHANNELS
+from memcalib.problem import CHANNELS, judgment_for
 from memcalib.products.micro.world import exact_judge, make_examples
-from memcalib.products.practice.server import MicroServer
-from memcalib.problem import judgment_for
+from memcalib.products.micro.practice.server import MicroServer
 
 EXAMPLES = make_examples("short", 6, seed=5)
 TEXT = "Keep it in mind. That is all."

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from memcalib.products.dataset.sources import Dropped
+from memcalib.products.shared.dropped import Dropped
 from memcalib.io.jsonl import read_rows
 from memcalib.io.records import DataError
 from memcalib.products.dataset.consent import summarise_terms

@@ -19,17 +19,17 @@ from memcalib.products.memory_logs import examples as ml
 from memcalib.products.memory_logs import redaction as r
 from memcalib.products.dataset.writing import to_example
 from memcalib.construction import AnnotationReply
-from memcalib.products.dataset.grounding import short_stems
+from memcalib.products.shared.grounding import short_stems
 from memcalib.products.dataset.writing import RUBRICS
 from memcalib.products.dataset.stages import Draft, Drop
 from memcalib.inference.endpoint import Endpoint
 from memcalib.inference.client import Client, run_async
-from memcalib.products.practice.builder import make_annotation, make_rubrics
-from memcalib.products.practice.source import micro_log
+from memcalib.products.micro.practice.builder import make_annotation, make_rubrics
+from memcalib.products.micro.practice.source import micro_log
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import check_example
 from memcalib.io.records import DataError
-from memcalib.products.dataset.sources import Dropped
+from memcalib.products.shared.dropped import Dropped
 from memcalib.products.dataset.stages import run_stage
 
 PLAIN = {

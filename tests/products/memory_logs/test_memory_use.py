@@ -24,7 +24,7 @@ from memcalib.products.memory_logs.sweep import (
     whole_judgment,
 )
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
-from memcalib.products.practice.memory_system import practice_log, practice_store
+from memcalib.products.micro.practice.memory_system import practice_log, practice_store
 from memcalib.problem import Example, Rollout, judgment_for
 
 LEVELS = st.lists(
@@ -297,7 +297,7 @@ def test_grids_name_each_setting_once():
 def test_the_page_names_what_was_planted(capsys, tmp_path):
     """The practice store's faults, from the log's own answers, read by a judge of words."""
     from memcalib.evaluation.run import evaluate
-    from memcalib.products.practice.models import PracticeJudge
+    from memcalib.products.micro.practice.models import PracticeJudge
 
     reader = PracticeJudge(reads=True)
 

@@ -20,10 +20,11 @@ from memcalib.evaluation.footprints import is_footprint
 from memcalib.io.records import DataError
 from memcalib.products.dataset.memory_drafts import memory_drafts
 from memcalib.products.memory_logs.field_maps import guess_fields, read_all, read_map, understood
-from memcalib.products.memory_logs.own_answers import LogPlan, has_levels, members_of, own_answers
+from memcalib.evaluation.footprints import has_levels
+from memcalib.products.memory_logs.own_answers import LogPlan, members_of, own_answers
 from memcalib.products.micro.world import make_examples
-from memcalib.products.practice.models import PracticeJudge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import Level, judgment_for, load_examples
 
 CONSENT = {"consent": "trial 2025"}
@@ -238,7 +239,7 @@ def test_what_does_not_enter_is_said_in_a_warning():
 
 
 def test_the_build_reads_by_the_same_map(tmp_path):
-    from memcalib.products.dataset.memory_drafts import LogConfig
+    from memcalib.products.memory_logs.admission import LogConfig
 
     rows = [{"q": {"t": "What can I bake?"}, "ctx": [{"body": "Likes rye bread."}], "a": "Rye."}]
     config = LogConfig(map=["query=q.t", "memories=ctx", "text=body", "answer=a"], **CONSENT)

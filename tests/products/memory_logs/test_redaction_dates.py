@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.products.memory_logs.redaction import Redactor, load_redactor, without_dates
+from memcalib.products.shared.redaction import Redactor, load_redactor, without_dates
 
 HARMLESS = """Ana worked at the bakery (2019 - 2024)
 Ana worked at the library (2024-02-01 - present)

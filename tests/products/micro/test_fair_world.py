@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from memcalib.metrics import CHANNELS, UNDER
+from memcalib.problem import CHANNELS, UNDER, Level
 from memcalib.products.micro.policy import load_policy, policy_path
 from memcalib.products.micro.shipped import COLD_STARTS
 from memcalib.products.micro.world import (
@@ -23,7 +23,6 @@ from memcalib.products.micro.world import (
     noisy_levels,
     sentence_roles,
 )
-from memcalib.problem import Level
 from memcalib.trainer.train_config import world_config
 from memcalib.trainer.traces import sample_credit
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.products.micro import world as microworld
-from memcalib.inference.local import evaluate
+from memcalib.inference.sampling import evaluate
 from memcalib.products.micro.world import (
     FORMS,
     KINDS,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.judge import evidence_spans
+from memcalib.scoring.quotes import evidence_spans
 from memcalib.products.reproduction import rule_runs as grid
 from memcalib.products.reproduction.rule_runs import (
     FaultyJudge,

@@ -4,7 +4,7 @@ sampled from its policy.
 
 import torch
 
-from memcalib.inference.local import prompt_encoder, sample_tokens
+from memcalib.inference.sampling import prompt_encoder, sample_tokens
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import make_examples
 

@@ -18,7 +18,7 @@ from deepeval.evaluate.configs import AsyncConfig, DisplayConfig, ErrorConfig
 from deepeval.test_case import LLMTestCase
 
 from memcalib.products.integrations.grading import Unscored
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 QUIET = DisplayConfig(show_indicator=False, print_results=False, inspect_after_run=False)
 

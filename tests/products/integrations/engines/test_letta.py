@@ -23,7 +23,7 @@ from letta_evals.models import (
 from graded_answers import ANSWERS, EXAMPLES, RECORDS, expected, judge_settings, silent
 from page_files import json_line, write_files
 
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 
 def stored_answers(folder: Path, samples: list[Sample], suite: SuiteSpec) -> Path:

@@ -13,7 +13,7 @@ import yaml
 from graded_answers import ANSWERS, EXAMPLES, RECORDS, expected, judge_settings, silent
 from page_files import write_files
 
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 PROGRAM = Path(sys.prefix) / "node_modules" / ".bin" / "promptfoo"
 

@@ -35,7 +35,7 @@ from memcalib.products.integrations.skyrl import (
     write_skyrl_data,
 )
 from memcalib.products.micro.world import exact_judge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 
 register()
 

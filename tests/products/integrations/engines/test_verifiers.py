@@ -23,7 +23,7 @@ from memcalib.products.integrations.verifiers import answers_in, taskset_class
 from memcalib.io.records import write_jsonl
 from memcalib.products.micro.policy import build_tokenizer
 from memcalib.products.micro.world import exact_judge, make_examples
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.rules.base import CreditConfig
 
 ROOT = Path(__file__).parents[4]

@@ -35,7 +35,7 @@ from memcalib.credit.token_credit import TokenCredit
 from memcalib.products.integrations.judging import engine_settings
 from memcalib.products.integrations.verl import STATE, handing_over, write_verl_data
 from memcalib.products.micro.world import exact_judge
-from memcalib.products.practice.server import MicroServer
+from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import judgment_for
 
 JUDGED = [exact_judge(example, text) for example, text in zip(ASKED, TEXTS, strict=True)]

@@ -1,0 +1,370 @@
+"""Disguised private values and harmless strings that look like them:
+few are left, and fewer changed.
+"""
+
+import argparse
+import ast
+import asyncio
+import base64
+import email
+import inspect
+import json
+import logging
+import random
+import re
+import socket
+import ssl
+import string
+import typing
+import unittest.mock
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from memcalib.inference.endpoint import Endpoint
+from memcalib.products.dataset.consent import plan_calls, terms_card
+from memcalib.products.dataset.memory_drafts import memory_drafts
+from memcalib.products.shared.redaction import RULES, Redactor, load_redactor, name_rule
+
+PEOPLE = [
+    *(
+        "Anna Berg",
+        "Jürgen Müller",
+        "Юрий Иванов",
+        "Zofia Kowalska",
+        "José García",
+        "Marek Novák",
+        "Sergey Petrov",
+    ),
+    *(
+        "Mikko Virtanen",
+        "Γιώργος Παπαδόπουλος",
+        "Søren Ørsted",
+        "Ayşe Yılmaz",
+        "Łukasz Wójcik",
+        "王小明",
+    ),
+    *(
+        "Павел Хрущёв",
+        "Ольга Смирнова",
+        "Дмитрий Соколов",
+        "Björn Åkesson",
+        "Kateřina Dvořáková",
+        "Thomas Weiß",
+        "Ewa Nowak",
+    ),
+    "Αλέξης Δημητρίου",
+]
+REDACTOR = Redactor((*RULES, name_rule(PEOPLE)))
+DATA = Path(__file__).parent / "data"
+
+
+def lines(name):
+    return [
+        line
+        for line in (DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("# ")
+    ]
+
+
+def fragments_left(line):
+    """Parts of the marked values of a line that are still there:
+    of four letters and figures, or of three figures.
+    """
+    text = line.split(" | ", 1)[1]
+    after = re.sub(r"\[[\w -]+\]", "", REDACTOR.row([re.sub("[«»]", "", text)]).texts[0])
+    parts = {
+        fragment
+        for value in re.findall("«(.*?)»", text)
+        for fragment in re.findall(r"[^\W_]+", value)
+    }
+    telling = {
+        fragment
+        for fragment in parts
+        if len(fragment) >= 4 or (len(fragment) >= 3 and fragment.isdigit())
+    }
+    return {
+        fragment
+        for fragment in telling
+        if re.search(rf"(?<![^\W_]){re.escape(fragment)}(?![^\W_])", after)
+    }
+
+
+@pytest.mark.parametrize("name", ["disguised", "disguised_held_out"])
+def test_few_disguised_values_are_left(name):
+    rows = lines(name)
+    kinds = Counter(line.split(" | ")[0] for line in rows)
+    assert len(kinds) >= 10 and min(kinds.values()) >= 2 and len(rows) >= 70
+    lines_left = [line for line in rows if fragments_left(line)]
+    assert len(lines_left) <= 5 / 70 * len(rows), lines_left
+
+
+@pytest.mark.parametrize("name", ["harmless", "harmless_held_out"])
+def test_few_harmless_strings_are_changed(name):
+    rows = lines(name)
+    changed = []
+    for row in rows:
+        after = REDACTOR.row([row]).texts[0]
+        if after != row:
+            changed.append((row, after))
+    assert len(rows) >= 60 and len(changed) <= 2 / 60 * len(rows), changed
+
+
+def unseen(name):
+    """Rows of a list whose writer had seen no rule, page or test of redaction."""
+    return rows_of(f"unseen_{name}.jsonl")
+
+
+def rows_of(file):
+    text = (DATA / file).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def test_few_values_are_left_of_a_list_by_somebody_who_had_not_seen_the_rules():
+    rows = unseen("private")
+    left_values = [row for row in rows if row["private"] in Redactor().row([row["text"]]).texts[0]]
+    promised = [row for row in left_values if row["kind"] != "id"]
+    assert len(rows) == 60 and len(promised) <= 4, promised
+    assert "numbers of documents" in Redactor().not_looked_for  # the three of kind id
+
+
+def test_a_list_written_from_the_promise_alone():
+    """Its writer had read what is said to be looked for, and nothing else of redaction; 2 of 55
+    were left and 1 of 60 changed when it was first counted."""
+    private = rows_of("blind_private.jsonl")
+    harmless = rows_of("blind_harmless.jsonl")
+    assert {row["kind"] for row in private} == set(load_redactor().looked_for)
+    rows_left = [row for row in private if row["private"] in Redactor().row([row["text"]]).texts[0]]
+    changed = [row for row in harmless if Redactor().row([row["text"]]).texts != [row["text"]]]
+    assert (len(private), len(harmless)) == (55, 60)
+    assert not rows_left and not changed, rows_left + changed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Die PIN der EC-Karte lautet 4471", "Die PIN der EC-Karte lautet [key 1]"),
+        ("Min engångskod är 771204.", "Min engångskod är [key 1]."),
+        ("인증번호 482913 을 입력하세요", "인증번호 [key 1] 을 입력하세요"),
+        ("验证码是603118", "验证码是[key 1]"),
+        ("密码是Xiaomao2020，别告诉别人", "密码是[key 1]，别告诉别人"),
+        (
+            "git clone https://jonas:V9rt-Quell@git.werkstatt.example/lager.git",
+            "git clone https://[login 1]@git.werkstatt.example/lager.git",
+        ),
+        ("postgres://u:Brume42@db.example:5432/x", "postgres://[login 1]@db.example:5432/x"),
+        ("das Passwort ist erforderlich", "das Passwort ist erforderlich"),
+        ("le mot de passe est obligatoire", "le mot de passe est obligatoire"),
+    ],
+)
+def test_codes_in_more_languages_and_what_stands_beside_a_value(text, expected):
+    assert Redactor().row([text]).texts == [expected]
+
+
+def test_few_harmless_texts_are_changed_of_a_list_by_somebody_who_had_not_seen_the_rules():
+    rows = unseen("harmless")
+    regions = load_redactor({"regions": ["CN", "JP", "KR", "TH", "FR", "RU", "US", "IN", "EG"]})
+    for redactor in (Redactor(), regions):
+        changed = [row for row in rows if redactor.row([row["text"]]).texts != [row["text"]]]
+        assert len(rows) == 60 and len(changed) <= 2, changed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "上午9点10点11点12点各一班",
+            "一二三四五六七八九十",
+            "圆周率是三点一四一五九二六五三五八九",
+        ),
+        *(
+            "二〇二六年十一月二十六日",
+            "하나 둘 셋, 일이삼사오",
+            "공이 굴러간다",
+            "他在地铁站圈a区等,三点半走",
+        ),
+        *("un, deux, trois, quatre, cinq, six, sept", "zéro faute, deux jours, trois nuits"),
+        *("Пароль — это слово", "один два три четыре пять шесть семь восемь", "รหัสผ่านคือสิ่งสำคัญ"),
+        *("He paid 4 dot 5 and 3 dot 2", "٢٠٢٦ سنة", "ข้อ ๑๒๓ และ ๔๕๖", "3・4・5 月"),
+    ],
+)
+def test_what_looks_like_figures_in_words_stays(text):
+    assert Redactor().row([text]).texts == [text]
+
+
+NAMED = [
+    *(
+        "DB_PASSWORD=",
+        "OPENAI_API_KEY=",
+        "client_secret: ",
+        "SECRET_KEY=",
+        "aws_secret_access_key=",
+    ),
+    *("AWS_SESSION_TOKEN=", "accessToken=", "PGPASSWORD="),
+]
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "form", ["{}{}", "export {}{}", "'{}{}'", "see: {}{} please", "{}'{}'", "A=1\n{}{}\nB=2"]
+)
+def test_secrets_behind_names_with_several_parts(name, form):
+    redacted = REDACTOR.row([form.format(name, "tulip-77x"), "tulip-77x again"]).texts
+    assert redacted == [form.format(name, "[key 1]"), "[key 1] again"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "@dataclass\nclass A: ...",
+            "@app.route('/')\ndef home(): ...",
+            "  @my_decorator\n  async def f(): ...",
+        ),
+        *(
+            "http://127.0.0.1:8000/v1",
+            "10.0.0.0/8",
+            "git@github.com:acme/tools.git",
+            "ssh://git@host.example/x.git",
+        ),
+    ],
+)
+def test_what_belongs_to_programs_stays(text):
+    assert REDACTOR.row([text]).texts == [text]
+
+
+def test_a_machine_in_a_network_is_no_network():
+    assert REDACTOR.row(["192.168.1.17/24 and 192.168.1.0/24"]).texts == [
+        "[IP address 1]/24 and 192.168.1.0/24"
+    ]
+
+
+def test_disguises_of_an_address_in_all_combinations():
+    at = [
+        "@",
+        "{at}",
+        "<at>",
+        " (AT) ",
+        "(@)",
+        " @ ",
+        " at ",
+        "-at-",
+        " AT ",
+        "&#64;",
+        "%40",
+        "(ät)",
+    ]
+    dot = [".", "{dot}", " dot ", "[dot]", " . ", " [.] ", " DOT ", "(.)"]
+    disguises = [
+        f"{user}{a}" + d.join(host)
+        for a in at
+        for d in dot
+        for user in ("jo.b", "lena77")
+        for host in (["oxbow", "org"],)
+    ]
+    not_redacted = [
+        value
+        for value in disguises
+        if "oxbow" in Redactor().row([f"write to {value} soon"]).texts[0]
+    ]
+    assert not_redacted == [] and len(disguises) == 192
+
+
+def test_strings_drawn_at_random_are_told_from_names_in_programs():
+    rng = random.Random(0)
+    letters = string.ascii_letters + string.digits
+    drawn = [
+        "".join(rng.choice(letters) for _ in range(rng.choice([20, 24, 32]))) for _ in range(200)
+    ]
+    drawn += [
+        base64.b64encode(rng.randbytes(rng.choice([16, 20, 32]))).decode() for _ in range(200)
+    ]
+    assert sum(
+        f"it is {token}" == REDACTOR.row([f"it is {token}"]).texts[0] for token in drawn
+    ) <= 0.05 * len(drawn)
+    modules = (
+        argparse,
+        ast,
+        asyncio,
+        base64,
+        email,
+        inspect,
+        logging,
+        socket,
+        ssl,
+        typing,
+        unittest.mock,
+    )
+    names = sorted({name for module in modules for name in dir(module)})
+    assert (
+        len(names) > 1000
+        and [name for name in names if Redactor().row([name]).texts != [name]] == []
+    )
+
+
+def test_forms_of_one_name_have_one_placeholder():
+    texts = REDACTOR.row(["Иванову, Ivanov; Mueller und Müllers", "Юрий Иванов"]).texts
+    assert texts == ["[person 1], [person 1]; [person 2] und [person 2]", "[person 1]"]
+
+
+def test_numbers_of_a_country_that_the_rules_name():
+    assert load_redactor({"regions": ["ES"]}).row(["Ana: 612 345 678"]).texts == ["Ana: [phone 1]"]
+    assert Redactor().row(["Ana: 612 345 678"]).texts == ["Ana: 612 345 678"]
+
+
+def find_wards(text):
+    return [match.span() for match in re.finditer(r"ward \d+", text)]
+
+
+def test_a_detector_from_elsewhere():
+    redactor = load_redactor({"rules": [{"name": "place", "find": f"{__name__}:find_wards"}]})
+    assert (
+        redactor.row(["in ward 7"]).texts == ["in [place 1]"]
+        and "find_wards" in redactor.looked_for["place"]
+    )
+
+
+def test_what_was_not_looked_for_is_named():
+    assert "names of people" in Redactor().not_looked_for[0]
+    without = load_redactor({"names": ["Anna Berg"], "without": ["card"]})
+    assert (
+        any("card numbers" in entry for entry in without.not_looked_for)
+        and "card" not in without.looked_for
+    )
+    assert not any("names of people" in entry for entry in without.not_looked_for)
+    assert all(rule.seeks for rule in RULES)
+
+
+def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
+    row = '{"query": "Where?", "memories": ["Jo rows, jo@example.org"], "consent": true}\n'
+    (tmp_path / "log.jsonl").write_text(row, encoding="utf-8")
+    result = memory_drafts(tmp_path / "log.jsonl")
+    for text in (
+        str(plan_calls(result, {"builder": Endpoint(model="m")})),
+        terms_card(result.kept, result),
+    ):
+        vain, never = re.findall(r"(?:not found|Not looked for): (.*?)\.(?: |\n)", text)
+        assert (
+            "values of variables, fields and options whose name ends in a word for a secret"
+            in vain.split("; ")
+        )
+        assert "e-mail" not in vain and "password" not in vain.split("; ")
+        assert "names of people, since no list was given" in never and "postal addresses" in never
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "others"),
+    [
+        ("Eva", ["Evu", "Evou", "Evy", "EVA"], ["Event", "Evening", "Every"]),
+        ("Tim", ["Tims", "Timem"], ["Time", "Times", "Timing"]),
+        ("Marek", ["Marka", "Markovi", "Marekem"], ["Mark", "Marks", "Market"]),
+        ("Berg", ["Bergs", "Bergu"], ["Bergen", "Berge", "Bergson"]),
+        ("Дмитрий", ["Дмитрия", "Dmitri", "Dmitry", "Dmitrij"], ["Дмит", "Demetrius"]),
+        ("Virtanen", ["Virtasen", "Virtaselle"], ["Virtanus"]),
+    ],
+)
+def test_forms_of_a_name_and_words_that_only_begin_like_it(name, forms, others):
+    redactor = Redactor((name_rule([name]),))
+    assert redactor.row(forms).texts == ["[person 1]"] * len(forms)
+    assert redactor.row(others).texts == others
