@@ -598,11 +598,8 @@ class EvaluationRun:
         ):
             return
         self.left_out_unlabelled = len(log_answers.examples) - len(log_answers.labelled)
-        log_answers.examples = log_answers.labelled
-        ids = {example.id for example in log_answers.examples}
-        log_answers.rollouts = [
-            rollout for rollout in log_answers.rollouts if rollout.example_id in ids
-        ]
+        unlabelled = [example.id for example in log_answers.examples if not has_levels(example)]
+        log_answers.leave_out(unlabelled, "a memory without an ideal level")
 
     def _level_notes(self) -> list[str]:
         """Where the levels of a log come from, and a warning where nearly all are the same."""
@@ -857,6 +854,7 @@ class EvaluationRun:
             usage=self._usage_of_rows(),
             session=self._usage_of_calls(),
             command=self.command,
+            **({"log": self.own.to_dict()} if self.own is not None else {}),
         )
         bindings = self._bindings().get("judge", [])
         exam = find_exam(judge, self.evaluation.exams, bindings) if judge else None

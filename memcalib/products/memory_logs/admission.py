@@ -68,7 +68,7 @@ def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
     bounds = [
         ("query length", len(row.query), config.query_chars),
         ("memory length", longest_memory, config.memory_chars),
-        ("answer length", len(row.answer), config.answer_chars),
+        ("answer length", len(row.response), config.answer_chars),
     ]
     for rule, length, most in bounds:
         if length > most:

@@ -320,7 +320,7 @@ def _is_document(item: object) -> bool:
 
 def _is_search_result(item: object) -> bool:
     is_timed = _has("timestamp")(item) and item.keys().isdisjoint(("text", "memory", "query"))
-    return is_timed and not item.keys().isdisjoint(("content", "message", "thinking"))
+    return is_timed and not item.keys().isdisjoint(("content", "message", "thinking", "role"))
 
 
 def _is_entity(item: object) -> bool:
@@ -679,7 +679,8 @@ def _field_faults(record: Mapping[str, object]) -> Iterator[RowFault]:
             yield RowFault(name, kind_of(value), "text or a whole number")
     for name in ("answer", "domain", "licence", "model"):
         value = record.get(name)
-        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(value, str | None) and not (name == "answer" and is_number):
             yield RowFault(name, kind_of(value), "text")
     query = record["query"]
     if not isinstance(query, str) or not query.strip():
@@ -834,6 +835,13 @@ def _named_in(item: object, names: Sequence[str]) -> str:
     return "" if _is_relation(item) else clean_text(_first_name(sources, names))
 
 
+def _system_name(shape: str, file: str) -> str:
+    """In whose form a row is: that of its first memory, or, where that is a plain one, that of its
+    file."""
+    name = shape.split()[0]
+    return file if file and name == "plain" else name
+
+
 def _log_memories(item: _ReadItem) -> Iterator[LogMemory]:
     """The memories of an item that have a text; where there are several, each has its number behind
     the id."""
@@ -950,7 +958,7 @@ def _to_log_row(
         group=_first_name([record], ("group",)),
         model=clean_text(_whole_number(record.get("model"))),
         consent=record.get("consent"),
-        system=system or shapes[0].split()[0],
+        system=_system_name(shapes[0], system),
         user=_first_name(_user_sources(record, [item.item for item in items]), _USER_FIELDS),
         answer=answer,
         actions=read_actions(_first_of(record, "actions", "tool_calls")),

@@ -322,7 +322,9 @@ def _agent_file(record: dict, line: int, source: Source) -> Iterator[dict]:
         messages = list(_without_sent(_named_results(only_dicts(agent.get("messages")))))
         in_prompt = any(m.role == "system" and system_memories(m.text) for m in messages)
         standing = [*source.standing, *([] if in_prompt else _core_memory(agent, record))]
-        yield from conversation_rows(messages, source.account, name, {}, standing)
+        yield from conversation_rows(
+            messages, source.account, name, {}, standing, named_by_message=True
+        )
 
 
 def _by_time(members: list[tuple[int, dict]], *names: str) -> list[dict]:
@@ -339,7 +341,9 @@ def _by_time(members: list[tuple[int, dict]], *names: str) -> list[dict]:
 def _letta_messages(members: list[tuple[int, dict]], source: Source) -> Iterator[dict]:
     messages = _without_sent(_named_results(_by_time(members, "date", "created_at")))
     name = str(members[0][1].get("agent_id") or "agent")
-    yield from conversation_rows(messages, source.account, name, {}, source.standing)
+    yield from conversation_rows(
+        messages, source.account, name, {}, source.standing, named_by_message=True
+    )
 
 # %% ../../../nbs/products/memory_logs/18_formats.ipynb #f0a7000e
 def _left_branch(message: Message) -> Message:
@@ -1324,7 +1328,8 @@ def refusal_of(source: LogSource, reading: Source, head: Sequence[object]) -> Da
         kind = kind_of(records[0])
     elif violations:
         first = violations[0]
-        kind = f"{nothing}; line {first.line} cannot be read ({first.rule})"
+        kind = first.found if first.rule == "shape" else ""
+        kind = kind or f"{nothing}; line {first.line} cannot be read ({first.rule})"
     elif isinstance(source, str | Path) and Path(source).suffix == ".zip":
         _, others = archive_files(Path(source))
         kind = f"{nothing}: an archive of {len(others):,} other files"

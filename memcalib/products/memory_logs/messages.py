@@ -351,7 +351,8 @@ class Conversation:
     """The rows of one conversation; whatever becomes of its messages goes into an account.
 
     `standing` are memories that stood before every answer. With `last_only` the last answer alone
-    gives a row, and what was said before it are its turns.
+    gives a row, and what was said before it are its turns. A row is named by its number, or
+    `named_by_message` by the id of the user's turn.
     """
 
     def __init__(
@@ -361,8 +362,10 @@ class Conversation:
         account: Account,
         standing: Sequence[object] = (),
         last_only: bool = False,
+        named_by_message: bool = False,
     ):
         self.last_only = last_only
+        self.named_by_message = named_by_message
         self.waiting: list[int] = []  # messages without a row of their own
         self.name = name
         self.fields = fields
@@ -500,8 +503,11 @@ class Conversation:
         for number in self.waiting:
             self.state[number] = ""  # a turn before this query
         self.waiting.clear()
+        number = self.answers
+        if self.named_by_message:
+            number = exchange.query.id or exchange.members[0]
         row: dict[str, Any] = {
-            "id": f"{self.name}/{self.answers}",
+            "id": f"{self.name}/{number}",
             "query": exchange.query.text,
             "answer": "\n\n".join(exchange.texts),
             "turns": [*self.turns[-MOST_TURNS:], *exchange.results],
@@ -551,8 +557,10 @@ def conversation_rows(
     fields: Mapping[str, Any] = {},
     standing: Sequence[object] = (),
     last_only: bool = False,
+    named_by_message: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """A row in the plain format for each answer to a user in a conversation before which something
     was remembered; the account says what became of every message.
     """
-    yield from Conversation(name, fields, account, standing, last_only).rows(messages)
+    conversation = Conversation(name, fields, account, standing, last_only, named_by_message)
+    yield from conversation.rows(messages)

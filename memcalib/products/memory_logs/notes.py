@@ -104,7 +104,7 @@ def note_memories(text: str, name: str, left_out: list[str] | None = None) -> li
         note_fields["type"] = memory_type
     if day:
         note_fields["created_at"] = day
-    if fields:
+    if fields or _FRONT_MATTER.match(body):  # fields that cannot be read are text of the note
         content = " ".join(_without_headings(body).split())
         return [{"id": name, "text": content, **note_fields}] if content else []
     if re.search(r"^\s*§\s*$", body, re.M):
@@ -432,7 +432,7 @@ def mapping_lines(
     for name, place in guesses.items():
         unknown = re.search(r"\['[A-Z]+'\]$", place)
         note[name] = "  # to be put in" if unknown else "  # a guess"
-    reading = [f"with open({file!r}, encoding='utf-8') as log:"]
+    reading = [f'with open({file!r}, encoding="utf-8") as log:']
     if one_value:
         reading.append("    whole = json.load(log)")
         reading.append(f"    records = {rows if inside else '[whole]'}")
@@ -442,7 +442,7 @@ def mapping_lines(
         [
             "import json",
             *reading,
-            "with open('plain.jsonl', 'w', encoding='utf-8') as plain:",
+            'with open("plain.jsonl", "w", encoding="utf-8") as plain:',
             "    for record in records:",
             f"        items = {guesses['memories']}{note['memories']}",
             f"        row = {{'memories': [{{'text': {guesses['text']}}} for item in items]}}{note['text']}",

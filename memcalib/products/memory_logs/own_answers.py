@@ -24,14 +24,16 @@ from ...io.promises import KEPT, LOOKED_FOR, SENDING
 from ...io.records import DataError, Violation, printable
 from ...io.runs import file_hash
 from .admission import LogConfig, consent_in_words, refusal, says_again
-from .exports import LogMemory, LogRow, LogSource, RowFault
+from .exports import LogMemory, LogRow, RowFault
 from memcalib.products.memory_logs.field_maps import (
     LogReading,
     counted,
     grouped_losses,
-    read_all,
     rows_text,
+    start_reading,
+    stream_rows,
 )
+from .formats import LogSource
 from ..shared.redaction import Redactor, load_redactor
 from ...problem import Example, Level, Rollout, text_hash
 
@@ -120,7 +122,7 @@ def _redacted(row: LogRow, redactor: Redactor, plan: LogPlan) -> tuple[_Redacted
     groups = [
         [row.query],
         [memory.text for memory in memories],
-        [row.answer],
+        [row.response],
         [turn.content for turn in row.turns],
         [memory.unread_time for memory in memories],
         [consent_in_words(row, plan), row.domain or plan.domain, row.model or plan.model],
@@ -278,11 +280,31 @@ class OwnAnswers:
     consent: Counter[str] = field(default_factory=Counter)  # agreement -> rows
     repeated: int = 0  # rows with an id that an earlier row has for another question
     not_looked_for: list[str] = field(default_factory=list)  # by the rules of redaction
+    labelled_count: int = 0  # examples whose ideal levels are known, kept or not
+    answer_count: int = 0  # answers, kept or not
+    question_ids: set[str] = field(default_factory=set)
+    rows_of: Counter[str] = field(default_factory=Counter)  # id of an example -> rows
+    memories_of: Counter[str] = field(default_factory=Counter)  # and their memories
 
     @property
     def labelled(self) -> list[Example]:
         """The examples whose ideal levels are known."""
         return [example for example in self.examples if has_levels(example)]
+
+    def leave_out(self, ids: Iterable[str], why: str) -> None:
+        """Leave out the examples of these ids with their answers, and say so in the account."""
+        gone = set(ids)
+        self.examples = [example for example in self.examples if example.id not in gone]
+        self.rollouts = [rollout for rollout in self.rollouts if rollout.example_id not in gone]
+        account = self.reading.account
+        account.take_back("row", why, sum(self.rows_of[example_id] for example_id in gone))
+        memories = sum(self.memories_of[example_id] for example_id in gone)
+        account.take_back("memory", f"its row is left out ({why})", memories)
+        account.check()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Where each role was read from and what became of everything, for a manifest."""
+        return self.reading.to_dict()
 
     def losses(self) -> list[Dropped]:
         """All rows that were left out."""
@@ -334,16 +356,15 @@ class OwnAnswers:
         consent = ", ".join(
             f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
         )
-        question_ids = {example.question_id for example in self.examples}
-        questions = counted(len(question_ids), "question")
-        labelled = f"{len(self.labelled):,} with ideal levels"
+        questions = counted(len(self.question_ids), "question")
+        labelled = f"{self.labelled_count:,} with ideal levels"
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
             f"  taken out before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
             *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
-            f"  {counted(len(self.rollouts), 'answer')} to {questions} can be judged, {labelled}",
+            f"  {counted(self.answer_count, 'answer')} to {questions} can be judged, {labelled}",
             "",
             f"The first {min(shown, len(rows))} as understood, private values taken out:",
             rows_text(rows, shown),
@@ -372,18 +393,27 @@ class _AnswerMaker:
     """Makes examples and answers of the rows of one log."""
 
     def __init__(
-        self, redactor: Redactor, plan: LogPlan, result: OwnAnswers, answers_needed: bool = True
+        self,
+        redactor: Redactor,
+        plan: LogPlan,
+        result: OwnAnswers,
+        answers_needed: bool = True,
+        shown: int | None = None,
     ):
         self.answers_needed = answers_needed
+        self.shown = shown  # examples that are kept; all of them without a number
+        self.used_rows = 0
+        self.used_memories = 0
         self.redactor = redactor
         self.plan = plan
         self.result = result
-        self.by_id: dict[str, Example] = {}
+        self.by_id: dict[str, str] = {}  # id of an example -> hash of its content
+        self.kept: dict[str, Example] = {}
         self.samples: Counter[tuple[str, str]] = Counter()
 
     def fault(self, row: LogRow) -> RowFault | None:
         """Why a row may not enter."""
-        if not row.answer and self.answers_needed:
+        if not row.response and self.answers_needed:
             return RowFault("no answer", "nothing", "a row with an answer: none is asked for")
         if not self.plan.candidates and all(m.in_prompt is False for m in row.memories):
             allowed = "a row of which a memory entered the prompt"
@@ -403,10 +433,16 @@ class _AnswerMaker:
                 **fault._asdict(),
             )
             self.result.dropped.append(drop)
+            account = self.result.reading.account
+            account.take_back("row", fault.rule)
+            account.take_back("memory", f"its row is left out ({fault.rule})", len(row.memories))
             return
         left_out: list[str] = []
         if not self.plan.candidates:
             row, left_out = self._without_candidates(row)
+        row = self._with_best(row)
+        self.used_rows += 1
+        self.used_memories += len(row.memories)
         texts, replaced = _redacted(row, self.redactor, self.plan)
         self.result.replaced.update(replaced)
         self.result.consent[texts.terms[0]] += 1
@@ -417,7 +453,12 @@ class _AnswerMaker:
         if self.redactor.row([row.id], row.user).texts != [row.id]:
             record["id"] = f"line-{row.line}"
         example = self._with_own_id(Example.model_validate(record))
-        if not row.answer:
+        self.result.rows_of[example.id] += 1
+        self.result.memories_of[example.id] += len(row.memories)
+        if not row.response:
+            return
+        self.result.answer_count += 1
+        if example.id not in self.kept:
             return
         model = texts.terms[2]
         self.result.rollouts.append(
@@ -446,20 +487,41 @@ class _AnswerMaker:
             words = " ".join(memory.text.lower().split())
             keys.append(fields["id"] or f"text {text_hash(words, 10)}")
         inside = [memory for memory in row.memories if memory.in_prompt is not False]
+        why = "a candidate that did not enter the prompt"
+        self.result.reading.account.take_back("memory", why, len(outside))
         return row.model_copy(update={"memories": inside}), keys
+
+    def _with_best(self, row: LogRow) -> LogRow:
+        """The row with as many memories as the plan takes, the best-ranked ones."""
+        beyond = len(row.memories) - self.plan.memories
+        if beyond <= 0:
+            return row
+        why = f"beyond the first {self.plan.memories} of its row"
+        self.result.reading.account.take_back("memory", why, beyond)
+        return row.model_copy(update={"memories": row.memories[: self.plan.memories]})
+
+    def check(self) -> None:
+        """Raises `Unbalanced` where the account does not hold what was made of the log."""
+        used = {"row": self.used_rows, "memory": self.used_memories}
+        self.result.reading.account.check(used)
 
     def _with_own_id(self, example: Example) -> Example:
         """The example that is there already under this id, or this one under an id that no other
         has.
         """
         first_id = example.id
+        content = example.content_hash
         while example.id in self.by_id:
-            if self.by_id[example.id].content_hash == example.content_hash:
-                return self.by_id[example.id]
+            if self.by_id[example.id] == content:
+                return self.kept.get(example.id, example)
             example = example.model_copy(update={"id": f"{example.id}+"})
         self.result.repeated += int(example.id != first_id)
-        self.by_id[example.id] = example
-        self.result.examples.append(example)
+        self.by_id[example.id] = content
+        self.result.labelled_count += has_levels(example)
+        self.result.question_ids.add(example.question_id)
+        if self.shown is None or len(self.kept) < self.shown:
+            self.kept[example.id] = example
+            self.result.examples.append(example)
         return example
 
 
@@ -468,20 +530,27 @@ def own_answers(
     source: LogSource | None = None,
     limit: int | None = None,
     answers_needed: bool = True,
+    shown: int | None = None,
 ) -> OwnAnswers:
     """The examples and answers of a log (or of rows, `source`), redacted; what does not enter is
     counted.
 
     `limit` takes the first so many questions; rows without an answer are kept where no
-    `answers_needed`. Raises `DataError` for a file of an unknown shape, a map that does not fit,
-    and a log of which no row may enter, and `FileNotFoundError`.
+    `answers_needed`. With `shown` only so many examples are kept and the others counted, so that a
+    log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a map that
+    does not fit, and a log of which no row may enter, `FileNotFoundError`, and `Unbalanced` where
+    something was dropped without a reason.
     """
-    reading = read_all(plan.file if source is None else source, plan.store, plan.map)
+    source = plan.file if source is None else source
+    if not isinstance(source, str | Path):
+        source = list(source)
+    reading = start_reading(source, plan.map)
     redactor = load_redactor(plan.redaction)
     result = OwnAnswers(reading, not_looked_for=redactor.not_looked_for)
-    maker = _AnswerMaker(redactor, plan, result, answers_needed)
-    for row in reading.rows:
+    maker = _AnswerMaker(redactor, plan, result, answers_needed, shown)
+    for row in stream_rows(source, reading, plan.store, keep=shown is None):
         maker.add(row)
+    maker.check()
     if not result.examples:
         lines = grouped_losses(result.losses())
         allowed = "rows with a query, memories with text, an answer, and consent"
@@ -489,9 +558,8 @@ def own_answers(
             [Violation("log", line, allowed, file=reading.name) for line in lines or ["no row"]]
         )
     if limit is not None:
-        result.examples = result.examples[:limit]
-        ids = {example.id for example in result.examples}
-        result.rollouts = [rollout for rollout in result.rollouts if rollout.example_id in ids]
+        beyond = [example.id for example in result.examples[limit:]]
+        result.leave_out(beyond, f"beyond the first {limit} questions")
     return result
 
 # %% ../../../nbs/products/memory_logs/06_own_answers.ipynb #5b2c1d02

@@ -263,7 +263,7 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     write(tmp_path / "own.jsonl", labelled)
     assert run("logs", "own.jsonl") == 0
     assert "3 answers to 3 questions can be judged, 3 with ideal levels" in capsys.readouterr().out
-    judge = ("--judge", "tests.memory_logs.test_own_answers:all_bound")
+    judge = ("--judge", "tests.products.memory_logs.test_own_answers:all_bound")
     options = ("--log", "own.jsonl", "--consent", "trial", *judge, "--out", "run")
     assert run("evaluate", *options) == 0
     assert "SCS" in capsys.readouterr().out
@@ -324,7 +324,7 @@ def test_the_report_counts_merged_memories_one_by_one_beside(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     twice = [{"text": text, "level": "C"} for text in ("Likes rye.", "Likes rye")]
     write(tmp_path / "own.jsonl", [mem0_row(n, results=twice) for n in range(2)])
-    judge = ("--judge", "tests.memory_logs.test_own_answers:all_bound")
+    judge = ("--judge", "tests.products.memory_logs.test_own_answers:all_bound")
     assert run("evaluate", "--log", "own.jsonl", "--consent", "t", *judge, "--out", "run") == 0
     table = pd.read_csv(tmp_path / "run/tables/merged-memories.csv")
     assert table["SCS"].tolist() == [50, 25]
@@ -422,8 +422,8 @@ def test_a_memory_without_text_is_left_out_and_counted_and_its_row_stays():
     row["results"].append({"id": "4", "memory": "  "})
     reading = read_all([row, mem0_row(2, results=[{"id": "5", "memory": ""}])])
     assert [len(row.memories) for row in reading.rows] == [2]
-    assert "2 memories without text left out" in reading.text()
-    assert any("without text" in note for note in reading.notes())
+    assert "memories: 5 found, 2 used, 3 not (no text: 2" in reading.text()
+    assert any("no text: 2" in note for note in reading.notes())
     assert [drop.rule for drop in reading.dropped] == ["memory text"]
 
 
