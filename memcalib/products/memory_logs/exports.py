@@ -393,10 +393,20 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+_OTHER_FIELDS = frozenset(  # with none of them an object that has a text is plain
+    "node key label memory source from observations fact summary uuid page_content pageContent "
+    "kwargs document.content".split()
+)
+
+
 def shape_of(item: object) -> str:
     """The name of the format in which a memory is written, its system first, or "" for an unknown
     one.
     """
+    if isinstance(item, str):
+        return "plain text"
+    if isinstance(item, dict) and "text" in item and item.keys().isdisjoint(_OTHER_FIELDS):
+        return "plain"
     for name, shape in SHAPES.items():
         if shape.fits(item):
             return name

@@ -399,7 +399,8 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
         for name in names
         if name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and not _BESIDES.search(name)
     ]
-    return sorted(logs), sorted(set(names) - set(logs))
+    logs.sort(key=lambda name: ("memor" not in name.lower(), name))  # what is remembered first
+    return logs, sorted(set(names) - set(logs))
 
 
 @contextmanager

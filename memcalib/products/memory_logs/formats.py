@@ -759,6 +759,8 @@ def is_question_list(record: dict) -> bool:
 
 
 def _personamem(record: dict, line: int, source: Source) -> Iterator[dict]:
+    if not source.standing:
+        return
     if record.get("correct_answer") is not None:
         source.account.remark(_GOLD)
     answer = _system_answer(record)

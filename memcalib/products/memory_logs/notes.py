@@ -210,20 +210,24 @@ def _entry(text: str) -> dict[str, str]:
 
 
 def section_entries(section: str) -> list[dict[str, str]]:
-    """The memories of a section: its bullets, each with the lines that go on below it, or, without
-    any, its lines; a day in brackets in front is the time.
+    """The memories of a section: the lines above its bullets, and its bullets, each with the lines
+    that go on below it; an introduction with a colon is none, and a day in brackets in front is the
+    time.
     """
     section = re.sub(r"</?[a-z_]+>", "", section, flags=re.I)
     lines = [line for line in section.splitlines() if line.strip()]
     lines = [line for line in lines if not _HEADING_LINE.match(line)]
     has_bullets = any(map(_BULLET_LINE.match, lines))
     entries: list[str] = []
+    is_below_bullet = False
     for line in lines:
         bullet = _BULLET_LINE.match(line)
-        if bullet or not has_bullets:
+        is_introduction = has_bullets and not is_below_bullet and line.rstrip().endswith(":")
+        if bullet or not has_bullets or (not is_below_bullet and not is_introduction):
             entries.append(bullet[2] if bullet else line.strip())
-        elif entries:
+        elif is_below_bullet:
             entries[-1] += f" {line.strip()}"
+        is_below_bullet |= bullet is not None
     return [_entry(text) for text in entries]
 
 

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'WEBHOOK', 'HANDLE', 'CARD', 'IBAN', 'IP', 'PHONE', 'SAID_PHONE', 'KEY',
            'BEARER', 'RANDOM', 'PASSWORD', 'SAID_PASSWORD', 'CODE', 'Forms', 'RULES', 'EDITION', 'NEVER_LOOKED_FOR',
-           'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'as_seen', 'Redaction',
-           'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card', 'is_account',
-           'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'turns', 'is_encoded', 'is_random', 'secret_kind',
-           'is_secret_value', 'name_forms', 'common_words', 'spelling', 'stems', 'name_rule', 'Redactor', 'own_rule',
-           'load_redactor']
+           'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'only_with', 'as_seen',
+           'Redaction', 'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card',
+           'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'turns', 'is_encoded', 'is_random',
+           'secret_kind', 'is_secret_value', 'name_forms', 'common_words', 'spelling', 'stems', 'name_rule', 'Redactor',
+           'own_rule', 'load_redactor']
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #28bd6000
 import base64
@@ -110,6 +110,13 @@ def joined(name: str, label: str, seeks: str, *rules: RedactionRule) -> Redactio
         seeks=seeks,
     )
 
+
+def only_with(rule: RedactionRule, needed: Callable[[str], object]) -> RedactionRule:
+    """The rule, applied to texts alone that have what every find of it needs: a quick test that
+    spares most texts a slow search, and changes nothing that is found.
+    """
+    return replace(rule, find=lambda text: rule.find(text) if needed(text) else ())
+
 # %% ../../../nbs/products/shared/04_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
 _MIDDLE_DOTS = frozenset("\u2022\u2027\u2219\u22c5\u30fb\uff65")
@@ -194,8 +201,11 @@ class _Row:
     everywhere.
     """
 
-    def __init__(self, rules: Sequence[RedactionRule], texts: Sequence[str]):
+    def __init__(
+        self, rules: Sequence[RedactionRule], texts: Sequence[str], clean: dict[str, None]
+    ):
         self.rules = rules
+        self.clean = clean  # texts in which no rule finds anything, but for that of the user
         self.places = Counter()
         self.numbers = {}
         self.replaced_values: dict[str, RedactionRule] = {}
@@ -223,6 +233,8 @@ class _Row:
         return f"[{rule.label} {self.numbers[key][0]}]" if rule.numbered else f"[{rule.label}]"
 
     def replace(self, text: str, rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
+        if "[" not in text and text.isascii():  # no placeholder, and as it looks
+            return self._marked(text, text, range(len(text)), rule, find)
         parts = self.marks.split(text)
         for i in range(0, len(parts), 2):  # the odd ones are placeholders
             plain, positions = as_seen(parts[i])
@@ -241,10 +253,13 @@ class _Row:
         rule: RedactionRule,
         find: Callable[[str], Iterable[Span]],
     ) -> str:
+        spans = sorted(find(plain), key=lambda span: (span[0], -span[1]))
+        if not spans:
+            return text
         pieces = []
         text_end = 0
         plain_end = 0
-        for start, end in sorted(find(plain), key=lambda span: (span[0], -span[1])):
+        for start, end in spans:
             if plain_end <= start < end:
                 pieces.append(text[text_end : positions[start]])
                 pieces.append(self.mark(rule, plain[start:end]))
@@ -253,13 +268,28 @@ class _Row:
         return "".join(pieces) + text[text_end:]
 
     def one_pass(self, texts: list[str]) -> list[str]:
+        before = texts
         for rule in self.rules:
-            texts = [self.replace(text, rule, rule.find) for text in texts]
+            of_user = rule.name == "user"
+            texts = [
+                text if not of_user and text in self.clean else self.replace(text, rule, rule.find)
+                for text in texts
+            ]
+        self._remember(text for text, old in zip(texts, before, strict=True) if text == old)
         longest_first = sorted(self.replaced_values.items(), key=lambda item: -len(item[0]))
         for value, rule in longest_first:
             find = _finder_of_word(value)
             texts = [self.replace(text, rule, find) for text in texts]
         return texts
+
+    def _remember(self, texts: Iterable[str]) -> None:
+        """Keep short texts in which nothing was found: a store gives the same memory many times."""
+        if len(self.clean) > _MOST_CLEAN:
+            self.clean.clear()
+        self.clean.update((text, None) for text in texts if len(text) < 2000)
+
+
+_MOST_CLEAN = 50_000
 
 
 def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
@@ -268,12 +298,16 @@ def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
     return lambda text: [match.span() for match in whole.finditer(text)]
 
 
-def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redaction:
+def redact_row(
+    texts: Sequence[str], rules: Sequence[RedactionRule], clean: dict[str, None] | None = None
+) -> Redaction:
     """The texts of one row with placeholders; the same value has the same placeholder in all of
     them.
+
+    `clean` has texts in which these rules are known to find nothing, and takes in further ones.
     """
     texts = [unicodedata.normalize("NFC", text) for text in texts]
-    row = _Row(rules, texts)
+    row = _Row(rules, texts, {} if clean is None else clean)
     before = None
     while texts != before:
         before = texts
@@ -340,11 +374,29 @@ _MAILS = (
         rf"{_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}})"
     ),
 )
-EMAIL = pattern_rule(
-    "e-mail",
-    "|".join(_MAILS),
-    flags=re.I,
-    seeks="e-mail addresses, also with at and dot in brackets or in words",
+_AT_SIGN = re.compile(
+    rf"@|%40|=40|u0040|&#|&commat|AT|{_either('at')}|{_either('at_unspaced')}|\bat\b", re.I
+)
+_DOT_SIGN = re.compile(
+    rf"[.。]\s?\w|%2e|=2e|u002e|&#|&period|{_either('dot')}|{_either('dot_unspaced')}"
+    rf"|,{_either('tops')}|{_either('mail_hosts')}",
+    re.I,
+)
+
+
+def _may_have_mail(text: str) -> bool:
+    """Whether a text has something for the sign of an address, and something for its dot."""
+    return "@" in text or bool(_AT_SIGN.search(text) and _DOT_SIGN.search(text))
+
+
+EMAIL = only_with(
+    pattern_rule(
+        "e-mail",
+        "|".join(_MAILS),
+        flags=re.I,
+        seeks="e-mail addresses, also with at and dot in brackets or in words",
+    ),
+    _may_have_mail,
 )
 URL_LOGIN = pattern_rule(
     "URL login",
@@ -1198,12 +1250,15 @@ def _code_spans(text: str) -> Iterator[Span]:
                     following = _NEXT.match(text, following.end())
 
 
-CODE = RedactionRule(
-    "one-time code",
-    "key",
-    _code_spans,
-    recipe="|".join(_CODES),
-    seeks="codes and PINs behind or before a word for them",
+CODE = only_with(
+    RedactionRule(
+        "one-time code",
+        "key",
+        _code_spans,
+        recipe="|".join(_CODES),
+        seeks="codes and PINs behind or before a word for them",
+    ),
+    re.compile(r"\d.{0,3}\d", re.S).search,  # two figures and more
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #47b2f099
@@ -1478,6 +1533,7 @@ class Redactor:
     """Rules in the order in which they are applied."""
 
     rules: tuple[RedactionRule, ...] = RULES
+    _clean: dict[str, None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def hash(self) -> str:
@@ -1514,9 +1570,9 @@ class Redactor:
         """
         common = user.casefold() in _NOT_USERS | common_words() or len(user) < 3
         if common:
-            return redact_row(texts, self.rules)
+            return redact_row(texts, self.rules, self._clean)
         user_rule = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
-        return redact_row(texts, (replace(user_rule, numbered=False), *self.rules))
+        return redact_row(texts, (replace(user_rule, numbered=False), *self.rules), self._clean)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #2b9c7960
 _SECONDS = 5  # for a pattern of one's own and a text
