@@ -37,7 +37,7 @@ from ..inference.endpoint import Endpoint, estimate_tokens, place_of
 from ..inference.rollout import Sampling, generate
 from ..io.jsonl import read_rows, rows_so_far
 from ..io.records import printable, write_jsonl, write_whole
-from ..io.runs import RunFolder
+from ..io.runs import RunFolder, private_folder
 from ..io.settings import FrozenSettings, import_object, may_import, need_method
 from ..judge import JudgeConfig, check_judge_answers, judge_request, judge_rollouts
 from ..products.dataset.consent import NotAgreed
@@ -225,7 +225,7 @@ class SweepRun:
         file = self._candidates_file if sweep.retrieve else sweep.log.file
         self.is_distance = check_candidates(self.examples, sweep.grid, file)
         self.settings = sweep.grid.settings()
-        self.run_folder = RunFolder(out, self._identity(), bind=False)
+        self.run_folder = RunFolder(out, self._identity(), private=True, bind=False)
         if not dry_run:
             self.run_folder.bind()
             write_jsonl(self.folder / "examples.jsonl", self.examples)
@@ -247,7 +247,7 @@ class SweepRun:
         retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
         rows = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
         if not dry_run:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder, ours=(self.folder / "parameters.json").exists())
             lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
             write_whole(self._candidates_file, lines)
         return own_answers(plain, rows, limit=limit, answers_needed=False)

@@ -18,7 +18,15 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -37,9 +45,10 @@ from memcalib.inference.endpoint import (
     Price,
     error_kind,
     estimate_tokens,
-    hide_key,
+    proxy_for,
     retry_after,
 )
+from ..io.keys import hide_key
 from ..io.records import cut_text, one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5
@@ -407,9 +416,12 @@ class Pacer:
 
 # %% ../../nbs/inference/03_client.ipynb #c11e0a02
 class HttpRequest(Protocol):
-    """What is looked at of a request of httpx or httpx2."""
+    """What is looked at, and set, of a request of httpx or httpx2."""
 
     url: object
+    headers: MutableMapping[str, str]
+
+    def read(self) -> bytes: ...
 
 
 def http_library() -> ModuleType:
@@ -526,6 +538,22 @@ def _check_destination(endpoint_url: str, url: str) -> None:
     same_place = (meant.scheme, meant.port) == (target.scheme, target.port)
     if target.hostname != meant.hostname or not (same_place or is_upgrade):
         raise _RedirectRefused(f"{target.scheme}://{target.netloc}")
+
+
+def _set_headers(request: HttpRequest, headers: Mapping[str, str]) -> None:
+    """Give a request these headers and those that describe it, and no other.
+
+    The openai package adds headers of the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID,
+    OPENAI_PROJECT_ID), which may replace any of these, the key too.
+    """
+    request.headers.clear()
+    request.headers["Host"] = urlsplit(str(request.url)).netloc
+    request.headers["Accept"] = "application/json"
+    request.headers.update(headers)
+    content = request.read()
+    if content:
+        request.headers["Content-Type"] = "application/json"
+        request.headers["Content-Length"] = str(len(content))
 
 
 class _Server:
@@ -658,28 +686,48 @@ class _Server:
 
         if self._sdk is None:
             endpoint = self.endpoint
+            key = endpoint.api_key()
             self._sdk = openai.AsyncOpenAI(
-                api_key=endpoint.api_key() or "none",
+                api_key=key or "none",  # which is not sent
                 base_url=endpoint.url,
-                http_client=self._http_client(),
+                http_client=self._http_client(key),
                 max_retries=0,
                 timeout=openai.Timeout(None, connect=min(endpoint.timeout, 30.0)),
             )
         return self._sdk
 
-    def _http_client(self) -> "openai.DefaultAsyncHttpxClient":
-        """A connection pool that follows no redirect to another place, and takes long headers."""
+    def _http_client(self, key: str) -> "openai.DefaultAsyncHttpxClient":
+        """A connection pool that sends what the endpoint names, to where it names it, by no proxy
+        but the one that `proxy_for` says, and that takes long headers.
+        """
         import openai
+
+        library = http_library()
+        headers = {
+            "User-Agent": f"openai/{openai.__version__}",
+            "X-Stainless-Raw-Response": "stream",  # by which the package knows its own request
+        }
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
 
         async def check(request: HttpRequest) -> None:
             _check_destination(self.endpoint.url, str(request.url))
+            _set_headers(request, headers)
 
-        event_hooks = {"request": [check]}
-        if http_library().__name__ == "httpx":
+        options = {
+            "event_hooks": {"request": [check]},
+            "proxy": proxy_for(self.endpoint.url),
+            # certificates may be named by the environment, as SSL_CERT_FILE; nothing else is
+            "verify": library.create_ssl_context(),
+            "trust_env": False,
+        }
+        if library.__name__ == "httpx":
             # below openai 3 the transport on aiohttp follows redirects without asking the hook
-            return openai.DefaultAsyncHttpxClient(event_hooks=event_hooks)
-        http_client = openai.DefaultAioHttpClient(event_hooks=event_hooks)
-        _take_long_headers(http_client)
+            http_client = openai.DefaultAsyncHttpxClient(**options)
+        else:
+            http_client = openai.DefaultAioHttpClient(**options)
+            _take_long_headers(http_client)
+        headers["Accept-Encoding"] = http_client.headers["Accept-Encoding"]
         return http_client
 
     async def close(self) -> None:
@@ -802,6 +850,14 @@ _QUIET_FAILURES = 2  # of a call, that are not logged
 _SILENT_WAIT = 10.0  # seconds; a longer wait is said, with its end
 
 
+def _is_stored_reply(stored: dict[str, Any]) -> bool:
+    """Whether a row of the cache is a reply in all its parts, whoever wrote it."""
+    usage = stored.get("usage")
+    texts = (stored.get("text"), stored.get("finish_reason"), stored.get("answered_by", ""))
+    has_texts = all(isinstance(text, str) for text in texts)
+    return has_texts and isinstance(usage, dict) and all(map(_is_count, usage.values()))
+
+
 class Client:
     """Asks one endpoint, within its limits; write `async with client:` around the calls. What it
     learned and counted outlives each such block.
@@ -874,7 +930,7 @@ class Client:
         """The reply to this call if the cache has it. Sends nothing and needs no key."""
         if self.cache is None or not self.cache.path.exists():
             return None
-        stored = self.cache.get(self.key(messages, **call))
+        stored = self.cache.get(self.key(messages, **call), _is_stored_reply)
         return self._cached_reply(stored) if stored else None
 
     def key(
@@ -908,7 +964,7 @@ class Client:
         """The stored reply; where there is none, one caller of all processes asks for it and stores
         it.
         """
-        stored = self.cache.get(key)
+        stored = self.cache.get(key, _is_stored_reply)
         pause = 0.02
         start = time.monotonic()
         while not stored and not self.cache.claim(key):
@@ -916,7 +972,7 @@ class Client:
             pause = min(1.0, 1.5 * pause)
             if time.monotonic() - start > _SILENT_WAIT:
                 self._say_who_asks(key)
-            stored = self.cache.get(key)
+            stored = self.cache.get(key, _is_stored_reply)
         if stored:
             reply = self._cached_reply(stored)
             self.totals.count(reply)

@@ -583,7 +583,7 @@ def test_prompt_templates_models_and_the_control_may_share_a_file(tmp_path):
         )
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
-        ["full_memory", "background", "authoritative", "bare", "no_memory"], 2
+        ["full_memory", "neutral", "background", "authoritative", "bare", "no_memory"], 2
     )
 
 

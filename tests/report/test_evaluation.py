@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from strategies import judgment_lists, make
 from test_report import HOSTILE, Tags, safe
 
-from memcalib import judge as evidence
+from memcalib.scoring import quotes as evidence
 from memcalib import metrics
 from memcalib.commands.cli import main
 from memcalib.report import comparison, page, tables

@@ -24,7 +24,7 @@ from memcalib.problem import PROMPT_TEMPLATES, render
 from memcalib.trainer.train_config import TrainConfig
 from memcalib.trainer.sft import SftConfig
 
-MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact"}
+MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "micro-exact"}
 words = st.text("abcdefg", min_size=1, max_size=3)
 values = st.one_of(st.integers(-9, 9), st.booleans(), words)
 nested = st.recursive(values, lambda inner: st.dictionaries(words, inner, max_size=3), max_leaves=8)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ...evaluation.breakdown import sign_flip_p
-from ...metrics import HIGHER_IS_BETTER
+from ...metrics import metric_named
 
 # %% ../../../nbs/products/memory_logs/05_drops.ipynb #6105e08d
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def drops(
 ) -> Float[np.ndarray, " question"]:
     """By how many points a metric got worse on each question; negative where it got better."""
     difference = np.asarray(before, float) - np.asarray(after, float)
-    worse = difference if metric in HIGHER_IS_BETTER else -difference
+    worse = difference if metric_named(metric).higher_is_better else -difference
     return np.where(np.abs(worse) < 1e-9, 0.0, worse)  # equal but for rounding
 
 

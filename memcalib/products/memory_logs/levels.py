@@ -26,7 +26,7 @@ from ...inference.client import Client, json_format, run_async, run_many, strict
 from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
 from ...io.records import Record, display_text, read_jsonl, write_jsonl, write_whole
-from ...io.runs import file_hash
+from ...io.runs import file_hash, private_folder
 from ...io.settings import package_data
 from .own_answers import alike_levels
 from ...problem import Example, Level, Name, Rollout, WireLevel, text_hash
@@ -300,8 +300,7 @@ class LevelsFile:
         """Write proposals and the sheet for a person; decisions that are there stay. `log_file` is
         what they were proposed for, which `check_log` compares.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = private_folder(folder, ours=(Path(folder) / "proposals.jsonl").exists())
         write_jsonl(folder / "proposals.jsonl", proposals)
         if log_file is not None and Path(log_file).is_file():
             write_whole(folder / _LOG_FILE, json.dumps(_log_identity(log_file)) + "\n")

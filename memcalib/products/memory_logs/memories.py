@@ -25,7 +25,8 @@ from memcalib.products.memory_logs.memory_use import (
 from ...io.jsonl import rows_so_far
 from .own_answers import alike_levels
 from ...io.records import printable
-from ...problem import Example, Judgment, Level, Rollout
+from ...metrics import load_judgments
+from ...problem import Example, Level, Rollout
 from ...report.page import grid, render_page, write_page
 from ...report.tables import write_tables
 
@@ -101,7 +102,7 @@ def read_memories(folder: str | Path) -> MemoryReport:
                 f"{folder}: found no {name}; allowed: the run folder of an evaluation"
             )
     examples = _ExamplesOnDemand(folder / "examples.jsonl")
-    judgments = rows_so_far(folder / "judgments.jsonl", Judgment)
+    judgments = load_judgments(folder / "judgments.jsonl")
     frame = use_frame(judgments, examples, _marked_responses(folder / "rollouts.jsonl"))
     left_out = None
     if examples.left_out or examples.says_what_entered:

@@ -20,7 +20,7 @@ from ...evaluation.breakdown import compare, holm
 from ...inference.endpoint import estimate_tokens
 from ...inference.rollout import find_prompt_template
 from ...io.settings import FrozenSettings
-from ...metrics import response_frame, score
+from ...metrics import metrics_among, response_frame, score
 from memcalib.problem import (
     PROMPT_TEMPLATES,
     AtomJudgment,
@@ -294,7 +294,7 @@ def prompt_tokens(examples: Sequence[Example], setting: PromptSetting) -> float:
 def sweep_table(
     judgments_by_setting: Mapping[str, Sequence[Judgment]], tokens: Mapping[str, float]
 ) -> "pd.DataFrame":
-    """One row for each setting, today's first: SCS, sMOS and sMUS with bounds, tokens of a prompt,
+    """One row for each setting, today's first: every metric with bounds, tokens of a prompt,
     the paired difference of SCS to today's with bounds and `p_holm`, and unscored answers.
 
     Raises `ValueError` where no answer of a setting is scored.
@@ -309,7 +309,7 @@ def sweep_table(
     p_values = []
     for name in judgments_by_setting:
         row: dict[str, Any] = {"setting": name, "tokens": tokens[name]}
-        for metric in ("SCS", "sMOS", "sMUS"):
+        for metric in metrics_among(measured.columns):
             for suffix in ("", "_low", "_high"):
                 row[f"{metric}{suffix}"] = measured.loc[name, f"{metric}{suffix}"]
         row["unscored"] = int(measured.loc[name, "unscored_responses"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .sweep import PromptSetting, Recommendation
 from ...io.records import write_whole
+from ...metrics import metric_named
 from memcalib.report.figures import (
     INK,
     RIGHT_COLOUR,
@@ -21,7 +22,6 @@ from memcalib.report.figures import (
     PlotStyle,
     dots_figure,
     inline_figures,
-    metric_label,
     write_figures,
 )
 from ...report.page import grid, render_page, write_page
@@ -65,7 +65,7 @@ def sweep_figure(table: "pd.DataFrame", recommendation: Recommendation) -> "Figu
         for row in table.to_dict("records"):
             rows.append(
                 {
-                    "panel": metric_label(metric) if has_interval else "tokens of a prompt",
+                    "panel": metric_named(metric).heading if has_interval else "tokens of a prompt",
                     "label": row["setting"],
                     "series": _series_of(str(row["setting"]), today, recommended),
                     "value": row[metric],

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...io.keys import KEY_PATTERN
 from .words import small_words
 from memcalib.io.settings import (
     code_refused,
@@ -869,24 +870,10 @@ SAID_PHONE = between_dates(
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #a70dfd3f
-_PREFIXED = (
-    r"(?<!\w)(?:(?:sk|pk|rk|whsec|rzp|gsk|xai|pplx|nvapi|tvly|fw|figd|glsa|sbp|sntrys|dckr_pat"
-    r"|pypi|npm|pat|ntn|lin_api|r8|shp[a-z]{2}|do[opr]_v1|hv[sbr]"
-    r"|gl[a-z]{2,6}|xapp|xox[a-z]|PMAK|NRAK|ATATT\w*|ya29|GOCSPX|tfp|dp\.\w+)[-_.][\w.-]{12,}\w"
-    r"|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
-    r"|(?:AKIA|ASIA|ABIA|ACCA|LTAI|AKID)[0-9A-Za-z]{12,}|AIza[\w-]{30,}|AQVN[\w-]{20,}"
-    r"|EAA[A-Za-z0-9]{20,}|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]+|key-[0-9a-f]{24,}"
-    r"|[0-9a-f]{32}-us\d{1,2}|(?:AC|SK)[0-9a-f]{32}|(?:bot)?\d{8,10}:[\w-]{30,}|AGE-SECRET-KEY-\w+"
-    r"|eyJ[\w-]{6,}\.[\w-]+\.?[\w-]*|(?:[A-Z0-9]{5}-){4}[A-Z0-9]{5})(?!\w)"
-)
-_BLOCK = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
-    r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-)
 KEY = unless(
     pattern_rule(
         "key",
-        f"{_BLOCK}|{_PREFIXED}",
+        KEY_PATTERN,
         flags=re.ASCII,
         seeks="private keys, and keys that begin as those of a known service do",
     ),
@@ -1071,8 +1058,14 @@ _ASSIGNED = re.compile(
     rf"|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))"
 )
 _RUN = re.compile(rf"{_BARE}+")
+_USER_OPTION = (
+    r"(?:(?<=curl )|(?<=wget )|\b(?:curl|wget|https?)\b[^\n|;]{0,300}? )"
+    r"(?:-u|--(?:proxy-)?user)[ =]?[\"']?[^\s:\"'/]{1,60}:"
+)
 _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
-    rf"(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
+    # a user and a password, joined by a colon, as curl takes them
+    rf"{_USER_OPTION}(?P<value_user>(?=\S*[^\W\d]){_BARE}{{3,}})"
+    rf"|(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
     rf"|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
     r"|(?<!\S)-p ?(?P<value_p>(?=\S*\d)(?=\S*[A-Za-z])[^\s:/=]{6,})"
     r"|\b(?P<variable>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s+(?P<value_variable>(?=\S*\d)[^\s:=]{6,})"
@@ -1121,9 +1114,9 @@ _STATED = re.compile(
     (
         rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
         rf"|pin)\b(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|für|fürs|zum|zur|vom|du|de"
-        rf"|del|от|для|к|на)\b[^.:\n]{{1,30}}?)?"
+        rf"|del|от|для|к|на)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
         rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=—])"
-        rf"|\b{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        rf"|\b(?:c['’])?{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
     re.I,
@@ -1196,10 +1189,11 @@ SAID_PASSWORD = RedactionRule(
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #ca72cee1
 _VALUE = (
-    r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?"
+    r"(?:[A-Z]-)?(?:\d(?:-\d){3,7}|\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?"
     r"|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}"
     r"|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
 )
+_FIGURE = rf"(?:(?:double |triple )?(?:{'|'.join(_FIGURES)}))"
 _CODES = (
     (
         rf"(?:\b|(?<=\W))(?:{_either('codes')}[- ]?(?:codes?|passcodes?|pins?|numbers?|passwords?"
@@ -1207,7 +1201,7 @@ _CODES = (
     ),
     (
         rf"\b{_either('code_short')}\b[^.\n\d]{{0,15}}?(?P<value_b>\d{{3}}[ -]\d{{3}}(?!\d)"
-        rf"|\d(?: \d){{3,7}}|\d{{3,8}})(?![\w-])"
+        rf"|\d(?: \d){{3,7}}|\d(?:-\d){{3,7}}|\d{{3,8}})(?![\w-])"
     ),
     (
         rf"\b{_either('code_short')}\b[^.\n\d]{{0,40}}? (?:{_either('is')}|lautet|это) "
@@ -1228,6 +1222,12 @@ _CODES = (
     (
         r"\b(?:use|enter|type) (?:the )?(?:code )?(?P<value_e>\d{3}[ -]?\d{3}"
         r"|\d{4,8})(?=[^.\n]{0,40}\b(?:log|sign|verif|confirm|access|unlock))"
+    ),
+    (
+        rf"(?:\b{_either('code_short')}|(?:\b|(?<=\W)){_either('codes', 'code_phrases')}"
+        r"[- ]?(?:codes?|pins?)?"
+        rf"|(?<!area )\b{_either('owners')} (?:pin|code|tan))\b[^.\n\d]{{0,25}}?"
+        rf"(?P<value_w>\b{_FIGURE}(?:[ ,-]{{1,2}}{_FIGURE}){{3,9}})\b"
     ),
     r"(?<!area )\bcode\b[^.\n\d]{0,25}?(?P<value_f>\d{3}[ -]\d{3})(?![\w-])",
     r"\bauthenticator\b[^.\n\d]{0,20}(?P<value_g>\d{3} ?\d{3})(?![\w-])",

@@ -256,11 +256,7 @@ def test_numbers_without_end(tmp_path):
 
 def test_broken_lines_do_not_show_themselves(tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_bytes(
-        json.dumps(ROW).encode()
-        + b'\n{"query": "My PIN is 4711\n'
-        + b"[1]\n"
-    )
+    log.write_bytes(json.dumps(ROW).encode() + b'\n{"query": "My PIN is 4711\n' + b"[1]\n")
     rows, losses = read(log)
     assert [loss.rule for loss in losses] == ["json", "shape"] and len(rows) == 1
     assert "4711" not in str(losses)
@@ -1138,7 +1134,8 @@ def test_the_first_of_those_that_say_the_same_is_kept(texts):
     first_indices = admission.distinct_memories(texts)
     assert first_indices == sorted(first_indices) and (not texts or first_indices[0] == 0)
     assert all(
-        any(admission.says_again(texts[i], texts[j]) for j in first_indices) for i in range(len(texts))
+        any(admission.says_again(texts[i], texts[j]) for j in first_indices)
+        for i in range(len(texts))
     )
     assert admission.distinct_memories([texts[i] for i in first_indices]) == list(
         range(len(first_indices))
@@ -1271,7 +1268,9 @@ MEMORIES = ["The garden is 18 m long and has no tap.", "Likes to chat with Ben",
 
 def draft_of(texts=MEMORIES, query="Which hose do you recommend?"):
     return ml.to_draft(
-        row(query=query, memories=[{"text": text} for text in texts]), r.Redactor(), admission.LogConfig()
+        row(query=query, memories=[{"text": text} for text in texts]),
+        r.Redactor(),
+        admission.LogConfig(),
     )[0]
 
 
