@@ -1,10 +1,10 @@
-"""What `memcalib logs` costs a row: reading, redaction and preview of a log, beside the plainest way
-to read the same file, `json.loads` of each line and one search for an e-mail address in each text.
+"""What `memcalib logs` costs a row: reading, redaction and preview of a log, beside the plainest
+way to read the same file: `json.loads` of each line, and one search for an address in each text.
 
     python benchmarks/bench_log_reading.py [rows]
 
-All texts of the first log differ, so that nothing can be remembered; in the second the memories come
-from a store of two hundred, as they do in a system that is in use.
+All texts of the first log differ, so that nothing can be remembered; in the second the memories
+come from a store of two hundred, as they do in a system that is in use.
 """
 
 import json

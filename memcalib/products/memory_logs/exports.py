@@ -80,7 +80,7 @@ class LogRow(Record):
 
     @property
     def response(self) -> str:
-        """What a judge reads as the answer: the words, and below them the actions, named as such."""
+        """What a judge reads as the answer: the words, and below them the actions, as such."""
         actions = "\n".join(str(action) for action in self.actions)
         return "\n\n".join(part for part in (self.answer, actions) if part)
 
@@ -189,8 +189,8 @@ _ACTIONS = ("apply", "correct", "ignore")
 
 
 def _labelled(text: object, item: dict) -> list[RawMemory]:
-    """A memory of this text, with its level and action: those that a map names, or words that can be
-    nothing else. A number is a level only where a map says so.
+    """A memory of this text, with its level and action: those that a map names, or words that can
+    be nothing else. A number is a level only where a map says so.
     """
     level = item.get("ideal_level")
     word = item.get("level")

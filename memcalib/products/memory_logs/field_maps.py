@@ -257,8 +257,8 @@ def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
 
 
 def rival_answers(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, int]:
-    """Fields of these names that hold a text, each with the number of rows in which it is another one
-    than in the first of them."""
+    """Fields of these names that hold a text, each with the number of rows in which it is another
+    one than in the first of them."""
     texts = {name: [row.get(name) for row in rows] for name in names}
     held = [
         name for name in names if any(_is_text(text) or _is_number(text) for text in texts[name])
@@ -305,8 +305,8 @@ def _items_of(row: Mapping, fields: Mapping[str, str]) -> list:
 
 
 def _answer_beside_gold(rows: Sequence[Mapping]) -> str:
-    """The field with the system's answer where `answer` beside it is another text, so that it may be
-    the gold one; "" for none, and where the gold one has a name of its own."""
+    """The field with the system's answer where `answer` beside it is another text, so that it may
+    be the gold one; "" for none, and where the gold one has a name of its own."""
     if any(name in row for row in rows for name in GOLD_FIELDS):
         return ""
     names = [name for name in ROW_FIELDS["answer"] if any(_is_text(row.get(name)) for row in rows)]
@@ -541,8 +541,8 @@ def _rows_inside(records: Sequence[object]) -> str:
     if not isinstance(rows, list) or len(rows) < 2:
         return ""
     return (
-        f"; {short_repr('.'.join(path))} holds {len(rows):,} objects: are they the rows? Then write "
-        "them to a file of their own, one a line"
+        f"; {short_repr('.'.join(path))} holds {len(rows):,} objects: are they the rows? Then "
+        "write them to a file of their own, one a line"
     )
 
 
@@ -657,8 +657,8 @@ class LogReading:
             lines.append(f"{name}: read from {places[name]} ({origin})")
             for other, count in names.rivals.get(name, {}).items():
                 lines.append(
-                    f"{name}: {other} holds a text as well, another one in {counted(count, 'row')} of "
-                    f"the first; if that is meant: --map {name}={other}"
+                    f"{name}: {other} holds a text as well, another one in {counted(count, 'row')} "
+                    f"of the first; if that is meant: --map {name}={other}"
                 )
         if names.plain and not {"answer"} & places.keys():
             lines.append("answer: read from no field")
@@ -749,8 +749,8 @@ def read_all(
     given: Mapping[str, str] = {},
     repeated_ids: bool = True,
 ) -> LogReading:
-    """Read a log to its end, by a map and by guessing; raises as `understood` and `read_log` do, and
-    `Unbalanced` where something was dropped without a reason.
+    """Read a log to its end, by a map and by guessing; raises as `understood` and `read_log` do,
+    and `Unbalanced` where something was dropped without a reason.
     """
     if not isinstance(source, str | Path):
         source = list(source)

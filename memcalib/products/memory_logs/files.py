@@ -101,8 +101,8 @@ class _Decoded(io.RawIOBase):
 
 
 def open_text(stream: IO[bytes], file: str) -> io.TextIOWrapper:
-    """A stream of bytes as text, by the rule of this page; raises `DataError` where a byte cannot be
-    read.
+    """A stream of bytes as text, by the rule of this page; raises `DataError` where a byte cannot
+    be read.
     """
     buffered = io.BufferedReader(_Decoded(stream, file), 1 << 16)
     return io.TextIOWrapper(buffered, encoding="utf-8", newline="", errors="surrogatepass")

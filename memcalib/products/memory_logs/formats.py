@@ -569,8 +569,8 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
 
 
 def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> set[int]:
-    """The numbers of the lines on branches that were left: a user's turn beside which another one was
-    said later, and what follows from it."""
+    """The numbers of the lines on branches that were left: a user's turn beside which another one
+    was said later, and what follows from it."""
     keys = [str(raw.get("uuid") or raw.get("id") or "") for raw in raws]
     parents = [raw.get("parentUuid") or raw.get("parentId") for raw in raws]
     last_said: dict[object, int] = {}
@@ -774,8 +774,8 @@ def _personamem(record: dict, line: int, source: Source) -> Iterator[dict]:
 
 # %% ../../../nbs/products/memory_logs/18_formats.ipynb #f0a70017
 _STORE_HELPS = (
-    "it holds memories and no questions: give it as --store with a log of what was asked, whose rows "
-    "have memory_ids or are conversations"
+    "it holds memories and no questions: give it as --store with a log of what was asked, whose "
+    "rows have memory_ids or are conversations"
 )
 
 
@@ -896,8 +896,8 @@ FORMATS: tuple[Format, ...] = (
             "answer": "assistant_message",
             "memories": "system_message, results of memory searches, and --store",
         },
-        "the blocks of core memory are not among the messages: give the agent file, or the answer of "
-        "GET /v1/agents/{id}/core-memory/blocks, as --store",
+        "the blocks of core memory are not among the messages: give the agent file, or the answer "
+        "of GET /v1/agents/{id}/core-memory/blocks, as --store",
     ),
     Format(
         "chatgpt",
@@ -909,8 +909,8 @@ FORMATS: tuple[Format, ...] = (
             "answer": "messages of the assistant",
             "memories": "model_set_context, and --store",
         },
-        "the saved memories are not in this export: copy them from Settings, Personalization, Manage "
-        "memories into memories.md, one a line with - before it, and give it as --store",
+        "the saved memories are not in this export: copy them from Settings, Personalization, "
+        "Manage memories into memories.md, one a line with - before it, and give it as --store",
     ),
     Format(
         "claude",
@@ -922,8 +922,8 @@ FORMATS: tuple[Format, ...] = (
             "answer": "messages of the assistant",
             "memories": "memories.json of the export, and --store",
         },
-        "what Claude remembers is in memories.json of the same export: give the whole zip, or the file "
-        "as --store",
+        "what Claude remembers is in memories.json of the same export: give the whole zip, or the "
+        "file as --store",
     ),
     Format(
         "claude memories",
@@ -968,8 +968,8 @@ FORMATS: tuple[Format, ...] = (
             "memories": "output of RETRIEVER observations, and sections of the system's message",
         },
         "the traces hold no memories: export them with their observations "
-        "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the search as "
-        "an observation of type RETRIEVER",
+        "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the "
+        "search as an observation of type RETRIEVER",
     ),
     Format(
         "langsmith",
@@ -1055,8 +1055,8 @@ FORMATS: tuple[Format, ...] = (
         '{"memory_id", "old_memory", "new_memory", "event"}',
         _is_history,
         _no_rows,
-        helps="it holds changes of memories and no questions: log the answers of search beside each "
-        'question ({"query", "results": memory.search(...), "answer"})',
+        helps="it holds changes of memories and no questions: log the answers of search beside "
+        'each question ({"query", "results": memory.search(...), "answer"})',
     ),
     Format(
         "conversation",
@@ -1064,8 +1064,8 @@ FORMATS: tuple[Format, ...] = (
         is_conversation,
         _each(_conversation),
         _ROLES_OF_TALK,
-        "the conversations hold no section of memory: give the memories as --store, or log them beside "
-        'the messages ({"messages", "memories"})',
+        "the conversations hold no section of memory: give the memories as --store, or log them "
+        'beside the messages ({"messages", "memories"})',
     ),
     Format(
         "memories",
@@ -1304,8 +1304,8 @@ def _is_logged_query(record: object) -> bool:
 
 
 def refusal_of(source: LogSource, reading: Source, head: Sequence[object]) -> DataError:
-    """The error for a file that holds no row: what it is, what became of its records, and what would
-    help.
+    """The error for a file that holds no row: what it is, what became of its records, and what
+    would help.
     """
     name = source_name(source)
     forms = [form for form in FORMATS if reading.seen[form.name] and form.name != "rows"]

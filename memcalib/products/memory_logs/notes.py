@@ -175,11 +175,12 @@ _NOT_MEMORY = re.compile(
     re.I,
 )
 _HEADING = re.compile(
-    r"^(?P<level>#{1,6}\s*)?(?P<bold>\*\*|__)?(?P<title>[\w'’(): -]{0,60}?)(?:\*\*|__)?\s*:?\s*(?:\*\*|__)?$"
+    r"^(?P<level>#{1,6}\s*)?(?P<bold>\*\*|__)?(?P<title>[\w'’(): -]{0,60}?)"
+    r"(?:\*\*|__)?\s*:?\s*(?:\*\*|__)?$"
 )
 _ABOUT_MEMORY = re.compile(
-    r"\bmemor(?:y|ies)\b|^model set context$|^(?:relevant |known |user )facts\b|^facts about the user"
-    r"|^what (?:i|we|you) know about|^user profile$",
+    r"\bmemor(?:y|ies)\b|^model set context$|^(?:relevant |known |user )facts\b"
+    r"|^facts about the user|^what (?:i|we|you) know about|^user profile$",
     re.I,
 )
 _WITH_DAY = re.compile(r"^\[(\d{4}-\d{2}-\d{2})[^\]]*\][.:]?\s*(.+)$", re.S)
@@ -195,8 +196,8 @@ _HERMES_FRAME = re.compile(
     re.S | re.M,
 )
 _LOADED_FILE = re.compile(
-    r"^Contents of (?P<path>\S+\.md)[^\n]*:\n\n?(?P<body>.*?)(?=^Contents of \S+\.md|</system-reminder>"
-    r"|^\s*IMPORTANT: this context|\Z)",
+    r"^Contents of (?P<path>\S+\.md)[^\n]*:\n\n?(?P<body>.*?)"
+    r"(?=^Contents of \S+\.md|</system-reminder>|^\s*IMPORTANT: this context|\Z)",
     re.S | re.M,
 )
 
@@ -389,8 +390,9 @@ def _named(texts: Sequence[tuple[tuple, str]], names: Sequence[str]) -> str:
 
 
 def _guesses(record: Mapping[str, Any]) -> dict[str, str]:
-    """The expressions for query, memories, text and answer of a record; those that cannot be guessed
-    are in capitals."""
+    """The expressions for query, memories, text and answer of a record; those that cannot be
+    guessed are in capitals.
+    """
     lists = []
     texts = []
     for path, value in _paths(record):
@@ -449,7 +451,8 @@ def mapping_lines(
             'with open("plain.jsonl", "w", encoding="utf-8") as plain:',
             "    for record in records:",
             f"        items = {guesses['memories']}{note['memories']}",
-            f"        row = {{'memories': [{{'text': {guesses['text']}}} for item in items]}}{note['text']}",
+            f"        texts = [{{'text': {guesses['text']}}} for item in items]{note['text']}",
+            "        row = {'memories': texts}",
             f"        row['query'] = {guesses['query']}{note['query']}",
             f"        row['answer'] = {guesses['answer']}{note['answer']}",
             "        plain.write(json.dumps(row) + '\\n')",

@@ -95,8 +95,8 @@ def _system(value: object) -> Message:
 
 
 def words_in(value: object, names: Sequence[str]) -> str:
-    """The text in what a request or its reply was: itself, under one of these names, or the words of
-    the last message; "" for none.
+    """The text in what a request or its reply was: itself, under one of these names, or the words
+    of the last message; "" for none.
     """
     value = parsed(value)
     if isinstance(value, str):
@@ -288,8 +288,8 @@ def wire_attributes(attributes: object) -> dict[str, Any]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """An object whose keys have dots as nested objects, those with numbers as lists; texts that hold a
-    list or an object are opened.
+    """An object whose keys have dots as nested objects, those with numbers as lists; texts that
+    hold a list or an object are opened.
     """
     tree: dict[str, Any] = {}
     for key, value in flat.items():

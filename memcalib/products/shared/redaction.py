@@ -501,7 +501,8 @@ _MONTH_OF_YEAR = rf"{_YEAR}[-/.]{_MONTH}|{_MONTH}[-/.]{_YEAR}"
 _DATE_OR_TIME = rf"(?:{_FULL_DATE}|{_COMPACT_DATE}|{_CLOCK})"
 _DAYS_OF_MONTH = rf"{_DAY}\.(?:{_MONTH}\.)?"
 _CLEAR = re.compile(
-    rf"(?<!\d)(?<!\d[./-])(?:{_DAYS_OF_MONTH}{_RANGE})?{_DATE_OR_TIME}(?:(?:{_RANGE}| ){_DATE_OR_TIME})*(?![./-]?\d)"
+    rf"(?<!\d)(?<!\d[./-])(?:{_DAYS_OF_MONTH}{_RANGE})?"
+    rf"{_DATE_OR_TIME}(?:(?:{_RANGE}| ){_DATE_OR_TIME})*(?![./-]?\d)"
     rf"|(?<!\d){_CLOCK}(?!\d)"
     rf"|(?<=\(){_YEAR}{_RANGE}{_SHORT_YEAR}(?=\))"
     r"|(?<![\d.])[+-]?\d{1,3}\.\d{4,}[ ,;/]+[+-]?\d{1,3}\.\d{4,}(?![\d.])"  # a position
@@ -834,8 +835,8 @@ SAID_PHONE = between_dates(
         pattern_rule(
             "owner",
             (
-                rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist"
-                rf"|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)"
+                rf"(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
             ),
             flags=re.I,
         ),
