@@ -896,6 +896,9 @@ def levels(
     print(f"{to_settle} memories for a person: {filled}; the filled sheet is taken in with:")
     print(f"  memcalib {shlex.join(take_in)}")
     print(f"or go on with:\n  memcalib {shlex.join(go_on)}")
+    without = sum(p.first is None and p.second is None for p in book.proposals.values())
+    if without:
+        raise typer.Exit(3)
 
 
 @app.command(cls=_EVALUATION)

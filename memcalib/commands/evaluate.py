@@ -49,7 +49,7 @@ from memcalib.inference.rollout import (
     requests,
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
-from ..io.records import DataError, write_jsonl, write_whole
+from ..io.records import DataError, one_line, write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
 from ..io.settings import FrozenSettings, package_data
 from memcalib.judge import (
@@ -986,6 +986,20 @@ def _cost_of(rows: Iterable[Rollout | Judgment]) -> dict[str, float | None]:
 UNFINISHED = 3
 
 
+def _why_lost(row: Rollout | Judgment) -> str:
+    """Why an answer failed or is not scored, without what differs from one to the next; "" for any
+    other."""
+    if isinstance(row, Rollout):
+        return one_line(row.error or "", 120) if row.finish_reason == "error" else ""
+    if row.scored:
+        return ""
+    thoughts = row.usage.get("reasoning_characters")
+    if thoughts:
+        return "the server sent its text as reasoning and no answer"
+    reasons = [row.error or "", *(atom.reason for atom in row.atoms if atom.actual is None)]
+    return one_line(next(filter(None, reasons), "no reason is recorded"), 120)
+
+
 def unfinished(
     file: str | Path, kind: type[Rollout] | type[Judgment], command: str | None = None
 ) -> str:
@@ -1001,6 +1015,9 @@ def unfinished(
         failure = "answers are not scored"
     if not lost:
         return ""
+    reasons = Counter(why for row in rows if (why := _why_lost(row)))
+    told = "; ".join(f"{why}: {count:,}" for why, count in reasons.most_common(5))
+    failure += f" ({told})" if told else ""
     command_again = command or "the same command"
     if kind is Judgment and "--retry-unscored" not in command_again:
         command_again += " --retry-unscored"

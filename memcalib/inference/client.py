@@ -451,8 +451,23 @@ def _usage(completion: "ChatCompletion", seconds: float) -> dict[str, float]:
         "prompt_tokens": getattr(usage, "prompt_tokens", None),
         "completion_tokens": getattr(usage, "completion_tokens", None),
         "cached_tokens": getattr(details, "cached_tokens", None),
+        "reasoning_characters": _unanswered_thoughts(completion),
     }
     return {name: count for name, count in counts.items() if _is_count(count)}
+
+
+def _unanswered_thoughts(completion: "ChatCompletion") -> int | None:
+    """The characters that a server sent as reasoning in the place of an answer; None where there is
+    an answer, or no reasoning.
+    """
+    message = completion.choices[0].message if completion.choices else None
+    if message is None or (_text_of(message) or "").strip():
+        return None
+    for name in ("reasoning_content", "reasoning"):
+        thoughts = getattr(message, name, None)
+        if isinstance(thoughts, str) and thoughts.strip():
+            return len(thoughts)
+    return None
 
 
 def _text_of(message: object) -> str | None:
