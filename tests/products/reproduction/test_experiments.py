@@ -381,7 +381,9 @@ def test_notebooks_are_found_in_an_installed_package(tmp_path, monkeypatch):
     notebook(package / "products" / "reproduction" / "experiments" / "e01_first.ipynb", *FIRST)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(driver, "package_data", lambda *names: package.joinpath(*names))
-    assert experiments() == {"first": package / "products" / "reproduction" / "experiments" / "e01_first.ipynb"}
+    assert experiments() == {
+        "first": package / "products" / "reproduction" / "experiments" / "e01_first.ipynb"
+    }
     (package / "products" / "reproduction" / "experiments" / "e01_first.ipynb").unlink()
     with pytest.raises(FileNotFoundError, match="no experiment notebooks"):
         experiments()
