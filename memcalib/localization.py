@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment, remove_atoms
+from .inference.rewriting import Rewriter
+from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment
 from memcalib.rules.base import (
     PAPER,
     ChannelWeights,
@@ -25,6 +26,7 @@ from memcalib.rules.base import (
     JudgedBatch,
     Pairs,
     channel_atoms,
+    prompts_without,
 )
 
 # %% ../nbs/05_localization.ipynb #f5fe9f1f
@@ -257,11 +259,13 @@ def ablation_pairs(
     # None = all; else only the pairs that are True
     keep: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
+    rewrite: Rewriter | None = None,  # of blocks of which atoms are removed
 ) -> Pairs:
     """The counterfactuals of a batch: $\\widetilde M_i^{(h)}$ for each localizable
     channel that holds atoms."""
     pairs = Pairs()
-    prompts: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    removed: dict[tuple[int, tuple[str, ...]], tuple[Example, tuple[str, ...]]] = {}
+    keys = []
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if not judgment.scored:
             continue
@@ -270,13 +274,14 @@ def ablation_pairs(
                 continue
             if keep is not None and not keep[row, channel]:
                 continue
-            key = (id(example), atoms)
-            if key not in prompts:
-                prompts[key] = list(encode(remove_atoms(example, atoms)))
+            keys.append((id(example), atoms))
+            removed[keys[-1]] = (example, atoms)
             pairs.rows.append(row)
             pairs.channels.append(channel)
             pairs.atoms.append(atoms)
-            pairs.prompts.append(prompts[key])
+    texts = prompts_without(encode, list(removed.values()), rewrite)
+    prompts = dict(zip(removed, texts, strict=True))
+    pairs.prompts.extend(prompts[key] for key in keys)
     return pairs
 
 # %% ../nbs/05_localization.ipynb #1edd8e6b

@@ -8,9 +8,10 @@ __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain'
            'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example',
            'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
-           'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment', 'level_faults',
-           'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples',
-           'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
+           'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment',
+           'level_faults', 'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation',
+           'validate_examples', 'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise',
+           'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -526,29 +527,55 @@ def family_of(atom: object) -> str:
     return str(getattr(atom, "hard_a_family", "") or "")
 
 # %% ../nbs/00_problem.ipynb #db909b74
-def remove_atoms(example: Example, atom_ids: Iterable[str]) -> Example:
+def remove_atoms(
+    example: Example,
+    atom_ids: Iterable[str],
+    rewrite: Callable[[Block, list[Atom]], str] | None = None,
+) -> Example:
     """The example without these atoms (the paper's ablated memory, section 3.2);
     untouched blocks are unchanged.
 
-    A rebuilt block has no fluent wording of its own: both of its texts become the exact
-    concatenation. Raises `KeyError` for an id the example does not have.
+    `rewrite` writes the paragraph of a rebuilt block from the block as it was and the atoms that
+    stay (`inference.rewriting`). Without it a rebuilt block has no fluent wording of its own: both
+    of its texts become the exact concatenation. Raises `KeyError` for an id the example does not
+    have.
     """
     removed = set(atom_ids)
     for atom_id in sorted(removed - example.levels.keys()):
         example.atom(atom_id)  # raises the error that names all ids
     atoms = [atom for atom in example.atoms if atom.atom_id not in removed]
-    texts = {atom.atom_id: atom.text for atom in atoms}
+    atom_by_id = {atom.atom_id: atom for atom in atoms}
     blocks = []
     for block in example.blocks:
         remaining_ids = [atom_id for atom_id in block.atom_ids if atom_id not in removed]
         if not remaining_ids:
             continue
         if len(remaining_ids) < len(block.atom_ids):
-            text = concat_text(texts[atom_id] for atom_id in remaining_ids)
-            changes = {"atom_ids": remaining_ids, "memory_text": text, "atomic_concat_text": text}
+            staying = [atom_by_id[atom_id] for atom_id in remaining_ids]
+            text = concat_text(atom.text for atom in staying)
+            paragraph = rewrite(block, staying) if rewrite else text
+            changes = {
+                "atom_ids": remaining_ids,
+                "memory_text": paragraph,
+                "atomic_concat_text": text,
+            }
             block = block.model_copy(update=changes)
         blocks.append(block)
     return example.model_copy(update={"blocks": blocks, "atoms": atoms})
+
+
+def rebuilt_blocks(
+    example: Example, atom_ids: Iterable[str]
+) -> list[tuple[Block, tuple[Atom, ...]]]:
+    """The blocks that `remove_atoms` builds anew, as they are, each with the atoms that stay."""
+    removed = set(atom_ids)
+    atom_by_id = {atom.atom_id: atom for atom in example.atoms}
+    rebuilt = []
+    for block in example.blocks:
+        staying = [atom_by_id[name] for name in block.atom_ids if name not in removed]
+        if 0 < len(staying) < len(block.atom_ids):
+            rebuilt.append((block, tuple(staying)))
+    return rebuilt
 
 # %% ../nbs/00_problem.ipynb #d297c57c
 class Rollout(Record):

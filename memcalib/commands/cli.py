@@ -756,20 +756,26 @@ def lines_for(file: str) -> str:
     """Ten lines of Python that turn a log of an unknown form into rows that are read; raises
     `ValueError` where its first record is no object.
     """
-    from memcalib.products.memory_logs.exports import log_records
+    from itertools import islice
+
+    from memcalib.products.memory_logs.files import file_values
     from memcalib.products.memory_logs.notes import mapping_lines
 
-    for _, record in log_records(file):
-        if isinstance(record, dict):
-            return mapping_lines(record, file)
-        break
+    first = list(islice(file_values(file), 2))
+    if first and isinstance(first[0][1], dict):
+        is_one_value = file.endswith(".json") and len(first) == 1
+        return mapping_lines(first[0][1], file, one_value=is_one_value)
     raise ValueError(f"{file}: found no object in its first line; allowed: one object a line")
 
 
 @app.command()
 def logs(
     file: Annotated[
-        str, typer.Argument(help="Log: JSONL, JSON, CSV, Parquet, or a Letta agent file.")
+        str,
+        typer.Argument(
+            help="Log: JSONL, JSON, CSV, Parquet, a zipped export, an agent file, or a folder of "
+            "sessions."
+        ),
     ],
     map_: LogMap = None,
     store: LogStore = None,
@@ -783,9 +789,14 @@ def logs(
     """Show what is understood of a log: fields, counts, what is left out and why, the first rows.
     Sends nothing.
 
-    Read are logs of mem0 (Python and Node), Letta, LangGraph, LangChain, LlamaIndex, Zep and
-    Graphiti, conversations with memories in the system message, and rows with names of your own.
-    Markdown notes, a file or a folder, are a --store.
+    Read are logs with names of your own; answers of mem0, Zep, LangGraph, LangChain, LlamaIndex;
+    agent files and messages of Letta; exports of ChatGPT and Claude; Assistants threads; sessions of
+    Claude Code, Codex and OpenClaw; traces of Langfuse, LangSmith, Phoenix and OpenTelemetry;
+    conversations with memories in the system message; LoCoMo, LongMemEval, PersonaMem. A file that
+    holds no row is refused by its name, with what would help. Markdown notes, memories of an MCP
+    server and other stores are a --store.
+
+    The account says of every record, conversation, turn, row and memory that it is used, or why not.
 
     `memcalib evaluate --log` and `memcalib build --from-memory` read a log in the same way.
 
@@ -801,7 +812,7 @@ def logs(
     plan = check_settings(LogPlan, options or {}, "log")
     if consent is None:
         plan = plan.model_copy(update={"without_consent": True})
-    log_answers = own_answers(plan, answers_needed=False)
+    log_answers = own_answers(plan, answers_needed=False, shown=rows)
     print(log_answers.preview(rows))
     if consent is None and log_answers.consent["none on record"]:
         print(
@@ -885,6 +896,9 @@ def levels(
     print(f"{to_settle} memories for a person: {filled}; the filled sheet is taken in with:")
     print(f"  memcalib {shlex.join(take_in)}")
     print(f"or go on with:\n  memcalib {shlex.join(go_on)}")
+    without = sum(p.first is None and p.second is None for p in book.proposals.values())
+    if without:
+        raise typer.Exit(3)
 
 
 @app.command(cls=_EVALUATION)

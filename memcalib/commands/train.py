@@ -42,6 +42,7 @@ from memcalib.trainer.recipe import (
     method_config,
     read_splits,
     run_judge,
+    run_rewriter,
     teaching_rows,
 )
 
@@ -95,6 +96,7 @@ class TrainRun:
         self.examples = read_splits(recipe)
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
+        self.rewriter = run_rewriter(recipe, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
         defaults = {
             "config": type(self.config)().model_dump(mode="json"),
@@ -259,6 +261,7 @@ class TrainRun:
             validation=self.examples.validation,
             on_step=self._progress(bar),
             resume=self.resume,
+            rewriter=self.rewriter,
         )
         if trainer.stopped:
             advice = trainer.rescue("with wider limits of drift or without stop_on_drift")

@@ -451,8 +451,23 @@ def _usage(completion: "ChatCompletion", seconds: float) -> dict[str, float]:
         "prompt_tokens": getattr(usage, "prompt_tokens", None),
         "completion_tokens": getattr(usage, "completion_tokens", None),
         "cached_tokens": getattr(details, "cached_tokens", None),
+        "reasoning_characters": _unanswered_thoughts(completion),
     }
     return {name: count for name, count in counts.items() if _is_count(count)}
+
+
+def _unanswered_thoughts(completion: "ChatCompletion") -> int | None:
+    """The characters that a server sent as reasoning in the place of an answer; None where there is
+    an answer, or no reasoning.
+    """
+    message = completion.choices[0].message if completion.choices else None
+    if message is None or (_text_of(message) or "").strip():
+        return None
+    for name in ("reasoning_content", "reasoning"):
+        thoughts = getattr(message, name, None)
+        if isinstance(thoughts, str) and thoughts.strip():
+            return len(thoughts)
+    return None
 
 
 def _text_of(message: object) -> str | None:
@@ -1143,15 +1158,60 @@ def _is_worth_waiting(failure: CallError) -> bool:
     return failure.passing and (failure.wait or 0) <= _LONGEST_WAIT
 
 # %% ../../nbs/inference/03_client.ipynb #e795c3ab
+_THOUGHT_TAG = r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|seed:think|scratchpad|inner_?monologue)"
+_OPENING_THOUGHTS = re.compile(
+    rf"\s*(?:<(?P<tag>{_THOUGHT_TAG})\b[^<>]*>|\[(?P<mark>THINK)\]|◁(?P<kimi>think)▷"
+    r"|<\|(?P<harmony>channel)\|>(?:analysis|commentary)\b)",
+    re.I,
+)
+_CLOSING_THOUGHTS = re.compile(rf"</{_THOUGHT_TAG}\s*>|\[/THINK\]|◁/think▷", re.I)
+_FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*<\|message\|>")
+_END_OF_CHANNEL = re.compile(r"<\|(?:return|end)\|>\s*\Z")
+
+
 def split_thoughts(text: str) -> tuple[str, str | None]:
-    """(the text without a `<think>` block at its very start, that block or None); a block that
-    never ends leaves no text.
+    """(the text without the thoughts at its start, those thoughts with their marks or None).
+
+    Thoughts are a block between the marks of a reasoning model, or all that stands before a closing
+    mark that nothing opens; a block that never ends leaves no text.
     """
-    stripped = text.lstrip()
-    if not stripped.startswith("<think>"):
-        return text, None
-    thoughts, end_mark, answer = stripped.partition("</think>")
-    return answer.lstrip("\n"), thoughts + end_mark
+    opening = _OPENING_THOUGHTS.match(text)
+    if opening:
+        end = _end_of_block(text, opening)
+        answer = text[end:].lstrip("\n")
+        return _END_OF_CHANNEL.sub("", answer), text[:end].lstrip()
+    closing = _CLOSING_THOUGHTS.search(text)
+    if closing and not _is_mention(text, closing):
+        return text[closing.end() :].lstrip("\n"), text[: closing.end()].lstrip()
+    return text, None
+
+
+def _end_of_block(text: str, opening: re.Match[str]) -> int:
+    """Where the block ends that this mark opens; the end of the text where nothing closes it."""
+    if opening["harmony"]:
+        closing = _FINAL_CHANNEL.search(text, opening.end())
+    elif opening["mark"]:
+        closing = re.compile(r"\[/THINK\]").search(text, opening.end())
+    elif opening["kimi"]:
+        closing = re.compile("◁/think▷").search(text, opening.end())
+    else:
+        name = re.escape(opening["tag"])
+        closing = re.compile(rf"</{name}\s*>", re.I).search(text, opening.end())
+    return closing.end() if closing else len(text)
+
+
+def _is_mention(text: str, closing: re.Match[str]) -> bool:
+    """Whether a closing mark without an opening one belongs to the text: it stands in code or in the
+    middle of a sentence, or something before it opens it."""
+    before = text[: closing.start()]
+    name = re.sub(r"[\W_]", "", closing[0])
+    if re.search(rf"[<\[◁]{name}\b", before, re.I) or before.count("```") % 2:
+        return True
+    line = before.rpartition("\n")[2]
+    if line.count("`") % 2:
+        return True
+    in_sentence = re.search(r"[\w,;]\s*[\s\"'“«(]$", line) is not None
+    return in_sentence and re.match(r"[ \t\"'”»).,;:!?]*\S", text[closing.end() :]) is not None
 
 # %% ../../nbs/inference/03_client.ipynb #1ec844a8
 class Form(BaseModel):

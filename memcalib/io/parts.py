@@ -20,6 +20,7 @@ KINDS = {
     "policy": "a function from a name to the folder of a model that ships",
     "practice build": "what a small world does for a build of a data set",
     "prompt template": "a wording of the prompt, by the name that settings use",
+    "rewriter": "what writes a block of memory again without some of its atoms",
     "report lines": "sentences and tables about a run that the evaluation report shows",
     "rule": "a rule of credit",
     "teacher view": "the prompt that a teacher reads, by the name of the pupil's template",
