@@ -1259,7 +1259,12 @@ CODE = only_with(
         recipe="|".join(_CODES),
         seeks="codes and PINs behind or before a word for them",
     ),
-    re.compile(r"\d.{0,3}\d", re.S).search,  # two figures and more
+    # two figures and more, as such or in words, or the words of a recovery phrase
+    re.compile(
+        rf"\d.{{0,3}}\d|\b{_FIGURE}[ ,-]{{1,2}}{_FIGURE}\b"
+        r"|(?:seed|recovery|mnemonic) (?:phrase|words)",
+        re.S | re.I,
+    ).search,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #47b2f099
