@@ -1070,7 +1070,8 @@ def _name_of(judge: JudgeLike, examples: Iterable[Example]) -> str:
     if name:
         return name
     for example in examples:
-        return judge(example, "").judge
+        with _naming_judge(judge, "an empty answer"):
+            return judge(example, "").judge
     return ""
 
 
