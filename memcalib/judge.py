@@ -1018,9 +1018,10 @@ async def _judgments_at_once(
         example = answers.examples[row.example_id]
         fields = answers.judgment_fields(row)
         async with one_huge_answer if len(row.response) > HUGE else nullcontext():
-            return await judge.ajudge(
-                example, row.response, text=row.settings.get("text"), **fields
-            )
+            with _naming_judge(judge, f"the answer to example {row.example_id!r}"):
+                return await judge.ajudge(
+                    example, row.response, text=row.settings.get("text"), **fields
+                )
 
     async with (
         judge.session(),

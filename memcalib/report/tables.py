@@ -577,8 +577,10 @@ def csv_cell(value: object) -> Any:
 
 
 def markdown_cell(value: object) -> str:
-    """A cell on one line with the characters that Markdown would read as structure escaped."""
-    one_line = " ".join(str(value).split())
+    """A cell on one line with the characters that Markdown would read as structure escaped, and
+    control characters written out.
+    """
+    one_line = printable(" ".join(str(value).split()))
     return re.sub(r"([\\|`*_\[\]~$])", r"\\\1", html.escape(one_line, quote=False))
 
 # %% ../../nbs/report/02_tables.ipynb #c9493db4

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -146,27 +145,25 @@ def many_atoms(count: int) -> dict:
     return {**row, "memory_blocks": [block], "memories": atoms}
 
 
-def lint_seconds(tmp_path: Path, count: int) -> float:
-    from memcalib.products.dataset.lint import lint_example
+def test_lint_does_not_compare_every_pair_of_atoms(monkeypatch):
+    """2,000 atoms are two million pairs; benchmarks/bench_lint_atoms.py has the time."""
+    from memcalib.products.dataset import lint
 
-    example = Example.model_validate(many_atoms(count))
-    lint_example(Example.model_validate(many_atoms(5)))  # word lists are read once
-    started = time.process_time()
-    lint_example(example)
-    return time.process_time() - started
+    compared = []
+    say_the_same = lint._say_the_same
 
+    def counted(first, second, alike):
+        compared.append((first, second))
+        return say_the_same(first, second, alike)
 
-def test_lint_grows_no_faster_than_the_record(tmp_path):
-    """A ratio: with four times the atoms not much more than four times the time."""
-    small, large = lint_seconds(tmp_path, 500), lint_seconds(tmp_path, 2000)
-    assert large < 8 * max(small, 0.05), (small, large)
-
-
-def bomb(path: Path, mebibytes: int) -> Path:
-    with gzip.open(path, "wb", compresslevel=9) as file:
-        for _ in range(mebibytes):
-            file.write(b" " * 2**20)
-    return path
+    monkeypatch.setattr(lint, "_say_the_same", counted)
+    violations = lint.lint_example(Example.model_validate(many_atoms(2000)), ["independence"])
+    assert violations == [] and len(compared) < 4000
+    row = many_atoms(2000)
+    for atom in row["memories"]:
+        atom["text"] = "The user's pet is a turtle."
+    violations = lint.lint_example(Example.model_validate(row), ["independence"])
+    assert len(violations) == 1999 and len(compared) < 8000
 
 
 LIMITED = """

@@ -198,11 +198,11 @@ def test_labels_in_the_folder_that_no_longer_fit_are_left_out_with_a_note(workpl
 
 @pytest.fixture
 def half_judged(workplace):
-    """The run as it was when 20 of its 60 answers with memory had been judged."""
+    """The run as it was when 30 of its 60 answers with memory had been judged."""
     folder, options = workplace
     whole = (folder / "run/judgments.jsonl").read_text().splitlines(keepends=True)
     with_memory = [line for line in whole if json.loads(line)["condition"] == "full_memory"]
-    (folder / "run/judgments.jsonl").write_text("".join(with_memory[:20]))
+    (folder / "run/judgments.jsonl").write_text("".join(with_memory[:30]))
 
     def finish():
         (folder / "run/judgments.jsonl").write_text("".join(whole))
@@ -213,9 +213,9 @@ def half_judged(workplace):
 def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     """The labels of a person are not lost when the run comes to its end."""
     folder, options, finish = half_judged
-    draw = ["label", "run", "--answers", "8", "--out", "labels.jsonl"]
+    draw = ["label", "run", "--answers", "14", "--out", "labels.jsonl"]
     code, text = call(*draw)
-    assert code == 0 and "20 of 60 answers are judged" in text, text
+    assert code == 0 and "30 of 60 answers are judged" in text, text
     filled(folder)
     given = {(r.answer_key, r.atom_id): r.level for r in load_target_labels("labels.jsonl").rows}
     finish()
@@ -230,7 +230,7 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     kept = {(r.answer_key, r.atom_id): r.level for r in rows if r.level is not None}
     assert kept == given
     drawn = {row.answer_key for row in rows}
-    assert 8 < len(drawn) < 60 and {round(len(drawn) / r.probability) for r in rows} == {60}
+    assert 14 < len(drawn) < 60 and {round(len(drawn) / r.probability) for r in rows} == {60}
     to_fill = pd.read_csv("labels-2.csv")
     assert len(to_fill) == sum(row.level is None for row in rows)
     code, text = call(*options, "--target-labels", "labels.jsonl")
