@@ -3,6 +3,13 @@
 `import memcalib as mc` gives the names below; each is loaded from its module when it is first used, so the import costs nothing.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # `python -m memcalib` looks for every module in the working folder first, and would run a
+    # `json.py` that came with somebody's data
+    sys.path[:1] = []
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -1030,6 +1030,25 @@ async def _judgments_at_once(
             yield judgment
 
 
+@contextmanager
+def _naming_judge(judge: JudgeLike, subject: str) -> Iterator[None]:
+    """What a judge of one's own raises is raised as `ForeseenError` with the judge's name, the kind
+    of error, and what the judge was asked about; what has words of its own stays as it is.
+    """
+    try:
+        yield
+    except Exception as fault:
+        asked = getattr(judge, "inner", judge)  # of a `FootprintJudge` the one that it asks
+        has_own_words = isinstance(fault, ForeseenError | CallError | OSError | ImportError)
+        if has_own_words or isinstance(fault, DataError) or isinstance(asked, LLMJudge):
+            raise
+        name = getattr(asked, "__qualname__", type(asked).__qualname__)
+        raise ForeseenError(
+            f"judge {asked.__module__}:{name} raised {type(fault).__name__}: {fault} on {subject}; "
+            "allowed: a judgment of any answer"
+        ) from fault
+
+
 def _judgments_in_turn(
     judge: JudgeLike, judge_name: str, rows: Iterable[Rollout], answers: _AnswersFile
 ) -> Iterator[Judgment]:
@@ -1037,7 +1056,9 @@ def _judgments_in_turn(
     for row in rows:
         judgment = answers.judgment_without_reading(row, judge_name)
         if judgment is None:
-            [judgment] = judge_all(judge, [answers.examples[row.example_id]], [row.response])
+            with _naming_judge(judge, f"the answer to example {row.example_id!r}"):
+                example = answers.examples[row.example_id]
+                [judgment] = judge_all(judge, [example], [row.response])
             judgment = judgment.model_copy(update=answers.judgment_fields(row))
         yield judgment
 
@@ -1123,18 +1144,8 @@ def check_judge_answers(judge: JudgeLike, example: Example) -> None:
     """Ask a judge about one made-up answer; raises `CallError` when it is fatal and
     `ForeseenError` for any other failed call, and for a judge of one's own that raises something,
     with its name and the kind of error."""
-    try:
+    with _naming_judge(judge, "one made-up answer, before any answer is paid for"):
         error = judge(example, TRIAL).error or ""
-    except Exception as fault:
-        asked = getattr(judge, "inner", judge)  # of a `FootprintJudge` the one that it asks
-        has_own_words = isinstance(fault, ForeseenError | CallError | OSError | ImportError)
-        if has_own_words or isinstance(asked, LLMJudge):
-            raise
-        name = getattr(asked, "__qualname__", type(asked).__qualname__)
-        raise ForeseenError(
-            f"judge {asked.__module__}:{name} raised {type(fault).__name__}: {fault} on one "
-            "made-up answer, before any answer is paid for; allowed: a judgment of any answer"
-        ) from fault
     if error and not error.startswith("reply at fault"):
         raise ForeseenError(
             f"the judge was asked one question before any answer is paid for, and did "

@@ -18,6 +18,7 @@ import hashlib
 import html
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from memcalib.io.records import (
     Name,
     Record,
     Violation,
+    cut_text,
     escape_line_breaks,
     iter_rows,
     only_dicts,
@@ -1021,6 +1023,18 @@ def check_example(row: object) -> list[Violation]:
     return [replace(violation, example_id=example_id) for violation in _all_rules(row)]
 
 
+def _unseen(text: str) -> bool:
+    """Whether a text holds a character without a form of its own, such as one of width zero."""
+    return not text.isascii() and any(unicodedata.category(letter) == "Cf" for letter in text)
+
+
+def _id_rule(item: dict, field: str, place: str = "") -> Iterator[Violation]:
+    """Two ids that look alike are one id to whoever reads them."""
+    value = item.get(field)
+    if isinstance(value, str) and _unseen(value):
+        yield Violation(field, ascii(cut_text(value)), "characters that can be seen", place)
+
+
 def _all_rules(row: dict) -> Iterator[Violation]:
     for field in ("id", "domain", "question"):
         yield from _text_rule(row, field)
@@ -1029,6 +1043,11 @@ def _all_rules(row: dict) -> Iterator[Violation]:
         yield from _objects_rule(row, field)
     atoms = only_dicts(row.get("memories"))
     blocks = only_dicts(row.get("memory_blocks"))
+    yield from _id_rule(row, "id")
+    for index, atom in enumerate(atoms):
+        yield from _id_rule(atom, "atom_id", f"memories[{index}]")
+    for index, block in enumerate(blocks):
+        yield from _id_rule(block, "parent_memory_id", f"memory_blocks[{index}]")
     yield from _repeats("atom_id", (atom.get("atom_id") for atom in atoms))
     yield from _repeats("parent_memory_id", (block.get("parent_memory_id") for block in blocks))
     for index, atom in enumerate(atoms):

@@ -20,11 +20,12 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -173,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     if os.environ.get("MEMCALIB_DEBUG") == "1":
         copy_context().run(app, arguments)
     try:
-        with termination_interrupts():
+        with termination_interrupts(), _printable_output():
             # what an option allows holds for this command alone
             code = copy_context().run(app, arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -192,6 +193,35 @@ def main(arguments: list[str] | None = None) -> None:
     if code == 130:
         stop("interrupted" + _resume_hint(arguments), 130)
     raise SystemExit(code or 0)
+
+
+class _Printable:
+    """Standard output, in which control characters of data are written out: a record may hold what
+    would move the cursor or set the title of a terminal.
+    """
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        from memcalib.io.records import printable
+
+        self.stream.write(printable(text, keep="\n\t"))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def _printable_output() -> Iterator[None]:
+    """Within it nothing that is printed holds a control character."""
+    stream = sys.stdout
+    sys.stdout = _Printable(stream)
+    try:
+        yield
+    finally:
+        sys.stdout = stream
 
 
 def _ended_by_others(end: SystemExit) -> RuntimeError:
@@ -655,7 +685,9 @@ def show(
     else:
         from rich.console import Console
 
-        Console(highlight=False, force_jupyter=False).print(example)
+        # what an example shows is clean of control characters; the colours are those of rich
+        terminal = getattr(sys.stdout, "stream", None)
+        Console(highlight=False, force_jupyter=False, file=terminal).print(example)
 
 # %% ../../nbs/commands/09_cli.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
@@ -724,20 +756,26 @@ def lines_for(file: str) -> str:
     """Ten lines of Python that turn a log of an unknown form into rows that are read; raises
     `ValueError` where its first record is no object.
     """
-    from memcalib.products.memory_logs.exports import log_records
+    from itertools import islice
+
+    from memcalib.products.memory_logs.files import file_values
     from memcalib.products.memory_logs.notes import mapping_lines
 
-    for _, record in log_records(file):
-        if isinstance(record, dict):
-            return mapping_lines(record, file)
-        break
+    first = list(islice(file_values(file), 2))
+    if first and isinstance(first[0][1], dict):
+        is_one_value = file.endswith(".json") and len(first) == 1
+        return mapping_lines(first[0][1], file, one_value=is_one_value)
     raise ValueError(f"{file}: found no object in its first line; allowed: one object a line")
 
 
 @app.command()
 def logs(
     file: Annotated[
-        str, typer.Argument(help="Log: JSONL, JSON, CSV, Parquet, or a Letta agent file.")
+        str,
+        typer.Argument(
+            help="Log: JSONL, JSON, CSV, Parquet, a zipped export, an agent file, or a folder of "
+            "sessions."
+        ),
     ],
     map_: LogMap = None,
     store: LogStore = None,
@@ -751,9 +789,14 @@ def logs(
     """Show what is understood of a log: fields, counts, what is left out and why, the first rows.
     Sends nothing.
 
-    Read are logs of mem0 (Python and Node), Letta, LangGraph, LangChain, LlamaIndex, Zep and
-    Graphiti, conversations with memories in the system message, and rows with names of your own.
-    Markdown notes, a file or a folder, are a --store.
+    Read are logs with names of your own; answers of mem0, Zep, LangGraph, LangChain, LlamaIndex;
+    agent files and messages of Letta; exports of ChatGPT and Claude; Assistants threads; sessions of
+    Claude Code, Codex and OpenClaw; traces of Langfuse, LangSmith, Phoenix and OpenTelemetry;
+    conversations with memories in the system message; LoCoMo, LongMemEval, PersonaMem. A file that
+    holds no row is refused by its name, with what would help. Markdown notes, memories of an MCP
+    server and other stores are a --store.
+
+    The account says of every record, conversation, turn, row and memory that it is used, or why not.
 
     `memcalib evaluate --log` and `memcalib build --from-memory` read a log in the same way.
 
@@ -769,7 +812,7 @@ def logs(
     plan = check_settings(LogPlan, options or {}, "log")
     if consent is None:
         plan = plan.model_copy(update={"without_consent": True})
-    log_answers = own_answers(plan, answers_needed=False)
+    log_answers = own_answers(plan, answers_needed=False, shown=rows)
     print(log_answers.preview(rows))
     if consent is None and log_answers.consent["none on record"]:
         print(
@@ -853,6 +896,9 @@ def levels(
     print(f"{to_settle} memories for a person: {filled}; the filled sheet is taken in with:")
     print(f"  memcalib {shlex.join(take_in)}")
     print(f"or go on with:\n  memcalib {shlex.join(go_on)}")
+    without = sum(p.first is None and p.second is None for p in book.proposals.values())
+    if without:
+        raise typer.Exit(3)
 
 
 @app.command(cls=_EVALUATION)
@@ -1097,6 +1143,7 @@ def label(
         is_audit,
         labels_text,
         run_budget,
+        unfinished_line,
     )
     from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
@@ -1113,11 +1160,12 @@ def label(
         elif sheet is not None and out.is_file() and is_audit(out):
             print(audit_text(audit_from_sheet(run, out, sheet, labeller)))
         elif answers is not None:
+            unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
+            carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
             sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
-            print(
-                f"{out}: {answers} answers drawn with seed {seed}; the sheet to fill in: "
-                f"{sheet_to_fill}"
-            )
+            print(f"{out}: {carried_on} with seed {seed}; the sheet to fill in: {sheet_to_fill}")
+            if unfinished_message:
+                print(unfinished_message, file=sys.stderr)
         elif sheet is not None:
             print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
         elif judge is not None:

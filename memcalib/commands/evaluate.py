@@ -49,7 +49,7 @@ from memcalib.inference.rollout import (
     requests,
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
-from ..io.records import DataError, write_jsonl, write_whole
+from ..io.records import DataError, one_line, write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
 from ..io.settings import FrozenSettings, package_data
 from memcalib.judge import (
@@ -598,11 +598,8 @@ class EvaluationRun:
         ):
             return
         self.left_out_unlabelled = len(log_answers.examples) - len(log_answers.labelled)
-        log_answers.examples = log_answers.labelled
-        ids = {example.id for example in log_answers.examples}
-        log_answers.rollouts = [
-            rollout for rollout in log_answers.rollouts if rollout.example_id in ids
-        ]
+        unlabelled = [example.id for example in log_answers.examples if not has_levels(example)]
+        log_answers.leave_out(unlabelled, "a memory without an ideal level")
 
     def _level_notes(self) -> list[str]:
         """Where the levels of a log come from, and a warning where nearly all are the same."""
@@ -859,6 +856,7 @@ class EvaluationRun:
             proxies=proxies_in(self.evaluation),
             answered_by=self._other_names(),
             command=self.command,
+            **({"log": self.own.to_dict()} if self.own is not None else {}),
         )
         bindings = self._bindings().get("judge", [])
         exam = find_exam(judge, self.evaluation.exams, bindings) if judge else None
@@ -988,6 +986,20 @@ def _cost_of(rows: Iterable[Rollout | Judgment]) -> dict[str, float | None]:
 UNFINISHED = 3
 
 
+def _why_lost(row: Rollout | Judgment) -> str:
+    """Why an answer failed or is not scored, without what differs from one to the next; "" for any
+    other."""
+    if isinstance(row, Rollout):
+        return one_line(row.error or "", 120) if row.finish_reason == "error" else ""
+    if row.scored:
+        return ""
+    thoughts = row.usage.get("reasoning_characters")
+    if thoughts:
+        return "the server sent its text as reasoning and no answer"
+    reasons = [row.error or "", *(atom.reason for atom in row.atoms if atom.actual is None)]
+    return one_line(next(filter(None, reasons), "no reason is recorded"), 120)
+
+
 def unfinished(
     file: str | Path, kind: type[Rollout] | type[Judgment], command: str | None = None
 ) -> str:
@@ -1003,6 +1015,9 @@ def unfinished(
         failure = "answers are not scored"
     if not lost:
         return ""
+    reasons = Counter(why for row in rows if (why := _why_lost(row)))
+    told = "; ".join(f"{why}: {count:,}" for why, count in reasons.most_common(5))
+    failure += f" ({told})" if told else ""
     command_again = command or "the same command"
     if kind is Judgment and "--retry-unscored" not in command_again:
         command_again += " --retry-unscored"

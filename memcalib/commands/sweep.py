@@ -41,7 +41,8 @@ from ..io.runs import RunFolder, private_folder
 from ..io.settings import FrozenSettings, import_object, may_import, need_method
 from ..judge import JudgeConfig, check_judge_answers, judge_request, judge_rollouts
 from ..products.dataset.consent import NotAgreed
-from ..products.memory_logs.exports import SHAPES, log_records, shape_of
+from ..products.memory_logs.exports import SHAPES, RawMemory, memories_in, shape_of
+from ..products.memory_logs.formats import log_records
 from ..products.memory_logs.field_maps import understood
 from ..products.memory_logs.own_answers import LogPlan, OwnAnswers, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
@@ -102,7 +103,14 @@ def retrieved_rows(
         if isinstance(record.get("query"), str):
             levels = _known_levels(record)
             memories = _checked_memories(retrieve(record["query"], k), line)
-            record = {**record, "candidates": [_candidate(item, levels) for item in memories]}
+            record = {
+                **record,
+                "candidates": [
+                    _candidate(item, memory, levels)
+                    for item in memories
+                    for memory in memories_in(item)
+                ],
+            }
         yield record
 
 
@@ -124,9 +132,9 @@ def _checked_memories(returned: object, line: int) -> list[Any]:
     return memories
 
 
-def _candidate(item: Any, levels: Mapping[str, str]) -> dict[str, Any]:
-    """A memory as a candidate of the plain form, with the level that it or the log states."""
-    memory = SHAPES[shape_of(item)].read(item)
+def _candidate(item: Any, memory: RawMemory, levels: Mapping[str, str]) -> dict[str, Any]:
+    """A memory of an item as a candidate of the plain form, with the level that it or the log
+    states."""
     memory_id = item.get("id") if isinstance(item, dict) else None
     level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
     fields = {

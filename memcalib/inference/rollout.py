@@ -363,8 +363,6 @@ def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
         fields["served_finish"] = finish_reason
     if thoughts is not None:
         fields["thoughts"] = len(thoughts)
-    elif "</think>" in answer:
-        fields["unopened_thoughts"] = True
     return fields
 
 # %% ../../nbs/inference/04_rollout.ipynb #a83ba9d1

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from .records import short_repr
+from .records import DEEPEST, short_repr
 
 # %% ../../nbs/io/05_settings.ipynb #5e771e11
 class FrozenSettings(BaseModel):
@@ -220,8 +220,59 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
     return repr(settings[name]) if name in settings else "nothing"
 
 # %% ../../nbs/io/05_settings.ipynb #46b795be
+_MOST_REPEATED = 10_000  # values that aliases may stand for, all together
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML's safe reader, which also refuses a mapping that has a name twice."""
+    """PyYAML's safe reader, which also refuses a mapping that has a name twice, aliases of too many
+    values or of themselves, and too deep a nesting.
+    """
+
+    def __init__(self, stream: str | bytes):
+        super().__init__(stream)
+        self._depth = 0
+        self._values = 0  # so far, with those that aliases stand for
+        self._repeated = 0  # of them those
+        self._open: set[str] = set()  # anchors of values that are being read
+        self._size_of: dict[str, int] = {}  # values, by anchor
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            self._count_alias(event.anchor, line)
+            return super().compose_node(parent, index)
+        if self._depth == DEEPEST:
+            raise yaml.YAMLError(
+                f"line {line}: found more than {DEEPEST} lists and mappings, one in another; "
+                f"allowed are {DEEPEST}"
+            )
+        values_before = self._values
+        self._values += 1
+        self._depth += 1
+        if event.anchor:
+            self._open.add(event.anchor)
+        node = super().compose_node(parent, index)
+        if event.anchor:
+            self._open.discard(event.anchor)
+            self._size_of[event.anchor] = self._values - values_before
+        self._depth -= 1
+        return node
+
+    def _count_alias(self, anchor: str, line: int) -> None:
+        if anchor in self._open:
+            raise yaml.YAMLError(
+                f"line {line}: found *{anchor} inside of &{anchor}; allowed are values that do not "
+                "hold themselves"
+            )
+        size = self._size_of.get(anchor, 0)
+        self._values += size
+        self._repeated += size
+        if self._repeated > _MOST_REPEATED:
+            raise yaml.YAMLError(
+                f"line {line}: found aliases that stand for {self._repeated:,} values up to "
+                f"*{anchor}; allowed are {_MOST_REPEATED:,}"
+            )
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

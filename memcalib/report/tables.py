@@ -569,11 +569,11 @@ def best_and_second(
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
 def csv_cell(value: object) -> Any:
     """A cell that no spreadsheet runs: text that would be read as a formula gets a leading
-    apostrophe, a number stays.
+    apostrophe, control characters are written out, a number stays.
     """
     if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value):
         return value
-    return sheet_cell(value)
+    return sheet_cell(printable(value, keep="\n\t"))
 
 
 def markdown_cell(value: object) -> str:

@@ -46,7 +46,8 @@ from memcalib.settings.judges import (
 )
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
-from ..inference.rewriting import LLMRewriter, Rewriter
+from ..inference.rewriting import Rewriter
+from ..inference.llm_rewriting import LLMRewriter
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.parts import find_part, part_names
@@ -604,10 +605,11 @@ def load_start(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from memcalib.inference.local import check_hashes, load_tokenizer
+    from memcalib.inference.local import check_hashes, check_no_hub_code, load_tokenizer
 
     path = weights_path(start.model)
     options = {"revision": start.revision, "trust_remote_code": False}
+    check_no_hub_code(path, start.revision)
     tokenizer = load_tokenizer(path, start.revision)
     check_hashes(path)
     dtype = start.dtype

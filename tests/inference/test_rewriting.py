@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.inference.endpoint import Endpoint
-from memcalib.inference.rewriting import (
-    KeptRewriter,
-    LLMRewriter,
-    RewriteError,
-    rewrite_fault,
-    rewrite_messages,
-)
+from memcalib.inference.rewriting import KeptRewriter, RewriteError
+from memcalib.inference.llm_rewriting import LLMRewriter, rewrite_fault, rewrite_messages
 from memcalib.problem import rebuilt_blocks, remove_atoms, render
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.practice.server import MicroServer

@@ -13,6 +13,7 @@ from memcalib.products.memory_logs.levels import (
     LevelProposal,
     LevelsFile,
     practice_levels,
+    level_reading,
     read_levels,
 )
 from memcalib.commands.cli import main
@@ -422,8 +423,8 @@ def test_a_memory_without_text_is_left_out_and_counted_and_its_row_stays():
     row["results"].append({"id": "4", "memory": "  "})
     reading = read_all([row, mem0_row(2, results=[{"id": "5", "memory": ""}])])
     assert [len(row.memories) for row in reading.rows] == [2]
-    assert "2 memories without text left out" in reading.text()
-    assert any("without text" in note for note in reading.notes())
+    assert "memories: 5 found, 2 used, 3 not (no text: 2" in reading.text()
+    assert any("no text: 2" in note for note in reading.notes())
     assert [drop.rule for drop in reading.dropped] == ["memory text"]
 
 
@@ -457,3 +458,28 @@ def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():
     preview = own_answers(LogPlan(file="rows", **CONSENT), rows).preview()
     assert "id of another question before: 1 row" in preview
     assert "several answers of one model: 1 question" in preview
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "is_read"),
+    [
+        ("<think>Which {{one}}?</think>\n{}", True),
+        ("Which {{one}}?\n</think>\n\n{}", True),
+        ("```json\n{}\n```\nI hope this helps.", True),
+        ("```json\n{}\n```", True),
+        ("", False),
+        ("I cannot.", False),
+    ],
+)
+def test_levels_are_read_as_the_judge_reads_its_replies(wrapped, is_read):
+    [example] = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1)]).examples
+    memories = [
+        {"memory_id": atom.atom_id, "level": "B", "action": "apply", "reason": "Because."}
+        for atom in example.atoms
+    ]
+    for extra in ({}, {"summary": "Two memories."}):
+        text = wrapped.replace("{}", json.dumps({"memories": memories, **extra}))
+        text = text.replace("{{", "{").replace("}}", "}")
+        reading = level_reading(text, example)
+        assert bool(reading.levels) == is_read and bool(reading.fault) != is_read
+    assert "cut off" in level_reading("{}", example, "length").fault
