@@ -262,7 +262,10 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
             "methods.gdpo={1: 2}",
             "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts",
         ),
-        ("judge={model: m, base_url: 'http://a:b@c/v1'}", "judge.base_url: found *** (not repeated); what looks like a key"),
+        (
+            "judge={model: m, base_url: 'http://a:b@c/v1'}",
+            "judge.base_url: found *** (not repeated); what looks like a key",
+        ),
         ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
         (
             "train.teacher_prompt_template=nope",
@@ -348,7 +351,8 @@ def test_names_that_are_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="no recipe"):
         load_recipe("../recipes/micro")
     with pytest.raises(
-        FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are english, micro"
+        FileNotFoundError,
+        match="no recipe 'micr': meant is perhaps micro; allowed are english, micro",
     ):
         load_recipe("micr")
 
