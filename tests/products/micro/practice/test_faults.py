@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memcalib.products.micro.practice.server import CONTENT, TRANSPORT, Faults, RateLimit, apply_fault
+from memcalib.products.micro.practice.server import (
+    CONTENT,
+    TRANSPORT,
+    Faults,
+    RateLimit,
+    apply_fault,
+)
 
 REPLY = {
     "atom_judgments": [
