@@ -1024,7 +1024,7 @@ def exam(
     out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None,
     config: Config = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All known answers and pairs, not 300 and 40.")
+        bool, typer.Option("--full", help="All known answers, pairs and real answers.")
     ] = False,
     sheet: Annotated[
         Path | None,
@@ -1043,9 +1043,9 @@ def exam(
     """Have a judge read answers whose levels are known: its accuracy, what its errors do to a
     score, and a verdict in exam.html.
 
-    At most 580 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided.
+    At most 730 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided.
     `memcalib evaluate` finds the result under runs/exam. Frequent settings: answers, pairs,
-    probes, judging.blind, judge.rpm, judge.price.
+    rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1
     --judge-key-env DEEPSEEK_API_KEY
@@ -1070,7 +1070,7 @@ def exam(
     hints = {"judge": "give --judge with --judge-url, or a --config file that has it"}
     changes = list(set_ or ())
     if full:
-        changes += ["answers=null", "pairs=null"]
+        changes += ["answers=null", "pairs=null", "rank_pairs=null", "real=null"]
     settings = load_settings(Exam, config, given(options), changes, hints=hints)
     judge_name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
     run = ExamRun(settings, out or exam_folder(judge_name), cache_of(cache, no_cache), dry_run)
