@@ -470,8 +470,10 @@ def judge_options(
     """The settings of a judge that were given; `model` is the model's address and the name of its
     key's variable.
     """
+    from memcalib.io.parts import part_names
+
     model_url, model_key_env = model
-    if name in ("exact", "micro-exact"):
+    if name in part_names("judge"):
         return name
     if name and url is None:
         if _names_object(name, model_url):
