@@ -298,7 +298,9 @@ def test_every_import_is_declared():
     """An imported package stands in settings.ini; an optional one is imported in a function,
     or by the pages of Inspect and pytest.
     """
-    needed = [settings()[f"{kind}requirements"] for kind in ("", "data_", "train_", "build_", "notebook_")]
+    needed = [
+        settings()[f"{kind}requirements"] for kind in ("", "data_", "train_", "build_", "notebook_")
+    ]
     declared = distributions(" ".join(needed))
     missing = {}
     for path in MODULES:

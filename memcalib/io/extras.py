@@ -29,6 +29,7 @@ EXTRAS = {
     "notebook": ("ipywidgets", "jupyterlab", "papermill"),
     "inspect": ("inspect_ai",),
     "vllm": ("vllm",),
+    "spacy": ("spacy",),
 }
 
 # %% ../../nbs/io/01_extras.ipynb #5afc3120

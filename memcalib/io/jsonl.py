@@ -6,6 +6,7 @@
 __all__ = ['Journal', 'try_lock', 'rows_so_far', 'torn_line', 'whole_rows', 'read_rows']
 
 # %% ../../nbs/io/03_jsonl.ipynb #731a9d8e
+import errno
 import json
 import os
 import stat
@@ -149,7 +150,17 @@ _LOCKED_FILES: dict[int, tuple[int, int]] = {}
 
 
 def _open(path: Path, alone: bool) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    no_link = 0 if path.is_char_device() else os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | no_link, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not path.is_symlink():
+            raise
+        reason = (
+            f"{path}: found a link to {os.readlink(path)}; allowed is a file, since rows would be "
+            "written into whatever somebody else's link names"
+        )
+        raise OSError(errno.ELOOP, reason) from None
     try:
         if alone:
             _lock(descriptor, path)

@@ -29,6 +29,7 @@ PARTS = {
         "micro-audit": f"{_MICRO}.world:AUDIT_TEMPLATE",
     },
     "report lines": {"exam": "memcalib.products.exam.in_reports:EXAM_IN_REPORTS"},
+    "rewriter": {"micro": f"{_MICRO}.world:rewritten"},
     "rule": {"exact": f"{_MICRO}.exact_rule:EXACT"},
     "teacher view": {
         "micro": "memcalib.trainer.distillation:curated_prompt",

@@ -53,6 +53,7 @@ from memcalib.products.dataset.writing import (
 from ...inference.cache import CallCache
 from ...inference.client import Client, run_async
 from ...io.parts import find_part
+from ...io.runs import private_folder
 from memcalib.io.records import (
     DataError,
     Record,
@@ -247,7 +248,7 @@ class Pipeline:
 
     builder_stages: Sequence[Stage] = SOURCE_STAGES
     frozen_name = "micro"  # the frozen pipeline that ships for builds of the micro-world
-    folder_mode = 0o777  # of a folder that it makes, less the umask
+    private = False  # whether its folder is closed to others
 
     def __init__(
         self,
@@ -293,7 +294,7 @@ class Pipeline:
 
     def draw(self, pool: Sequence[StartT]) -> list[StartT]:
         """The rows of a full build."""
-        return choose_rows(pool, self.build.rows, self.build.seed)
+        return choose_rows(pool, self.build.rows, self.build.seed, self.build.domains)
 
     def first_draft(self, row: StartT) -> Draft:
         """The draft with which a row enters the stages."""
@@ -513,7 +514,7 @@ class MemoryPipeline(Pipeline):
 
     builder_stages = MEMORY_STAGES
     frozen_name = "micro-memory"
-    folder_mode = 0o700
+    private = True
     agreed = False
 
     @property
@@ -533,7 +534,8 @@ class MemoryPipeline(Pipeline):
         """What the log gives: redacted drafts, and rows left out with the reason,
         which are in losses.jsonl too.
         """
-        self.folder.mkdir(mode=self.folder_mode, parents=True, exist_ok=True)
+        ours = any((self.folder / name).exists() for name in ("parameters.json", "losses.jsonl"))
+        private_folder(self.folder, ours)
         log = self.plan.log
         if self.plan.invented:
             count = self.plan.rows or INVENTED_ROWS
