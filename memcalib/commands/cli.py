@@ -308,7 +308,8 @@ ResumeAnyway = Annotated[
     bool,
     typer.Option(
         "--resume-anyway",
-        help="Go on although other versions of the libraries will make the rest.",
+        help="Go on although other versions of the libraries, or in a training of the judge, "
+        "will make the rest.",
     ),
 ]
 RetryUnscored = Annotated[
