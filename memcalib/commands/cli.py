@@ -204,9 +204,12 @@ class _Printable:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        from memcalib.io.records import printable
+        shown = text
+        if not text.translate({10: None, 9: None}).isprintable():
+            from memcalib.io.records import printable  # and with it pydantic
 
-        self.stream.write(printable(text, keep="\n\t"))
+            shown = printable(text, keep="\n\t")
+        self.stream.write(shown)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

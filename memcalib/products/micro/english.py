@@ -16,9 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import yaml
-
-from ...io.settings import package_data
+from ...io.settings import package_data, read_yaml
 from memcalib.problem import (
     Atom,
     Block,
@@ -36,7 +34,7 @@ from .world import KINDS, SPLITS, Bias, Sentence, Split, rubric
 def language() -> dict[str, Any]:
     """The words of this world, as they stand in `english.yaml`."""
     file = package_data("products", "micro", "english.yaml")
-    return yaml.safe_load(file.read_text(encoding="utf-8"))
+    return read_yaml(file)
 
 
 def _default(attribute: str) -> str:
