@@ -267,10 +267,10 @@ def test_there_is_one_configuration():
 
 def test_a_name_in_prose_links_to_its_definition():
     linked = link_names(
-        "`calibration_metrics`, [`score`](x.ipynb) and `answer`", "03_metrics.ipynb", "metrics"
+        "`calibration_metrics`, [`score`](x.ipynb) and `rubric`", "03_metrics.ipynb", "metrics"
     )
     assert (
-        linked == "[`calibration_metrics`](#calibration_metrics), [`score`](x.ipynb) and `answer`"
+        linked == "[`calibration_metrics`](#calibration_metrics), [`score`](x.ipynb) and `rubric`"
     )
     assert (
         link_names("`mc.score()`", "report/02_tables.ipynb", "report.tables")
@@ -285,8 +285,8 @@ def test_a_name_in_prose_links_to_its_definition():
         and find("evaluation.breakdown", None) == pages()["evaluation.breakdown"]
     )
     assert (
-        find("answer", "metrics") is None
-        and find("answer", "metrics", frozenset(["answer"])).module == "products.micro.world"
+        find("rubric", "metrics") is None
+        and find("rubric", "metrics", frozenset(["rubric"])).module == "products.micro.world"
     )
 
 

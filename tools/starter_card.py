@@ -1,6 +1,6 @@
 """Write card.md and hashes.json of the starter set from its files:  python -m tools.starter_card
 
-Run it after every change of records.jsonl, answers.jsonl or pairs.jsonl;
+Run it after every change of records.jsonl, answers.jsonl, pairs.jsonl or real.jsonl;
 reading.json holds what the blind readings found.
 """
 
@@ -25,10 +25,12 @@ from memcalib.products.dataset.card import (
 from memcalib.evaluation.disputed import disputed_atoms
 from memcalib.products.exam.exam import KnownAnswer, load_known_answers
 from memcalib.products.exam.minimal_pairs import load_pairs
+from memcalib.products.exam.real_answers import starter_real_answers
 from memcalib.io.runs import file_hash
 from memcalib.metrics import score
 from memcalib.problem import Example, Level, judgment_for, load_examples
 from tools.starter_differences import SPREAD
+from tools.starter_exam_card import exam_section
 from tools.starter_pairs import pairs_section
 
 FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
@@ -535,8 +537,8 @@ def main() -> None:
     examples = load_examples(FOLDER / "records.jsonl")
     answers = load_known_answers(FOLDER / "answers.jsonl", examples)
     reading = json.loads((FOLDER / "reading.json").read_text(encoding="utf-8"))
-    hashed = ("records.jsonl", "answers.jsonl", "pairs.jsonl")
-    hashes = {name: file_hash(FOLDER / name) for name in hashed}
+    hashed = ("records.jsonl", "answers.jsonl", "pairs.jsonl", "real.jsonl")
+    hashes = {name: file_hash(FOLDER / name) for name in hashed if (FOLDER / name).is_file()}
     (FOLDER / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
     labels = sum(len(answer.labels) for answer in answers)
     unread = reading.get("not_read", [])
@@ -571,6 +573,8 @@ def main() -> None:
     sections.append(grid(pd.DataFrame(reading["agreement"])) + "\n")
     pairs = load_pairs(FOLDER / "pairs.jsonl", examples)
     sections.append(pairs_section(pairs, examples, reading, grid))
+    real = starter_real_answers(examples)
+    sections.append(exam_section(pairs, real, answers, examples, reading, grid))
     sections.append("## Files\n")
     sections += [f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()]
     (FOLDER / "card.md").write_text("\n".join(sections) + "\n", encoding="utf-8")

@@ -1,26 +1,40 @@
 """The strongest judge without a language model that was found, on the minimal pairs of the starter
 set:
 
-    python -m tools.starter_judge_without_model
+    python -m tools.starter_judge_without_model [--write]
 
 It measures each atom against an answer (words, n-grams of characters, place, rarity, negation,
 other atoms of the record), and boosted trees learn the levels from the answers to other records:
-those of the exam and those of other pairs. It prints what it read right.
+those of the exam, those of other pairs and real ones. It prints what it read right; `--write` puts
+the tables into reading.json, for the card.
 The trees are written in numpy, as the package depends on no library of trees.
 """
 
 import argparse
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from memcalib.products.exam.exam import KnownAnswer, starter_answers
-from memcalib.products.exam.minimal_pairs import MinimalPair, pair_answers, starter_pairs
+from memcalib.products.exam.minimal_pairs import (
+    HARD_FORMS,
+    MinimalPair,
+    pair_answers,
+    starter_pairs,
+)
+from memcalib.products.exam.real_answers import RealAnswer, starter_real_answers
 from memcalib.problem import Example, blocks_by_atom
 
+READING = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter" / "reading.json"
+TITLES = {
+    "atom and answer alone, levels alike": False,
+    "the same, and the ideal levels of the atoms": True,
+}  # title -> whether the ideal levels are shown
 SEED = 20261126
 FOLDS = 5
 STANCES = ("follows", "turns_down", "corrects", "misreads")
@@ -388,6 +402,8 @@ def readings_of(examples: dict[str, Example], answers: list[KnownAnswer]) -> Rea
         example = examples[answer.example_id]
         rows = features(example, answer.response, word_rarity, gram_rarity)
         for label in answer.labels:
+            if label.disputed and isinstance(answer, RealAnswer):
+                continue  # nobody is graded by it, and no tree learns from it
             stance = STANCES.index(label.stance) if label.stance else -1
             values = (
                 rows[label.atom_id],
@@ -410,19 +426,20 @@ def read_pairs_without_model(
     examples: dict[str, Example],
     answers: list[KnownAnswer],
     pairs: list[MinimalPair],
+    real: list[RealAnswer],
     with_ideal: bool = False,
     tempering: float = 1.0,
     seed: int = SEED,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Levels and stances read in every atom of the pairs, and a row for each pair; the answers to a
-    record are read by trees that saw none of them.
+    """Levels and stances read in every atom of the pairs and of real answers, and a row for each
+    pair; the answers to a record are read by trees that saw none of them.
 
     `with_ideal` shows the trees the ideal level too, as a judge sees it that is not blind.
     """
     both: list[KnownAnswer] = []
     for pair in pairs:
         both += pair_answers(pair, examples[pair.example_id])
-    data = readings_of(examples, [*answers, *both])
+    data = readings_of(examples, [*answers, *both, *real])
     x = data.x
     if with_ideal:
         x = np.hstack([x, data.ideal[:, None]])
@@ -430,7 +447,7 @@ def read_pairs_without_model(
     np.random.default_rng(seed).shuffle(records)
     fold_of_record = {record: number % FOLDS for number, record in enumerate(records)}
     fold = np.array([fold_of_record[record] for record in data.record])
-    of_pair = np.isin(data.answer, [answer.answer_id for answer in both])
+    is_read = np.isin(data.answer, [answer.answer_id for answer in [*both, *real]])
     level = np.full(len(x), -1)
     stance = np.full(len(x), -1)
     has_stance = data.stance >= 0
@@ -451,7 +468,7 @@ def read_pairs_without_model(
             "stance": data.stance,
             "stance read": stance,
         }
-    )[of_pair]
+    )[is_read]
     return frame, pair_rows(pairs, frame)
 
 
@@ -486,25 +503,63 @@ def macro_accuracy(frame: pd.DataFrame) -> float:
     return float(100 * right.groupby(frame["actual"]).mean().mean())
 
 
+def shares(frame: pd.DataFrame, rows: pd.DataFrame, edited: set[tuple[str, str]]) -> dict:
+    """What one judge read right, as a row of the card: by level, of edited atoms, of pairs of the
+    first forms and of the hard ones, and of used atoms of real answers.
+    """
+    keys = zip(frame["answer"], frame["atom"], strict=True)
+    is_edited = np.array([key in edited for key in keys])
+    is_real = frame["answer"].str.startswith("real_").to_numpy()
+    is_hard = rows["form"].isin(HARD_FORMS)
+    used = frame[is_real & (frame["actual"] > 0).to_numpy()]
+    row = {
+        "by level, all atoms, %": macro_accuracy(frame[~is_real]),
+        "by level, edited atoms, %": macro_accuracy(frame[is_edited]),
+        "edited atom right in both, %": 100 * rows["changed"].mean(),
+        "pairs of the first forms right, %": 100 * rows["right"][~is_hard].mean(),
+        "hard pairs right, %": 100 * rows["right"][is_hard].mean(),
+    }
+    if len(used):
+        row["used atoms of real answers, %"] = 100 * (used["actual"] == used["read"]).mean()
+    return {name: f"{share:.1f}" for name, share in row.items()}
+
+
 def main() -> None:
     """Print the shares read right, in all and by form, without and with the ideal levels."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into reading.json")
+    arguments = parser.parse_args()
     examples, answers = starter_answers()
     pairs = starter_pairs(examples)
+    real = starter_real_answers(examples)
     example_by_id = {example.id: example for example in examples}
     edited = set()
     for pair in pairs:
         edited.update((f"{pair.pair_id}:{side}", pair.edit.atom_id) for side in ("before", "after"))
-    for with_ideal in (False, True):
-        frame, rows = read_pairs_without_model(example_by_id, answers, pairs, with_ideal)
-        keys = zip(frame["answer"], frame["atom"], strict=True)
-        is_edited = np.array([key in edited for key in keys])
-        print("with the ideal levels" if with_ideal else "without the ideal levels")
-        print(f"by level: {macro_accuracy(frame):.1f}, all atoms")
-        print(f"by level: {macro_accuracy(frame[is_edited]):.1f}, edited atoms")
-        print((100 * rows[["changed", "unchanged", "right"]].mean()).round(1).to_string())
-        print((100 * rows.groupby("form")["right"].mean()).round(0).to_string())
-        print((100 * rows.groupby("direction")["right"].mean()).round(0).to_string())
+    judges = []
+    by_form = pd.DataFrame()
+    for title, with_ideal in TITLES.items():
+        frame, rows = read_pairs_without_model(example_by_id, answers, pairs, real, with_ideal)
+        judges.append({"judge": title, **shares(frame, rows, edited)})
+        if not with_ideal:
+            grouped = rows.groupby("form")["right"].agg(["size", "mean"]).reset_index()
+            by_form = pd.DataFrame(
+                {
+                    "form": grouped["form"].str.replace("_", " "),
+                    "pairs": grouped["size"],
+                    "right without a model, %": (100 * grouped["mean"]).round().astype(int),
+                }
+            )
+    print(pd.DataFrame(judges).T.to_string(header=False))
+    print(by_form.to_string(index=False))
+    if arguments.write:
+        reading = json.loads(READING.read_text(encoding="utf-8"))
+        reading["judge_without_model"]["judges"] = judges
+        reading["judge_without_model"]["by form"] = by_form.to_dict("records")
+        text = json.dumps(reading, indent=1, ensure_ascii=False)
+        READING.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,12 @@ from typing import Any
 import pandas as pd
 
 from memcalib.commands.exam import Exam
-from memcalib.products.exam.minimal_pairs import MinimalPair, load_pairs, pair_answers
+from memcalib.products.exam.minimal_pairs import (
+    HARD_FORMS,
+    MinimalPair,
+    load_pairs,
+    pair_answers,
+)
 from memcalib.io.records import DataError
 from memcalib.problem import Example, load_examples
 
@@ -75,14 +80,15 @@ SECTION = """## The minimal pairs
 differ in one passage, which changes the level of one atom, or what the answer does with it (its
 stance), and leaves every other atom as it was. A language model wrote them; no person has read
 them. They have 200 to 800 words, with headings, lists, tables and code. `memcalib exam` reads
-{drawn} of them beside the known answers; they change no verdict.
+{drawn} of them beside the known answers, where they change no verdict, and {rank} hard ones blind.
 
 {sizes}
 
-Two separate runs of the same model, which had not written them, read all answers blind, with
-the judge's prompt. The two answers of a pair stood in different halves of their sheets. *Right*
-is a pair whose edited atom was read as it is in both answers (the stance too, where it alone
-changes), with no other atom read otherwise in one answer than in the other:
+What follows is about the {first} pairs of the first thirteen forms; *The third edition of the exam*
+is about those of the hard forms. Two separate runs of the same model, which had not written them,
+read all answers blind, with the judge's prompt. The two answers of a pair stood in different halves
+of their sheets. *Right* is a pair whose edited atom was read as it is in both answers (the stance
+too, where it alone changes), with no other atom read otherwise in one answer than in the other:
 
 {by_form}
 
@@ -124,6 +130,8 @@ def pairs_section(
         pairs=len(pairs),
         records=len({pair.example_id for pair in pairs}),
         drawn=Exam.model_fields["pairs"].default,
+        rank=Exam.model_fields["rank_pairs"].default,
+        first=sum(pair.form not in HARD_FORMS for pair in pairs),
         sizes="\n".join(sizes),
         by_form=grid(pd.DataFrame(reading["pairs"])),
         disputed=missed,

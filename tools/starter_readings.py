@@ -11,7 +11,8 @@ that was read (`text_hash`); an answer that was changed since is not counted as 
 
 It prints how many pairs were read right, by form, language and direction, what was read at each
 level, and how far readers agree; `--out` lists every answer that somebody read otherwise than it is
-labelled. Readings of other items than those of LABELS are left out and counted.
+labelled. Readings of other items than those of LABELS are left out and counted. `--write TITLE`
+puts the tables into reading.json, for the card.
 """
 
 import argparse
@@ -355,6 +356,7 @@ def main() -> None:
     parser.add_argument("--readings", type=Path, nargs="+", required=True)
     parser.add_argument("--records", type=Path, default=SHIPPED)
     parser.add_argument("--out", type=Path, help="a file for the list of disagreements")
+    parser.add_argument("--write", metavar="TITLE", help="put the tables into reading.json")
     arguments = parser.parse_args()
     examples = load_examples(arguments.records)
     example_by_id = {example.id: example for example in examples}
@@ -369,7 +371,18 @@ def main() -> None:
     except DataError as error:
         print("\n".join(str(violation) for violation in error.violations))
         raise SystemExit(f"{len(error.violations)} faults") from None
-    print_tables(pairs, example_by_id, read, edited)
+    times_read = Counter(len(read.of(answer_id)) for answer_id in read.answers)
+    print(
+        f"answers by times read: {dict(sorted(times_read.items()))}; readings left out: "
+        f"{read.left_out}, of answers changed since: {read.changed}"
+    )
+    tables = tables_of(pairs, example_by_id, read, edited)
+    for name, table in tables.items():
+        print(f"\n{name}\n{table.to_string(index=False)}")
+    lines = agreement_lines(atom_rows(read))
+    print("\n" + "\n".join(lines))
+    if arguments.write:
+        add_to_reading(arguments.write, tables, lines)
     found = disagreements(read, example_by_id, edited)
     print(f"\n{len(found)} answers were read otherwise than labelled by somebody")
     if arguments.out:
@@ -378,32 +391,38 @@ def main() -> None:
         print(f"listed in {arguments.out}")
 
 
-def print_tables(
+def tables_of(
     pairs: Sequence[MinimalPair],
     examples: dict[str, Example],
     read: ReadAnswers,
     edited: dict[str, str],
-) -> None:
-    """All tables as lines of a terminal."""
-    times_read = Counter(len(read.of(answer_id)) for answer_id in read.answers)
-    print(
-        f"answers by times read: {dict(sorted(times_read.items()))}; readings left out: "
-        f"{read.left_out}, of answers changed since: {read.changed}"
-    )
+) -> dict[str, pd.DataFrame]:
+    """All tables of a reading by name; those of pairs only where there are pairs."""
+    tables = {}
     rows = pair_rows(pairs, examples, read)
     if len(rows):
         for by in (None, "form", "language", "direction"):
-            print(f"\n{pairs_table(rows, by).to_string(index=False)}")
+            tables[by or "pairs"] = pairs_table(rows, by)
     atoms = atom_rows(read)
-    print(f"\n{levels_table(atoms).to_string(index=False)}")
+    tables["levels"] = levels_table(atoms)
     is_edited = [
         edited.get(answer) == atom
         for answer, atom in zip(atoms["answer"], atoms["atom"], strict=True)
     ]
     if any(is_edited):
-        print(f"\nedited atoms\n{levels_table(atoms[is_edited]).to_string(index=False)}")
-    print()
-    print("\n".join(agreement_lines(atoms)))
+        tables["levels of edited atoms"] = levels_table(atoms[is_edited])
+    return tables
+
+
+def add_to_reading(title: str, tables: dict[str, pd.DataFrame], lines: Sequence[str]) -> None:
+    """Put the tables of a reading into reading.json, in the place of earlier ones of the title."""
+    file = SHIPPED.parent / "reading.json"
+    reading = json.loads(file.read_text(encoding="utf-8"))
+    entry: dict[str, Any] = {"agreement": list(lines)}
+    entry["tables"] = {name: table.to_dict("records") for name, table in tables.items()}
+    reading.setdefault("blind_readings", {})[title] = entry
+    text = json.dumps(reading, indent=1, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -204,9 +204,12 @@ class _Printable:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        from memcalib.io.records import printable
+        shown = text
+        if not text.translate({10: None, 9: None}).isprintable():
+            from memcalib.io.records import printable  # and with it pydantic
 
-        self.stream.write(printable(text, keep="\n\t"))
+            shown = printable(text, keep="\n\t")
+        self.stream.write(shown)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -471,8 +474,10 @@ def judge_options(
     """The settings of a judge that were given; `model` is the model's address and the name of its
     key's variable.
     """
+    from memcalib.io.parts import part_names
+
     model_url, model_key_env = model
-    if name in ("exact", "micro-exact"):
+    if name in part_names("judge"):
         return name
     if name and url is None:
         if _names_object(name, model_url):
@@ -1025,7 +1030,7 @@ def exam(
     out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None,
     config: Config = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All known answers and pairs, not 300 and 40.")
+        bool, typer.Option("--full", help="All known answers, pairs and real answers.")
     ] = False,
     sheet: Annotated[
         Path | None,
@@ -1044,9 +1049,9 @@ def exam(
     """Have a judge read answers whose levels are known: its accuracy, what its errors do to a
     score, and a verdict in exam.html.
 
-    At most 580 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided.
+    At most 730 calls. Exits 0 when the judge passed, 3 when it failed or the verdict is undecided.
     `memcalib evaluate` finds the result under runs/exam. Frequent settings: answers, pairs,
-    probes, judging.blind, judge.rpm, judge.price.
+    rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1
     --judge-key-env DEEPSEEK_API_KEY
@@ -1071,7 +1076,7 @@ def exam(
     hints = {"judge": "give --judge with --judge-url, or a --config file that has it"}
     changes = list(set_ or ())
     if full:
-        changes += ["answers=null", "pairs=null"]
+        changes += ["answers=null", "pairs=null", "rank_pairs=null", "real=null"]
     settings = load_settings(Exam, config, given(options), changes, hints=hints)
     judge_name = settings.judge if isinstance(settings.judge, str) else settings.judge.model
     run = ExamRun(settings, out or exam_folder(judge_name), cache_of(cache, no_cache), dry_run)

@@ -79,8 +79,7 @@ class KeptRewriter:
         new = {key: pair for key, pair in new.items() if key not in self.rows}
         if not new:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with Journal(self.path) as journal:
+        with Journal(self.path, Rewrite, again=lambda row: row.error is not None) as journal:
             for key, text in zip(new, self._texts(list(new.values())), strict=True):
                 row = Rewrite(block=key[0], atoms=key[1])
                 if isinstance(text, RewriteError):

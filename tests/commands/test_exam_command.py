@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from memcalib.commands import cli
 from memcalib.commands import exam as c
+from memcalib.judge import judge_request
 from memcalib.products.exam.exam import confusion_of, find_exam
+from memcalib.products.exam.minimal_pairs import HARD_FORMS
+from memcalib.products.exam.rank import rank_judging
 from memcalib.inference.endpoint import Endpoint, Price
 from memcalib.products.micro.practice.server import MicroServer
 
@@ -22,6 +25,9 @@ from memcalib.products.micro.practice.server import MicroServer
 def server():
     with MicroServer([], practice=c.practice_judge()) as server:
         yield server
+
+
+ANSWERS_ALONE = {"pairs": 0, "rank_pairs": 0, "real": 0}
 
 
 def at(server, model="micro-judge"):
@@ -45,7 +51,7 @@ def examine(server, *options):
 def sat(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exam")
     priced = at(server).model_copy(update={"price": Price(prompt=2.0, completion=8.0)})
-    run = c.ExamRun(c.Exam(judge=priced, answers=90, pairs=0, probes=10), folder)
+    run = c.ExamRun(c.Exam(judge=priced, answers=90, **ANSWERS_ALONE, probes=10), folder)
     return folder, run.forecast(), run.run()
 
 
@@ -57,7 +63,7 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
         and exam["verdict"] in ("passed", "undecided")
     )
     request_count = server.stats()["requests"]
-    again = c.ExamRun(c.Exam(judge=at(server), answers=90, pairs=0, probes=10), folder)
+    again = c.ExamRun(c.Exam(judge=at(server), answers=90, **ANSWERS_ALONE, probes=10), folder)
     assert (
         again.forecast()["to ask"] == 0
         and again.run() == exam
@@ -73,14 +79,16 @@ def test_a_judge_that_errs_never_has_a_perfect_exam_and_a_rerun_asks_nothing(ser
     )
     assert "seconds of replies, cost in US dollars: 0." in c.exam_text(exam)
     with pytest.raises(ValueError, match="answers"):
-        c.ExamRun(c.Exam(judge=at(server), answers=80, pairs=0, probes=10), folder)
+        c.ExamRun(c.Exam(judge=at(server), answers=80, **ANSWERS_ALONE, probes=10), folder)
 
 
 @pytest.mark.slow
 def test_a_stated_confusion_matrix_comes_back(tmp_path):
     noise = np.array([[0.9, 0.08, 0.02], [0.1, 0.8, 0.1], [0.0, 0.15, 0.85]])
     with MicroServer([], practice=c.practice_judge(noise.tolist())) as server:
-        exam = c.ExamRun(c.Exam(judge=at(server), answers=240, pairs=0, probes=0), tmp_path).run()
+        exam = c.ExamRun(
+            c.Exam(judge=at(server), answers=240, **ANSWERS_ALONE, probes=0), tmp_path
+        ).run()
     counts = np.array(exam["question_counts"]).sum(0).reshape(3, 3, 3).sum(0)
     shares = counts / counts.sum(1, keepdims=True)
     n = counts.sum(1, keepdims=True)
@@ -212,7 +220,7 @@ def test_an_exam_stays_below_its_folder(judge, folder):
 def test_an_exam_of_one_answer_that_is_not_read_ends_with_a_verdict(tmp_path):
     with FaultyServer() as server:
         judge = Endpoint(model="sorry", base_url=server.url, key_env="")
-        exam = c.ExamRun(c.Exam(judge=judge, answers=1, pairs=0, probes=0), tmp_path).run()
+        exam = c.ExamRun(c.Exam(judge=judge, answers=1, **ANSWERS_ALONE, probes=0), tmp_path).run()
     assert exam["verdict"] == "failed" and "left unread (100.0 %)" in exam["reasons"][0]
     assert (tmp_path / "exam.html").is_file()
     json.loads((tmp_path / "exam.json").read_text())
@@ -249,8 +257,64 @@ def test_forty_pairs_are_read_beside_the_answers_those_of_stance_alone_by_a_judg
 ):
     judge = "micro-exact"
     by_default = c.ExamRun(c.Exam(judge=judge, answers=1, probes=0), tmp_path / "a", dry_run=True)
-    assert len(by_default.pairs) == 40 and len(by_default.items) == 81
+    kinds = [item.answer.kind for item in by_default.items]
+    assert len(by_default.pairs) == 40 and kinds.count("pair") == 80
+    assert kinds.count("real") == min(30, by_default.data["real answers"])
     assert all(pair.edit.direction != "stance" for pair in by_default.pairs)
     everything = c.Exam(judge=judge, answers=1, probes=0, pairs=None, judging={"stance": True})
     pairs = c.ExamRun(everything, tmp_path / "b", dry_run=True).pairs
     assert len(pairs) > 200 and any(pair.edit.direction == "stance" for pair in pairs)
+
+
+def test_half_of_the_pairs_are_those_that_the_rank_begins_with(tmp_path):
+    judge = "micro-exact"
+    run = c.ExamRun(c.Exam(judge=judge, answers=1, probes=0), tmp_path / "a", dry_run=True)
+    rank = {pair.pair_id for pair in run.rank_pairs}
+    both_ways = [pair for pair in run.pairs if pair.pair_id in rank]
+    assert len(rank) == 60 and len(both_ways) == 20
+    assert {pair.form for pair in run.rank_pairs} <= set(HARD_FORMS)
+    fewer = c.Exam(judge=judge, answers=1, probes=0, pairs=10, rank_pairs=5)
+    smaller = c.ExamRun(fewer, tmp_path / "b", dry_run=True)
+    assert {p.pair_id for p in smaller.pairs} <= {p.pair_id for p in run.pairs}
+    assert {p.pair_id for p in smaller.rank_pairs} <= rank
+    too_many = c.Exam(judge=judge, answers=1, probes=0, rank_pairs=5000)
+    with pytest.raises(ValueError, match="rank_pairs of the exam: found 5000"):
+        c.ExamRun(too_many, tmp_path / "c", dry_run=True)
+
+
+def test_the_rank_is_read_blind_and_stands_beside_those_of_others(tmp_path):
+    noisy = confusion_of(0.9).tolist()
+    settings = {"answers": 30, "probes": 2, "pairs": 6, "rank_pairs": 12, "real": 0}
+    exams = {}
+    for name, table in (("good", None), ("noisy", noisy)):
+        with MicroServer([], practice=c.practice_judge(table)) as server:
+            exam = c.Exam(judge=at(server), **settings)
+            exams[name] = c.ExamRun(exam, tmp_path / name).run()
+            if name == "good":
+                asked = server.stats()["requests"]
+                again = c.ExamRun(exam, tmp_path / name)
+                assert again.forecast()["to ask"] == 0 and again.run() == exams[name]
+                assert server.stats()["requests"] == asked
+    good = exams["good"]
+    assert good["rank"]["right"] == 100 and good["rank"]["read"] == 12
+    assert good["rank"]["judge"] != good["judge"]
+    assert good["rubric_help"]["pairs"] == 3 and good["rubric_help"]["difference"] == 0
+    assert good["numbers"]["used_accuracy"] == 100
+    assert exams["noisy"]["rank"]["right"] < 100
+    readings = (tmp_path / "good" / "blind-judgments.jsonl").read_text().splitlines()
+    assert len(readings) == 24
+    lines = c.exam_text(good)
+    assert "(the floor)" in lines and "12 hard pairs right, read blind" in lines
+    assert "for comparison, a judge that copies the ideal level" in lines
+    page = (tmp_path / "noisy" / "exam.html").read_text()
+    assert "Judges that do not read" in page and "Hard pairs, read blind" in page
+    assert find_exam(good["judge"], tmp_path / "good")["rank"]["right"] == 100
+
+
+def test_what_a_blind_judge_is_sent_has_no_level_and_no_rubric(tmp_path):
+    run = c.ExamRun(c.Exam(judge="micro-exact", answers=1, probes=0), tmp_path, dry_run=True)
+    item = run.rank_items[0]
+    for judging, shown in ((run.exam.judging, True), (rank_judging(run.exam.judging), False)):
+        request = judge_request(item.example, item.answer.response, judging)
+        sent = request.messages[-1]["content"]
+        assert ('"u_star"' in sent) == shown and ("under_use" in sent) == shown

@@ -78,7 +78,9 @@ def footprints(folder) -> str:
 
 def exam(folder) -> str:
     """The page of an exam whose judge names, quotes and gives reasons at length."""
-    run = ExamRun(Exam(judge=f"{__name__}:judge", answers=6, pairs=2, probes=0), folder)
+    run = ExamRun(
+        Exam(judge=f"{__name__}:judge", answers=6, pairs=2, rank_pairs=2, real=2, probes=0), folder
+    )
     assert run.run()["verdict"] != "passed"
     return (folder / "exam.html").read_text(encoding="utf-8")
 

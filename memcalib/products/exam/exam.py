@@ -10,8 +10,8 @@ __all__ = ['AboutExampleT', 'INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLa
            'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'correctable_metrics', 'metric_kernels',
            'metrics_of_products', 'reported_values', 'whole_responses', 'response_cells', 'propagated',
            'propagation_table', 'corrected_kernels', 'corrected_score', 'error_check', 'why_withheld', 'ExamLimits',
-           'exam_numbers', 'exam_verdict', 'find_exam', 'exam_line', 'judged_responses', 'known_judgments',
-           'resolvable_difference']
+           'exam_numbers', 'exam_verdict', 'find_exam', 'exams_below', 'exam_line', 'judged_responses',
+           'known_judgments', 'resolvable_difference']
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #9feb232d
 import json
@@ -1117,8 +1117,8 @@ class ExamLimits:
 
 
 def exam_numbers(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """What an exam found, as plain numbers: accuracy, kappa, quotes, unscored atoms, and the two
-    probes. What was not measured is `None`.
+    """What an exam found, as plain numbers: accuracy of all atoms and of those used (above Ignore),
+    kappa, quotes, unscored atoms, and the two probes. What was not measured is `None`.
     """
     plain = frame[frame["probe"] == "plain"]
     unread = plain[plain["judged"].isna()]
@@ -1139,6 +1139,7 @@ def exam_numbers(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0) ->
         "macro_low": _number(macro_low),
         "macro_high": _number(macro_high),
         "accuracy": _percent(scored["actual"] == scored["judged"]),
+        **_used_shares(scored, resamples, seed),
         "kappa": _number(kappa(level_counts)) if len(scored) else None,
         "linear_kappa": _number(kappa(level_counts, linear=True)) if len(scored) else None,
         "smallest_channel": int(counts.sum(0).reshape(9, 3).sum(1).min()),
@@ -1166,6 +1167,28 @@ def _macro_bounds(
         unseen = _largest_unseen(counts)
         return max(low - unseen, 0), min(high + unseen, 100)
     return low, high
+
+
+def _used_shares(scored: "pd.DataFrame", resamples: int, seed: int) -> dict[str, Any]:
+    """Percent of the atoms above Ignore that are read as they are, with 95 % bounds (questions
+    resampled); `None` where no atom is used.
+    """
+    used = scored[scored["actual"] > 0]
+    shares: dict[str, Any] = {"used_atoms": len(used), "used_accuracy": None}
+    shares.update({"used_low": None, "used_high": None})
+    if used.empty:
+        return shares
+    right = (used["actual"] == used["judged"]).astype(int)
+    counts = right.groupby(used["question_id"]).agg(["sum", "size"]).to_numpy()
+    draws = resampled_counts(counts, resamples, seed)
+    accuracy = np.array([[100 * right.mean()]])
+    low, high = exact_bounds(accuracy, interval(100 * draws[:, :1] / draws[:, 1:]), len(counts))[
+        :, 0
+    ]
+    shares.update(
+        {"used_accuracy": float(accuracy[0, 0]), "used_low": float(low), "used_high": float(high)}
+    )
+    return shares
 
 
 def _largest_unseen(counts: Int[np.ndarray, "question cell"], level: float = 0.95) -> float:
@@ -1275,7 +1298,7 @@ def find_exam(
     `changes`: what was another then. Where a model sat no exam as it is now but one under another
     prompt or other settings, it is that one, with `judge_now`, the name of today.
     """
-    exams = _exams_below(folder)
+    exams = exams_below(folder)
     of_judge = [exam for exam in exams if exam.get("judge") == judge]
     for exam in of_judge:
         changes: dict[str, None] = {}
@@ -1300,7 +1323,7 @@ def _exam_date(exam: Mapping[str, Any]) -> str:
     return exam["date"]
 
 
-def _exams_below(folder: str | Path) -> list[dict[str, Any]]:
+def exams_below(folder: str | Path) -> list[dict[str, Any]]:
     """Every readable exam.json below a folder, with its path as `file`."""
     exams = []
     for file in sorted(Path(folder).glob("**/exam.json")):
@@ -1326,6 +1349,9 @@ def exam_line(judge: str, exam: dict[str, Any] | None) -> str:
     macro = exam["numbers"]["macro"]
     if macro is not None:
         result += f" with a macro accuracy of {macro:.1f}"
+    rank = exam.get("rank")
+    if rank:
+        result += f" and {rank['right']:.1f} % of {rank['read']} hard pairs read blind"
     if exam.get("changes"):
         return (
             f"this judge ({judge}): not examined as it is now; its exam ({result}; "

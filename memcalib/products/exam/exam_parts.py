@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 LONG_WORDS = 200
 _EAST_ASIAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _MARKDOWN = re.compile(r"^ {0,3}(?:#{1,6} |[-*+] |\d{1,3}[.)] |\|.*\|)", re.M)
-PARTS = ("easy", "pairs", "chance overlap", "long", "other language", "Markdown", "code")
+PARTS = (
+    "easy",
+    "pairs",
+    "real answers",
+    "chance overlap",
+    "long",
+    "other language",
+    "Markdown",
+    "code",
+)
+_PART_OF_KIND = {"pair": "pairs", "real": "real answers"}  # all other kinds are easy
 
 
 def count_words(text: str) -> int:
@@ -76,7 +86,7 @@ def exam_parts(
     plain = frame[frame["probe"] == "plain"]
     answers_of: dict[str, list[str]] = {name: [] for name in PARTS}
     for row in plain.drop_duplicates("answer_id").to_dict("records"):
-        names = ["pairs" if row["kind"] == "pair" else "easy"]
+        names = [_PART_OF_KIND.get(row["kind"], "easy")]
         if row["trick"] == "chance_overlap":
             names.append("chance overlap")
         names += looks_of(responses[row["answer_id"]], row["language"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...evaluation.agreement import confusion
 from .exam import stance_line
+from .rank import help_line, rank_line
 from ...io.records import cut_text, printable
 from ...problem import Example, Level
 from ...report.figures import channel_figure, inline_figures, write_figures
@@ -100,6 +101,9 @@ def write_exam_report(
         scope=printable(exam.get("scope", "")),
         reasons=[printable(reason) for reason in exam["reasons"]],
         numbers=exam["numbers"],
+        rank=rank_line(exam.get("rank"), exam.get("trivial") or ()),
+        rubric_help=help_line(exam.get("rubric_help")),
+        real=exam.get("real"),
         stance=stance_line(exam["stance"]) if exam.get("stance") else "",
         stance_verdict=(exam.get("stance") or {}).get("verdict", ""),
         grids={name: grid(table) for name, table in tables.items()},

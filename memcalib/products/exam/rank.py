@@ -161,8 +161,8 @@ def rubric_help(with_rubric: "pd.DataFrame", blind: "pd.DataFrame") -> dict[str,
     return {"with_rubric": shares[0], "blind": shares[1], **difference}
 
 # %% ../../../nbs/products/exam/07_rank.ipynb #7a4c0017
-BOUND_SHARE = 0.4
-CONTROL_SHARE = 0.7
+BOUND_SHARE = 0.35
+CONTROL_SHARE = 0.55
 
 
 class CopiesIdeal(Judge):
@@ -178,7 +178,7 @@ class CopiesIdeal(Judge):
 class AlwaysIgnore(Judge):
     """A judge that says Ignore of every atom."""
 
-    name = "always Ignore"
+    name = "says Ignore to everything"
 
     def judge(self, example: Example, response: str) -> dict[str, Level]:
         """Ignore for each atom of the record."""

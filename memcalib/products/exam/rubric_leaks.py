@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...problem import Atom, Example, Level
 from .exam import KnownAnswer
@@ -118,7 +119,7 @@ def _cut_words(text: str) -> set[str]:
     """
     listed = words(text)
     cut = {word[:6] for word in listed if len(word) > 2 or word.isdigit()}
-    for first, second in zip(listed, listed[1:], strict=False):
+    for first, second in pairwise(listed):
         if len(first) == len(second) == 1 and not first.isascii():
             cut.add(first + second)
     return cut

@@ -537,6 +537,9 @@ _LOADED_RULES = re.compile(
 _COMMAND = re.compile(r"^\s*<(?:command-name|command-message|local-command-\w+|bash-\w+)>")
 
 
+_CODEX_LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+
+
 def is_session_line(record: dict) -> bool:
     """Whether a record is a line of a session of Claude Code or OpenClaw."""
     inner = record.get("message")
@@ -544,7 +547,7 @@ def is_session_line(record: dict) -> bool:
     is_event = "type" in record and not record.keys().isdisjoint(
         ("sessionId", "leafUuid", "parentUuid", "messageId", "parentId", "cwd")
     )
-    return is_spoken or (is_event and "query" not in record)
+    return is_spoken or (is_event and record.keys().isdisjoint(_QUERY_FIELDS))
 
 
 def _session_message(raw: Mapping[str, Any]) -> Message:
@@ -944,7 +947,9 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "codex session",
         '{"type": "response_item", "payload"}',
-        lambda record: isinstance(record.get("payload"), dict) and "type" in record,
+        lambda record: (
+            isinstance(record.get("payload"), dict) and record.get("type") in _CODEX_LINES
+        ),
         _all_as_one(_codex),
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session quotes no instructions: give AGENTS.md, or the folder of memories, as --store",

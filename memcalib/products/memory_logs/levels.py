@@ -126,8 +126,8 @@ class LevelReading(NamedTuple):
 
 
 def level_reading(text: str, example: Example, finish_reason: str = "stop") -> LevelReading:
-    """The proposals of a reply, read as the judge reads its own: without thoughts, a fence and words
-    around the object, and without fields that nobody asked for. Never raises.
+    """The proposals of a reply, read as the judge reads its own: without thoughts, a fence and
+    words around the object, and without fields that nobody asked for. Never raises.
     """
     if finish_reason == "length":
         return LevelReading({}, "the reply was cut off at the limit of its length")

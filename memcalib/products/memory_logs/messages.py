@@ -428,8 +428,8 @@ class Conversation:
         self._remember(message.memories)
         if _MEMORY_IN_WORDS.search(message.text):
             memories = system_memories(message.text)
-            if memories:
-                self._remember(memories)
+            self._remember(memories)
+            message.memories += memories
             message.text = _WRAPPED.sub("", message.text).strip()
         return message.text.strip()
 
@@ -445,6 +445,9 @@ class Conversation:
                 self.state[number] = "before the first turn of a user"
             return
         has_something = message.text.strip() or message.calls or message.results
+        if not has_something and message.memories:
+            self.pending.append(number)  # what it brought stands before the next answer
+            return
         if not has_something:
             self.state[number] = "thoughts" if message.thoughts else "without a text"
             return

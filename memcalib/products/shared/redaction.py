@@ -7,9 +7,9 @@ __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'WEBHOOK', 'HANDLE', 'CARD
            'BEARER', 'RANDOM', 'PASSWORD', 'SAID_PASSWORD', 'CODE', 'Forms', 'RULES', 'EDITION', 'NEVER_LOOKED_FOR',
            'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'only_with', 'as_seen',
            'Redaction', 'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card',
-           'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'turns', 'is_encoded', 'is_random',
-           'secret_kind', 'is_secret_value', 'name_forms', 'common_words', 'spelling', 'stems', 'name_rule', 'Redactor',
-           'own_rule', 'load_redactor']
+           'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'figure_words', 'turns',
+           'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms', 'common_words', 'spelling',
+           'stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #28bd6000
 import base64
@@ -20,7 +20,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -376,18 +376,20 @@ _MAILS = (
     ),
 )
 _AT_SIGN = re.compile(
-    rf"@|%40|=40|u0040|&#|&commat|AT|{_either('at')}|{_either('at_unspaced')}|\bat\b", re.I
+    rf"@|%40|=40|u0040|&#|&commat|AT|\b{_either('at')}\b|{_either('at_unspaced')}", re.I
 )
 _DOT_SIGN = re.compile(
-    rf"[.。]\s?\w|%2e|=2e|u002e|&#|&period|{_either('dot')}|{_either('dot_unspaced')}"
-    rf"|,{_either('tops')}|{_either('mail_hosts')}",
+    rf"[.。]\w|%2e|=2e|u002e|&#|&period|\b{_either('dot')}\b|DOT|{_either('dot_unspaced')}"
+    rf"| ?[.,]{_either('tops')}\b|\b{_either('mail_hosts')}\b",
     re.I,
 )
 
 
 def _may_have_mail(text: str) -> bool:
     """Whether a text has something for the sign of an address, and something for its dot."""
-    return "@" in text or bool(_AT_SIGN.search(text) and _DOT_SIGN.search(text))
+    if "@" in text or not text.isascii():
+        return True
+    return bool(_DOT_SIGN.search(text) and _AT_SIGN.search(text))
 
 
 EMAIL = only_with(
@@ -530,7 +532,7 @@ _UNCLEAR = re.compile(
 )
 
 
-_DIGIT = re.compile(r"\d").search
+_ROW = re.compile(r"\d[\d ()./:_·•-]{2,}\d").search  # of figures, as a date or a number is
 
 
 def _blanked(text: str, *patterns: re.Pattern[str]) -> str:
@@ -540,6 +542,7 @@ def _blanked(text: str, *patterns: re.Pattern[str]) -> str:
     return text
 
 
+@lru_cache(maxsize=4096)
 def without_dates(text: str, only_clear: bool = False) -> str:
     """The text with a NUL for each character of a date, a time, a range of them or a measurement
     that looks like a telephone number; `only_clear` takes those that nothing else can be.
@@ -551,7 +554,7 @@ def between_dates(rule: RedactionRule, only_clear: bool = False) -> RedactionRul
     """The rule applied to what stands between dates, times and ranges (`without_dates`)."""
     return replace(
         rule,
-        find=lambda text: rule.find(without_dates(text, only_clear) if _DIGIT(text) else text),
+        find=lambda text: rule.find(without_dates(text, only_clear) if _ROW(text) else text),
         recipe=f"{rule.recipe}|{_CLEAR.pattern}|{'' if only_clear else _UNCLEAR.pattern}",
     )
 
@@ -801,73 +804,95 @@ _NO_DATE = (
     r"|0[.,]\d)"
 )
 _CHINESE_FIGURES = "〇零一幺二三四五六七八九"
-SAID_PHONE = between_dates(
-    joined(
-        "phone by word",
-        "phone",
-        (
-            "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
-            "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
-        ),
-        pattern_rule(
-            "noun",
+_FIGURES_IN_A_ROW = re.compile(r"\d[\d ()./-]{3,}\d").search
+
+
+def figure_words(text: str) -> int:
+    """How many words of a text say a figure."""
+    return sum(word in _FIGURES for word in re.findall(r"[^\W\d]+", text.lower()))
+
+
+def _may_say_phone(text: str) -> bool:
+    """Whether a text has a row of figures that is no date, or enough words for figures."""
+    if not text.isascii() or _FIGURES_IN_A_ROW(without_dates(text, only_clear=True)):
+        return True
+    return figure_words(text) >= 7
+
+
+SAID_PHONE = only_with(
+    between_dates(
+        joined(
+            "phone by word",
+            "phone",
             (
-                rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
-                rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+                "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
+                "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
             ),
-            flags=re.I,
-        ),
-        pattern_rule(
-            "noun without blanks",
-            (
-                rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
-                rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-            ),
-        ),
-        pattern_rule(
-            "verb",
-            (
-                rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
-                rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-            ),
-            flags=re.I,
-        ),
-        pattern_rule(
-            "owner",
-            (
-                rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)"
-                rf"(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-            ),
-            flags=re.I,
-        ),
-        pattern_rule(
-            "figures of Chinese and Japanese",
-            (
-                rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
-                rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
-            ),
-        ),
-        pattern_rule("figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"),
-        pattern_rule(
-            "pairs of French", rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}", flags=re.I
-        ),
-        unless(
             pattern_rule(
-                "words",
-                rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+                "noun",
+                (
+                    rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
+                    rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+                ),
                 flags=re.I,
             ),
-            lambda text, start, end: all(
-                b - a in (1, -1)
-                for a, b in pairwise(
-                    _FIGURES[w]
-                    for w in re.findall(r"\w+", text[start:end].lower())
-                    if w in _FIGURES
-                )
+            pattern_rule(
+                "noun without blanks",
+                (
+                    rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
+                    rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                ),
+            ),
+            pattern_rule(
+                "verb",
+                (
+                    rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
+                    rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                ),
+                flags=re.I,
+            ),
+            pattern_rule(
+                "owner",
+                (
+                    rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)"
+                    rf"(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                ),
+                flags=re.I,
+            ),
+            pattern_rule(
+                "figures of Chinese and Japanese",
+                (
+                    rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
+                    rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
+                ),
+            ),
+            pattern_rule(
+                "figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"
+            ),
+            pattern_rule(
+                "pairs of French",
+                rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}",
+                flags=re.I,
+            ),
+            unless(
+                pattern_rule(
+                    "words",
+                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+                    flags=re.I,
+                ),
+                lambda text, start, end: all(
+                    b - a in (1, -1)
+                    for a, b in pairwise(
+                        _FIGURES[w]
+                        for w in re.findall(r"\w+", text[start:end].lower())
+                        if w in _FIGURES
+                    )
+                ),
             ),
         ),
+        only_clear=True,
     ),
-    only_clear=True,
+    _may_say_phone,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #a70dfd3f
@@ -1251,6 +1276,29 @@ def _code_spans(text: str) -> Iterator[Span]:
                     following = _NEXT.match(text, following.end())
 
 
+_CODE_STEMS = tuple(
+    sorted(
+        {
+            *(
+                word.lower()
+                for word in (*_listed("codes"), *_listed("code_short"))
+                if word.isascii()
+            ),
+            *"cod kod pass pin tan authent log sign verif confirm access unlock phrase words".split(),
+        }
+    )
+)
+
+
+def _may_have_code(text: str) -> bool:
+    """Whether a text has a part of a word for a code, and a figure or a word for one."""
+    lowered = text.lower()
+    if text.isascii() and not any(stem in lowered for stem in _CODE_STEMS):
+        return False
+    has_value = re.search(r"\d", text) or "phrase" in lowered or "words" in lowered
+    return bool(has_value) or not text.isascii() or figure_words(text) >= 3
+
+
 CODE = only_with(
     RedactionRule(
         "one-time code",
@@ -1259,12 +1307,7 @@ CODE = only_with(
         recipe="|".join(_CODES),
         seeks="codes and PINs behind or before a word for them",
     ),
-    # two figures and more, as such or in words, or the words of a recovery phrase
-    re.compile(
-        rf"\d.{{0,3}}\d|\b{_FIGURE}[ ,-]{{1,2}}{_FIGURE}\b"
-        r"|(?:seed|recovery|mnemonic) (?:phrase|words)",
-        re.S | re.I,
-    ).search,
+    _may_have_code,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #47b2f099
