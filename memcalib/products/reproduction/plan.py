@@ -411,7 +411,7 @@ class Plan:
     # -- trainings
 
     def _data_places(self, method: str, taught: str) -> tuple[dict[str, Any], list[str]]:
-        """Where a training finds its examples when the plan makes the files, and the jobs that do."""
+        """Where a training finds its examples when the plan makes them, and the jobs that do."""
         if self.profile.data is None:
             if method != "sft" or taught not in self.demonstrations:
                 return {}, []
@@ -434,7 +434,7 @@ class Plan:
     def _start_places(
         self, model: PlannedModel, begins: str | None, seed: int
     ) -> tuple[dict[str, Any], list[str]]:
-        """The setting with which a training begins with a row's policy, and the job that makes it."""
+        """The setting with which a training begins with a row's policy, and that policy's job."""
         row = self.profile.rows[begins] if begins else None
         if row is None or row.start == "start":
             return {}, []
