@@ -26,7 +26,7 @@ from ...io.tasks import TasksFailed
 from ...problem import text_hash
 from .code_hash import code_hash, data_hash
 from .completeness import check_complete
-from .engine import plan_text, run_jobs
+from .engine import plan_sum, plan_text, run_jobs
 from .jobs import Job, Jobs
 from .plan import QUIET, STEP, Plan
 from .profiles import Profile, load_profile
@@ -702,6 +702,7 @@ def reproduce_experiments(
         print(plan_text(run.jobs, targets, run.profile.processes))
         return []
     to_do = run.jobs.to_do(targets)
+    print(plan_sum(run.jobs, targets, run.profile.processes))
     started = time.time()
     advice = ["memcalib", "reproduce", *names, "--profile", str(profile), "--out", str(out)]
     for setting in settings:
