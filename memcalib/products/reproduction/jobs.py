@@ -433,14 +433,14 @@ def _run_alone(root: Path, entry: Mapping[str, Any], cwd: Path, call: Caller | N
         "name": entry["name"],
         "kind": entry["kind"],
         "identity": entry["identity"],
-        "command": entry["command"],
         "git": git_state(),
         "versions": versions(),
         "started": round(started),
     }
     for file in (RECORD, FAILED):
         (folder / file).unlink(missing_ok=True)
-    _write_json(folder / STARTED, {**record, "process": os.getpid()})
+    at_work = {"command": entry["command"], "process": os.getpid()}  # with paths of this machine
+    _write_json(folder / STARTED, {**record, **at_work})
     try:
         words = [resolved_word(word, root) for word in entry["command"]]
         if call is None:
