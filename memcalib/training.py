@@ -8,6 +8,7 @@ __all__ = ['log', 'answer_seed', 'SampledPieces', 'sample_in_pieces', 'CreditTra
 # %% ../nbs/07_training.ipynb #3627b4e4
 import logging
 import math
+import os
 import shutil
 import time
 import warnings
@@ -43,9 +44,10 @@ from .credit.logprobs import batch_noise, group_sync, response_logps
 from .credit.prefix_groups import is_out_of_memory
 from .credit.token_credit import TokenCredit
 from .credit.tree_attention import tree_logps, trees_agree, unpad
+from .inference.rewriting import KeptRewriter, Rewriter
 from .inference.sampling import prompt_encoder, sample_tokens
 from .problem import CHANNELS, Example, JudgeLike, encode_prompt
-from .rules.base import LOG_PROBABILITIES
+from .rules.base import LOG_PROBABILITIES, NOTHING
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
 from memcalib.trainer.checkpoints import (
     ROWS,
@@ -347,6 +349,8 @@ class CreditTrainer(GRPOTrainer):
     token. This chapter's table lists its departures.
 
     It takes what `GRPOTrainer` takes, with a `judge` in the place of `reward_funcs`.
+    With `text` fluent, `rewriter` writes memory again without some of its atoms; each paragraph
+    once, kept in `rewrites.jsonl`.
     `train_dataset` and `eval_dataset` hold examples:
     `Example`s, or rows with their fields. Rows of steps go to `steps.jsonl` in
     `args.output_dir`; `args.resume_from_checkpoint` (True:
@@ -381,6 +385,7 @@ class CreditTrainer(GRPOTrainer):
         processing_class=None,
         *,
         judge: JudgeLike | None = None,
+        rewriter: Rewriter | None = None,
         peft_config=None,
         callbacks=None,
         **options,
@@ -401,7 +406,10 @@ class CreditTrainer(GRPOTrainer):
         self.judge = self._patient_judge(judge)
         self.judged = ChannelRewards(self._reward_judge(), examples, config.merge_over_use)
         self.encode = prompt_encoder(tokenizer, config.text, config.prompt_template)
-        self.token_credit = TokenCredit(tokenizer, config.credit, self.encode)
+        self.rewriter = _kept_rewriter(rewriter, config, out)
+        self.token_credit = TokenCredit(
+            tokenizer, config.credit, self.encode, rewrite=self.rewriter
+        )
         self.thresholds = self.token_credit.thresholds
         self.start_checkpoint = by_main(lambda: find_checkpoint(out, args.resume_from_checkpoint))
         self.reference = None
@@ -785,6 +793,31 @@ def _examples(rows: Iterable[Example | Mapping] | None) -> list[Example]:
         )
     return [row if isinstance(row, Example) else Example.model_validate(row) for row in rows]
 
+
+def _kept_rewriter(
+    rewriter: Rewriter | None, config: TrainConfig, out: Path
+) -> KeptRewriter | None:
+    """The rewriter of a run with its file in the run's folder; raises `ValueError` where no
+    paragraph would be written again, and warns where one should be."""
+    reads = config.credit.rule.reads != NOTHING
+    if rewriter is None:
+        if config.text == "fluent" and reads:
+            log.warning(
+                "text fluent without a rewriter: a block that lost an atom is read as a "
+                "concatenation, so the signal is also that of the change of wording; allowed: a "
+                "rewriter, or text concat, which is exact"
+            )
+        return None
+    if config.text != "fluent" or not reads:
+        raise ValueError(
+            f"rewriter: found one with text {config.text!r} and mode {config.mode!r}, where no "
+            "paragraph is written again; allowed: none, or text 'fluent' and a rule that reads "
+            "memory without some of its atoms"
+        )
+    rank = os.environ.get("RANK", "0")
+    name = "rewrites.jsonl" if rank == "0" else f"rewrites-{rank}.jsonl"
+    return KeptRewriter(rewriter, out / name)
+
 # %% ../nbs/07_training.ipynb #f4b3b7ce
 def trainer_class(method: str) -> type[CreditTrainer]:
     """The trainer of a method: this chapter's for the three that assign credit, the
@@ -803,6 +836,7 @@ def train(
     validation: Sequence[Example] = (),
     on_step: OnStep | None = None,
     resume: bool | str | Path | None = None,
+    rewriter: Rewriter | None = None,
 ) -> CreditTrainer:
     """Train from a path or a model in memory; rows go to `out/steps.jsonl`. The trained
     policy is `trainer.model`.
@@ -837,6 +871,7 @@ def train(
         eval_dataset=validation,
         processing_class=tokenizer,
         judge=judge,
+        rewriter=rewriter,
         peft_config=lora,
     )
     trainer.rows.on_step = on_step

@@ -26,12 +26,14 @@ from memcalib.construction import (
     ANNOTATION,
     ATOM_COUNT,
     DERIVATION,
-    MOST_PASSAGES,
+    PASSAGE_COUNT,
     SCREENING,
     AnnotationReply,
     DerivationReply,
     ScreeningReply,
     accept_annotation,
+    annotation_stage,
+    derivation_stage,
     accept_derivation,
     accept_screening,
     check_annotation,
@@ -337,6 +339,28 @@ def test_too_many_atoms_are_counted():
     assert len(faults(20)) == 1
 
 
+def test_other_numbers_of_atoms_and_passages_are_asked_for_and_checked():
+    wide = annotation_stage((1, 3))
+    assert annotation_stage() is ANNOTATION and derivation_stage() is DERIVATION
+    told = wide.messages(DERIVED)[0]["content"]
+    assert (
+        "1 to 3 atoms in all" in told
+        and "atoms in all" not in ANNOTATION.messages(DERIVED)[0]["content"]
+    )
+    reply = annotated()
+    one = AnnotationReply(atoms=reply.atoms[:1])
+    counted = [
+        fault.detail for fault in ANNOTATION.check(DERIVED, one) if fault.rule == "atom count"
+    ]
+    assert counted == ["found 1, allowed are 3 to 12"]
+    assert "atom count" not in {fault.rule for fault in wide.check(DERIVED, one)}
+    narrow = derivation_stage((2, 2))
+    assert "2 to 2 passages" in narrow.messages(DRAFT)[0]["content"]
+    few = DerivationReply(query="What should I do?", passages=[])
+    (fault,) = [fault for fault in narrow.check(DRAFT, few) if fault.rule == "passage count"]
+    assert fault.detail == "found 0, allowed are 2 to 2"
+
+
 @pytest.mark.parametrize("levels", ["AAA", "AAB", "CAA", "BCB"])
 def test_a_row_needs_an_atom_that_matters(levels):
     outcome = accept_annotation(DERIVED, annotated(levels, at=0))
@@ -469,6 +493,6 @@ def test_a_source_that_gives_orders_is_data(tmp_path):
 def test_the_limits_of_the_prompts_are_those_of_the_checks():
     number = {8: "eight", 3: "three", 12: "twelve"}
     text = " ".join(DERIVATION.messages(DRAFT)[0]["content"].split())
-    assert f"One to {number[MOST_PASSAGES]} passages" in text
+    assert f"One to {number[PASSAGE_COUNT[1]]} passages" in text
     text = " ".join(ANNOTATION.messages(DERIVED)[0]["content"].split())
     assert f"{number[ATOM_COUNT[0]]} to {number[ATOM_COUNT[1]]}" in text

@@ -267,10 +267,10 @@ def test_there_is_one_configuration():
 
 def test_a_name_in_prose_links_to_its_definition():
     linked = link_names(
-        "`calibration_metrics`, [`score`](x.ipynb) and `answer`", "03_metrics.ipynb", "metrics"
+        "`calibration_metrics`, [`score`](x.ipynb) and `rubric`", "03_metrics.ipynb", "metrics"
     )
     assert (
-        linked == "[`calibration_metrics`](#calibration_metrics), [`score`](x.ipynb) and `answer`"
+        linked == "[`calibration_metrics`](#calibration_metrics), [`score`](x.ipynb) and `rubric`"
     )
     assert (
         link_names("`mc.score()`", "report/02_tables.ipynb", "report.tables")
@@ -285,8 +285,8 @@ def test_a_name_in_prose_links_to_its_definition():
         and find("evaluation.breakdown", None) == pages()["evaluation.breakdown"]
     )
     assert (
-        find("answer", "metrics") is None
-        and find("answer", "metrics", frozenset(["answer"])).module == "products.micro.world"
+        find("rubric", "metrics") is None
+        and find("rubric", "metrics", frozenset(["rubric"])).module == "products.micro.world"
     )
 
 
@@ -485,7 +485,7 @@ def test_a_page_for_quarto_has_no_widget_no_script_and_no_backslash_in_a_table()
     ]
     table = r"| a |" + "\n|---|\n" + r"| `str \| None` |"
     ready = for_quarto(
-        "io/01_records.ipynb",
+        "io/02_records.ipynb",
         {
             "metadata": {"widgets": {}},
             "cells": [cell("markdown", table), cell("code", "x", outputs)],
@@ -502,7 +502,7 @@ def test_a_page_for_quarto_has_no_widget_no_script_and_no_backslash_in_a_table()
 def test_titles_have_the_number_of_the_chapter_and_of_the_experiment():
     assert numbered("02_judge.ipynb", "The judge") == "Chapter 2: The judge"
     assert numbered("experiments/e05_x.ipynb", "X") == "e05: X"
-    assert numbered("io/01_records.ipynb", "Records") == "Records"
+    assert numbered("io/02_records.ipynb", "Records") == "Records"
 
 
 def test_an_experiment_begins_with_what_came_out():
@@ -737,10 +737,10 @@ def test_the_words_of_a_picture_are_its_alternative_text():
 def test_links_of_the_markdown_of_a_page_lead_to_markdown():
     files = {"02_judge.ipynb": "judge.md", "cli/index.qmd": "cli/index.md"}
     text = "[a](../02_judge.ipynb#evidence) [b](../cli/index.qmd) [c](https://x.org/y.ipynb)"
-    assert to_markdown_links(text, "io/01_records.ipynb", files) == (
+    assert to_markdown_links(text, "io/02_records.ipynb", files) == (
         "[a](../judge.md#evidence) [b](../cli/index.md) [c](https://x.org/y.ipynb)"
     )
-    assert markdown_file("io/01_records.ipynb", {"output-file": "records.html"}) == "io/records.md"
+    assert markdown_file("io/02_records.ipynb", {"output-file": "records.html"}) == "io/records.md"
 
 
 def test_each_sample_is_a_report_that_a_command_writes():

@@ -298,7 +298,9 @@ def test_every_import_is_declared():
     """An imported package stands in settings.ini; an optional one is imported in a function,
     or by the pages of Inspect and pytest.
     """
-    needed = [settings()[f"{kind}requirements"] for kind in ("", "train_", "build_", "notebook_")]
+    needed = [
+        settings()[f"{kind}requirements"] for kind in ("", "data_", "train_", "build_", "notebook_")
+    ]
     declared = distributions(" ".join(needed))
     missing = {}
     for path in MODULES:
@@ -325,7 +327,7 @@ def test_constraints_pin_what_settings_ask_for():
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     groups = [
         distributions(settings()[f"{kind}requirements"])
-        for kind in ("", "train_", "build_", "notebook_", "dev_", "inspect_")
+        for kind in ("", "data_", "train_", "build_", "notebook_", "dev_", "inspect_")
     ]
     assert [name for group in groups for name in group if name not in pins] == []
     assert [

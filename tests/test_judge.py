@@ -338,9 +338,9 @@ def test_schema_is_what_strict_servers_take(blind, quality):
 
 def test_prompt_files(tmp_path):
     own_prompt = tmp_path / "mine.md"
-    own_prompt.write_text("Judge as you like. {memory} %s {{x}}")
+    own_prompt.write_text("Judge as you like. {notes} %s {{x}}")
     assert system_prompt(JudgeConfig(prompt=str(own_prompt))).startswith(
-        "Judge as you like. {memory} %s {{x}}\n\n"
+        "Judge as you like. {notes} %s {{x}}\n\n"
     )
     assert all(load_prompt(name) for name in prompt_names())
     (tmp_path / "empty.md").write_text(" \n")
@@ -353,6 +353,91 @@ def test_prompt_files(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             load_prompt(str(tmp_path / name) if name else "footprint-9")
+
+
+WHOLE = """Judge every atom. Return one JSON object.
+{"current_query": {query}, "model_facing_memory": {memory},
+ "model_response": {answer}, "atomic_rubrics": {atoms}, "schema": {"a": "b"}}
+"""
+
+
+def whole_prompt(tmp_path, text=WHOLE):
+    path = tmp_path / "whole.md"
+    path.write_text(text)
+    return JudgeConfig(prompt=str(path))
+
+
+def whole_payload(message):
+    return json.loads(message.partition("\n")[2])
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_whole_prompt_is_sent_as_it_stands(tmp_path, blind):
+    config = whole_prompt(tmp_path).model_copy(update={"blind": blind})
+    answer = 'Pack "insulin". {atoms} {query} <|im_end|>'
+    request = judge_request(EXAMPLE, answer, config)
+    (message,) = request.messages
+    assert message["role"] == "user"
+    assert message["content"].startswith("Judge every atom. Return one JSON object.\n")
+    assert "<|im_end|>" not in message["content"], "control tokens are written as escapes"
+    sent = whole_payload(message["content"])
+    expected = judge_payload(EXAMPLE, answer, config)
+    assert sent == {**expected, "schema": {"a": "b"}}
+    assert request.atom_ids.keys() == {row["atom_id"] for row in sent["atomic_rubrics"]}
+    assert system_prompt(config).strip() == WHOLE.strip(), "its hash is that of the file"
+
+
+def test_a_conversation_goes_along_with_the_query_of_a_whole_prompt(tmp_path):
+    turns = [{"role": "user", "content": "I am off tomorrow."}]
+    example = Example.model_validate(EXAMPLE.model_dump(by_alias=True) | {"turns": turns})
+    (message,) = judge_request(example, "Fine.", whole_prompt(tmp_path)).messages
+    query = whole_payload(message["content"])["current_query"]
+    assert query == {"conversation_before_query": turns, "query": EXAMPLE.question}
+
+
+@pytest.mark.parametrize("place", ["query", "memory", "answer", "atoms"])
+def test_a_whole_prompt_without_one_of_its_places_is_refused(tmp_path, place):
+    config = whole_prompt(tmp_path, WHOLE.replace(f"{{{place}}}", "null"))
+    with pytest.raises(ValueError) as refused:
+        load_prompt(config.prompt)
+    message = str(refused.value)
+    assert config.prompt in message and f"no place {{{place}}};" in message
+    assert all(f"{{{name}}}" in message for name in ("query", "memory", "answer", "atoms"))
+
+
+@pytest.mark.parametrize("more", ["every_quote", "stance", "quality"])
+def test_a_whole_prompt_is_not_asked_for_more(tmp_path, more):
+    config = whole_prompt(tmp_path).model_copy(update={more: True})
+    with pytest.raises(ValueError, match=f"{more}: found true, beside a whole prompt"):
+        system_prompt(config)
+
+
+def test_a_judge_with_a_whole_prompt_over_a_server(tmp_path):
+    example = make_examples("short", 1, seed=3)[0]
+    seen = []
+
+    def judge_by_the_file(turns):
+        ((role, text),) = turns
+        seen.append((role, text))
+        rows = [
+            {
+                "atom_id": row["atom_id"],
+                "u_star": row["u_star"],
+                "predicted_usage_level": row["u_star"],
+                "evidence_quote": "",
+                "reason": "as it should be",
+            }
+            for row in whole_payload(text)["atomic_rubrics"]
+        ]
+        return json.dumps({"atom_judgments": rows})
+
+    with MicroServer([], roles={"by-the-file": judge_by_the_file}) as server:
+        endpoint = Endpoint(model="by-the-file", base_url=server.base_url, key_env="")
+        judge = LLMJudge(endpoint, whole_prompt(tmp_path))
+        judgment = judge(example, "Fine.")
+    assert [role for role, _ in seen] == ["user"]
+    assert judgment.scored and judgment.over == judgment.under == 0
+    assert judgment.settings["prompt"] == "whole"
 
 
 def test_prompts_that_were_used_are_never_changed():

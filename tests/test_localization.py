@@ -231,3 +231,30 @@ def test_tokens_belong_to_the_sentence_in_which_they_end():
     sentences = [Sentence(0, 4, "irrelevant"), Sentence(4, 8, "key")]
     assert carrying_tokens(spans, sentences, ["a"]).tolist() == [False, False, True]
     assert not carrying_tokens(spans, sentences, ["b"]).any()
+
+
+@pytest.mark.parametrize("of_sentences", [False, True])
+def test_idle_thresholds_say_why(of_sentences):
+    thresholds = Thresholds(CreditConfig(), of_sentences=of_sentences)
+    minimum, floor = thresholds.minimum, thresholds.floor
+    assert thresholds.idle_text() == "", "nothing is said before the first batch"
+    thresholds.update(torch.ones(minimum - 1), torch.full((minimum - 1,), 4))
+    assert f"no channel had {minimum} scores in a batch" in thresholds.idle_text()
+    assert f"the largest pool had {minimum - 1}" in thresholds.idle_text()
+    thresholds.update(torch.full((minimum,), floor), torch.full((minimum,), 4))
+    assert not thresholds.acted
+    text = thresholds.idle_text()
+    assert f"in all 1 batches of a channel with {minimum} scores or more" in text
+    assert f"at or below the floor {floor:g}" in text and text.startswith("in 2 batches")
+    thresholds.update(torch.full((minimum,), floor + 1), torch.full((minimum,), 4))
+    assert thresholds.acted and thresholds.idle_text() == ""
+
+
+def test_the_floor_is_not_the_gate():
+    scores, channel = torch.full((300,), -1.0), torch.full((300,), 4)
+    for gate, floor in ((0.5, 0.02), (0.0, 0.3)):
+        config = CreditConfig(gate=gate, threshold_floor=floor, threshold_start=0.9)
+        thresholds = Thresholds(config)
+        for _ in range(400):
+            thresholds.update(scores, channel)
+        assert abs(thresholds.value[4] - floor) < 1e-9

@@ -531,3 +531,18 @@ def test_the_copy_of_a_record_hashes_as_its_source(tmp_path_factory, fields):
     (copied,) = p.load_examples(folder / "copy.jsonl")
     assert copied.to_json() == source.to_json()
     assert copied.content_hash == source.content_hash
+
+
+@pytest.mark.parametrize("letter", ["\u200b", "\u200d", "\u2060", "\ufeff", "\u00ad", "\u202e"])
+@pytest.mark.parametrize("place", ["id", "atom_id", "parent_memory_id"])
+def test_an_id_with_a_character_that_nobody_sees_is_refused(place, letter):
+    row = copy.deepcopy(p.sample_records()[0])
+    row = row if isinstance(row, dict) else json.loads(row.to_json())
+    ids = {"id": row["id"], "atom_id": row["memories"][0]["atom_id"]}
+    ids["parent_memory_id"] = row["memory_blocks"][0]["parent_memory_id"]
+    hidden = ids[place][:1] + letter + ids[place][1:]
+    text = json.dumps(row).replace(json.dumps(ids[place]), json.dumps(hidden))
+    violations = p.check_example(json.loads(text))
+    [fault] = [each for each in violations if each.rule == place]
+    assert "characters that can be seen" in str(fault) and letter not in str(fault)
+    assert f"\\u{ord(letter):04x}" in str(fault) or f"\\x{ord(letter):02x}" in str(fault)

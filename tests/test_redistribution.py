@@ -689,7 +689,7 @@ def test_merged_over_use_has_eight_channels_and_a_lower_bottom():
 
 def test_thresholds_follow_the_settings():
     tokens = Thresholds()
-    both = Thresholds(CreditConfig(granularity="sentence", gate=0.05))
+    both = Thresholds(CreditConfig(granularity="sentence", gate=0.5, threshold_floor=0.05))
     assert tokens.sentence is None
     for thresholds, start, rule in (
         (tokens, 0.02, (0.02, 0.75, 0.9, 256)),

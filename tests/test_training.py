@@ -738,6 +738,21 @@ def opposed():
     return judge
 
 
+def test_thresholds_that_never_act_are_said_at_the_end(tmp_path, caplog):
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        run(tmp_path / "idle", steps=2)
+        (idle,) = [message for message in caplog.messages if "never acted" in message]
+        assert "thresholds of tokens never acted: in 2 batches" in idle and "stayed at 0.02" in idle
+        assert "constant threshold" in idle
+        caplog.clear()
+        moving = {"threshold_start": 0.0, "threshold_floor": 0.0, "threshold_minimum": 1}
+        trainer, _ = run(tmp_path / "moving", steps=2, **moving)
+        assert trainer.thresholds.acted
+        run(tmp_path / "gdpo", method="gdpo", steps=2)
+        assert not [message for message in caplog.messages if "never acted" in message]
+
+
 def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_path, caplog):
     logging.disable(logging.NOTSET)
     levels = (Level.IGNORE, Level.BOUND)

@@ -16,7 +16,7 @@ from memcalib.products.dataset.pilot import (
 )
 from memcalib.products.dataset.pipeline import MemoryPipeline, Pipeline
 
-SHIPPED = Path(__file__).parents[1] / "memcalib" / "dataset" / "frozen"
+SHIPPED = Path(__file__).parents[1] / "memcalib" / "products" / "dataset" / "frozen"
 
 
 def renew(pipeline: Pipeline) -> None:

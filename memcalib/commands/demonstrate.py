@@ -27,11 +27,11 @@ from memcalib.settings.files import (
 )
 from ..inference.cache import CallCache
 from ..inference.client import Client, Totals
-from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row
+from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxies_in
 from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.jsonl import rows_so_far
 from ..io.records import write_jsonl
-from ..io.runs import RunFolder
+from ..io.runs import RunFolder, of_private_run
 from ..io.settings import FrozenSettings, SettingError
 from ..judge import judge_request
 from ..products.micro.world import make_examples
@@ -241,7 +241,13 @@ class DemonstrationRun:
         wording = wording_hash(find_prompt_template(plan.making.prompt_template))
         making = DemonstrationConfig().model_dump(mode="json")
         defaults = {"making": making, "wording": wording}
-        self.run_folder = RunFolder(out, self._identity(wording), defaults, bind=False)
+        self.run_folder = RunFolder(
+            out,
+            self._identity(wording),
+            defaults,
+            private=of_private_run(plan.data),
+            bind=False,
+        )
         if not dry_run:
             if not plan.micro:
                 for role in ROLES:
@@ -309,6 +315,7 @@ class DemonstrationRun:
             rounds=self.plan.making.rounds,
             usage=self._usage_of_rows(),
             session={name: totals.to_dict() for name, totals in self.spent.items()},
+            proxies=proxies_in(self.plan),
             command=self.command,
         )
         return table

@@ -37,11 +37,12 @@ from ..inference.endpoint import Endpoint, estimate_tokens, place_of
 from ..inference.rollout import Sampling, generate
 from ..io.jsonl import read_rows, rows_so_far
 from ..io.records import printable, write_jsonl, write_whole
-from ..io.runs import RunFolder
+from ..io.runs import RunFolder, private_folder
 from ..io.settings import FrozenSettings, import_object, may_import, need_method
 from ..judge import JudgeConfig, check_judge_answers, judge_request, judge_rollouts
 from ..products.dataset.consent import NotAgreed
-from ..products.memory_logs.exports import SHAPES, log_records, shape_of
+from ..products.memory_logs.exports import SHAPES, RawMemory, memories_in, shape_of
+from ..products.memory_logs.formats import log_records
 from ..products.memory_logs.field_maps import understood
 from ..products.memory_logs.own_answers import LogPlan, OwnAnswers, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
@@ -102,7 +103,14 @@ def retrieved_rows(
         if isinstance(record.get("query"), str):
             levels = _known_levels(record)
             memories = _checked_memories(retrieve(record["query"], k), line)
-            record = {**record, "candidates": [_candidate(item, levels) for item in memories]}
+            record = {
+                **record,
+                "candidates": [
+                    _candidate(item, memory, levels)
+                    for item in memories
+                    for memory in memories_in(item)
+                ],
+            }
         yield record
 
 
@@ -124,9 +132,9 @@ def _checked_memories(returned: object, line: int) -> list[Any]:
     return memories
 
 
-def _candidate(item: Any, levels: Mapping[str, str]) -> dict[str, Any]:
-    """A memory as a candidate of the plain form, with the level that it or the log states."""
-    memory = SHAPES[shape_of(item)].read(item)
+def _candidate(item: Any, memory: RawMemory, levels: Mapping[str, str]) -> dict[str, Any]:
+    """A memory of an item as a candidate of the plain form, with the level that it or the log
+    states."""
     memory_id = item.get("id") if isinstance(item, dict) else None
     level = memory.level or levels.get(str(memory_id)) or levels.get(str(memory.text))
     fields = {
@@ -217,7 +225,7 @@ class SweepRun:
         file = self._candidates_file if sweep.retrieve else sweep.log.file
         self.is_distance = check_candidates(self.examples, sweep.grid, file)
         self.settings = sweep.grid.settings()
-        self.run_folder = RunFolder(out, self._identity(), bind=False)
+        self.run_folder = RunFolder(out, self._identity(), private=True, bind=False)
         if not dry_run:
             self.run_folder.bind()
             write_jsonl(self.folder / "examples.jsonl", self.examples)
@@ -239,7 +247,7 @@ class SweepRun:
         retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
         rows = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
         if not dry_run:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder, ours=(self.folder / "parameters.json").exists())
             lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
             write_whole(self._candidates_file, lines)
         return own_answers(plain, rows, limit=limit, answers_needed=False)

@@ -21,13 +21,16 @@ import yaml
 from ..settings.files import Bar
 from ..settings.judges import is_added_judge
 from ..inference.cache import CallCache
-from ..inference.endpoint import Endpoint
+from ..inference.endpoint import Endpoint, proxies_in
 from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
-from ..io.records import write_jsonl
-from ..io.runs import RunFolder
-from ..metrics import METRICS
+from ..io.parts import part_names
+from ..io.records import write_jsonl, write_whole
+from ..io.runs import RunFolder, of_private_run
+from ..metrics import METRICS, metric_table
 from ..problem import PROMPT_TEMPLATES
+from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
+from ..report.run_data import read_object
 from memcalib.trainer.recipe import (
     MethodConfig,
     Recipe,
@@ -39,6 +42,7 @@ from memcalib.trainer.recipe import (
     method_config,
     read_splits,
     run_judge,
+    run_rewriter,
     teaching_rows,
 )
 
@@ -92,13 +96,22 @@ class TrainRun:
         self.examples = read_splits(recipe)
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
+        self.rewriter = run_rewriter(recipe, cache)
         self.taught = teaching_rows(recipe, self.examples) if method == "sft" else []
         defaults = {
             "config": type(self.config)().model_dump(mode="json"),
             "wording": self._wording(),
+            "judge_path": self._judge_path,  # of a folder that is too old to say it
         }
+        data = recipe.data
+        sources = [source.path for source in (data.train, data.validation, data.test) if source]
         self.run_folder = RunFolder(
-            self.folder, self.identity, defaults, decisive=_decides, bind=False
+            self.folder,
+            self.identity,
+            defaults,
+            decisive=_decides,
+            private=of_private_run(*sources),
+            bind=False,
         )
         if self.state.is_main_process:
             with writing(self.folder):
@@ -136,6 +149,7 @@ class TrainRun:
             "start": start.model_dump(),
             "data": self.examples.hashes,
             "judge": judge_facts(self.recipe, self.judge)["judge"],
+            "judge_path": self._judge_path,
             "config": config,
             "wording": self._wording(),
         }
@@ -147,14 +161,57 @@ class TrainRun:
         hashes = {}
         for setting in ("prompt_template", "teacher_prompt_template"):
             template = getattr(self.config, setting, "")
-            if template in PROMPT_TEMPLATES:
+            if template in PROMPT_TEMPLATES or template in part_names("prompt template"):
                 hashes[setting] = wording_hash(template)
         return hashes
+
+    @property
+    def _judge_path(self) -> str | None:
+        """The path of a judge of one's own; two of them may have one name."""
+        judge = self.recipe.judge
+        return judge if isinstance(judge, str) and not is_added_judge(judge) else None
+
+    @property
+    def judge_versions(self) -> list[dict[str, Any]]:
+        """What a judge of one's own was when this folder was worked in, each version once."""
+        bindings = read_object(self.folder / BINDINGS)
+        return bindings.get("judge", [])
+
+    def _check_judge_code(self, is_left: bool) -> None:
+        """Write down what a judge of one's own is; raises `ValueError` where it was changed since
+        this training began, unless `resume_anyway`.
+        """
+        if self._judge_path is None:
+            return
+        versions = self.judge_versions
+        binding = json.loads(json.dumps(judge_binding(self.judge)))
+        changes = binding_changes(versions[-1], binding) if versions else []
+        if changes and is_left and not self.resume_anyway:
+            raise ValueError(
+                f"{self.folder} was begun with another version of the judge {self._judge_path}, "
+                f"and what is left would be judged differently: changed were {', '.join(changes)}. "
+                "Allowed: the judge of before, another folder, or --resume-anyway, which keeps "
+                "both in manifest.json"
+            )
+        if changes or not versions:
+            text = json.dumps({"judge": [*versions, binding]}, indent=1)
+            write_whole(self.folder / BINDINGS, f"{text}\n")
+
+    def _judge_notes(self) -> list[str]:
+        """What to say where a judge of one's own was changed in the middle."""
+        versions = self.judge_versions
+        if len(versions) < 2:
+            return []
+        changes = binding_changes(versions[0], versions[-1])
+        return [
+            f"{len(versions)} versions of the judge {self._judge_path} gave the rewards: between "
+            f"them were changed {', '.join(changes)}."
+        ]
 
     def _claim(self) -> None:
         """Tie the folder to this run; raises `ValueError` naming each setting that differs,
         and why it must not, and each library that trains where a training goes on under another
-        version of it.
+        version of it, and for a judge of one's own that was changed.
         """
         from memcalib.trainer.checkpoints import with_reasons
 
@@ -164,6 +221,7 @@ class TrainRun:
             self.run_folder.bind(libraries, self.resume_anyway)
         except ValueError as error:
             raise ValueError(with_reasons(str(error))) from None
+        self._check_judge_code(is_left)
 
     def _bind(self) -> None:
         """Claim the folder and write recipe and test examples into it; raises `ValueError` for one
@@ -203,6 +261,7 @@ class TrainRun:
             validation=self.examples.validation,
             on_step=self._progress(bar),
             resume=self.resume,
+            rewriter=self.rewriter,
         )
         if trainer.stopped:
             advice = trainer.rescue("with wider limits of drift or without stop_on_drift")
@@ -281,6 +340,11 @@ class TrainRun:
         }
         judge = judge_facts(self.recipe, self.judge)
         sessions = self._sessions()
+        facts = {}
+        if self.method != "sft":
+            from memcalib.credit.sentences import splitter_version
+
+            facts["sentences_cut_by"] = splitter_version()
         self.run_folder.write_manifest(
             ["steps.jsonl"],
             {"train": self.config.seed},
@@ -289,8 +353,12 @@ class TrainRun:
             judge_prompt=judge["prompt"],
             examples=self.examples.hashes,
             sessions=sessions,
+            proxies=proxies_in(self.recipe),
+            judge_versions=self.judge_versions,
+            notes=self._judge_notes(),
             command=self.command,
             cost=self._cost(sessions),
+            **facts,
         )
 
     def _has_policy(self) -> bool:
@@ -379,7 +447,7 @@ class TrainRun:
         title = f"{head}, {len(self.examples.validation)} validation examples{self._overlong()}"
         best_step = _best_step(self.folder)
         table = _metrics_table(self._shown_rows(validated, best_step))
-        lines = [title, table, _READING, policy]
+        lines = [title, table, _reading(), policy]
         if best_step is not None:
             lines.append(f"Best on validation, after step {best_step}: {self.folder / 'best'}")
         elif getattr(self.config, "keep_best", False):
@@ -619,10 +687,14 @@ def _unreadable(policy: Path) -> str | None:
     return None
 
 # %% ../../nbs/commands/03_train.ipynb #2f3d6e16
-_READING = (
-    "SCS and Exact: the higher the better; sMOS, sMUS, AOR and AUR: the lower the better; all in "
-    "percent; unscored: answers in none of these"
-)
+def _reading() -> str:
+    """How the metrics of the table are read, in one line."""
+    higher = [name for name, metric in metric_table().items() if metric.higher_is_better]
+    lower = [name for name, metric in metric_table().items() if not metric.higher_is_better]
+    return (
+        f"{' and '.join(higher)}: the higher the better; {', '.join(lower[:-1])} and {lower[-1]}: "
+        "the lower the better; all in percent; unscored: answers in none of these"
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -630,13 +702,17 @@ def _is_number(value: object) -> bool:
 
 
 def _metrics_table(rows: dict[str, dict[str, Any]]) -> str:
-    """Step and validation metrics of rows of steps, by their names, as a table in text."""
+    """Step and validation metrics of rows of steps, by their names, as a table in text; of the
+    metrics beside the six those that some row has.
+    """
     import pandas as pd
 
+    names = [name for row in rows.values() for name in row]
+    shown = [name for name in metric_table() if name in METRICS or f"valid_{name}" in names]
     lines = []
     for name, row in rows.items():
         line = {"": name, "step": row["step"]}
-        for metric in (*METRICS, "unscored"):
+        for metric in (*shown, "unscored"):
             line[metric] = row.get(f"valid_{metric}")
         lines.append(line)
     return pd.DataFrame(lines).round(2).to_string(index=False)

@@ -4,21 +4,25 @@
 
 # %% auto #0
 __all__ = ['BLOCK_RULES', 'LABEL_WORDS', 'CONNECTORS', 'EMOJI', 'LINE_PATTERNS', 'PROTECTED', 'ABBREVIATIONS', 'NUMBERED',
-           'Sentences', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD', 'WHOLE', 'BlockRule',
-           'Block', 'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected', 'Outline', 'outline',
-           'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries', 'inside_of', 'prefix_spans',
-           'token_bytes', 'TokenTable', 'token_table', 'gather_bytes', 'decode_rows', 'token_spans', 'splitter_name',
-           'spacy_splitter', 'sentence_splitter', 'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts',
-           'is_orphan', 'merge_short', 'segment', 'span_fault', 'response_units']
+           'Sentences', 'log', 'SPACY_MODEL', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD',
+           'WHOLE', 'BlockRule', 'Block', 'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected',
+           'Outline', 'outline', 'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries',
+           'inside_of', 'prefix_spans', 'token_bytes', 'TokenTable', 'token_table', 'gather_bytes', 'decode_rows',
+           'token_spans', 'splitter_name', 'splitter_version', 'spacy_splitter', 'sentence_splitter', 'first_segments',
+           'mark_cost', 'cut_costs', 'cheapest_cuts', 'is_orphan', 'merge_short', 'segment', 'span_fault',
+           'response_units']
 
 # %% ../../nbs/credit/04_sentences.ipynb #5573b185
 import bisect
 import codecs
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from importlib import import_module
+from importlib.metadata import version
 from itertools import pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,6 +32,8 @@ import regex
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from ..io.extras import needs
 
 # %% ../../nbs/credit/04_sentences.ipynb #3e1fed6e
 @dataclass(frozen=True)
@@ -656,12 +662,37 @@ def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
     return list(pairwise([0, *ends.tolist()]))
 
 # %% ../../nbs/credit/04_sentences.ipynb #79e6c66c
+log = logging.getLogger("memcalib")
+SPACY_MODEL = "en_core_web_sm"  # the paper's (app:localization-ablations)
+_GET_MODEL = f"python -m spacy download {SPACY_MODEL}"
+
+
 @cache
 def splitter_name() -> str:
-    """`spacy` where the model en_core_web_sm is installed, `pysbd` otherwise."""
+    """`spacy` where it is installed with the model en_core_web_sm, `pysbd` otherwise;
+    a spaCy without the model is warned of."""
     from importlib.util import find_spec
 
-    return "spacy" if find_spec("spacy") and find_spec("en_core_web_sm") else "pysbd"
+    if find_spec("spacy") is None:
+        return "pysbd"
+    if find_spec(SPACY_MODEL):
+        return "spacy"
+    log.warning(
+        "spaCy is installed without its model %s, so sentences are cut by pysbd; to cut them as "
+        "the paper did: %s",
+        SPACY_MODEL,
+        _GET_MODEL,
+    )
+    return "pysbd"
+
+
+def splitter_version() -> str:
+    """The splitter in use with its version, as manifests have it: `spacy 3.8.14 with
+    en_core_web_sm 3.8.0`, or `pysbd 0.3.4`."""
+    if splitter_name() == "pysbd":
+        return f"pysbd {version('pysbd')}"
+    model = import_module(SPACY_MODEL)
+    return f"spacy {version('spacy')} with {SPACY_MODEL} {model.__version__}"
 
 # %% ../../nbs/credit/04_sentences.ipynb #7abc9b43
 def spacy_splitter(model) -> Sentences:
@@ -706,17 +737,32 @@ def _pysbd() -> Sentences:
 # %% ../../nbs/credit/04_sentences.ipynb #0ff998f0
 @lru_cache(maxsize=2)
 def sentence_splitter(name: str = "") -> Sentences:
-    """The splitter of this name, or the best installed; raises `ValueError` for an unknown name."""
+    """The splitter of this name, or the best installed.
+
+    Raises `ValueError` for an unknown name, `ModuleNotFoundError` saying what to install where
+    spaCy or its model is missing.
+    """
     name = name or splitter_name()
     if name == "pysbd":
         return _pysbd()
     if name == "spacy":
-        import spacy  # pyright: ignore[reportMissingImports] (an extra)
-
-        return spacy_splitter(
-            spacy.load("en_core_web_sm", exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"])
-        )
+        return spacy_splitter(_spacy_model())
     raise ValueError(f"unknown splitter {name!r}: allowed are spacy, pysbd")
+
+
+def _spacy_model():
+    """The small English pipeline of spaCy, without what is not needed."""
+    needs("spacy", "the splitter spacy")
+    import spacy  # pyright: ignore[reportMissingImports] (an extra)
+
+    try:
+        return spacy.load(SPACY_MODEL, exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"])
+    except OSError as error:
+        raise ModuleNotFoundError(
+            f"the splitter spacy needs its model {SPACY_MODEL}, which is not installed: "
+            f"{_GET_MODEL}, or the splitter pysbd",
+            name=SPACY_MODEL,
+        ) from error
 
 # %% ../../nbs/credit/04_sentences.ipynb #c0512559
 def _visible_start(text: str, span: tuple[int, int]) -> int:

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..channels import channel_rewards, judgment_tensors
 from .prefix_groups import response_mask
 from .sentences import response_units
+from ..inference.rewriting import Rewriter
 from ..localization import Thresholds
 from ..problem import Example, Judgment, encode_prompt, render
 from ..redistribution import Credit, column_advantages, credit
@@ -150,6 +151,9 @@ class TokenCredit:
     """Token advantages for any training loop: `requests`, log-probabilities by the caller,
     `assign`.
 
+    With `text` fluent, `rewrite` writes the blocks again of which atoms are removed
+    (`inference.rewriting`); without it they are concatenated, and the signal mixes both changes.
+
     `thresholds` move once with each `assign`; `last` is its whole result, statistics included.
     `step` is the number of the batch that an error of the rule names: 1, and one more after each
     `assign`; a training that goes on elsewhere may set it.
@@ -165,8 +169,10 @@ class TokenCredit:
         device: str | torch.device = "cpu",
         process: int = 0,
         gather: Callable[[Tensor], Tensor] | None = None,
+        rewrite: Rewriter | None = None,
     ):
         self.tokenizer = tokenizer
+        self.rewrite = rewrite
         self.config = config
         self.rule = config.rule
         self.device = device
@@ -202,7 +208,7 @@ class TokenCredit:
                 fallbacks=uncut,
             ).to(self.device)
         answers = JudgedAnswers(
-            examples, judgments, response_ids, texts, self.tokenizer, self.encode
+            examples, judgments, response_ids, texts, self.tokenizer, self.encode, self.rewrite
         )
         batch = self._batch(everyone, answers, units)
         with self._step_in_errors():

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CHANNEL_NAMES', 'KINDS', 'SLICES', 'TORN', 'channel_counts', 'channel_proportions', 'macro_accuracy', 'channel_table',
-           'by_source', 'distractor_kind', 'atom_frame', 'atom_table', 'question_means', 'compare', 'sign_flip_p',
-           'holm', 'with_holm', 'score_text']
+           'by_source', 'change_marks', 'distractor_kind', 'atom_frame', 'atom_table', 'question_means', 'compare',
+           'sign_flip_p', 'holm', 'with_holm', 'score_text']
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #ffb42da4
 import json
@@ -23,18 +23,18 @@ from ..io.jsonl import torn_line
 from memcalib.metrics import (
     ATOM_BINS,
     BLOCK_BINS,
-    HIGHER_IS_BETTER,
-    METRICS,
     SOURCE,
+    answer_scores,
     binned,
     controls,
     fold_by_question,
     load_judgments,
+    metric_named,
+    metric_table,
     prediction_powered_table,
     question_interval,
     readable,
     response_frame,
-    response_scores,
     score,
 )
 from ..problem import Judgment, Level
@@ -132,6 +132,23 @@ def by_source(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     for source, group in groups.items():
         named_groups[" · ".join(source[column] or "-" for column in naming_columns)] = group
     return named_groups
+
+# %% ../../nbs/evaluation/01_breakdown.ipynb #6d3f0a12
+def change_marks(change: "pd.Series", unchanged: float = 0.0) -> "pd.Series":
+    """Of each row of a change in percent of the channels: favourable, unfavourable, or unchanged
+    where it is not larger than `unchanged`; missing stays missing (tab:test-channel-results)."""
+    import pandas as pd
+
+    marks = {}
+    for name, value in change.items():
+        is_correct = name.endswith("+") or name == "macro accuracy"
+        if value != value:
+            marks[name] = None
+        elif abs(value) <= unchanged:
+            marks[name] = "unchanged"
+        else:
+            marks[name] = "favourable" if (value > 0) == is_correct else "unfavourable"
+    return pd.Series(marks, name="direction", dtype=object)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #5670d8da
 KINDS: dict[str, str] = {
@@ -277,7 +294,8 @@ def atom_table(
 def question_means(
     frame: "pd.DataFrame", source: str | tuple[str, str], rho: float = 0.5
 ) -> "pd.DataFrame":
-    """The mean metrics of one run on each question, from 0 to 100, indexed by domain and question.
+    """The mean of each metric of one run on each question, from 0 to 100, indexed by domain and
+    question.
 
     `frame` is a `response_frame`; a run is a model name or a pair (model, condition). Raises
     `ValueError` unless exactly one run has that model (and condition).
@@ -296,10 +314,7 @@ def question_means(
             f"run {source!r}: found {len(matching)} of that name; allowed: exactly one of {allowed}"
         )
     scored = responses[responses["scored"]]
-    over = scored["over"].to_numpy(np.int64)
-    under = scored["under"].to_numpy(np.int64)
-    values = 100 * response_scores(over, under, rho)
-    scores = pd.DataFrame(values, columns=list(METRICS), index=scored.index)
+    scores = answer_scores(scored, rho)
     question = ["domain", "question_id"]
     return scores.join(scored[question]).groupby(question).mean()
 
@@ -354,8 +369,9 @@ def _differences(
     low, high = question_interval(differences[None], single_draw, None, resamples, seed)
     p = sign_flip_p(differences, seed=seed)
     rows = []
-    for k, metric in enumerate(METRICS):
-        gains = differences[:, k] if metric in HIGHER_IS_BETTER else -differences[:, k]
+    for k, metric in enumerate(before.columns):
+        rises = metric_named(metric).higher_is_better
+        gains = differences[:, k] if rises else -differences[:, k]
         rows.append(
             {
                 "domain": domain,
@@ -418,17 +434,24 @@ def holm(p_values: Sequence[float]) -> Float[np.ndarray, " test"]:
 
 
 def with_holm(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A table of differences with `p_holm`, its `p` corrected over all its rows.
+    """A table of differences with `p_holm`, its `p` corrected over all rows of a family of metrics.
 
-    Where there is only one domain, its rows repeat those over all and are not counted again.
+    A metric without a family is corrected over its own rows. Where there is only one domain, its
+    rows repeat those over all and are not counted again.
     """
     over_all = (table["domain"] == "all").to_numpy()
+    metrics = metric_table()
+    families = np.array([metrics[name].family or name for name in table["metric"]], object)
+    one_domain = table.loc[~over_all, "domain"].nunique() == 1
+    p = table["p"].to_numpy(float)
     corrected = np.empty(len(table))
-    if table.loc[~over_all, "domain"].nunique() == 1:
-        corrected[over_all] = holm(table.loc[over_all, "p"])
-        corrected[~over_all] = corrected[over_all]
-    else:
-        corrected = holm(table["p"])
+    for family in dict.fromkeys(families):
+        rows = families == family
+        if one_domain:
+            corrected[rows & over_all] = holm(p[rows & over_all])
+            corrected[rows & ~over_all] = corrected[rows & over_all]
+        else:
+            corrected[rows] = holm(p[rows])
     return table.assign(p_holm=corrected)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #623b7354

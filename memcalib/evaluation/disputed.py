@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..metrics import METRICS, SOURCE, score
+from ..metrics import SOURCE, metrics_among, score
 from ..problem import AtomJudgment, Example, Judgment, Level
 
 # %% ../../nbs/evaluation/02_disputed.ipynb #a7e0c9f9
@@ -114,7 +114,7 @@ def disputed_scores(
         tables.append(table.assign(reading=reading))
     scores = pd.concat(tables, ignore_index=True)
     columns = [*SOURCE, "reading"]
-    for metric in METRICS:
+    for metric in metrics_among(scores.columns):
         columns += [metric, f"{metric}_low", f"{metric}_high"]
     atom_counts = []
     example_counts = []
@@ -133,7 +133,7 @@ def dispute_lines(scores: "pd.DataFrame", least: float = 1.0) -> list[str]:
         return lines
     for source, rows in scores.groupby(list(SOURCE), sort=False):
         by_reading = rows.set_index("reading")
-        values = by_reading.reindex(READINGS)[list(METRICS)]
+        values = by_reading.reindex(READINGS)[metrics_among(rows.columns)]
         spread = values.max() - values.min()
         metric = spread.idxmax() if spread["SCS"] < least else "SCS"
         if not spread[metric] >= least:

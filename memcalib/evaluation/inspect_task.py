@@ -38,10 +38,7 @@ from memcalib.inference.endpoint import (
     CallError,
     Endpoint,
 )
-from memcalib.metrics import (
-    METRICS,
-    response_scores,
-)
+from ..metrics import level_counts, metric_table
 from memcalib.problem import (
     Example,
     Judgment,
@@ -170,17 +167,20 @@ def count() -> Metric:
     return total
 
 # %% ../../nbs/evaluation/08_inspect.ipynb #ccdf846d
-_SCORE_METRICS = {name: [mean_over_seeds(), stderr_by_question()] for name in METRICS}
-_SCORE_METRICS["unscored"] = [count()]
+_SCORE_METRICS: dict[str, list[Metric]] = {}  # filled by `footprint`, when all metrics are known
 
 
 @scorer(metrics=_SCORE_METRICS)
 def footprint(
     judging: JudgeConfig | None = None, judge: str | None = None, text: str = "fluent"
 ) -> Scorer:
-    """Six values in [0, 100] for an answer, from the model in the role `grader`, or the one named
+    """Every metric in [0, 100] for an answer, from the model in the role `grader`, or the one named
     `judge`; NaN and `unscored` 1 without a judgment.
     """
+
+    for name in metric_table():
+        _SCORE_METRICS.setdefault(name, [mean_over_seeds(), stderr_by_question()])
+    _SCORE_METRICS["unscored"] = [count()]
 
     @cache
     def grader() -> LLMJudge:  # made at the first answer: only then does Inspect know its models
@@ -191,7 +191,7 @@ def footprint(
         judgment, response = await _judge_state(grader(), state, text)
         metadata = {"judgment": json.loads(judgment.to_json())}
         if not judgment.scored:
-            value = dict.fromkeys(METRICS, float("nan"))
+            value = dict.fromkeys(metric_table(), float("nan"))
             value["unscored"] = 1.0
             return Score(
                 value=value,
@@ -200,8 +200,10 @@ def footprint(
                 explanation=judgment.error,
                 metadata=metadata,
             )
-        scores = 100 * response_scores(np.array([judgment.over]), np.array([judgment.under]))
-        value = dict(zip(METRICS, scores[0].tolist(), strict=True))
+        counts = level_counts([judgment])
+        value = {}
+        for name, metric_of_answer in metric_table().items():
+            value[name] = 100 * float(metric_of_answer.of_answers(counts)[0])
         value["unscored"] = 0.0
         explanation = "\n".join(
             f"{atom.atom_id}: {atom.ideal.label} -> {atom.actual.label} {atom.quote!r}"

@@ -9,7 +9,7 @@ __all__ = ['counted_singly', 'merged_table']
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..metrics import METRICS, SOURCE, score
+from ..metrics import SOURCE, metrics_among, score
 from ..problem import Judgment
 
 # %% ../../nbs/evaluation/05_merged.ipynb #b67ebc18
@@ -38,7 +38,7 @@ def counted_singly(
 def merged_table(
     judgments: Sequence[Judgment], members: Mapping[tuple[str, str], int]
 ) -> "pd.DataFrame":
-    """The six metrics of each source with merged memories counted once, and one by one; no row
+    """The metrics of each source with merged memories counted once, and one by one; no row
     where nothing was merged or scored.
     """
     import pandas as pd
@@ -50,7 +50,8 @@ def merged_table(
         ("merged, as in all other tables", judgments),
         ("one by one", counted_singly(judgments, members)),
     ):
-        table = score(rows, resamples=200)[[*SOURCE, *METRICS]]
+        scores = score(rows, resamples=200)
+        table = scores[[*SOURCE, *metrics_among(scores.columns)]]
         table.insert(len(SOURCE), "memories that say the same", words)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)

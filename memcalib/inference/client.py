@@ -18,7 +18,15 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -37,9 +45,10 @@ from memcalib.inference.endpoint import (
     Price,
     error_kind,
     estimate_tokens,
-    hide_key,
+    proxy_for,
     retry_after,
 )
+from ..io.keys import hide_key
 from ..io.records import cut_text, one_line, printable, short_repr, unique_keys
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5
@@ -407,9 +416,12 @@ class Pacer:
 
 # %% ../../nbs/inference/03_client.ipynb #c11e0a02
 class HttpRequest(Protocol):
-    """What is looked at of a request of httpx or httpx2."""
+    """What is looked at, and set, of a request of httpx or httpx2."""
 
     url: object
+    headers: MutableMapping[str, str]
+
+    def read(self) -> bytes: ...
 
 
 def http_library() -> ModuleType:
@@ -439,8 +451,23 @@ def _usage(completion: "ChatCompletion", seconds: float) -> dict[str, float]:
         "prompt_tokens": getattr(usage, "prompt_tokens", None),
         "completion_tokens": getattr(usage, "completion_tokens", None),
         "cached_tokens": getattr(details, "cached_tokens", None),
+        "reasoning_characters": _unanswered_thoughts(completion),
     }
     return {name: count for name, count in counts.items() if _is_count(count)}
+
+
+def _unanswered_thoughts(completion: "ChatCompletion") -> int | None:
+    """The characters that a server sent as reasoning in the place of an answer; None where there is
+    an answer, or no reasoning.
+    """
+    message = completion.choices[0].message if completion.choices else None
+    if message is None or (_text_of(message) or "").strip():
+        return None
+    for name in ("reasoning_content", "reasoning"):
+        thoughts = getattr(message, name, None)
+        if isinstance(thoughts, str) and thoughts.strip():
+            return len(thoughts)
+    return None
 
 
 def _text_of(message: object) -> str | None:
@@ -526,6 +553,22 @@ def _check_destination(endpoint_url: str, url: str) -> None:
     same_place = (meant.scheme, meant.port) == (target.scheme, target.port)
     if target.hostname != meant.hostname or not (same_place or is_upgrade):
         raise _RedirectRefused(f"{target.scheme}://{target.netloc}")
+
+
+def _set_headers(request: HttpRequest, headers: Mapping[str, str]) -> None:
+    """Give a request these headers and those that describe it, and no other.
+
+    The openai package adds headers of the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID,
+    OPENAI_PROJECT_ID), which may replace any of these, the key too.
+    """
+    request.headers.clear()
+    request.headers["Host"] = urlsplit(str(request.url)).netloc
+    request.headers["Accept"] = "application/json"
+    request.headers.update(headers)
+    content = request.read()
+    if content:
+        request.headers["Content-Type"] = "application/json"
+        request.headers["Content-Length"] = str(len(content))
 
 
 class _Server:
@@ -658,28 +701,48 @@ class _Server:
 
         if self._sdk is None:
             endpoint = self.endpoint
+            key = endpoint.api_key()
             self._sdk = openai.AsyncOpenAI(
-                api_key=endpoint.api_key() or "none",
+                api_key=key or "none",  # which is not sent
                 base_url=endpoint.url,
-                http_client=self._http_client(),
+                http_client=self._http_client(key),
                 max_retries=0,
                 timeout=openai.Timeout(None, connect=min(endpoint.timeout, 30.0)),
             )
         return self._sdk
 
-    def _http_client(self) -> "openai.DefaultAsyncHttpxClient":
-        """A connection pool that follows no redirect to another place, and takes long headers."""
+    def _http_client(self, key: str) -> "openai.DefaultAsyncHttpxClient":
+        """A connection pool that sends what the endpoint names, to where it names it, by no proxy
+        but the one that `proxy_for` says, and that takes long headers.
+        """
         import openai
+
+        library = http_library()
+        headers = {
+            "User-Agent": f"openai/{openai.__version__}",
+            "X-Stainless-Raw-Response": "stream",  # by which the package knows its own request
+        }
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
 
         async def check(request: HttpRequest) -> None:
             _check_destination(self.endpoint.url, str(request.url))
+            _set_headers(request, headers)
 
-        event_hooks = {"request": [check]}
-        if http_library().__name__ == "httpx":
+        options = {
+            "event_hooks": {"request": [check]},
+            "proxy": proxy_for(self.endpoint.url),
+            # certificates may be named by the environment, as SSL_CERT_FILE; nothing else is
+            "verify": library.create_ssl_context(),
+            "trust_env": False,
+        }
+        if library.__name__ == "httpx":
             # below openai 3 the transport on aiohttp follows redirects without asking the hook
-            return openai.DefaultAsyncHttpxClient(event_hooks=event_hooks)
-        http_client = openai.DefaultAioHttpClient(event_hooks=event_hooks)
-        _take_long_headers(http_client)
+            http_client = openai.DefaultAsyncHttpxClient(**options)
+        else:
+            http_client = openai.DefaultAioHttpClient(**options)
+            _take_long_headers(http_client)
+        headers["Accept-Encoding"] = http_client.headers["Accept-Encoding"]
         return http_client
 
     async def close(self) -> None:
@@ -802,6 +865,14 @@ _QUIET_FAILURES = 2  # of a call, that are not logged
 _SILENT_WAIT = 10.0  # seconds; a longer wait is said, with its end
 
 
+def _is_stored_reply(stored: dict[str, Any]) -> bool:
+    """Whether a row of the cache is a reply in all its parts, whoever wrote it."""
+    usage = stored.get("usage")
+    texts = (stored.get("text"), stored.get("finish_reason"), stored.get("answered_by", ""))
+    has_texts = all(isinstance(text, str) for text in texts)
+    return has_texts and isinstance(usage, dict) and all(map(_is_count, usage.values()))
+
+
 class Client:
     """Asks one endpoint, within its limits; write `async with client:` around the calls. What it
     learned and counted outlives each such block.
@@ -874,7 +945,7 @@ class Client:
         """The reply to this call if the cache has it. Sends nothing and needs no key."""
         if self.cache is None or not self.cache.path.exists():
             return None
-        stored = self.cache.get(self.key(messages, **call))
+        stored = self.cache.get(self.key(messages, **call), _is_stored_reply)
         return self._cached_reply(stored) if stored else None
 
     def key(
@@ -908,7 +979,7 @@ class Client:
         """The stored reply; where there is none, one caller of all processes asks for it and stores
         it.
         """
-        stored = self.cache.get(key)
+        stored = self.cache.get(key, _is_stored_reply)
         pause = 0.02
         start = time.monotonic()
         while not stored and not self.cache.claim(key):
@@ -916,7 +987,7 @@ class Client:
             pause = min(1.0, 1.5 * pause)
             if time.monotonic() - start > _SILENT_WAIT:
                 self._say_who_asks(key)
-            stored = self.cache.get(key)
+            stored = self.cache.get(key, _is_stored_reply)
         if stored:
             reply = self._cached_reply(stored)
             self.totals.count(reply)
@@ -1087,15 +1158,60 @@ def _is_worth_waiting(failure: CallError) -> bool:
     return failure.passing and (failure.wait or 0) <= _LONGEST_WAIT
 
 # %% ../../nbs/inference/03_client.ipynb #e795c3ab
+_THOUGHT_TAG = r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|seed:think|scratchpad|inner_?monologue)"
+_OPENING_THOUGHTS = re.compile(
+    rf"\s*(?:<(?P<tag>{_THOUGHT_TAG})\b[^<>]*>|\[(?P<mark>THINK)\]|◁(?P<kimi>think)▷"
+    r"|<\|(?P<harmony>channel)\|>(?:analysis|commentary)\b)",
+    re.I,
+)
+_CLOSING_THOUGHTS = re.compile(rf"</{_THOUGHT_TAG}\s*>|\[/THINK\]|◁/think▷", re.I)
+_FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*<\|message\|>")
+_END_OF_CHANNEL = re.compile(r"<\|(?:return|end)\|>\s*\Z")
+
+
 def split_thoughts(text: str) -> tuple[str, str | None]:
-    """(the text without a `<think>` block at its very start, that block or None); a block that
-    never ends leaves no text.
+    """(the text without the thoughts at its start, those thoughts with their marks or None).
+
+    Thoughts are a block between the marks of a reasoning model, or all that stands before a closing
+    mark that nothing opens; a block that never ends leaves no text.
     """
-    stripped = text.lstrip()
-    if not stripped.startswith("<think>"):
-        return text, None
-    thoughts, end_mark, answer = stripped.partition("</think>")
-    return answer.lstrip("\n"), thoughts + end_mark
+    opening = _OPENING_THOUGHTS.match(text)
+    if opening:
+        end = _end_of_block(text, opening)
+        answer = text[end:].lstrip("\n")
+        return _END_OF_CHANNEL.sub("", answer), text[:end].lstrip()
+    closing = _CLOSING_THOUGHTS.search(text)
+    if closing and not _is_mention(text, closing):
+        return text[closing.end() :].lstrip("\n"), text[: closing.end()].lstrip()
+    return text, None
+
+
+def _end_of_block(text: str, opening: re.Match[str]) -> int:
+    """Where the block ends that this mark opens; the end of the text where nothing closes it."""
+    if opening["harmony"]:
+        closing = _FINAL_CHANNEL.search(text, opening.end())
+    elif opening["mark"]:
+        closing = re.compile(r"\[/THINK\]").search(text, opening.end())
+    elif opening["kimi"]:
+        closing = re.compile("◁/think▷").search(text, opening.end())
+    else:
+        name = re.escape(opening["tag"])
+        closing = re.compile(rf"</{name}\s*>", re.I).search(text, opening.end())
+    return closing.end() if closing else len(text)
+
+
+def _is_mention(text: str, closing: re.Match[str]) -> bool:
+    """Whether a closing mark without an opening one belongs to the text: it stands in code or in the
+    middle of a sentence, or something before it opens it."""
+    before = text[: closing.start()]
+    name = re.sub(r"[\W_]", "", closing[0])
+    if re.search(rf"[<\[◁]{name}\b", before, re.I) or before.count("```") % 2:
+        return True
+    line = before.rpartition("\n")[2]
+    if line.count("`") % 2:
+        return True
+    in_sentence = re.search(r"[\w,;]\s*[\s\"'“«(]$", line) is not None
+    return in_sentence and re.match(r"[ \t\"'”»).,;:!?]*\S", text[closing.end() :]) is not None
 
 # %% ../../nbs/inference/03_client.ipynb #1ec844a8
 class Form(BaseModel):

@@ -67,6 +67,10 @@ def bare_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     return "\n".join([*numbered_texts, "", question])
 
 
+PROMPT_TEMPLATES["neutral"] = PromptTemplate(
+    plain_prompt,
+    "You help a user. What a memory system has stored about them comes with the query.",
+)
 PROMPT_TEMPLATES["background"] = PromptTemplate(
     plain_prompt,
     (
@@ -83,7 +87,7 @@ PROMPT_TEMPLATES["authoritative"] = PromptTemplate(
     ),
 )
 PROMPT_TEMPLATES["bare"] = PromptTemplate(bare_prompt)
-SHIPPED_TEMPLATES = ("plain", "background", "authoritative", "bare")
+SHIPPED_TEMPLATES = ("plain", "neutral", "background", "authoritative", "bare")
 
 # %% ../../nbs/inference/04_rollout.ipynb #aef7101f
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -195,7 +199,7 @@ def wording_hash(name: str) -> str:
 
 # %% ../../nbs/inference/04_rollout.ipynb #e677b257
 class Sampling(BaseModel):
-    """How answers are sampled (the paper's evaluation settings); unknown fields raise."""
+    """How answers are sampled (section 2.4 where it gives a value); unknown fields raise."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (42, 43, 44)
@@ -359,8 +363,6 @@ def answer_of(text: str, finish_reason: str) -> dict[str, Any]:
         fields["served_finish"] = finish_reason
     if thoughts is not None:
         fields["thoughts"] = len(thoughts)
-    elif "</think>" in answer:
-        fields["unopened_thoughts"] = True
     return fields
 
 # %% ../../nbs/inference/04_rollout.ipynb #a83ba9d1

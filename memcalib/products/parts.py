@@ -17,7 +17,10 @@ _POLICIES = (
     "teacher-short",
 )
 PARTS = {
-    "judge": {"micro-exact": f"{_MICRO}.world:exact_judge"},
+    "judge": {
+        "micro-exact": f"{_MICRO}.world:exact_judge",
+        "micro-english": f"{_MICRO}.english:english_judge",
+    },
     "log reader": {"memory log": "memcalib.products.memory_logs.own_answers:read_log"},
     "policy": {name: f"{_MICRO}.policy:policy_path" for name in _POLICIES},
     "practice build": {"micro": f"{_MICRO}.practice.builds:MICRO_BUILD"},
@@ -26,10 +29,15 @@ PARTS = {
         "micro-audit": f"{_MICRO}.world:AUDIT_TEMPLATE",
     },
     "report lines": {"exam": "memcalib.products.exam.in_reports:EXAM_IN_REPORTS"},
+    "rewriter": {"micro": f"{_MICRO}.world:rewritten"},
     "rule": {"exact": f"{_MICRO}.exact_rule:EXACT"},
     "teacher view": {
         "micro": "memcalib.trainer.distillation:curated_prompt",
         "micro-hinted": f"{_MICRO}.world:hinted_prompt",
     },
-    "world": {name: f"{_MICRO}.world:{name.upper()}" for name in _WORLDS},
+    "world": {
+        **{name: f"{_MICRO}.world:{name.upper()}" for name in _WORLDS},
+        "english": f"{_MICRO}.english:ENGLISH",
+        "english-noisy": f"{_MICRO}.english:NOISY_ENGLISH",
+    },
 }

@@ -22,11 +22,12 @@ from ..evaluation.breakdown import compare, with_holm
 from ..io.jsonl import rows_so_far
 from ..io.records import Record, printable
 from memcalib.metrics import (
-    HIGHER_IS_BETTER,
     LEAST_GROUPS,
     METRICS,
     controls,
     few_questions,
+    metric_named,
+    metric_table,
     response_frame,
     score,
 )
@@ -530,9 +531,14 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
     tests = differences[differences["domain"] == "all"]
     if differences["domain"].nunique() > 2:
         tests = differences
+    of_six = tests["metric"].isin(METRICS)
+    apart = "".join(
+        f", and p of {metric_named(name).label} for the {len(rows)} of its own"
+        for name, rows in tests[~of_six].groupby("metric", sort=False)
+    )
     notes.append(
-        f"p is corrected for the {len(tests)} tests of this page (Holm); the intervals are not "
-        "corrected for their number."
+        f"p is corrected for the {of_six.sum()} tests of the six metrics on this page (Holm){apart}; "
+        "the intervals are not corrected for their number."
     )
     return [printable(note) for note in notes]
 
@@ -545,7 +551,7 @@ def comparison_text(comparison: Comparison) -> str:
     for run, rows in comparison.differences.groupby("run", sort=False):
         lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
         for row in rows[rows["domain"] == "all"].to_dict("records"):
-            lines.append(_line(row["metric"], row))
+            lines.append(_line(metric_named(row["metric"]).label, row))
         by_domain = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")]
         if len(by_domain) > 1:
             for row in by_domain.to_dict("records"):
@@ -558,7 +564,7 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
     """One difference: both means, the difference with its interval,
     questions better and worse, p.
     """
-    arrow = "↑" if row["metric"] in HIGHER_IS_BETTER else "↓"
+    arrow = metric_named(row["metric"]).arrow
     star = "*" if row["p_holm"] < 0.05 else " "
     means = f"{row['first']:6.1f} → {row['second']:5.1f}"
     bounds = f"{row['low']:+.1f} to {row['high']:+.1f}"

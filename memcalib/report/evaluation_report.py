@@ -30,12 +30,14 @@ from ..evaluation.stance import stance_lines, stance_table
 from ..io.runs import file_hash
 from ..io.records import iter_rows, one_line, printable
 from memcalib.metrics import (
-    HIGHER_IS_BETTER,
     LEAST_GROUPS,
     METRICS,
     SOURCE,
     controls,
     few_questions,
+    metric_named,
+    metric_table,
+    metrics_among,
     readable,
     response_frame,
     score,
@@ -68,6 +70,7 @@ from memcalib.report.run_data import (
     exam_in_reports,
     filled,
     load_run,
+    other_model_lines,
     source_names,
     usage_frame,
 )
@@ -94,7 +97,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #5b1f0c29
 def subset_scores(run: Run) -> "pd.DataFrame":
-    """The six metrics with 95 % bounds of each subset of the data and each source, in the order of
+    """The metrics with 95 % bounds of each subset of the data and each source, in the order of
     the data, for answers that were given memory; no row for fewer than two subsets.
     """
     import pandas as pd
@@ -122,7 +125,7 @@ BREAKDOWNS = (
 
 
 def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
-    """The six metrics with 95 % bounds by subset where there are several, domain, number of atoms,
+    """The metrics with 95 % bounds by subset where there are several, domain, number of atoms,
     number of distractors, and quality where it was rated.
     """
     frame = run.responses[run.responses["condition"] != "no_memory"]
@@ -142,7 +145,8 @@ def _named_scores(table: "pd.DataFrame") -> "pd.DataFrame":
     seeds.
     """
     table.insert(0, "name", source_names(table))
-    return table.drop(columns=[*SOURCE, *(f"{metric}_std" for metric in METRICS)])
+    spreads = [f"{metric}_std" for metric in metrics_among(table.columns)]
+    return table.drop(columns=[*SOURCE, *spreads])
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #456528ce
 _EFFECT_COLUMNS = [
@@ -407,12 +411,28 @@ def corrections(run: Run) -> list[Correction]:
             table = exam.corrected_score(exam.judged_responses(judgments), counts)
             powered = _powered_of(estimates, name)
             withheld = exam.why_withheld(run.exam, table, powered)
+            table = _without_doubtful(run, table, powered)
             if not withheld:
                 texts = _answer_texts(run) if texts is None else texts
                 answers = [texts[j.key[:-1]] for j in judgments if j.key[:-1] in texts]
                 withheld = exam.why_unlike(run.exam, answers) if answers else _NO_TEXTS
             of_sources.append(Correction(name, table, withheld, powered is not None))
     return of_sources
+
+
+def _without_doubtful(
+    run: Run, table: "pd.DataFrame", powered: PredictionPowered | None
+) -> "pd.DataFrame":
+    """The table without corrected values of metrics beside the six for which the conditions do not
+    hold. Those of the six are shown together or not at all.
+    """
+    why_withheld = exam_in_reports().why_withheld
+    beside = [name for name in table["metric"] if name not in METRICS]
+    doubtful = [name for name in beside if why_withheld(run.exam, table, powered, [name])]
+    columns = ["corrected", "corrected_low", "corrected_high", "correction"]
+    table = table.copy()
+    table.loc[table["metric"].isin(doubtful), columns] = np.nan
+    return table
 
 
 _UNLABELLED = (
@@ -843,7 +863,8 @@ def model_card(run: Run, table: "pd.DataFrame") -> str:
     """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds,
     controls, warnings, protocol.
     """
-    heads = [f"{m} {'↑' if m in HIGHER_IS_BETTER else '↓'}" for m in METRICS]
+    metrics = metrics_among(table.columns)
+    heads = [metric_named(metric).heading for metric in metrics]
     lines = [
         "## Use of memory",
         "",
@@ -860,7 +881,7 @@ def model_card(run: Run, table: "pd.DataFrame") -> str:
         name = markdown_cell(row["model"])
         if row["status"] == "control":
             name += " (control)"
-        cells = [_card_cell(row, metric) for metric in METRICS]
+        cells = [_card_cell(row, metric) for metric in metrics]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
     estimates = run.target_estimates
@@ -1215,6 +1236,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines += quality_lines(run.responses)
     lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)
+    lines += other_model_lines(run)
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
     lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)

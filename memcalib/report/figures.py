@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['WIDTH', 'INK', 'GRID', 'SOFT', 'PAPER', 'OVER_COLOUR', 'UNDER_COLOUR', 'RIGHT_COLOUR', 'METHOD_STYLES', 'NARROWEST',
            'ROOTS', 'SEVERITIES', 'CURVES', 'FEW_POINTS', 'SHARES', 'RATES', 'FEW_QUESTIONS', 'ROLE_COLOURS',
-           'LINE_HEIGHT', 'PlotStyle', 'method_styles', 'plain_label', 'metric_label', 'plot_style', 'wide_enough',
-           'steps_axis', 'share_axis', 'panels', 'rows_of_panels', 'hide_unused', 'share_legend', 'plane_figure',
-           'inset_square', 'channel_figure', 'constant', 'say_constant', 'curves_figure', 'rates_figure',
-           'breakdown_figure', 'differences_figure', 'dots_figure', 'case_figure', 'save_figure', 'write_figures',
-           'inline_figures', 'inline_svg']
+           'LINE_HEIGHT', 'PlotStyle', 'method_styles', 'plain_label', 'plot_style', 'wide_enough', 'steps_axis',
+           'share_axis', 'panels', 'rows_of_panels', 'hide_unused', 'share_legend', 'plane_figure', 'inset_square',
+           'channel_figure', 'constant', 'say_constant', 'curves_figure', 'rates_figure', 'breakdown_figure',
+           'differences_figure', 'dots_figure', 'case_figure', 'save_figure', 'write_figures', 'inline_figures',
+           'inline_svg']
 
 # %% ../../nbs/report/03_figures.ipynb #c20ba94a
 import math
@@ -25,7 +25,7 @@ import numpy as np
 
 from ..evaluation.breakdown import CHANNEL_NAMES, channel_counts, channel_proportions
 from ..io.records import naming_file
-from ..metrics import HIGHER_IS_BETTER, METRICS
+from ..metrics import metric_named, metrics_among
 from ..problem import Level
 
 # %% ../../nbs/report/03_figures.ipynb #cc6a689c
@@ -98,11 +98,6 @@ def plain_label(name: str) -> str:
     if text.startswith("_"):  # which would hide it from a legend
         text = f" {text}"
     return text[:40] or "(no name)"
-
-
-def metric_label(metric: str) -> str:
-    """A metric's name with an arrow towards better values."""
-    return f"{metric} ↑" if metric in HIGHER_IS_BETTER else f"{metric} ↓"
 
 
 _STYLE = {
@@ -853,7 +848,7 @@ def breakdown_figure(
             _draw_breakdown(ax, table, by, metric, styles)
             ax.set_title(title)
         for ax in axes[:, 0]:
-            ax.set_ylabel(metric_label(metric))
+            ax.set_ylabel(metric_named(metric).heading)
         if len(names) > 1:
             share_legend(figure, axes, loc="outside lower left", ncols=4)
         return figure
@@ -920,12 +915,13 @@ def _label_parts(ax: "Axes", parts: Sequence[Any], questions: "pd.Series") -> No
 # %% ../../nbs/report/03_figures.ipynb #8665eec1
 def differences_figure(
     table: "pd.DataFrame",
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] = (),
     styles: Mapping[str, PlotStyle] | None = None,
 ) -> "Figure":
     """Differences with 95 % intervals: a panel for each metric, a line for each `domain`, a style
-    for each `run`; zero is no change.
+    for each `run`; zero is no change. Without `metrics`, those of the table.
     """
+    metrics = metrics or metrics_among(table["metric"])
     runs = list(dict.fromkeys(table["run"]))
     domains = list(dict.fromkeys(table["domain"]))
     styles = styles or method_styles(runs)
@@ -943,7 +939,7 @@ def differences_figure(
                 shift = 0.62 * (number - (len(runs) - 1) / 2) / len(runs)
                 heights = [domains.index(domain) + shift for domain in rows["domain"]]
                 _draw_differences(ax, rows, heights, styles[run], plain_label(run))
-            ax.set(title=metric_label(metric), ylim=(len(domains) - 0.45, -0.55))
+            ax.set(title=metric_named(metric).heading, ylim=(len(domains) - 0.45, -0.55))
             ax.set_yticks(
                 range(len(domains)), [plain_label(str(domain))[:18] for domain in domains]
             )

@@ -7,6 +7,7 @@ __all__ = ['RESULT_SCHEMA', 'result_rows', 'write_results', 'read_results', 'com
 
 # %% ../../nbs/report/10_results.ipynb #8399e6c8
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,10 @@ import numpy as np
 
 from ..io.records import DataError, Violation, iter_rows, write_whole
 from ..io.runs import file_hash
-from ..metrics import METRICS, score
+from ..metrics import METRICS, metrics_among, score
 from ..problem import Judgment
 from .evaluation_report import judge_corrected
-from .run_data import Run, load_run, source_names
+from .run_data import Run, load_run, other_name, source_names
 
 # %% ../../nbs/report/10_results.ipynb #2ad8fc7a
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _rounded(value: float) -> float | None:
 def _metric_values(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Each metric of a row of a score table: value, interval, spread."""
     metrics = {}
-    for metric in METRICS:
+    for metric in metrics_among(row.keys()):
         metrics[metric] = {
             "value": _rounded(row[metric]),
             "low": _rounded(row[f"{metric}_low"]),
@@ -97,7 +98,17 @@ def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
 def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[str, Any]:
     """The judge by name, with its settings and its exam."""
     settings = next((judgment.settings for judgment in judgments if judgment.settings), {})
-    return {"name": judge, "settings": settings, "exam": _exam_facts(run, judge)}
+    return {
+        "name": judge,
+        "settings": settings,
+        "exam": _exam_facts(run, judge),
+        "answered_by": _other_names(map(other_name, judgments)),
+    }
+
+
+def _other_names(names: Iterable[str]) -> dict[str, int]:
+    """How often each other model answered, as the servers say."""
+    return dict(Counter(filter(None, names)))
 
 
 def result_rows(run: Run) -> list[dict[str, Any]]:
@@ -124,9 +135,15 @@ def result_rows(run: Run) -> list[dict[str, Any]]:
                 judgments.append(judgment)
         own_estimates = estimates[estimates["method"] == name] if len(estimates) else estimates
         own_corrected = corrected[corrected["method"] == name] if len(corrected) else corrected
+        answers = run.answers
+        names = []
+        if answers is not None:
+            is_own = (answers["model"] == row["model"]) & (answers["condition"] == row["condition"])
+            names = answers.loc[is_own, "answered_by"]
         result = {
             "schema": RESULT_SCHEMA,
             "model": row["model"],
+            "answered_by": _other_names(names),
             "memory": row["condition"],
             "judge": _judge_facts(run, row["judge"], judgments),
             "data": {
@@ -243,7 +260,7 @@ def compare_results(
     rows: Sequence[Mapping[str, Any]], any_judge: bool = False, any_data: bool = False
 ) -> "pd.DataFrame":
     """Each metric of each row with its interval, and its difference from the first row's with a 95
-    % interval for independent samples.
+    % interval for independent samples. A metric that a row does not have is missing there.
 
     Raises `ValueError` for fewer than two rows, another judge or judge prompt (unless `any_judge`),
     or other data (unless `any_data`).
@@ -253,12 +270,14 @@ def compare_results(
     if len(rows) < 2:
         raise ValueError(f"found {len(rows)} result to compare; allowed: two or more")
     base, *others = rows
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    missing = dict.fromkeys(("value", "low", "high"))
     for row in others:
         _check_same(base, row, any_judge, any_data)
     table_rows = []
     for row in rows:
-        for metric in METRICS:
-            value = row["metrics"][metric]
+        for metric in names:
+            value = row["metrics"].get(metric, missing)
             table_row = {
                 "model": row["model"],
                 "metric": metric,
@@ -267,7 +286,7 @@ def compare_results(
                 "value_high": value["high"],
             }
             if row is not base:
-                table_row.update(_difference(base["metrics"][metric], value))
+                table_row.update(_difference(base["metrics"].get(metric, missing), value))
             table_row["judge"] = row["judge"]["name"]
             table_row["questions"] = row["data"]["questions"]
             table_rows.append(table_row)

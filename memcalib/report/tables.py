@@ -26,11 +26,12 @@ from ..io.records import printable, write_whole
 from ..io.decisions import sheet_cell
 from ..io.settings import package_data, shipped_names
 from memcalib.metrics import (
-    HIGHER_IS_BETTER,
     METRICS,
     SOURCE,
     controls,
     fold_by_question,
+    metric_named,
+    metric_table,
     question_interval,
     readable,
     score,
@@ -106,6 +107,8 @@ def differences_table(
 ) -> "pd.DataFrame":
     """Each method minus the start on common questions: difference, 95 % interval,
     questions better and worse, p and corrected p.
+
+    `metrics` are those of the six; metrics beside the six, which are corrected apart, are all there.
     """
     import pandas as pd
 
@@ -124,7 +127,8 @@ def differences_table(
     if not tables:
         return pd.DataFrame()
     table = pd.concat(tables)
-    table = table[(table["domain"] == "all") & table["metric"].isin(metrics)]
+    shown = [name for name in metric_table() if name in metrics or name not in METRICS]
+    table = table[(table["domain"] == "all") & table["metric"].isin(shown)]
     table = with_holm(table)
     columns = ["method", "metric", "difference", "low", "high", "better", "worse"]
     columns += ["p", "p_holm", "questions"]
@@ -158,11 +162,6 @@ def atom_tables(run: Run) -> "dict[str, pd.DataFrame]":
     return tables
 
 # %% ../../nbs/report/02_tables.ipynb #921b3161
-def _headed(metric: str) -> str:
-    """The metric with an arrow that says which way is better."""
-    return f"{metric} {'↑' if metric in HIGHER_IS_BETTER else '↓'}"
-
-
 def published(name: str) -> "pd.DataFrame":
     """One published table by name, as shipped; raises `KeyError` naming the tables that exist."""
     import pandas as pd
@@ -186,7 +185,7 @@ def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
     cells = [f"{mean:.{digits}f} ± {std:.{digits}f}" for mean, std in spreads]
     wide = rows.assign(cell=cells).pivot(index="method", columns="metric", values="cell")
     wide = wide.loc[rows["method"].unique(), list(METRICS)]
-    wide.columns = [_headed(metric) for metric in METRICS]
+    wide.columns = [metric_named(metric).heading for metric in METRICS]
     return wide.reset_index()
 
 
@@ -201,7 +200,7 @@ def beside_published(
     """
     import pandas as pd
 
-    columns = [_headed(metric) for metric in metrics]
+    columns = [metric_named(metric).heading for metric in metrics]
     measured = results_frame(table[table["status"] != "control"]).set_index("method")[columns]
     reference = published_table(model).set_index("method")[columns]
     methods = list(reference.index)
@@ -570,16 +569,18 @@ def best_and_second(
 # %% ../../nbs/report/02_tables.ipynb #72b22c6e
 def csv_cell(value: object) -> Any:
     """A cell that no spreadsheet runs: text that would be read as a formula gets a leading
-    apostrophe, a number stays.
+    apostrophe, control characters are written out, a number stays.
     """
     if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d+)?", value):
         return value
-    return sheet_cell(value)
+    return sheet_cell(printable(value, keep="\n\t"))
 
 
 def markdown_cell(value: object) -> str:
-    """A cell on one line with the characters that Markdown would read as structure escaped."""
-    one_line = " ".join(str(value).split())
+    """A cell on one line with the characters that Markdown would read as structure escaped, and
+    control characters written out.
+    """
+    one_line = printable(" ".join(str(value).split()))
     return re.sub(r"([\\|`*_\[\]~$])", r"\\\1", html.escape(one_line, quote=False))
 
 # %% ../../nbs/report/02_tables.ipynb #c9493db4

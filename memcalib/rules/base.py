@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['NOTHING', 'LOG_PROBABILITIES', 'DIVERGENCES', 'RulePairs', 'CREDIT_RULES', 'UNIFORM_METHODS', 'COUNTERFACTUAL',
-           'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'JudgedAnswers', 'JudgedBatch', 'Pairs', 'channel_atoms',
-           'ChannelWeights', 'OwnAdvantages', 'Rereading', 'CreditRule', 'rule_names', 'modes', 'credit_rule',
-           'rule_modules', 'rule_settings', 'eta_by_channel', 'CreditSettings', 'CreditConfig']
+           'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'JudgedAnswers', 'prompts_without', 'JudgedBatch', 'Pairs',
+           'channel_atoms', 'ChannelWeights', 'OwnAdvantages', 'Rereading', 'CreditRule', 'rule_names', 'modes',
+           'credit_rule', 'rule_modules', 'rule_settings', 'eta_by_channel', 'CreditSettings', 'CreditConfig']
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10004
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pkgutil import resolve_name
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from ..channels import channel_index
 from ..credit.advantages import direction_check
+from ..inference.rewriting import RewriteError, Rewriter
 from ..io.parts import find_part, part_names
 from ..io.settings import FrozenSettings, import_object, need_method
-from ..problem import CHANNELS, Example, Judgment
+from ..problem import CHANNELS, Example, Judgment, rebuilt_blocks, remove_atoms
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10007
 @dataclass(frozen=True)
@@ -37,6 +39,28 @@ class JudgedAnswers:
     texts: Sequence[str] | None  # the answers as they were judged; None: their decoded tokens
     tokenizer: Any  # of transformers, or anything that decodes token ids
     encode: Callable[[Example], list[int]]  # token ids of an example's prompt
+    # writes a block again from the atoms that stay; None: they are concatenated
+    rewrite: Rewriter | None = None
+
+
+def prompts_without(
+    encode: Callable[[Example], list[int]],
+    removed: Sequence[tuple[Example, tuple[str, ...]]],
+    rewrite: Rewriter | None = None,
+) -> list[list[int]]:
+    """Token ids of the prompts of examples without some of their atoms (the paper's ablated
+    memory, section 3.2); empty for one whose memory could not be written again."""
+    prepare = getattr(rewrite, "prepare", None)
+    if prepare is not None:
+        wanted = [rebuilt_blocks(example, atoms) for example, atoms in removed]
+        prepare(chain.from_iterable(wanted))
+    prompts = []
+    for example, atoms in removed:
+        try:
+            prompts.append(list(encode(remove_atoms(example, atoms, rewrite))))
+        except RewriteError:
+            prompts.append([])
+    return prompts
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10009
 @dataclass(frozen=True)
@@ -302,7 +326,7 @@ def _known_mode(mode: str) -> str:
 
 
 class CreditSettings(FrozenSettings):
-    """The settings of credit assignment, the paper's by default: each is right by itself, not
+    """The settings of credit assignment, the paper's by default where it gives a value: each is right by itself, not
     yet all of them together. `TrainSettings` (trainer/train_config.py) has them too."""
 
     # how much is moved
@@ -325,8 +349,10 @@ class CreditSettings(FrozenSettings):
     threshold_pool: Literal["all", "open"] = "all"
     merge_over_use: bool = False  # AC- counts as AB-
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
-    threshold_start: Nats = 0.02  # before the first batch; they move to values of at least `gate`
-    sentence_start: Nats = 0.01  # the same for sentence means, and `sentence_gate`
+    threshold_start: Nats = 0.02  # before the first batch
+    threshold_floor: Nats = 0.02  # the smallest value that they move to
+    sentence_start: Nats = 0.01  # the same two for the thresholds of sentence means
+    sentence_floor: Nats = 0.01
     threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
     sentence_quantile: Share = 0.70
     threshold_decay: Share = 0.9  # share of the old threshold that stays
@@ -346,7 +372,7 @@ class CreditSettings(FrozenSettings):
 
 
 class CreditConfig(CreditSettings):
-    """Credit assignment: the paper's settings by default. `ValueError` names a field
+    """Credit assignment: the paper's settings by default where it gives one. `ValueError` names a field
     and the value that is not allowed."""
 
     # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of

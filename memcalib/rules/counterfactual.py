@@ -74,6 +74,7 @@ class CounterfactualRule(CreditRule[Pairs]):
             self.signals_with(batch.config),
             keep.cpu(),
             batch.config.merge_over_use,
+            answers.rewrite,
         )
 
     def weights(

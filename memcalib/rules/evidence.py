@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..credit.sentences import decode_rows
+from ..inference.rewriting import Rewriter
 from ..scoring.quotes import evidence_spans
 from ..localization import Signal, Signals, supported, weigh, with_under_use
-from ..problem import CHANNELS, SUPPORT, UNDER, Example, Judgment, remove_atoms
+from ..problem import CHANNELS, SUPPORT, UNDER, Example, Judgment
 from memcalib.rules.base import (
     DIVERGENCES,
     ChannelWeights,
@@ -30,6 +31,7 @@ from memcalib.rules.base import (
     Pairs,
     Rereading,
     channel_atoms,
+    prompts_without,
 )
 
 # %% ../../nbs/rules/04_evidence.ipynb #2ef58b20
@@ -117,6 +119,7 @@ def evidence_pairs(
     # pairs whose omitted atoms go by divergence; None: of no pair
     moves: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
+    rewrite: Rewriter | None = None,  # of blocks of which atoms are removed
 ) -> EvidencePairs:
     """The pairs of a batch: one for each channel in `channels` that holds atoms of a scored answer.
 
@@ -149,7 +152,8 @@ def evidence_pairs(
             by_divergence = may_move and name in UNDER and len(quoted.omitted) > 0
             key = (id(example), quoted.omitted)
             if by_divergence and key not in prompts:
-                prompts[key] = list(encode(remove_atoms(example, quoted.omitted)))
+                [prompts[key]] = prompts_without(encode, [(example, quoted.omitted)], rewrite)
+            by_divergence = by_divergence and bool(prompts[key])
             pairs.rows.append(row)
             pairs.channels.append(channel)
             pairs.atoms.append(atoms)
@@ -205,6 +209,7 @@ class EvidenceRule(CreditRule[EvidencePairs]):
             tuple(with_under_use(EVIDENCE_SIGNALS, config.under_use)),
             self.placed_by_divergence(batch),
             config.merge_over_use,
+            answers.rewrite,
         )
         return replace(
             pairs,

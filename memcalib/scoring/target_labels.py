@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['LEAST_QUESTIONS', 'AnswerKey', 'PredictionPowered', 'prediction_powered', 'TargetLabel', 'TargetLabels',
-           'load_target_labels', 'hashes_of_answers', 'draw_answers', 'AnswerAtoms', 'LabelTotals', 'totals_by_label']
+           'load_target_labels', 'hashes_of_answers', 'draw_answers', 'extend_draw', 'AnswerAtoms', 'LabelTotals',
+           'totals_by_label']
 
 # %% ../../nbs/scoring/01_target_labels.ipynb #7b236f85
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -217,10 +219,13 @@ _NOT_DRAWN = "answers chosen by hand would bias the estimate; `memcalib label` d
 
 
 def load_target_labels(
-    source: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping]",
+    source: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping]", in_order: bool = True
 ) -> TargetLabels:
     """Labels from a file or from rows; raises `DataError` with every fault (file, line, value
     found, values allowed), and `FileNotFoundError`.
+
+    Without `in_order` answers may be labelled although one drawn before them is not, as in a draw
+    that was extended and is being filled in.
     """
     if isinstance(source, TargetLabels):
         return source
@@ -241,7 +246,7 @@ def load_target_labels(
             violations += [pydantic_violation(e, line, file) for e in error.errors()]
     labels = TargetLabels(tuple(rows), tuple(lines), file)
     violations += _row_faults(labels)
-    if not violations:
+    if not violations and in_order:
         violations += _order_faults(labels)
     if not rows and not violations:
         violations.append(Violation("labels", "no row", "a row for each atom", file=file))
@@ -322,10 +327,22 @@ def draw_answers(
             f"answers to draw: found {answers}; allowed: 1 to "
             f"{len(judgments)}, the answers of the run"
         )
-    answer_hashes = hashes_of_answers(rollouts)
-    shuffled = sorted(judgments, key=lambda j: text_hash(f"draw {seed} {j.key[:-1]}"))
+    shuffled = sorted(judgments, key=lambda j: _place_in_draw(seed, j.key[:-1]))
+    probability = answers / len(judgments)
+    return _rows_to_label(shuffled[:answers], probability, hashes_of_answers(rollouts))
+
+
+def _place_in_draw(seed: int, key: AnswerKey) -> str:
+    """Answers are drawn in the order of these: it does not depend on which others there are."""
+    return text_hash(f"draw {seed} {key}")
+
+
+def _rows_to_label(
+    judgments: Iterable[Judgment], probability: float, answer_hashes: Mapping[AnswerKey, str]
+) -> list[TargetLabel]:
+    """A row without a level for each atom of these answers."""
     rows = []
-    for judgment in shuffled[:answers]:
+    for judgment in judgments:
         example_id, model, condition, sampling_seed, sample, _ = judgment.key
         for atom in judgment.atoms:
             row = TargetLabel(
@@ -335,11 +352,47 @@ def draw_answers(
                 seed=sampling_seed,
                 sample=sample,
                 atom_id=atom.atom_id,
-                probability=answers / len(judgments),
+                probability=probability,
                 example_hash=judgment.example_hash,
                 answer_hash=answer_hashes.get(judgment.key[:-1], ""),
             )
             rows.append(row)
+    return rows
+
+
+def extend_draw(
+    labels: TargetLabels,
+    judgments: Iterable[Judgment],
+    seed: int = 0,
+    rollouts: Iterable[Rollout] = (),
+) -> list[TargetLabel]:
+    """The rows of a draw from a run that had not come to its end, carried on over the answers that
+    came since: whatever stands before the last drawn answer in the order of drawing is drawn, too.
+
+    Levels that are given stay. Raises `ValueError` for another seed than that of the draw, and
+    `DataError` for a label of an answer that the run does not have.
+    """
+    judgments = list(judgments)
+    places = [_place_in_draw(seed, key) for key in labels.rows_by_answer]
+    if places != sorted(places):
+        raise ValueError(
+            f"--seed: found {seed}; allowed: the seed with which {labels.source} was drawn"
+        )
+    keys = {judgment.key[:-1] for judgment in judgments}
+    for key, rows in labels.rows_by_answer.items():
+        if key not in keys:
+            allowed = f"an answer of the run: one of {len(keys):,}"
+            raise DataError([labels.fault(rows[0], "answer", f"none of key {key}", allowed)])
+    drawn = [j for j in judgments if _place_in_draw(seed, j.key[:-1]) <= places[-1]]
+    drawn.sort(key=lambda j: _place_in_draw(seed, j.key[:-1]))
+    before = {(row.answer_key, row.atom_id): row for row in labels.rows}
+    probability = len(drawn) / len(judgments)
+    rows = []
+    for row in _rows_to_label(drawn, probability, hashes_of_answers(rollouts)):
+        known = before.get((row.answer_key, row.atom_id))
+        if known is not None:
+            row = known.model_copy(update={"probability": probability})
+        rows.append(row)
     return rows
 
 # %% ../../nbs/scoring/01_target_labels.ipynb #e9b6c218
@@ -354,13 +407,14 @@ class AnswerAtoms(NamedTuple):
 
 
 class LabelTotals(NamedTuple):
-    """An answer by its labels: over-use and under-use totals, and the probability with which it was
-    drawn.
+    """An answer by its labels: over-use and under-use totals, the probability with which it was
+    drawn, and how many atoms are in each of the nine `CHANNELS`.
     """
 
     over: int
     under: int
     probability: float
+    counts: tuple[int, ...]
 
 
 def totals_by_label(
@@ -392,11 +446,15 @@ def totals_by_label(
     for key in labels.labelled_answers:
         ideal = answers[key].ideal
         differences = [row.level - ideal[row.atom_id] for row in by_answer[key]]
+        cells = Counter((ideal[row.atom_id], row.level) for row in by_answer[key])
         share_labelled = labelled[key[1:3]] / drawn[key[1:3]]
         totals[key] = LabelTotals(
             over=sum(max(difference, 0) for difference in differences),
             under=sum(max(-difference, 0) for difference in differences),
             probability=by_answer[key][0].probability * share_labelled,
+            counts=tuple(
+                cells[ideal_level, actual] for ideal_level, actual in product(Level, Level)
+            ),
         )
     return totals
 
@@ -454,6 +512,9 @@ def _number_faults(
             value_found = (
                 f"{len(first_rows)} answers, by their probabilities a sample of {inverse.sum():.0f}"
             )
-            allowed = f"a sample of the run's {population[source]} answers; {_NOT_DRAWN}"
+            allowed = (
+                f"a sample of the run's {population[source]} answers (`memcalib label` carries a "
+                f"draw from an unfinished run on over the answers that came since); {_NOT_DRAWN}"
+            )
             violations.append(labels.fault(first_rows[0], "probability", value_found, allowed))
     return violations

@@ -486,6 +486,19 @@ class StepRows(TrainerCallback):
     def on_optimizer_step(self, args, state, control, **_):
         self.trainer.accelerator.gradient_state._set_sync_gradients(True)
 
+    def on_train_end(self, args, state, control, **_):
+        if not (self.trainer.credit and state.is_world_process_zero):
+            return
+        kinds = {"tokens": self.trainer.thresholds, "sentences": self.trainer.thresholds.sentence}
+        for kind, thresholds in kinds.items():
+            if thresholds is not None and thresholds.idle_text():
+                log.warning(
+                    "adaptive thresholds of %s never acted: %s; the rule ran with a constant "
+                    "threshold",
+                    kind,
+                    thresholds.idle_text(),
+                )
+
     def on_step_end(self, args, state, control, model=None, **_):
         step, updates = divmod(state.global_step, self.config.minibatches)
         if updates:

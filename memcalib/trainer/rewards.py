@@ -14,6 +14,7 @@ import json
 import logging
 import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -224,6 +225,10 @@ def ask_judge(
         pairs = zip(examples, responses, strict=True)
         retries = retries or FunctionRetries()
         return JudgeReply([retries.ask(judge, example, response) for example, response in pairs])
+    except SystemExit as end:  # it would end a training as if that were finished
+        where = traceback.extract_tb(end.__traceback__)[-1]
+        message = f"the judge raised SystemExit({end.code!r}) in {where.filename}:{where.lineno}"
+        return JudgeReply([], RuntimeError(message))
     except Exception as error:  # noqa: BLE001 - other processes are told first
         if _is_passing(error):
             return JudgeReply([failed_call(example, error) for example in examples])

@@ -146,7 +146,7 @@ class SftSettings(FrozenSettings):
 
 # %% ../../nbs/trainer/08_sft.ipynb #f2d1d244
 class SftConfig(SftSettings):
-    """Settings of supervised fine-tuning; defaults are the paper's (app:training-details).
+    """Settings of supervised fine-tuning; defaults are what the paper gives for Qwen3-8B (app:training-details).
     Unknown options raise, naming the value."""
 
     @model_validator(mode="after")

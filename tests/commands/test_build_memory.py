@@ -22,7 +22,7 @@ from memcalib.products.dataset.pipeline import MemoryPipeline
 from memcalib.products.dataset.review import review_stage
 from memcalib.products.dataset.stages import Draft
 from memcalib.io.records import DataError
-from memcalib.products.memory_logs import consent as disclosure
+from memcalib.products.dataset import consent as disclosure
 from memcalib.products.dataset.consent import FIELDS, SENT, WORK, NotAgreed, undisclosed
 from memcalib.products.dataset.memory_drafts import MEMORY_STAGES, RETRIEVED
 from memcalib.products.micro.practice.mistakes import micro_roles

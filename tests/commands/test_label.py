@@ -194,3 +194,85 @@ def test_labels_in_the_folder_that_no_longer_fit_are_left_out_with_a_note(workpl
     assert code == 0 and "target-labels.jsonl was not used" in page
     row = json.loads((folder / "run/results.jsonl").read_text().splitlines()[0])
     assert row["prediction_powered"] is None and np.isfinite(row["metrics"]["SCS"]["value"])
+
+
+@pytest.fixture
+def half_judged(workplace):
+    """The run as it was when 30 of its 60 answers with memory had been judged."""
+    folder, options = workplace
+    whole = (folder / "run/judgments.jsonl").read_text().splitlines(keepends=True)
+    with_memory = [line for line in whole if json.loads(line)["condition"] == "full_memory"]
+    (folder / "run/judgments.jsonl").write_text("".join(with_memory[:30]))
+
+    def finish():
+        (folder / "run/judgments.jsonl").write_text("".join(whole))
+
+    return folder, options, finish
+
+
+def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
+    """The labels of a person are not lost when the run comes to its end."""
+    folder, options, finish = half_judged
+    draw = ["label", "run", "--answers", "14", "--out", "labels.jsonl"]
+    code, text = call(*draw)
+    assert code == 0 and "30 of 60 answers are judged" in text, text
+    filled(folder)
+    given = {(r.answer_key, r.atom_id): r.level for r in load_target_labels("labels.jsonl").rows}
+    finish()
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 1 and "memcalib label" in text
+    code, text = call(*draw, "--seed", "1")
+    assert code == 1 and "the seed with which labels.jsonl was drawn" in text
+    code, text = call(*draw)
+    assert code == 0 and "carried on" in text and "labels-2.csv" in text
+    assert "not finished" not in text
+    rows = load_target_labels("labels.jsonl", in_order=False).rows
+    kept = {(r.answer_key, r.atom_id): r.level for r in rows if r.level is not None}
+    assert kept == given
+    drawn = {row.answer_key for row in rows}
+    assert 14 < len(drawn) < 60 and {round(len(drawn) / r.probability) for r in rows} == {60}
+    to_fill = pd.read_csv("labels-2.csv")
+    assert len(to_fill) == sum(row.level is None for row in rows)
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 1, "answers are missing that were drawn before labelled ones"
+    levels = true_levels(folder)
+    write_jsonl(
+        "labels.jsonl",
+        [
+            row.model_copy(
+                update={"level": levels[*row.answer_key, row.atom_id], "labeller": "ana"}
+            )
+            for row in rows
+        ],
+    )
+    code, text = call(*options, "--target-labels", "labels.jsonl")
+    assert code == 0 and "Estimated from labels of a random sample" in text, text
+
+
+def test_a_draw_of_a_finished_run_is_not_drawn_again(workplace):
+    draw = ["label", "run", "--answers", "8", "--out", "labels.jsonl"]
+    code, text = call(*draw)
+    assert code == 0 and "not finished" not in text
+    code, text = call(*draw)
+    assert code == 1 and "may hold labels" in text
+
+
+def test_an_extended_draw_is_the_draw_of_all_answers(workplace):
+    """The same answers as if all had been there from the beginning, whatever came first."""
+    from memcalib.scoring.target_labels import draw_answers, extend_draw
+
+    folder, _ = workplace
+    judgments = [
+        judgment
+        for judgment in load_judgments(folder / "run/judgments.jsonl")
+        if judgment.condition == "full_memory"
+    ]
+    for seed in range(5):
+        early = judgments[seed::3]
+        labels = load_target_labels(draw_answers(early, 6, seed))
+        extended = extend_draw(labels, judgments, seed)
+        keys = list(dict.fromkeys(row.answer_key for row in extended))
+        at_once = draw_answers(judgments, len(keys), seed)
+        assert [row.answer_key for row in at_once] == [row.answer_key for row in extended]
+        assert {row.probability for row in extended} == {len(keys) / len(judgments)}
+        assert {row.answer_key for row in labels.rows} <= set(keys)

@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from trainer_logger import hear
+from memcalib.credit.sentences import splitter_version
 from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
 from memcalib.trainer import recipe as recipes
 from memcalib.commands.cli import main
@@ -107,6 +108,8 @@ def test_every_method_from_one_recipe(capsys, tmp_path, method):
     assert manifest["judge"] == exact_judge(example, "").judge
     assert manifest["cost"] == 0 and manifest["sessions"][0]["step"] == 2
     assert manifest["versions"]["torch"]
+    cut_by = manifest.get("sentences_cut_by", "")
+    assert cut_by == ("" if method == "sft" else splitter_version())
     rows = read_rows(out / "steps.jsonl")
     assert rows[-1]["step"] == 2 and any("valid_SCS" in row for row in rows)
     if method.startswith("opsd"):
@@ -678,7 +681,7 @@ def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
 
 def test_the_exact_judge_needs_its_own_world(tmp_path, file_recipe):
     data = str(write_jsonl(tmp_path / "nine.jsonl", sample_records()))
-    recipe = Recipe.model_validate({**file_recipe, "judge": "exact", "data": {"train": data}})
+    recipe = Recipe.model_validate({**file_recipe, "judge": "micro-exact", "data": {"train": data}})
     with pytest.raises(ValueError, match="marker"):
         TrainRun(recipe, "grpo", tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -790,7 +793,7 @@ def fine_tuning(tmp_path, validation, **parts) -> dict:
     return {
         "start": {"model": "cold-short"},
         "data": data,
-        "judge": "exact",
+        "judge": "micro-exact",
         "train": {"prompt_template": "micro", "eval_text": "concat", "max_tokens": 12},
         "demonstrations": str(file),
         "sft": {"lora_rank": 2, "batch_size": 3, "eval_every": 1, "log_every": 1},

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from command_line import run
 
-from memcalib.commands import settings_files
+from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.settings.files import allowing_hosts
 from memcalib.io.records import write_jsonl
@@ -346,3 +346,25 @@ def test_a_run_folder_of_a_stranger_is_read_and_not_run(capsys, folder):
     for verb in (["report", out], ["show", "data.jsonl"], ["label", out], ["compare", out, out]):
         run(capsys, *verb)
     assert not (folder / "imported").exists()
+
+
+def test_a_proxy_is_named_in_a_dry_run_and_in_the_manifest(capsys, folder, monkeypatch):
+    """Whoever runs a proxy of the network sees what goes through it."""
+    strange = {**STRANGE, "base_url": "http://collect.example/v1"}
+    evaluation_file(folder, **strange)
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with MicroServer(EXAMPLES) as server:
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:word@127.0.0.1:{server.port}")
+        words = ["evaluate", "--config", "theirs.yaml", "--allow-host", "collect.example"]
+        words += ["--set", "judge.model=micro-judge", "--set", "model.model=micro-model"]
+        words += ["--set", f"model.base_url={server.base_url}"]
+        _, output, errors = run(capsys, *words, "--dry-run")
+        proxy = f"http://***@127.0.0.1:{server.port}"
+        line = f"# judge: requests would go through the proxy {proxy} (environment)"
+        assert line in output, errors
+        assert "# model: requests" not in output, "what is on this machine has no proxy"
+        run(capsys, *words, "--out", "e", "--no-cache")
+    manifest = json.loads((folder / "e" / "manifest.json").read_text())
+    assert manifest["proxies"] == {"judge": proxy}
+    assert "me:word" not in "".join(file.read_text() for file in (folder / "e").glob("*.json*"))

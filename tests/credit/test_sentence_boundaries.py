@@ -1,5 +1,6 @@
 """Each rule of where a segment may start: a case it applies to, and one that it just misses."""
 
+import logging
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -27,6 +28,7 @@ from memcalib.credit.sentences import (
     spacy_splitter,
     speakers,
     splitter_name,
+    splitter_version,
 )
 
 PYSBD = sentence_splitter("pysbd")
@@ -254,6 +256,7 @@ def test_spacy_is_asked_for_its_small_model_without_what_is_not_needed(monkeypat
     module = ModuleType("spacy")
     module.load = load
     monkeypatch.setitem(sys.modules, "spacy", module)
+    monkeypatch.setattr("memcalib.io.extras.find_spec", lambda name: name)
     read = sentence_splitter.__wrapped__("spacy")
     assert settings_of_load["name"] == "en_core_web_sm"
     assert "parser" not in settings_of_load["exclude"]
@@ -264,16 +267,52 @@ def test_spacy_is_asked_for_its_small_model_without_what_is_not_needed(monkeypat
     assert segment(text, spans, read, minimum=1) == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_the_splitter_is_named_by_what_is_installed(monkeypatch):
+def test_the_splitter_is_named_by_what_is_installed(monkeypatch, caplog):
     installed = set()
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: name if name in installed else None
     )
     assert splitter_name.__wrapped__() == "pysbd"
-    installed.add("spacy")
-    assert splitter_name.__wrapped__() == "pysbd"
-    installed.add("en_core_web_sm")
-    assert splitter_name.__wrapped__() == "spacy"
+    with caplog.at_level(logging.WARNING, "memcalib"):
+        assert splitter_name.__wrapped__() == "pysbd" and not caplog.messages
+        installed.add("spacy")
+        assert splitter_name.__wrapped__() == "pysbd"
+        (warning,) = caplog.messages
+        assert "without its model en_core_web_sm" in warning and "pysbd" in warning
+        assert "python -m spacy download en_core_web_sm" in warning
+        installed.add("en_core_web_sm")
+        assert splitter_name.__wrapped__() == "spacy" and len(caplog.messages) == 1
+
+
+def test_a_missing_spacy_and_a_missing_model_say_what_to_install(monkeypatch):
+    monkeypatch.setattr("memcalib.io.extras.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"memcalib\[spacy\]"):
+        sentence_splitter.__wrapped__("spacy")
+    monkeypatch.setattr("memcalib.io.extras.find_spec", lambda name: name)
+
+    def load(name, exclude):
+        raise OSError(f"[E050] Can't find model {name!r}.")
+
+    module = ModuleType("spacy")
+    module.load = load
+    monkeypatch.setitem(sys.modules, "spacy", module)
+    with pytest.raises(ModuleNotFoundError) as missing:
+        sentence_splitter.__wrapped__("spacy")
+    message = str(missing.value)
+    assert "needs its model en_core_web_sm" in message
+    assert "python -m spacy download en_core_web_sm, or the splitter pysbd" in message
+
+
+def test_the_version_of_the_splitter_is_that_of_its_packages(monkeypatch):
+    versions = {"spacy": "3.8.18", "pysbd": "0.3.4"}
+    monkeypatch.setattr("memcalib.credit.sentences.version", versions.__getitem__)
+    monkeypatch.setattr("memcalib.credit.sentences.splitter_name", lambda: "pysbd")
+    assert splitter_version() == "pysbd 0.3.4"
+    model = ModuleType("en_core_web_sm")
+    model.__version__ = "3.8.0"
+    monkeypatch.setitem(sys.modules, "en_core_web_sm", model)
+    monkeypatch.setattr("memcalib.credit.sentences.splitter_name", lambda: "spacy")
+    assert splitter_version() == "spacy 3.8.18 with en_core_web_sm 3.8.0"
 
 
 def test_a_real_spacy_pipeline():

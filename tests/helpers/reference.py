@@ -359,7 +359,7 @@ def _next_thresholds(
             next_threshold(
                 value,
                 pool,
-                floor=config.gate,
+                floor=config.threshold_floor,
                 share=config.threshold_quantile,
                 decay=config.threshold_decay,
                 minimum=config.threshold_minimum,
@@ -377,7 +377,7 @@ def _next_sentence_thresholds(
             next_threshold(
                 value,
                 pool,
-                floor=config.sentence_gate,
+                floor=config.sentence_floor,
                 share=config.sentence_quantile,
                 decay=config.threshold_decay,
                 minimum=config.sentence_minimum,

@@ -412,3 +412,79 @@ def test_keys_of_earlier_caches_are_still_found():
         {"temperature": None},
     ):
         assert call_key(**call | {"settings": call["settings"] | other}) != call_key(**call), other
+
+
+def far_claim(cache: CallCache, key: str, seconds: float) -> None:
+    """A claim of another machine, whose clock was so far ahead."""
+    with cache._connection() as db:
+        claim = (key, "elsewhere/1 7 abcd", time.time() + seconds)
+        db.execute("INSERT INTO claims VALUES (?, ?, ?)", claim)
+
+
+def test_a_claim_of_a_clock_ahead_ends_with_a_lease_from_now(tmp_path, clock):
+    """A killed process of a container with a clock a day ahead must not stop others for a day."""
+    cache = CallCache(tmp_path / "calls.sqlite")
+    with cache._connection() as db:
+        claim = ("k", "elsewhere/1 7 abcd", clock.time() + 86460)
+        db.execute("INSERT INTO claims VALUES (?, ?, ?)", claim)
+    assert not cache.claim("k"), "its owner may be at work"
+    assert cache.claimed("k")[1] <= 60
+    clock.advance(59)
+    assert not cache.claim("k")
+    clock.advance(2)
+    assert cache.claim("k")
+    cache.release("k")
+    clock.advance(30)
+
+
+def test_a_living_owner_with_a_clock_ahead_keeps_its_claim(tmp_path, clock):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    renewal = "INSERT OR REPLACE INTO claims VALUES ('k', 'elsewhere/1 7 abcd', ?)"
+    for _ in range(9):  # it renews every third of a lease
+        with cache._connection() as db:
+            db.execute(renewal, (clock.time() + 86460,))
+        assert not cache.claim("k")
+        clock.advance(20)
+
+
+def test_clear_removes_the_claims_of_everybody_who_is_not_seen_at_work(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    far_claim(cache, "far", 86460)
+    far_claim(cache, "near", 30)
+    assert cache.claim("own")
+    cache.clear()
+    with cache._connection() as db:
+        assert [key for (key,) in db.execute("SELECT key FROM claims")] == ["own"]
+    assert cache.claim("far") and cache.claim("near")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_cache_of_another_user_is_not_believed(tmp_path):
+    """Whoever may write the file can put answers there that no model gave."""
+    path = tmp_path / "calls.sqlite"
+    CallCache(path).put("k", {"text": "made up"})
+    os.chown(path, 65534, 65534)
+    for use in (lambda c: c.get("k"), lambda c: c.put("k", {}), lambda c: c.claim("k")):
+        with pytest.raises(CacheError, match="belongs to another user") as caught:
+            use(CallCache(path))
+        assert str(path) in str(caught.value) and "MEMCALIB_CACHE" in str(caught.value)
+
+
+def test_a_cache_that_can_only_be_read_says_so(tmp_path):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    cache.put("k", {"text": "x"})
+    with cache._connection() as db:
+        db.execute("PRAGMA query_only = ON")
+    with pytest.raises(CacheError, match="can only be read; .*--no-cache"):
+        cache.put("j", {"text": "y"})
+    assert cache.get("k") == {"text": "x"}
+
+
+@pytest.mark.parametrize("row", ["", "nothing", "[]", "7", "null", "[" * 100_000, b"\xff\x00"])
+def test_a_row_that_is_no_reply_is_asked_for_again(tmp_path, row):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    with cache._connection() as db:
+        db.execute("INSERT INTO replies VALUES ('k', 'm', 1.0, ?)", (row,))
+    assert cache.get("k") is None and cache.claim("k")
+    cache.put("k", {"text": "good"})
+    assert cache.get("k") == {"text": "good"}

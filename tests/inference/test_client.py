@@ -31,10 +31,9 @@ from memcalib.inference.endpoint import (
     error_kind,
     estimate_tokens,
     forecast_row,
-    hide_key,
-    hide_secrets,
     retry_after,
 )
+from memcalib.io.keys import hide_key, hide_secrets
 from memcalib.io.records import one_line
 from memcalib.inference.client import Client, Totals, Pacer, run_async, run_many
 from memcalib.io.records import printable

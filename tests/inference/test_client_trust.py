@@ -228,3 +228,27 @@ def test_what_a_server_names_is_kept_short(caplog):
     assert len(reply.answered_by) == len(reply.finish_reason) == 200
     assert reply.answered_by.startswith("other\\x1b[31mm")
     assert all(len(record.getMessage()) < 500 for record in caplog.records)
+
+
+POISON = [
+    {},
+    {"text": "made up"},
+    {"text": 5, "finish_reason": "stop", "usage": {}},
+    {"text": "made up", "finish_reason": None, "usage": {}},
+    {"text": "made up", "finish_reason": "stop", "usage": []},
+    {"text": "made up", "finish_reason": "stop", "usage": {"seconds": float("nan")}},
+    {"text": "made up", "finish_reason": "stop", "usage": {"prompt_tokens": -5}},
+    {"text": "made up", "finish_reason": "stop", "usage": {}, "answered_by": {}},
+]
+
+
+@pytest.mark.parametrize("stored", POISON)
+def test_a_row_of_the_cache_that_is_no_whole_reply_is_asked_for_again(tmp_path, stored):
+    cache = CallCache(tmp_path / "calls.sqlite")
+    with FaultyServer() as server:
+        client = Client(endpoint(server.url), cache)
+        cache.put(client.key(HELLO), stored)
+        assert client.remembered(HELLO) is None
+        cache.put(client.key(HELLO), stored)
+        assert ask(client).text == "ok" and len(server.requests) == 1
+        assert ask(Client(endpoint(server.url), cache)).text == "ok" and len(server.requests) == 1

@@ -32,11 +32,13 @@ def test_each_prompt_template_shows_the_same_memory_and_query(name):
 
 def test_prompt_templates_differ_in_what_they_say_about_memory():
     systems = {name: PROMPT_TEMPLATES[name].system for name in SHIPPED_TEMPLATES}
-    assert len(set(systems.values())) == 4 and systems["bare"] == ""
+    assert len(set(systems.values())) == 5 and systems["bare"] == ""
+    for coaching in ("matter", "only", "as far as", "careful", "every", "background"):
+        assert coaching not in systems["neutral"]
     assert "background" in systems["background"] and "authoritative" in systems["authoritative"]
-    assert {PROMPT_TEMPLATES[name].user for name in ("plain", "background", "authoritative")} == {
-        plain_prompt
-    }
+    assert {
+        PROMPT_TEMPLATES[name].user for name in ("plain", "neutral", "background", "authoritative")
+    } == {plain_prompt}
 
 
 @given(st.text(), memories)

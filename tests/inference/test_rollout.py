@@ -206,9 +206,41 @@ def test_thoughts_at_the_start_are_taken_off_and_nothing_else(thoughts, answer):
         answer.lstrip("\n"),
         f"<think>{thoughts}</think>",
     )
-    if not answer.lstrip().startswith("<think>"):
+    if "</think>" not in answer and not answer.lstrip().startswith("<think>"):
         assert split_thoughts(answer) == (answer, None)
-    assert split_thoughts(f"{thoughts}x</think>{answer}") == (f"{thoughts}x</think>{answer}", None)
+
+
+@given(st.text(alphabet="abc .\n"), st.text(alphabet="abc .\n"))
+def test_what_stands_before_a_mark_on_a_line_of_its_own_is_thought(thoughts, answer):
+    text = f"{thoughts}\n</think>\n{answer}"
+    assert split_thoughts(text)[0] == answer.lstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<thinking>Hm.</thinking>\n\nYes.", "Yes."),
+        ("<reasoning>Hm.</reasoning>Yes.", "Yes."),
+        ("<seed:think>Hm.</seed:think>Yes.", "Yes."),
+        ("[THINK]Hm.[/THINK]Yes.", "Yes."),
+        ("◁think▷Hm.◁/think▷Yes.", "Yes."),
+        ("Hm. </think> Yes.", " Yes."),
+        ("Hm.</think>{}", "{}"),
+        ("Hm.\n</thinking>\n\nYes.", "Yes."),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+            "<|channel|>final<|message|>Yes.<|return|>",
+            "Yes.",
+        ),
+        ("<thinkers>are many</thinkers>", "<thinkers>are many</thinkers>"),
+        ("Write `</think>` at the end.", "Write `</think>` at the end."),
+        ("```xml\n</think>\n```", "```xml\n</think>\n```"),
+        ("Use <think> and then </think>.", "Use <think> and then </think>."),
+        ("Close it with </think>.", "Close it with </think>."),
+    ],
+)
+def test_the_marks_of_reasoning_models(text, answer):
+    assert split_thoughts(text)[0] == answer
 
 
 def test_unfinished_thoughts_are_no_answer():
@@ -216,25 +248,24 @@ def test_unfinished_thoughts_are_no_answer():
 
 
 @pytest.mark.parametrize(
-    ("sent", "response", "thoughts", "unopened"),
+    ("sent", "response", "thoughts"),
     [
-        ("<think>Hm.</think>\n\nYes.", "Yes.", 18, None),
+        ("<think>Hm.</think>\n\nYes.", "Yes.", 18),
+        ("Hm.\n</think>\n\nYes.", "Yes.", 12),
         (
             "Close a block with </think>, as in HTML.",
             "Close a block with </think>, as in HTML.",
             None,
-            True,
         ),
-        ("<think>Hm.</think>Write <think> and </think>.", "Write <think> and </think>.", 18, None),
-        ("Yes.", "Yes.", None, None),
+        ("<think>Hm.</think>Write <think> and </think>.", "Write <think> and </think>.", 18),
+        ("Yes.", "Yes.", None),
     ],
 )
-def test_what_was_taken_off_is_recorded(tmp_path, sent, response, thoughts, unopened):
+def test_what_was_taken_off_is_recorded(tmp_path, sent, response, thoughts):
     with FaultyServer(completion(sent)) as server:
         generate(EXAMPLES[:1], endpoint(server.url), ONE, tmp_path / "a.jsonl")
     (row,) = rows(tmp_path / "a.jsonl")
     assert (row.response, getattr(row, "thoughts", None)) == (response, thoughts)
-    assert getattr(row, "unopened_thoughts", None) == unopened
 
 
 def called(finish):
@@ -552,7 +583,7 @@ def test_prompt_templates_models_and_the_control_may_share_a_file(tmp_path):
         )
     generate(EXAMPLES[:2], Scripted(), ONE, out, no_memory=True)
     assert Counter(row.condition for row in rows(out)) == dict.fromkeys(
-        ["full_memory", "background", "authoritative", "bare", "no_memory"], 2
+        ["full_memory", "neutral", "background", "authoritative", "bare", "no_memory"], 2
     )
 
 

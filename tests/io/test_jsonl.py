@@ -303,3 +303,19 @@ def test_a_hub_id_may_name_its_commit(monkeypatch, source, asked):
 def test_what_is_neither_file_nor_hub_id_is_named(source):
     with pytest.raises(FileNotFoundError, match=r"owner/name\[@revision\] id"):
         list(iter_rows(source))
+
+
+@pytest.mark.parametrize("target", ["missing", "empty"])
+def test_a_journal_follows_no_link(tmp_path, target):
+    """A run folder may come from somebody else, and its files may be links to anywhere."""
+    precious = tmp_path / "precious"
+    if target != "missing":
+        precious.write_text("")
+    link = tmp_path / "run" / "rollouts.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(precious)
+    with pytest.raises(OSError, match="found a link to .*precious") as caught:
+        Journal(link, Rollout)
+    assert "rollouts.jsonl" in str(caught.value) and "allowed is a file" in str(caught.value)
+    assert precious.exists() is (target != "missing")
+    assert not precious.exists() or precious.read_text() == ""

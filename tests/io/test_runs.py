@@ -93,7 +93,7 @@ def test_a_file_of_anything_else_is_not_written_over(tmp_path, content):
 
 
 def test_nothing_is_written_before_bind(tmp_path):
-    run = RunFolder(tmp_path / "run", SETTINGS, mode=0o700, bind=False)
+    run = RunFolder(tmp_path / "run", SETTINGS, private=True, bind=False)
     assert not run.path.exists() and not run.bound
     assert run.bind() is run and run.bound and run.path.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").write_text("")

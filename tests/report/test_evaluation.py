@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from strategies import judgment_lists, make
 from test_report import HOSTILE, Tags, safe
 
-from memcalib import judge as evidence
+from memcalib.scoring import quotes as evidence
 from memcalib import metrics
 from memcalib.commands.cli import main
 from memcalib.report import comparison, page, tables
@@ -30,7 +30,7 @@ from memcalib.report import training_report as training
 from memcalib.evaluation.breakdown import TORN
 from memcalib.io.runs import manifest, write_manifest
 from memcalib.io.settings import package_data
-from memcalib.metrics import METRICS
+from memcalib.metrics import METRICS, metric_table
 from memcalib.problem import Level, Rollout, judgment_for, sample_records, text_hash
 from memcalib.io.records import DataError, write_jsonl
 
@@ -518,7 +518,7 @@ def test_the_page_has_every_part_and_is_safe_and_the_same_again(tmp_path):
     (folder / "judgments2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in write))
     path = evaluation.write_evaluation_report(folder, worst=40)
     source = path.read_text()
-    assert safe(source) == [] and source.count("<svg") == 6 + 4
+    assert safe(source) == [] and source.count("<svg") == len(metric_table()) + 4
     ids = [attributes["id"] for _, attributes in Tags(source).tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     links = [a["href"] for tag, a in Tags(source).tags if tag == "a"]
@@ -786,7 +786,17 @@ SECOND = {
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("edit_name", SECOND)
+@pytest.mark.parametrize("edit_name", ["other atoms", "other levels"])
+def test_a_second_judge_of_other_atoms_or_levels_is_refused(tmp_path, edit_name):
+    play(tmp_path)
+    (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
+    change(tmp_path, SECOND[edit_name], "judgments2")
+    with pytest.raises(DataError, match="judgments2.jsonl: example"):
+        evaluation.write_evaluation_report(tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("edit_name", sorted(SECOND.keys() - {"other atoms", "other levels"}))
 def test_a_second_judge_that_cannot_be_compared_is_said(tmp_path, edit_name):
     play(tmp_path)
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())

@@ -11,7 +11,7 @@ from memcalib.io.records import write_jsonl
 from memcalib.products.micro.world import answer, exact_judge, make_examples, noisy_levels
 from memcalib.problem import judgment_for
 from memcalib.report.hub_results import (
-    HUB_TASKS,
+    hub_tasks,
     benchmark_text,
     hub_entries,
     write_benchmark,
@@ -50,9 +50,9 @@ def test_what_is_written_is_read_back(tmp_path):
     file = write_hub_results(folder, tmp_path / "model", "org/memory-use", **options)
     assert file == tmp_path / "model" / ".eval_results" / "memory-use.yaml"
     entries = read(file)
-    assert {entry.task_id for entry in entries} == HUB_TASKS.keys()
+    assert {entry.task_id for entry in entries} == hub_tasks().keys()
     for entry in entries:
-        metric = row["metrics"][HUB_TASKS[entry.task_id]]
+        metric = row["metrics"][hub_tasks()[entry.task_id]]
         assert entry.value == metric["value"] and entry.dataset_id == "org/memory-use"
         assert entry.dataset_revision == "a" * 40 and entry.date == "2026-11-27"
         assert entry.source_url == "https://example.org/run"
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def test_the_tasks_of_both_files_are_the_same(tmp_path):
     benchmark = yaml.safe_load(benchmark_text("Memory use", "How far: “each” memory", split="core"))
-    assert {task["id"] for task in benchmark["tasks"]} == HUB_TASKS.keys()
+    assert {task["id"] for task in benchmark["tasks"]} == hub_tasks().keys()
     assert {(task["config"], task["split"]) for task in benchmark["tasks"]} == {("default", "core")}
     assert benchmark["description"] == "How far: “each” memory"
     file = write_benchmark(tmp_path, "A", "b")

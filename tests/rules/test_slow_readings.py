@@ -15,10 +15,10 @@ from memcalib.credit.token_credit import CreditRequest, TokenCredit
 from memcalib.inference.sampling import prompt_encoder
 from memcalib.problem import CHANNELS
 from memcalib.rules.base import (
-    CREDIT_RULES,
     NOTHING,
     CreditConfig,
     credit_rule,
+    rule_names,
     rule_settings,
 )
 
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 ENCODE = prompt_encoder(TOKENIZER, prompt_template="micro")
 SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
 SMALL = dict(threshold_minimum=16, sentence_minimum=4)
-PLACING = [name for name in CREDIT_RULES if credit_rule(name).places and name != "exact"]
+PLACING = [name for name in rule_names() if credit_rule(name).places and name != "exact"]
 ETA = {name: 0.2 + 0.1 * h for h, name in enumerate(CHANNELS)} | {"A+": 0.0}
 
 
@@ -102,7 +102,7 @@ def test_rules_without_pairs_are_what_plain_loops_give(rule, seed, merged, cut):
 
 
 def test_every_rule_has_a_slow_reading():
-    assert slow_rules.PLACEMENTS.keys() == CREDIT_RULES.keys()
+    assert slow_rules.PLACEMENTS.keys() == set(rule_names())
 
 
 @pytest.mark.parametrize("rule", [name for name in PLACING if name != "contrast"])

@@ -10,10 +10,11 @@ import pytest
 from judge_errors import CASES, answers_read, exam_frame_of, metrics_of
 
 import memcalib as mc
-from memcalib.evaluation import exam, target_labels
+from memcalib.products.exam import exam
+from memcalib.scoring import target_labels
 from memcalib.scoring.target_labels import draw_answers, load_target_labels, prediction_powered
 from memcalib.io.records import DataError
-from memcalib.metrics import METRICS, prediction_powered_table, score
+from memcalib.metrics import METRICS, metric_table, prediction_powered_table, score
 from memcalib.problem import AtomJudgment, Judgment, Level
 
 ANSWERS = 300
@@ -168,7 +169,7 @@ def test_score_adds_the_estimate_and_changes_nothing_else():
     assert row["labelled_responses"] == 30
     assert row["SCS_ppi_low"] < row["SCS_ppi"] < row["SCS_ppi_high"]
     table = prediction_powered_table(with_labels)
-    assert table["metric"].tolist() == list(METRICS)
+    assert table["metric"].tolist() == list(metric_table())
     frame = pd.DataFrame(
         [
             {"atom_id": a.atom_id, "ideal": a.ideal.label, "actual": a.actual.label}

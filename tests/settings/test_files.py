@@ -103,7 +103,7 @@ def test_a_command_that_is_not_known_is_answered_with_the_nearest(capsys):
 def test_a_later_place_wins(tmp_path):
     file = tmp_path / "e.yaml"
     file.write_text(
-        "data: a.jsonl\nmodel: {model: m}\njudge: exact\nsampling: {temperature: 0.1, top_p: 0.2}\n"
+        "data: a.jsonl\nmodel: {model: m}\njudge: micro-exact\nsampling: {temperature: 0.1, top_p: 0.2}\n"
     )
     evaluation = load_settings(
         Evaluation,
@@ -114,7 +114,7 @@ def test_a_later_place_wins(tmp_path):
     )
     assert (evaluation.sampling.temperature, evaluation.sampling.top_p) == (0.3, 0.2)
     assert (evaluation.limit, evaluation.split) == (5, "dev")
-    assert evaluation.judge == "micro-exact" == load_recipe("micro", ["judge=exact"]).judge
+    assert evaluation.judge == "micro-exact" == load_recipe("micro", ["judge=micro-exact"]).judge
     nested = merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4})
     assert nested == {"a": {"b": 3, "c": 2}, "d": 4}
 

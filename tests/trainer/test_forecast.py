@@ -242,7 +242,7 @@ def test_who_set_a_setting_is_who_set_the_value_in_force(tmp_path, method, chang
     content = {
         "start": {"model": "cold-short"},
         "data": {"world": {}},
-        "judge": "exact",
+        "judge": "micro-exact",
         "methods": {"memcalib-rl": {"eta": {"C+": 0.25}}},
         "train": {"trl": {"bf16": False}, "lr": 0.01},
     }

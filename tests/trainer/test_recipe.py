@@ -24,7 +24,7 @@ from memcalib.problem import PROMPT_TEMPLATES, render
 from memcalib.trainer.train_config import TrainConfig
 from memcalib.trainer.sft import SftConfig
 
-MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "exact"}
+MICRO = {"start": {"model": "cold-short"}, "data": {"world": {}}, "judge": "micro-exact"}
 words = st.text("abcdefg", min_size=1, max_size=3)
 values = st.one_of(st.integers(-9, 9), st.booleans(), words)
 nested = st.recursive(values, lambda inner: st.dictionaries(words, inner, max_size=3), max_leaves=8)
@@ -254,7 +254,7 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
         (
             "judge=human",
-            "judge: found 'human'; allowed are micro-exact, package.module:name, or an endpoint",
+            "judge: found 'human'; allowed are micro-exact, micro-english, package.module:name, or an endpoint",
         ),
         ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
         ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),
@@ -262,7 +262,10 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
             "methods.gdpo={1: 2}",
             "methods.gdpo: found 1 as the name of an option; allowed are texts: prompts",
         ),
-        ("judge={model: m, base_url: 'http://a:b@c/v1'}", "judge.base_url must hold no user"),
+        (
+            "judge={model: m, base_url: 'http://a:b@c/v1'}",
+            "judge.base_url: found *** (not repeated); what looks like a key",
+        ),
         ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
         (
             "train.teacher_prompt_template=nope",
@@ -348,7 +351,8 @@ def test_names_that_are_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="no recipe"):
         load_recipe("../recipes/micro")
     with pytest.raises(
-        FileNotFoundError, match="no recipe 'micr': meant is perhaps micro; allowed are micro"
+        FileNotFoundError,
+        match="no recipe 'micr': meant is perhaps micro; allowed are english, micro",
     ):
         load_recipe("micr")
 

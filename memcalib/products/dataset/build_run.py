@@ -76,6 +76,7 @@ from memcalib.products.dataset.splits import (
 )
 from .stages import Draft, Drop, build_prompts, load_build_prompt
 from ...inference.cache import CallCache
+from ...inference.endpoint import proxies_in
 from ...io.decisions import read_sheet_rows
 from ...io.records import Violation, write_jsonl, write_whole
 from ...io.runs import RunFolder
@@ -173,7 +174,7 @@ class BuildRun:
             self.folder,
             self.identity,
             replaceable=lambda stored: self.settings_may_change,
-            mode=self.pipeline.folder_mode,
+            private=self.pipeline.private,
             bind=False,
         )
         if self.run_folder.bound and not self.settings_may_change:
@@ -491,6 +492,7 @@ class BuildRun:
             ["examples.jsonl"],
             [build.seed],
             usage=usage,
+            proxies=proxies_in(build),
             command=self.command,
             frozen=frozen.hash,
             **self.pipeline.manifest_terms(),

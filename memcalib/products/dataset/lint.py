@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'Hit', 'Severity', 'LINTS', 'RUBRIC_FIELDS', 'SHORT_RUBRIC', 'ROWS_AT_ONCE', 'LintLimits', 'cut_stems',
-           'distinctive_stems', 'ExampleView', 'Lint', 'lint', 'structure', 'action_level', 'text_integrity',
-           'rubrics_absent', 'rubric_fields', 'level_vs_rubric', 'strange_marks', 'shares', 'rubric_alignment',
-           'rubric_unrelated', 'rubric_identifiers', 'rubric_question', 'question_leak', 'evidence_substring',
-           'independence', 'first_person', 'atom_order', 'atom_source', 'contract_level', 'hard_family',
-           'auxiliary_block', 'distractor_apart', 'turns_before_query', 'turn_leak', 'memory_times', 'memory_scores',
-           'alternative_levels', 'block_keeps_atoms', 'block_adds_nothing', 'block_numbers', 'block_negation',
-           'all_ignore', 'SeenRow', 'unique_ids', 'split_duplicates', 'question_groups', 'choose_lints', 'lint_example',
-           'LintResult', 'PlacedRow', 'RowFindings', 'lint_files', 'lint_splits', 'sentence_vectors', 'meaning_lint']
+           'distinctive_stems', 'SharedStems', 'ExampleView', 'Lint', 'lint', 'structure', 'action_level',
+           'text_integrity', 'rubrics_absent', 'rubric_fields', 'level_vs_rubric', 'strange_marks', 'shares',
+           'rubric_alignment', 'rubric_unrelated', 'rubric_identifiers', 'rubric_question', 'question_leak',
+           'evidence_substring', 'independence', 'first_person', 'atom_order', 'atom_source', 'contract_level',
+           'hard_family', 'auxiliary_block', 'distractor_apart', 'turns_before_query', 'turn_leak', 'memory_times',
+           'memory_scores', 'alternative_levels', 'block_keeps_atoms', 'block_adds_nothing', 'block_numbers',
+           'block_negation', 'all_ignore', 'SeenRow', 'unique_ids', 'split_duplicates', 'question_groups',
+           'choose_lints', 'lint_example', 'LintResult', 'PlacedRow', 'RowFindings', 'lint_files', 'lint_splits',
+           'sentence_vectors', 'meaning_lint']
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #1e138964
 import json
@@ -27,6 +28,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .duplicates import cross_split
@@ -146,6 +149,27 @@ def _origin(atom: Atom) -> str | None:
     return (atom.model_extra or {}).get("origin")
 
 
+class SharedStems:
+    """How many stems each of many sets shares with one set: counted for all at once, since a record
+    of thousands of atoms has millions of pairs.
+    """
+
+    def __init__(self, sets: Sequence[Iterable[str]]):
+        self.size = len(sets)
+        numbers_by_stem: dict[str, list[int]] = {}
+        for number, stems_of_set in enumerate(sets):
+            for stem in frozenset(stems_of_set):
+                numbers_by_stem.setdefault(stem, []).append(number)
+        self._sets_with = {stem: np.array(found) for stem, found in numbers_by_stem.items()}
+
+    def counts(self, stems_of_set: Iterable[str]) -> Int[np.ndarray, " set"]:
+        """The number of stems that each set has in common with this one."""
+        found = [self._sets_with[stem] for stem in stems_of_set if stem in self._sets_with]
+        if not found:
+            return np.zeros(self.size, dtype=np.int64)
+        return np.bincount(np.concatenate(found), minlength=self.size)
+
+
 class ExampleView:
     """An example with its texts cut into stems, for checks to share;
     everything is cut once, when it is first asked for.
@@ -176,6 +200,33 @@ class ExampleView:
             if topic:
                 topics[atom.atom_id] = topic
         return topics
+
+    @cached_property
+    def topic_names(self) -> list[str]:
+        """The atoms that have distinctive stems, in the order of the numbers below."""
+        return list(self.topic_stems)
+
+    @cached_property
+    def topic_position(self) -> dict[str, int]:
+        """Their numbers by name."""
+        return {name: number for number, name in enumerate(self.topic_names)}
+
+    @cached_property
+    def topic_sizes(self) -> Int[np.ndarray, " topic"]:
+        """The number of distinctive stems of each of them."""
+        return np.array([len(topic) for topic in self.topic_stems.values()], dtype=np.int64)
+
+    @cached_property
+    def topic_blocks(self) -> Int[np.ndarray, " topic"]:
+        """A number for the block of each of them."""
+        numbers_of_blocks = {name: number for number, name in enumerate(set(self.parents.values()))}
+        blocks = [numbers_of_blocks[self.parents[name]] for name in self.topic_names]
+        return np.array(blocks, dtype=np.int64)
+
+    @cached_property
+    def shared_topics(self) -> SharedStems:
+        """How many of their distinctive stems stand in other texts."""
+        return SharedStems(list(self.topic_stems.values()))
 
     @cached_property
     def rubric_texts(self) -> dict[str, str]:
@@ -281,10 +332,15 @@ LINTS: dict[str, Lint] = {}
 
 def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable:
     """Enter a function in `LINTS` under its own name; its docstring says what the check looks
-    for.
+    for. Raises `ValueError` for a name that another check has.
     """
 
     def enter(find: Callable) -> Callable:
+        if find.__name__ in LINTS:
+            raise ValueError(
+                f"check {find.__name__!r}: found a second one of this name, in "
+                f"{find.__module__}; allowed: a name beside {', '.join(LINTS)}"
+            )
         description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
         LINTS[find.__name__] = Lint(find.__name__, description, severity, find, scope)
         return find
@@ -456,26 +512,33 @@ def shares(view: ExampleView, name: str) -> dict[str, float]:
     """For each atom the share of its distinctive words that occur in the rubric of the atom `name`;
     in one block, words that both have count for this atom alone.
     """
+    return dict(zip(view.topic_names, _share_of_each(view, name).tolist(), strict=True))
+
+
+def _share_of_each(view: ExampleView, name: str) -> Float[np.ndarray, " topic"]:
+    """The values of `shares`."""
     own_topic = view.topic_stems.get(name, frozenset())
     rubric_stems = view.rubric_stems[name]
-    share_by_atom = {}
-    for other, topic in view.topic_stems.items():
-        same_block = other != name and view.parents[other] == view.parents[name]
-        counted = topic - own_topic if same_block else topic
-        share_by_atom[other] = len(counted & rubric_stems) / len(topic)
-    return share_by_atom
+    counts = view.shared_topics.counts(rubric_stems)
+    if own_topic:
+        own_position = view.topic_position[name]
+        in_block = view.topic_blocks == view.topic_blocks[own_position]
+        in_block[own_position] = False
+        without_own = view.shared_topics.counts(rubric_stems - own_topic)
+        counts = np.where(in_block, without_own, counts)
+    return counts / view.topic_sizes
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #170c332d
-def _nearest_other(view: ExampleView, share_by_other: Mapping[str, float]) -> str:
-    """The atom of the largest share, of those with two words and more in a rubric;
-    "" when there is none. One word of three is chance.
+def _nearest_other(view: ExampleView, share_of_each: Float[np.ndarray, " topic"], own: int) -> int:
+    """The number of the atom of the largest share, of those other than `own` with two words and
+    more in a rubric; -1 when there is none. One word of three is chance.
     """
-    candidates = []
-    for name, share in share_by_other.items():
-        size = len(view.topic_stems[name])
-        if share * size >= min(2, size - 1) - 1e-9:
-            candidates.append(name)
-    return max(candidates, key=share_by_other.__getitem__, default="")
+    sizes = view.topic_sizes
+    candidates = share_of_each * sizes >= np.minimum(2, sizes - 1) - 1e-9
+    candidates[own] = False
+    if not candidates.any():
+        return -1
+    return int(np.where(candidates, share_of_each, -1.0).argmax())
 
 
 @lint("error")
@@ -485,14 +548,15 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
     """
     limits = view.limits
     for name in sorted(view.rubric_stems.keys() & view.topic_stems.keys()):
-        share_by_atom = shares(view, name)
-        own_share = share_by_atom.pop(name)
-        other = _nearest_other(view, share_by_atom)
+        own = view.topic_position[name]
+        share_of_each = _share_of_each(view, name)
+        own_share = float(share_of_each[own])
+        other = _nearest_other(view, share_of_each, own)
         suspect_share = max(limits.other, own_share + limits.margin)
-        if other and share_by_atom[other] >= suspect_share:
+        if other >= 0 and share_of_each[other] >= suspect_share:
             value = (
-                f"{share_by_atom[other]:.0%} of the words of {other!r}, {own_share:.0%} of its own "
-                "atom's"
+                f"{share_of_each[other]:.0%} of the words of {view.topic_names[other]!r}, "
+                f"{own_share:.0%} of its own atom's"
             )
         elif own_share < limits.own:
             marks = strange_marks(view, name)
@@ -595,13 +659,24 @@ def _say_the_same(first: list[str], second: list[str], alike: float) -> bool:
 
 @lint("error")
 def independence(view: ExampleView) -> Iterator[Hit]:
-    """No two atoms say nearly the same, and none contains another."""
-    atoms = list(view.atom_stems.items())
-    for position, (name, stems_of_atom) in enumerate(atoms):
-        for earlier_name, earlier_stems in atoms[:position]:
-            if _say_the_same(stems_of_atom, earlier_stems, view.limits.alike):
-                value = f"it says what {earlier_name!r} says"
-                yield f"atom {name!r}", value, "atoms that say different things"
+    """No two atoms say nearly the same, and none contains another; of those that one atom repeats,
+    the first is named.
+    """
+    names = list(view.atom_stems)
+    atoms = list(view.atom_stems.values())
+    sizes = np.array([len(frozenset(stems_of_atom)) for stems_of_atom in atoms], dtype=np.int64)
+    shared_stems = SharedStems(atoms)
+    for position, stems_of_atom in enumerate(atoms):
+        shared = shared_stems.counts(frozenset(stems_of_atom))[:position]
+        earlier_sizes = sizes[:position]
+        joint = sizes[position] + earlier_sizes - shared
+        smaller = np.minimum(sizes[position], earlier_sizes)
+        may_repeat = (shared >= view.limits.alike * joint) | (shared >= smaller)
+        for earlier in np.flatnonzero(may_repeat & (shared > 0)):
+            if _say_the_same(stems_of_atom, atoms[earlier], view.limits.alike):
+                value = f"it says what {names[earlier]!r} says"
+                yield f"atom {names[position]!r}", value, "atoms that say different things"
+                break
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #2ff90e8d
 _SPOKEN = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")

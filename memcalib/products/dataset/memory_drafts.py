@@ -59,7 +59,7 @@ def to_draft(
     best_memories = row.memories[: config.memories]
     memory_texts = [memory.text for memory in best_memories]
     terms = [consent_in_words(row, config), row.licence, row.domain or config.domain]
-    redaction = redactor.row([row.query, *memory_texts, row.answer, *terms], row.user)
+    redaction = redactor.row([row.query, *memory_texts, row.response, *terms], row.user)
     query, *memory_texts, answer, consent, licence, domain = redaction.texts
     distinct = [i for i in distinct_memories(memory_texts) if content_words(memory_texts[i])]
     distinct_texts = [memory_texts[i] for i in distinct]
@@ -190,11 +190,14 @@ def memory_drafts(
     drafts = MemoryDrafts(looked_for=redactor.looked_for, not_looked_for=redactor.not_looked_for)
     maker = _DraftMaker(redactor, config or LogConfig())
     reading = read_all(path, store, maker.config.map, repeated_ids=False)
-    drafts.understood = reading.text()
+    account = reading.account
     drafts.dropped += reading.dropped
     for entry in reading.rows:
         outcome = maker.make(entry)
         if isinstance(outcome, RowFault):
+            account.take_back("row", outcome.rule)
+            why = f"its row is left out ({outcome.rule})"
+            account.take_back("memory", why, len(entry.memories))
             drop = Dropped(
                 stage="memory log",
                 source=f"memory log ({entry.system})",
@@ -205,6 +208,11 @@ def memory_drafts(
             drafts.dropped.append(drop)
         else:
             drafts.add(*outcome)
+            unsaid = len(entry.memories) - len(outcome[0].passages)
+            account.take_back("memory", "says what another says, nothing, or ranks too low", unsaid)
+    passages = sum(len(draft.passages) for draft in drafts.kept)
+    account.check({"row": len(drafts.kept), "memory": passages})
+    drafts.understood = reading.text()
     return drafts
 
 # %% ../../../nbs/products/dataset/09_memory_drafts.ipynb #593dd947

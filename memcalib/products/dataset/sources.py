@@ -10,13 +10,13 @@ __all__ = ['READERS', 'NumberedRecords', 'GATHER', 'FILES', 'SourceRow', 'Passed
 
 # %% ../../../nbs/products/dataset/01_sources.ipynb #27466755
 import csv
-import gzip
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -25,7 +25,16 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..shared.dropped import Dropped, clean_text
-from ...io.records import DataError, Record, Violation, iter_rows, short_repr
+from ...io.extras import needs
+from memcalib.io.records import (
+    DataError,
+    Record,
+    TooMuchUnpacked,
+    Unpacked,
+    Violation,
+    iter_rows,
+    short_repr,
+)
 from ...io.settings import import_object, nearest, package_data, read_yaml
 from ...problem import Domain, Name, text_hash
 
@@ -375,13 +384,18 @@ _UNDECODED = re.compile(
 def _csv_lines(path: Path) -> NumberedRecords:
     # a cell may be a whole book; the length rules come later. The limit is that of the process
     usual_limit = csv.field_size_limit(2**31 - 1)
-    open_file = gzip.open if path.name.endswith(".gz") else open
-    with open_file(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    is_packed = path.name.endswith(".gz")
+    options = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    with TextIOWrapper(Unpacked(path) if is_packed else open(path, "rb"), **options) as file:
         header = file.readline()
         file.seek(0)
         rows = csv.reader(file, delimiter=max(",;\t", key=header.count))
         try:
             yield from _csv_records(rows, str(path))
+        except TooMuchUnpacked as error:
+            line = rows.line_num + 1
+            allowed = "at most 500 times as many; unpack the file if it is meant so"
+            yield line, Violation("gzip", str(error), allowed, line=line, file=str(path))
         except csv.Error as error:
             allowed = "a table with one header line"
             line = rows.line_num
@@ -717,6 +731,7 @@ def hub_arguments(source: Source) -> dict[str, Any]:
 
 
 def _hub_lines(source: Source) -> NumberedRecords:
+    needs("datasets", f"reading {source.hub}")
     from datasets import load_dataset
 
     try:

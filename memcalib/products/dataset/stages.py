@@ -182,16 +182,18 @@ def _schema(form: type[Form]) -> str:
     return to_data(form.model_json_schema())
 
 
-def system_text(prompt: str, form: type[Form], language: str = "") -> str:
+def system_text(prompt: str, form: type[Form], language: str = "", numbers: str = "") -> str:
     """The whole system message of a stage: the task, what holds for every task, the language where
-    it is not English, and the schema of the reply.
+    it is not English, numbers in the place of those that the prompt names, and the schema.
 
     `prompt` is the name of a shipped prompt or the path of a text file, `language` an English name
-    ("German"; empty: English). Raises `ValueError` for a prompt that is neither.
+    ("German"; empty: English), `numbers` words such as "two to twenty atoms". Raises `ValueError` for a prompt that is neither.
     """
     paragraphs = [load_build_prompt(prompt), load_build_prompt("parts/reply-1")]
     if language:
         paragraphs.append(load_build_prompt("parts/language-1").format(language=language))
+    if numbers:
+        paragraphs.append(load_build_prompt("parts/numbers-1").format(what=numbers))
     paragraphs.append(_schema(form))
     return "\n\n".join(paragraphs) + "\n"
 
@@ -216,13 +218,18 @@ def other_language(question: str) -> str:
 
 
 def briefing(
-    prompt: str, form: type[Form], task: str, language: str = "", **fields: object
+    prompt: str,
+    form: type[Form],
+    task: str,
+    language: str = "",
+    numbers: str = "",
+    **fields: object,
 ) -> list[dict[str, str]]:
     """The two messages that open a conversation: the system text,
     and one JSON object with the task and its data.
     """
     return [
-        {"role": "system", "content": system_text(prompt, form, language)},
+        {"role": "system", "content": system_text(prompt, form, language, numbers)},
         {"role": "user", "content": to_data({"task": task, **fields})},
     ]
 
@@ -287,6 +294,7 @@ class Stage:
     temperature: float = 0.2
     max_tokens: int = 16384
     task: str = ""  # the name of the task in the request; the name of the stage, if empty
+    numbers: str = ""  # what is asked for in the place of the numbers that the prompt names
 
     def messages(self, draft: Draft) -> list[dict[str, str]]:
         """The two messages that open the conversation about a draft."""
@@ -295,6 +303,7 @@ class Stage:
             self.reply,
             self.task or self.name,
             other_language(draft.question),
+            self.numbers,
             **self.asks(draft),
         )
 
@@ -309,7 +318,7 @@ class Stage:
         return {
             "task": self.task or self.name,
             "prompt": Path(self.prompt).stem,
-            "text": text_hash(system_text(self.prompt, self.reply)),
+            "text": text_hash(system_text(self.prompt, self.reply, numbers=self.numbers)),
             "repairs": self.repairs,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,

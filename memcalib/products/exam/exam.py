@@ -7,10 +7,11 @@ __all__ = ['AboutExampleT', 'INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLa
            'load_about_examples', 'load_known_answers', 'starter_answers', 'edited_files', 'ExamItem', 'exam_items',
            'reversed_blocks', 'stance_items', 'stance_numbers', 'StanceLimits', 'stance_verdict', 'stance_line',
            'ConfusedJudge', 'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts',
-           'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'metric_kernels', 'metrics_of_products',
-           'whole_responses', 'response_cells', 'propagated', 'propagation_table', 'corrected_kernels',
-           'corrected_score', 'error_check', 'why_withheld', 'ExamLimits', 'exam_numbers', 'exam_verdict', 'find_exam',
-           'exams_below', 'exam_line', 'judged_responses', 'known_judgments', 'resolvable_difference']
+           'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'correctable_metrics', 'metric_kernels',
+           'metrics_of_products', 'reported_values', 'whole_responses', 'response_cells', 'propagated',
+           'propagation_table', 'corrected_kernels', 'corrected_score', 'error_check', 'why_withheld', 'ExamLimits',
+           'exam_numbers', 'exam_verdict', 'find_exam', 'exams_below', 'exam_line', 'judged_responses',
+           'known_judgments', 'resolvable_difference']
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #9feb232d
 import json
@@ -40,7 +41,14 @@ from memcalib.io.records import (
 from ...io.runs import file_hash
 from ...io.settings import package_data
 from ...judge import Judge
-from ...metrics import METRICS, exact_bounds, interval
+from memcalib.metrics import (
+    METRICS,
+    exact_bounds,
+    interval,
+    metric_named,
+    metric_table,
+    percent_ranges,
+)
 from memcalib.problem import (
     AtomJudgment,
     Example,
@@ -706,27 +714,55 @@ def channel_accuracy(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #fcbd0dfb
-def metric_kernels(rho: float = 0.5) -> Float[np.ndarray, "metric ideal level"]:
-    """The factor of one atom in each of `METRICS` (section 2.3); the last four metrics are one
-    minus the product of theirs.
+def correctable_metrics() -> list[str]:
+    """The metrics whose value of an answer comes from one value for each atom (`AtomValues`): the
+    judge's errors can be taken out of these, and of no others.
     """
-    difference = np.arange(3)[None, :] - np.arange(3)[:, None]
-    over = np.maximum(difference, 0)
-    under = np.maximum(-difference, 0)
-    factors = [rho ** (over + under), difference == 0, rho**over, rho**under, over == 0, under == 0]
-    return np.stack(factors).astype(float)
+    return [name for name, metric in metric_table().items() if metric.atom_values is not None]
+
+
+def metric_kernels(
+    rho: float = 0.5, metrics: Sequence[str] = METRICS
+) -> Float[np.ndarray, "metric ideal level"]:
+    """The value of one atom in each metric (section 2.3), NaN for a metric without such values."""
+    kernels = np.full((len(metrics), 3, 3), np.nan)
+    for k, name in enumerate(metrics):
+        atom_values = metric_named(name).atom_values
+        if atom_values is not None:
+            kernels[k] = atom_values.of_cells(rho)
+    return kernels
 
 
 def metrics_of_products(
-    cells: Int[np.ndarray, "response channel"], kernels: Float[np.ndarray, "... metric ideal level"]
+    cells: Int[np.ndarray, "response channel"],
+    kernels: Float[np.ndarray, "... metric ideal level"],
+    metrics: Sequence[str] = METRICS,
 ) -> Float[np.ndarray, "... response metric"]:
-    """The six metrics in percent of responses with so many atoms in each (ideal, level) cell, for
+    """The metrics in percent of responses with so many atoms in each (ideal, level) cell, for
     kernels of single atoms.
     """
+    counts = np.asarray(cells, float)
     factors = kernels.reshape(*kernels.shape[:-2], 1, 9)
-    products = np.moveaxis(np.prod(factors ** np.asarray(cells, float), axis=-1), -2, -1)
-    is_product = np.array([name in ("SCS", "Exact") for name in METRICS])
-    return 100 * np.where(is_product, products, 1 - products)
+    products = np.moveaxis(np.prod(factors**counts, axis=-1), -2, -1)
+    sums = np.where(counts > 0, factors * counts, 0.0).sum(-1)  # a cell without atoms says nothing
+    means = np.moveaxis(sums / counts.sum(-1), -2, -1)
+    combined = [getattr(metric_named(name).atom_values, "combined", None) for name in metrics]
+    is_mean = np.array([kind == "mean" for kind in combined])
+    is_product = np.array([kind == "product" for kind in combined])
+    return 100 * np.where(is_mean, means, np.where(is_product, products, 1 - products))
+
+
+def reported_values(
+    cells: Int[np.ndarray, "response channel"], metrics: Sequence[str], rho: float = 0.5
+) -> Float[np.ndarray, "response metric"]:
+    """The metrics in percent by their formulas, also of those that have no kernel."""
+    values = metrics_of_products(cells, metric_kernels(rho, metrics), metrics)
+    counts = np.asarray(cells).reshape(-1, 3, 3)
+    for k, name in enumerate(metrics):
+        metric = metric_named(name)
+        if metric.atom_values is None:
+            values[:, k] = 100 * metric.of_answers(counts, rho)
+    return values
 
 
 def whole_responses(frame: "pd.DataFrame", level: str) -> "pd.DataFrame":
@@ -746,10 +782,12 @@ def response_cells(frame: "pd.DataFrame", level: str) -> Int[np.ndarray, "respon
 
 
 def propagated(
-    shares: Float[np.ndarray, "... ideal actual judged"], rho: float = 0.5
+    shares: Float[np.ndarray, "... ideal actual judged"],
+    rho: float = 0.5,
+    metrics: Sequence[str] = METRICS,
 ) -> Float[np.ndarray, "... metric ideal actual"]:
     """Kernels after the judge's errors: \\(\\sum_j P(j \\mid i, a) K(i, j)\\)."""
-    return np.einsum("...iaj,mij->...mia", shares, metric_kernels(rho))
+    return np.einsum("...iaj,mij->...mia", shares, metric_kernels(rho, metrics))
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #fded97a4
 def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "pd.DataFrame":
@@ -757,7 +795,7 @@ def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0
     would shift it (`expected`, 95 % bounds), and as judged.
 
     A difference of `judged` from `expected` comes from errors that are not independent of each
-    other.
+    other. A metric without values of atoms has none that is expected.
     """
     import pandas as pd
 
@@ -770,21 +808,24 @@ def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0
             "is undefined"
         )
     counts = exam_counts(frame)
+    metrics = list(metric_table())
     cells, responses = np.unique(response_cells(scored, "actual"), axis=0, return_counts=True)
 
     def mean_metrics(kernels: Float[np.ndarray, "... metric ideal level"]) -> np.ndarray:
-        return np.average(metrics_of_products(cells, kernels), axis=-2, weights=responses)
+        values = metrics_of_products(cells, kernels, metrics)
+        return np.average(values, axis=-2, weights=responses)
 
     draws = []
     exam_draws = resampled_counts(counts, resamples, seed)
     for exam_counts_at_once in np.array_split(exam_draws, max(1, resamples // _EXAMS_AT_ONCE)):
-        draws.append(mean_metrics(propagated(confusion_shares(exam_counts_at_once))))
+        shares = confusion_shares(exam_counts_at_once)
+        draws.append(mean_metrics(propagated(shares, metrics=metrics)))
     low, high = interval(np.concatenate(draws))
-    true = mean_metrics(metric_kernels())
-    expected = mean_metrics(propagated(confusion_shares(counts.sum(0))))
-    judged = metrics_of_products(response_cells(scored, "judged"), metric_kernels()).mean(0)
+    true = np.average(reported_values(cells, metrics), axis=0, weights=responses)
+    expected = mean_metrics(propagated(confusion_shares(counts.sum(0)), metrics=metrics))
+    judged = reported_values(response_cells(scored, "judged"), metrics).mean(0)
     columns = {
-        "metric": METRICS,
+        "metric": metrics,
         "true": true,
         "expected": expected,
         "expected_low": low,
@@ -799,7 +840,9 @@ _EXAMS_AT_ONCE = 25  # resampled exams that are worked on together
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #632e84fa
 def corrected_kernels(
-    shares: Float[np.ndarray, "... ideal actual judged"], rho: float = 0.5
+    shares: Float[np.ndarray, "... ideal actual judged"],
+    rho: float = 0.5,
+    metrics: Sequence[str] = METRICS,
 ) -> Float[np.ndarray, "... metric ideal judged"]:
     """Kernels of judged levels whose expectation is the true kernel; NaN where a confusion table is
     missing or cannot be inverted.
@@ -808,7 +851,7 @@ def corrected_kernels(
     invertible = (np.abs(np.linalg.det(np.nan_to_num(shares))) > 0.05).all(-1)
     usable = (complete & invertible)[..., None, None, None]
     inverse = np.linalg.inv(np.where(usable, shares, np.eye(3)))
-    kernels = np.einsum("...ija,mia->...mij", inverse, metric_kernels(rho))
+    kernels = np.einsum("...ija,mia->...mij", inverse, metric_kernels(rho, metrics))
     return np.where(usable, kernels, np.nan)
 
 
@@ -823,8 +866,8 @@ def corrected_score(
 
     `atoms` has a row for each judged atom: response, question_id, ideal and judged rank. `exam` are
     the counts of the same judge's exam. The corrected value is NaN where the judge's confusion
-    cannot be inverted, its bounds where more than one resample in twenty cannot. Both metrics weigh
-    each scored response alike. Raises `ValueError` when no response is scored.
+    cannot be inverted, its bounds where more than one resample in twenty cannot, and both for a
+    metric without values of atoms. Both metrics weigh each scored response alike. Raises `ValueError` when no response is scored.
     """
     import pandas as pd
 
@@ -834,28 +877,35 @@ def corrected_score(
             f"none of {atoms['response'].nunique()} responses is "
             "scored: a metric of nothing is undefined"
         )
+    metrics = list(metric_table())
     cells, by_question = _cells_by_question(whole)
     weights = resampled_counts(by_question, resamples, seed)
     shares = confusion_shares(resampled_counts(exam, resamples, seed + 1))
     draws = []
     for start in range(0, resamples, _EXAMS_AT_ONCE):
         at_once = slice(start, start + _EXAMS_AT_ONCE)
-        draws.append(_weighted_metrics(cells, corrected_kernels(shares[at_once]), weights[at_once]))
+        kernels = corrected_kernels(shares[at_once], metrics=metrics)
+        values = metrics_of_products(cells, kernels, metrics)
+        draws.append(_weighted_metrics(values, weights[at_once]))
     corrected_draws = np.concatenate(draws)
-    raw_values = metrics_of_products(cells, metric_kernels())
-    raw_bounds = interval(_weighted_metrics(cells, metric_kernels(), weights))
-    raw_bounds = exact_bounds(raw_values, raw_bounds, len(by_question))
-    corrected_bounds = np.full((2, len(METRICS)), np.nan)
-    if np.isnan(corrected_draws).any(-1).mean() <= 0.05:
-        corrected_bounds = interval(corrected_draws)
-        of_one_value = (raw_values == 0).all(axis=0) | (raw_values == 100).all(axis=0)
+    raw_values = reported_values(cells, metrics)
+    ranges = percent_ranges(metrics)
+    raw_bounds = interval(_weighted_metrics(raw_values, weights))
+    raw_bounds = exact_bounds(raw_values, raw_bounds, len(by_question), ranges=ranges)
+    corrected_bounds = np.full((2, len(metrics)), np.nan)
+    has_kernel = np.isin(metrics, correctable_metrics())
+    if np.isnan(corrected_draws[:, has_kernel]).any(-1).mean() <= 0.05:
+        corrected_bounds[:, has_kernel] = interval(corrected_draws[:, has_kernel])
+        of_one_value = (raw_values == ranges[0]).all(axis=0) | (raw_values == ranges[1]).all(axis=0)
+        of_one_value &= has_kernel
         corrected_bounds[0, of_one_value] = np.fmin(corrected_bounds, raw_bounds)[0, of_one_value]
         corrected_bounds[1, of_one_value] = np.fmax(corrected_bounds, raw_bounds)[1, of_one_value]
     responses = by_question.sum(0)
-    raw = _weighted_metrics(cells, metric_kernels(), responses)
-    estimate = _weighted_metrics(cells, corrected_kernels(confusion_shares(exam.sum(0))), responses)
+    raw = _weighted_metrics(raw_values, responses)
+    kernels = corrected_kernels(confusion_shares(exam.sum(0)), metrics=metrics)
+    estimate = _weighted_metrics(metrics_of_products(cells, kernels, metrics), responses)
     columns = {
-        "metric": METRICS,
+        "metric": metrics,
         "raw": raw,
         "raw_low": raw_bounds[0],
         "raw_high": raw_bounds[1],
@@ -884,12 +934,11 @@ def _cells_by_question(
 
 
 def _weighted_metrics(
-    cells: Int[np.ndarray, "pattern channel"],
-    kernels: Float[np.ndarray, "... metric ideal level"],
+    values: Float[np.ndarray, "... pattern metric"],
     weights: Int[np.ndarray, "... pattern"],
 ) -> Float[np.ndarray, "... metric"]:
     """The mean metrics of so many responses of each pattern."""
-    totals = (metrics_of_products(cells, kernels) * weights[..., None]).sum(-2)
+    totals = (values * weights[..., None]).sum(-2)
     return totals / weights.sum(-1)[..., None]
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #b8b79816
@@ -991,6 +1040,7 @@ def why_withheld(
     exam: Mapping[str, Any],
     corrections: "pd.DataFrame",
     powered: PredictionPowered | None = None,
+    metrics: Sequence[str] = METRICS,
 ) -> str:
     """Why corrected values are not shown, in a sentence's half; empty where all conditions hold.
 
@@ -999,6 +1049,7 @@ def why_withheld(
     corrected value of the table (`corrected_score`) can be computed and lies in 0 to 100; and,
     where labels of the answers in question gave an estimate (`powered`), value and estimate lie
     each in the interval of the other. An interval of few labels is wide and would rule out little.
+    The last two are asked of `metrics`; the exam checks the six.
     """
     if exam.get("changes"):
         return f"the judge was changed since its exam: {', '.join(exam['changes'])}"
@@ -1017,19 +1068,27 @@ def why_withheld(
                 f"answers lead to {row['expected']:.1f} (± {row['allowed']:.1f})"
             )
     for metric, value in zip(corrections["metric"], corrections["corrected"], strict=True):
+        if metric not in metrics:
+            continue
         if np.isnan(value):
+            if metric_named(metric).atom_values is None:
+                return f"{metric} has no values of atoms, from which a correction could be made"
             return "the judge's errors in its exam cannot be inverted"
         if not -1e-6 <= value <= 100 + 1e-6:
             return f"{metric} would come out as {value:.1f}, which is no value that it can have"
-    return "" if powered is None else _why_labels_disagree(corrections, powered)
+    return "" if powered is None else _why_labels_disagree(corrections, powered, metrics)
 
 
-def _why_labels_disagree(corrections: "pd.DataFrame", powered: PredictionPowered) -> str:
+def _why_labels_disagree(
+    corrections: "pd.DataFrame", powered: PredictionPowered, metrics: Sequence[str]
+) -> str:
     """Which corrected value and which estimate from labels do not lie in the interval of each
     other; empty where all do.
     """
     unconfirmed = ""
     for k, row in enumerate(corrections.to_dict("records")):
+        if row["metric"] not in metrics:
+            continue
         value = row["corrected"]
         estimate = powered.estimate[k]
         values = (

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from .exam import confusion_shares, misread_judgments
 from ...scoring.target_labels import LEAST_QUESTIONS, prediction_powered
-from ...metrics import METRICS, response_frame, response_scores
+from ...metrics import answer_scores, fold_by_question, metrics_among, response_frame
 from ...problem import Judgment
 
 # %% ../../../nbs/products/exam/10_label_budget.ipynb #bf58db04
@@ -48,14 +48,17 @@ def label_budget(
         )
     generator = np.random.default_rng(seed)
     frame = response_frame(scored)
-    judged = _percent_scores(frame)
+    scores = answer_scores(frame)
+    metrics = list(scores.columns)
+    judged = scores.to_numpy()
     readings = {"no help": generator.permutation(judged)}
     shares = None if exam_counts is None else confusion_shares(np.sum(exam_counts, axis=0))
     if shares is not None and np.isfinite(shares).all():
         misread = response_frame(misread_judgments(scored, shares, seed))
-        readings["as in its exam"] = _percent_scores(misread)
+        readings["as in its exam"] = answer_scores(misread).to_numpy()
     atoms_of_answer = frame["atoms"].mean()
-    rows = [_budget_row(0, 0, "raw score, judge's error left out", _raw_half_width(frame, judged))]
+    head = {"answers": 0, "labels": 0, "judge": "raw score, judge's error left out"}
+    rows = [head | dict(zip(metrics, _raw_half_width(frame, judged), strict=True))]
     for count in answers:
         if not LEAST_QUESTIONS <= count <= len(scored):
             continue
@@ -65,14 +68,10 @@ def label_budget(
                 drawn = generator.permutation(len(scored))[:count]
                 widths.append(_half_width(frame, reading, judged, drawn))
             mean_width = np.nanmean(widths, axis=0)
-            rows.append(_budget_row(count, round(count * atoms_of_answer), assumption, mean_width))
+            labels = round(count * atoms_of_answer)
+            head = {"answers": count, "labels": labels, "judge": assumption}
+            rows.append(head | dict(zip(metrics, mean_width, strict=True)))
     return pd.DataFrame(rows)
-
-
-def _percent_scores(frame: "pd.DataFrame") -> Float[np.ndarray, "answer metric"]:
-    over = frame["over"].to_numpy().astype(np.int64)
-    under = frame["under"].to_numpy().astype(np.int64)
-    return 100 * response_scores(over, under)
 
 
 def _half_width(
@@ -85,7 +84,7 @@ def _half_width(
     questions.
     """
     if frame["question_id"].iloc[drawn].nunique() < LEAST_QUESTIONS:
-        return np.full(len(METRICS), np.nan)
+        return np.full(judged.shape[1], np.nan)
     probabilities = np.full(len(frame), np.nan)
     probabilities[drawn] = len(drawn) / len(frame)
     labelled = np.where(np.isnan(probabilities)[:, None], np.nan, true)
@@ -100,24 +99,15 @@ def _raw_half_width(
 ) -> Float[np.ndarray, " metric"]:
     """Half the interval of the raw score, its normal approximation over questions."""
     deviations = judged - judged.mean(axis=0)
-    sums = frame[["question_id"]].assign(**dict(zip(METRICS, deviations.T, strict=True)))
-    of_questions = sums.groupby("question_id")[list(METRICS)].sum().to_numpy()
+    no_seeds = np.zeros(len(frame))
+    of_questions = fold_by_question(deviations, no_seeds, frame["question_id"])[0][0]
     return 1.96 * np.sqrt((of_questions**2).sum(axis=0)) / len(frame)
-
-
-def _budget_row(
-    answers: int, labels: int, assumption: str, half_widths: Float[np.ndarray, " metric"]
-) -> dict[str, object]:
-    row: dict[str, object] = {"answers": answers, "labels": labels, "judge": assumption}
-    for metric, half_width in zip(METRICS, half_widths, strict=True):
-        row[metric] = half_width
-    return row
 
 
 def budget_text(budget: "pd.DataFrame") -> str:
     """A budget for a terminal: half widths as ±, and what they mean."""
     shown = budget.copy()
-    for metric in METRICS:
+    for metric in metrics_among(shown.columns):
         shown[metric] = [f"± {half_width:.1f}" for half_width in shown[metric]]
     return (
         "Half widths of 95 % intervals that labels of so many "

@@ -159,7 +159,7 @@ class AnswerJudge:
 # %% ../../../nbs/products/integrations/01_judging.ipynb #f23d4061
 def reward_numbers(judgment: Judgment, merge_over_use: bool = False) -> dict[str, float]:
     """`reward`, the sum of the channel rewards, each of them by its name, `unscored` (0 or 1) and
-    the six metrics of one answer, for an engine's tables."""
+    every metric of one answer, for an engine's tables."""
     ideal, actual, atoms, _ = judgment_tensors([judgment])
     rewards = channel_rewards(ideal, actual, atoms, merge_over_use)[0].tolist()
     numbers = summary([judgment])

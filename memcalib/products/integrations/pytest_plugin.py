@@ -43,11 +43,12 @@ class MemoryUse:
     examples: "Sequence[Example]"
 
     def metric(self, name: str) -> MeasuredMetric:
-        """One of the six metrics over all scored answers (SCS, Exact, sMOS, sMUS, AOR, AUR).
+        """One metric over all scored answers: one of the six (SCS, Exact, sMOS, sMUS, AOR, AUR), or
+        another of the table (`memcalib.metrics.metric_table`).
 
         Raises `KeyError` for another name, and `ValueError` where no answer is scored.
         """
-        from memcalib.metrics import calibration_metrics
+        from memcalib.metrics import level_counts, metric_table
 
         scored = [judgment for judgment in self.judgments if judgment.scored]
         if not scored:
@@ -56,12 +57,11 @@ class MemoryUse:
                 f"memory_use: found no scored answer of {len(self.judgments)} "
                 f"({'; '.join(sorted(reasons))[:300]}); allowed: at least one"
             )
-        over = [judgment.over for judgment in scored]
-        under = [judgment.under for judgment in scored]
-        metrics = calibration_metrics(over, under)
+        metrics = metric_table()
         if name not in metrics:
             raise KeyError(f"metric: found {name!r}; allowed: {', '.join(metrics)}")
-        return MeasuredMetric.of(metrics[name], name, self)
+        value = 100 * float(metrics[name].of_answers(level_counts(scored)).mean())
+        return MeasuredMetric.of(value, name, self)
 
     @property
     def score(self) -> MeasuredMetric:

@@ -20,7 +20,7 @@ from memcalib.products.integrations.judging import (
     engine_settings,
     reward_numbers,
 )
-from ...metrics import METRICS
+from ...metrics import metric_table
 from ...problem import Example, iter_examples, render
 from ...rules.base import rule_settings
 
@@ -126,7 +126,7 @@ def task_class() -> type:
         async def channels(self, trace: vf.Trace) -> float:
             """The sum of the nine channel rewards."""
             numbers = await judge_trace(self.judge, self.data.record, trace.last_reply, trace.info)
-            trace.record_metrics({name: numbers[name] for name in (*METRICS, "unscored")})
+            trace.record_metrics({name: numbers[name] for name in (*metric_table(), "unscored")})
             return numbers["reward"]
 
     return MemcalibTask

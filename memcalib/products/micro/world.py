@@ -6,8 +6,8 @@
 __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'SHORT', 'LONG', 'SCARCE', 'FAIR', 'WORLDS', 'DEFAULTS', 'KINDS', 'OWNERS',
            'Split', 'SPLITS', 'FORMS', 'SLOT_FORMS', 'NOUNS', 'Bias', 'COLD_LONG_BIAS', 'COLD_FAIR_BIAS', 'SPELLING',
            'MAX_CHARACTERS', 'MAX_SENTENCE', 'JUDGE', 'MAX_STRANGERS', 'MICRO_TEMPLATE', 'AUDIT_TEMPLATE', 'role',
-           'World', 'atom_text', 'rubric', 'make_examples', 'answer', 'noisy_levels', 'nouns_in', 'Sentence',
-           'read_answer', 'exact_judge', 'sentence_roles', 'audit_text', 'hinted_prompt', 'demonstrations']
+           'World', 'atom_text', 'rubric', 'rewritten', 'make_examples', 'answer', 'noisy_levels', 'nouns_in',
+           'Sentence', 'read_answer', 'exact_judge', 'sentence_roles', 'audit_text', 'hinted_prompt', 'demonstrations']
 
 # %% ../../../nbs/products/micro/01_world.ipynb #cddcba8b
 import json
@@ -456,11 +456,22 @@ def _atom(fact: _Fact, atom_id: str, block_id: str, plan: _Plan, rng: random.Ran
     )
 
 
-def _block(block_id: str, atoms: Sequence[Atom]) -> Block:
+def _paragraph(atoms: Sequence[Atom]) -> str:
+    """The fluent text of a block of these atoms."""
     clauses = [atom.text[0].lower() + atom.text[1:-1] for atom in atoms]
+    return f"Notes say {', and '.join(clauses)}."
+
+
+def rewritten(block: Block, atoms: Sequence[Atom]) -> str:
+    """The fluent text of a block with only these of its atoms: what a rewriter that makes no
+    mistake would write (`inference.rewriting`)."""
+    return _paragraph(atoms)
+
+
+def _block(block_id: str, atoms: Sequence[Atom]) -> Block:
     return Block(
         parent_memory_id=block_id,
-        memory_text=f"Notes say {', and '.join(clauses)}.",
+        memory_text=_paragraph(atoms),
         atomic_concat_text=concat_text(atom.text for atom in atoms),
         atom_ids=[atom.atom_id for atom in atoms],
     )

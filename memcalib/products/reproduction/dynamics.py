@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'CHANNEL_GROUPS', 'OUTCOMES', 'LOCALIZABLE', 'phase_of', 'group_counts', 'phase_table', 'sentence_factors',
-           'degeneracy_figure', 'factors_figure', 'conservation_table', 'curve_rows', 'MechanismRows', 'read_mechanism',
-           'mechanism_figure']
+           'factors_percentile', 'degeneracy_figure', 'factors_figure', 'conservation_table', 'curve_rows',
+           'MechanismRows', 'read_mechanism', 'mechanism_figure']
 
 # %% ../../../nbs/products/reproduction/04_dynamics.ipynb #fdc11f94
 from collections.abc import Iterable, Mapping, Sequence
@@ -183,24 +183,49 @@ def sentence_factors(
 
     rows = []
     for step, step_traces in traces.groupby("step"):
-        answers = step_traces[step_traces["channel"].isna()].set_index("row")
-        is_localized = step_traces["localized"] == True  # noqa: E712 (missing for answers)
-        pairs = step_traces[step_traces["channel"].notna() & is_localized]
-        if not len(pairs):
-            continue
-        sentences_by_row = {}
-        for row in pairs["row"].unique():
-            ends = answers.loc[row, "ends"].tolist()
-            token_spans = list(pairwise([0, *ends]))
-            sentences_by_row[row] = segment(answers.loc[row, "response"], token_spans)
-        scaling = sentence_scaling(
-            [multipliers.tolist() for multipliers in pairs["m"]],
-            pairs["strength"].tolist(),
-            [sentences_by_row[row] for row in pairs["row"]],
-            percentiles,
-        )
-        rows.append({"step": int(step), "pairs": len(pairs), **scaling})
+        pairs, sentences = _localized_sentences(step_traces)
+        if len(pairs):
+            scaling = _scaling_of(pairs, sentences, percentiles)
+            rows.append({"step": int(step), "pairs": len(pairs), **scaling})
     return pd.DataFrame(rows)
+
+
+def factors_percentile(traces: Iterable["pd.DataFrame"], percentile: float = 99) -> float:
+    """The token-weighted percentile of the sentences' factors over all localized pairs of all steps
+    of these trainings (app:redistribution, numerical verification); NaN without a pair."""
+    import pandas as pd
+
+    pairs = []
+    sentences: list[list[int]] = []
+    for frame in traces:
+        for _, step_traces in frame.groupby("step"):
+            step_pairs, step_sentences = _localized_sentences(step_traces)
+            pairs.append(step_pairs)
+            sentences += step_sentences
+    if not sentences:
+        return float("nan")
+    return _scaling_of(pd.concat(pairs), sentences, (percentile,))[f"p{percentile:g}"]
+
+
+def _localized_sentences(step_traces: "pd.DataFrame") -> tuple["pd.DataFrame", list[list[int]]]:
+    """The localized pairs of one step, and of each the sentence number of every token."""
+    answers = step_traces[step_traces["channel"].isna()].set_index("row")
+    is_localized = step_traces["localized"] == True  # noqa: E712 (missing for answers)
+    pairs = step_traces[step_traces["channel"].notna() & is_localized]
+    sentences_by_row = {}
+    for row in pairs["row"].unique():
+        ends = answers.loc[row, "ends"].tolist()
+        token_spans = list(pairwise([0, *ends]))
+        sentences_by_row[row] = segment(answers.loc[row, "response"], token_spans)
+    return pairs, [sentences_by_row[row] for row in pairs["row"]]
+
+
+def _scaling_of(
+    pairs: "pd.DataFrame", sentences: list[list[int]], percentiles: Sequence[float]
+) -> dict[str, float]:
+    """Mean and percentiles of the sentences' factors of these pairs."""
+    multipliers = [multipliers.tolist() for multipliers in pairs["m"]]
+    return sentence_scaling(multipliers, pairs["strength"].tolist(), sentences, percentiles)
 
 # %% ../../../nbs/products/reproduction/04_dynamics.ipynb #af4dbbac
 def degeneracy_figure(steps: "pd.DataFrame", window: int = 7) -> "Figure":
@@ -297,12 +322,16 @@ def factors_figure(factors: "pd.DataFrame", label: str = "measured") -> "Figure"
         return figure
 
 # %% ../../../nbs/products/reproduction/04_dynamics.ipynb #75646dd5
-def conservation_table(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """The largest change of a channel's mean and of an answer's mean over all steps, and the share
-    of localized pairs that reach the cap, beside the published ones.
+def conservation_table(
+    steps: "pd.DataFrame", traces: Iterable["pd.DataFrame"] = ()
+) -> "pd.DataFrame":
+    """The largest change of a channel's mean and of an answer's mean over all steps, the share
+    of localized pairs that reach the cap, and the 99th percentile of the sentences' factors in
+    traces, beside the published ones.
     """
     import pandas as pd
 
+    traces = list(traces)
     facts = published("facts").set_index("fact")["value"]
     channel_errors = steps["channel_conservation_error"].dropna()
     answer_errors = steps["conservation_error"].dropna()
@@ -329,6 +358,12 @@ def conservation_table(steps: "pd.DataFrame") -> "pd.DataFrame":
             "measured": cap_percent,
             "steps": len(capped),
             "published": float(facts["cap_reached_share_pct"]),
+        },
+        {
+            "quantity": "99th percentile of the factors of sentences",
+            "measured": factors_percentile(traces),
+            "steps": sum(frame["step"].nunique() for frame in traces),
+            "published": float(facts["sentence_scaling_p99"]),
         },
     ]
     return pd.DataFrame(rows)

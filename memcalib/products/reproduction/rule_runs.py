@@ -45,7 +45,7 @@ from memcalib.products.micro.world import (
     read_answer,
 )
 from ...problem import AtomJudgment, Example, Judgment, Level
-from ...rules.base import CREDIT_RULES, CreditRule, credit_rule, rule_settings
+from ...rules.base import CreditRule, credit_rule, rule_names, rule_settings
 from ...trainer.callbacks import repetition
 from ...trainer.train_config import Rate, Seed, Share, TrainConfig, world_config
 
@@ -201,8 +201,8 @@ def compared_rule(name: str) -> ComparedRule:
     """The variant or rule of this name; `ValueError` names those there are."""
     if name in VARIANTS:
         return VARIANTS[name]
-    if name not in CREDIT_RULES and ":" not in name:
-        names = ", ".join(map(repr, [*CREDIT_RULES, *VARIANTS]))
+    if name not in rule_names() and ":" not in name:
+        names = ", ".join(map(repr, [*rule_names(), *VARIANTS]))
         raise ValueError(f"rule {name!r}, allowed are {names}, or 'package.module:name'")
     rule = credit_rule(name)
     return ComparedRule(rule.label or name, rule_settings(name))

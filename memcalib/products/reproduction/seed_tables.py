@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .training_store import Training, TrainingStore
-from ...metrics import HIGHER_IS_BETTER, METRICS, summary
+from ...metrics import METRICS, metric_named, summary
 from ...problem import Judgment
 from memcalib.report.figures import (
     PAPER,
@@ -152,8 +152,7 @@ def grid_answers(
 # %% ../../../nbs/products/reproduction/07_seed_tables.ipynb #86039ea2
 def _metric_heading(metric: str) -> str:
     """A metric's name with an arrow towards better values."""
-    arrow = "↑" if metric in HIGHER_IS_BETTER else "↓"
-    return f"{metric} {arrow}"
+    return metric_named(metric).heading
 
 
 def _spread_text(values: np.ndarray, ddof: int, digits: int) -> str:

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'WEBHOOK', 'HANDLE', 'CARD', 'IBAN', 'IP', 'PHONE', 'SAID_PHONE', 'KEY',
            'BEARER', 'RANDOM', 'PASSWORD', 'SAID_PASSWORD', 'CODE', 'Forms', 'RULES', 'EDITION', 'NEVER_LOOKED_FOR',
-           'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'as_seen', 'Redaction',
-           'redact_row', 'is_decorator', 'scan_rule', 'is_card', 'is_account', 'nobodys_ip', 'is_phone', 'is_counted',
-           'national_phones', 'turns', 'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms',
-           'common_words', 'spelling', 'stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
+           'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'only_with', 'as_seen',
+           'Redaction', 'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card',
+           'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'figure_words', 'turns',
+           'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms', 'common_words', 'spelling',
+           'stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #28bd6000
 import base64
@@ -19,11 +20,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...io.keys import KEY_PATTERN
 from .words import small_words
 from memcalib.io.settings import (
     code_refused,
@@ -109,6 +111,13 @@ def joined(name: str, label: str, seeks: str, *rules: RedactionRule) -> Redactio
         seeks=seeks,
     )
 
+
+def only_with(rule: RedactionRule, needed: Callable[[str], object]) -> RedactionRule:
+    """The rule, applied to texts alone that have what every find of it needs: a quick test that
+    spares most texts a slow search, and changes nothing that is found.
+    """
+    return replace(rule, find=lambda text: rule.find(text) if needed(text) else ())
+
 # %% ../../../nbs/products/shared/04_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
 _MIDDLE_DOTS = frozenset("\u2022\u2027\u2219\u22c5\u30fb\uff65")
@@ -193,8 +202,11 @@ class _Row:
     everywhere.
     """
 
-    def __init__(self, rules: Sequence[RedactionRule], texts: Sequence[str]):
+    def __init__(
+        self, rules: Sequence[RedactionRule], texts: Sequence[str], clean: dict[str, None]
+    ):
         self.rules = rules
+        self.clean = clean  # texts in which no rule finds anything, but for that of the user
         self.places = Counter()
         self.numbers = {}
         self.replaced_values: dict[str, RedactionRule] = {}
@@ -222,6 +234,8 @@ class _Row:
         return f"[{rule.label} {self.numbers[key][0]}]" if rule.numbered else f"[{rule.label}]"
 
     def replace(self, text: str, rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
+        if "[" not in text and text.isascii():  # no placeholder, and as it looks
+            return self._marked(text, text, range(len(text)), rule, find)
         parts = self.marks.split(text)
         for i in range(0, len(parts), 2):  # the odd ones are placeholders
             plain, positions = as_seen(parts[i])
@@ -240,10 +254,13 @@ class _Row:
         rule: RedactionRule,
         find: Callable[[str], Iterable[Span]],
     ) -> str:
+        spans = sorted(find(plain), key=lambda span: (span[0], -span[1]))
+        if not spans:
+            return text
         pieces = []
         text_end = 0
         plain_end = 0
-        for start, end in sorted(find(plain), key=lambda span: (span[0], -span[1])):
+        for start, end in spans:
             if plain_end <= start < end:
                 pieces.append(text[text_end : positions[start]])
                 pieces.append(self.mark(rule, plain[start:end]))
@@ -252,13 +269,28 @@ class _Row:
         return "".join(pieces) + text[text_end:]
 
     def one_pass(self, texts: list[str]) -> list[str]:
+        before = texts
         for rule in self.rules:
-            texts = [self.replace(text, rule, rule.find) for text in texts]
+            of_user = rule.name == "user"
+            texts = [
+                text if not of_user and text in self.clean else self.replace(text, rule, rule.find)
+                for text in texts
+            ]
+        self._remember(text for text, old in zip(texts, before, strict=True) if text == old)
         longest_first = sorted(self.replaced_values.items(), key=lambda item: -len(item[0]))
         for value, rule in longest_first:
             find = _finder_of_word(value)
             texts = [self.replace(text, rule, find) for text in texts]
         return texts
+
+    def _remember(self, texts: Iterable[str]) -> None:
+        """Keep short texts in which nothing was found: a store gives the same memory many times."""
+        if len(self.clean) > _MOST_CLEAN:
+            self.clean.clear()
+        self.clean.update((text, None) for text in texts if len(text) < 2000)
+
+
+_MOST_CLEAN = 50_000
 
 
 def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
@@ -267,12 +299,16 @@ def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
     return lambda text: [match.span() for match in whole.finditer(text)]
 
 
-def redact_row(texts: Sequence[str], rules: Sequence[RedactionRule]) -> Redaction:
+def redact_row(
+    texts: Sequence[str], rules: Sequence[RedactionRule], clean: dict[str, None] | None = None
+) -> Redaction:
     """The texts of one row with placeholders; the same value has the same placeholder in all of
     them.
+
+    `clean` has texts in which these rules are known to find nothing, and takes in further ones.
     """
     texts = [unicodedata.normalize("NFC", text) for text in texts]
-    row = _Row(rules, texts)
+    row = _Row(rules, texts, {} if clean is None else clean)
     before = None
     while texts != before:
         before = texts
@@ -339,11 +375,31 @@ _MAILS = (
         rf"{_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}})"
     ),
 )
-EMAIL = pattern_rule(
-    "e-mail",
-    "|".join(_MAILS),
-    flags=re.I,
-    seeks="e-mail addresses, also with at and dot in brackets or in words",
+_AT_SIGN = re.compile(
+    rf"@|%40|=40|u0040|&#|&commat|AT|\b{_either('at')}\b|{_either('at_unspaced')}", re.I
+)
+_DOT_SIGN = re.compile(
+    rf"[.。]\w|%2e|=2e|u002e|&#|&period|\b{_either('dot')}\b|DOT|{_either('dot_unspaced')}"
+    rf"| ?[.,]{_either('tops')}\b|\b{_either('mail_hosts')}\b",
+    re.I,
+)
+
+
+def _may_have_mail(text: str) -> bool:
+    """Whether a text has something for the sign of an address, and something for its dot."""
+    if "@" in text or not text.isascii():
+        return True
+    return bool(_DOT_SIGN.search(text) and _AT_SIGN.search(text))
+
+
+EMAIL = only_with(
+    pattern_rule(
+        "e-mail",
+        "|".join(_MAILS),
+        flags=re.I,
+        seeks="e-mail addresses, also with at and dot in brackets or in words",
+    ),
+    _may_have_mail,
 )
 URL_LOGIN = pattern_rule(
     "URL login",
@@ -426,6 +482,82 @@ HANDLE = unless(
     is_decorator,
 )
 
+# %% ../../../nbs/products/shared/04_redaction.ipynb #5d3a10c2
+_YEAR = r"(?:1[6-9]|20|21)\d\d"
+_MONTH = r"(?:1[0-2]|0?[1-9])"
+_DAY = r"(?:3[01]|[12]\d|0?[1-9])"
+_SHORT_YEAR = rf"(?:{_YEAR}|\d\d)"
+_RANGE = r"(?: ?(?:-|/|to|until|till|bis|through|and) ?)"
+_OFFSET = rf"(?: ?(?:UTC|GMT)?[+-](?:0\d|1[0-4]):?[0-5]\d)?(?: {_YEAR}(?!\d))?"
+_CLOCK = rf"(?:2[0-4]|[01]?\d):[0-5]\d(?::[0-5]\d(?:[.,]\d{{1,9}})?)?{_OFFSET}"
+_FULL_DATE = "|".join(
+    [
+        rf"{_YEAR}{mark}{_MONTH}{mark}{_DAY}|{_DAY}{mark}{_DAY}{mark}{_SHORT_YEAR}"
+        for mark in ("-", "/", r"\.", r"\. ")
+    ]
+)
+_COMPACT_DATE = (
+    r"20\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:[ _-]?[0-2]\d[0-5]\d(?:[0-5]\d)?)?"
+)
+_MONTH_OF_YEAR = rf"{_YEAR}[-/.]{_MONTH}|{_MONTH}[-/.]{_YEAR}"
+_DATE_OR_TIME = rf"(?:{_FULL_DATE}|{_COMPACT_DATE}|{_CLOCK})"
+_DAYS_OF_MONTH = rf"{_DAY}\.(?:{_MONTH}\.)?"
+_CLEAR = re.compile(
+    rf"(?<!\d)(?<!\d[./-])(?:{_DAYS_OF_MONTH}{_RANGE})?"
+    rf"{_DATE_OR_TIME}(?:(?:{_RANGE}| ){_DATE_OR_TIME})*(?![./-]?\d)"
+    rf"|(?<!\d){_CLOCK}(?!\d)"
+    rf"|(?<=\(){_YEAR}{_RANGE}{_SHORT_YEAR}(?=\))"
+    r"|(?<![\d.])[+-]?\d{1,3}\.\d{4,}[ ,;/]+[+-]?\d{1,3}\.\d{4,}(?![\d.])"  # a position
+)
+_CLOCK_WITH_DOT = r"(?:2[0-4]|[01]?\d)\.[0-5]\d"
+_HOUR_AND_MINUTE = r"(?:2[0-4]|[01]\d)[0-5][05]"
+_UNCLEAR = re.compile(
+    r"(?<![\d+])(?<!\d[ ./-])(?:"
+    + "|".join(
+        [
+            rf"{_YEAR}{_RANGE}{_SHORT_YEAR}",
+            rf"(?:{_MONTH_OF_YEAR}){_RANGE}(?:{_MONTH_OF_YEAR})",
+            rf"{_DAYS_OF_MONTH}{_RANGE}(?:{_FULL_DATE}|{_DAY}\.{_MONTH}\.)",
+            rf"{_DAY}/{_DAY}{_RANGE}{_DAY}/{_DAY}(?:/{_SHORT_YEAR})?",
+            rf"{_CLOCK_WITH_DOT}{_RANGE}{_CLOCK_WITH_DOT}",
+            rf"{_HOUR_AND_MINUTE}{_RANGE}{_HOUR_AND_MINUTE}",
+            rf"{_DAY} {_MONTH} {_YEAR}",
+            r"\d-\d(?: \d-\d)+",  # results of games
+            rf"[+-]?\d{{1,3}}[.,]\d{{1,2}}{_RANGE}[+-]?\d{{1,3}}[.,]\d{{1,2}}",
+            r"0 ?- ?\d+(?: \d{3})*",  # from nothing to so many
+        ]
+    )
+    + r")(?![ ./-]{0,3}\d)"
+    r"|(?<!\d)\+?\d{1,3}(?:[ .]\d{3})?(?:[ .]000){1,4}(?!\d)"  # thousands
+)
+
+
+_ROW = re.compile(r"\d[\d ()./:_·•-]{2,}\d").search  # of figures, as a date or a number is
+
+
+def _blanked(text: str, *patterns: re.Pattern[str]) -> str:
+    """The text with a NUL for each character that one of these patterns finds."""
+    for pattern in patterns:
+        text = pattern.sub(lambda match: "\0" * len(match[0]), text)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def without_dates(text: str, only_clear: bool = False) -> str:
+    """The text with a NUL for each character of a date, a time, a range of them or a measurement
+    that looks like a telephone number; `only_clear` takes those that nothing else can be.
+    """
+    return _blanked(text, _CLEAR) if only_clear else _blanked(text, _CLEAR, _UNCLEAR)
+
+
+def between_dates(rule: RedactionRule, only_clear: bool = False) -> RedactionRule:
+    """The rule applied to what stands between dates, times and ranges (`without_dates`)."""
+    return replace(
+        rule,
+        find=lambda text: rule.find(without_dates(text, only_clear) if _ROW(text) else text),
+        recipe=f"{rule.recipe}|{_CLEAR.pattern}|{'' if only_clear else _UNCLEAR.pattern}",
+    )
+
 # %% ../../../nbs/products/shared/04_redaction.ipynb #449fb5e8
 def scan_rule(
     name: str, start: str, valid: Callable[[str], bool], label: str = "", seeks: str = ""
@@ -486,11 +618,13 @@ def is_account(text: str) -> bool:
 
 
 CARD = unless(
-    scan_rule(
-        "card",
-        r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
-        is_card,
-        seeks="card numbers with a right check digit",
+    between_dates(
+        scan_rule(
+            "card",
+            r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
+            is_card,
+            seeks="card numbers with a right check digit",
+        )
     ),
     lambda text, start, end: (
         bool(re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I))
@@ -593,7 +727,7 @@ def is_phone(text: str) -> bool:
         return False
     if re.fullmatch(_WITHIN_RUSSIA, text):
         return True
-    if re.match(r"\+|0|\(\d", text) or re.fullmatch(
+    if re.match(r"\+[1-9]|0|\(\+?\d{1,5}\)", text) or re.fullmatch(
         r"(?:1[ ._/-])?\d{3}([ ._/-])\d{3}\1\d{4}", text
     ):
         return True
@@ -639,7 +773,7 @@ def national_phones(region: str) -> RedactionRule:
         recipe=region,
         seeks=f"telephone numbers as they are written in {region}",
     )
-    return unless(rule, _is_no_national_phone)
+    return unless(between_dates(rule), _is_no_national_phone)
 
 
 def _is_no_national_phone(text: str, start: int, end: int) -> bool:
@@ -652,13 +786,15 @@ def _is_no_national_phone(text: str, start: int, end: int) -> bool:
     return bool(is_address or is_version or is_call or is_public) or is_counted(text, start, end)
 
 
-_PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\d|\d)[\d ()./_·•-]{5,24}\d"
+_PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\+?\d|\d)[\d ()./_·•-]{5,24}\d"
 PHONE = unless(
-    scan_rule(
-        "phone",
-        _PHONE,
-        is_phone,
-        seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits",
+    between_dates(
+        scan_rule(
+            "phone",
+            _PHONE,
+            is_phone,
+            seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits",
+        )
     ),
     is_counted,
 )
@@ -668,89 +804,102 @@ _NO_DATE = (
     r"|0[.,]\d)"
 )
 _CHINESE_FIGURES = "〇零一幺二三四五六七八九"
-SAID_PHONE = joined(
-    "phone by word",
-    "phone",
-    (
-        "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
-        "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
-    ),
-    pattern_rule(
-        "noun",
-        (
-            rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
-            rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+_FIGURES_IN_A_ROW = re.compile(r"\d[\d ()./-]{3,}\d").search
+
+
+def figure_words(text: str) -> int:
+    """How many words of a text say a figure."""
+    return sum(word in _FIGURES for word in re.findall(r"[^\W\d]+", text.lower()))
+
+
+def _may_say_phone(text: str) -> bool:
+    """Whether a text has a row of figures that is no date, or enough words for figures."""
+    if not text.isascii() or _FIGURES_IN_A_ROW(without_dates(text, only_clear=True)):
+        return True
+    return figure_words(text) >= 7
+
+
+SAID_PHONE = only_with(
+    between_dates(
+        joined(
+            "phone by word",
+            "phone",
+            (
+                "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
+                "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
+            ),
+            pattern_rule(
+                "noun",
+                (
+                    rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
+                    rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+                ),
+                flags=re.I,
+            ),
+            pattern_rule(
+                "noun without blanks",
+                (
+                    rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
+                    rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                ),
+            ),
+            pattern_rule(
+                "verb",
+                (
+                    rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
+                    rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                ),
+                flags=re.I,
+            ),
+            pattern_rule(
+                "owner",
+                (
+                    rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)"
+                    rf"(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                ),
+                flags=re.I,
+            ),
+            pattern_rule(
+                "figures of Chinese and Japanese",
+                (
+                    rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
+                    rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
+                ),
+            ),
+            pattern_rule(
+                "figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"
+            ),
+            pattern_rule(
+                "pairs of French",
+                rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}",
+                flags=re.I,
+            ),
+            unless(
+                pattern_rule(
+                    "words",
+                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+                    flags=re.I,
+                ),
+                lambda text, start, end: all(
+                    b - a in (1, -1)
+                    for a, b in pairwise(
+                        _FIGURES[w]
+                        for w in re.findall(r"\w+", text[start:end].lower())
+                        if w in _FIGURES
+                    )
+                ),
+            ),
         ),
-        flags=re.I,
+        only_clear=True,
     ),
-    pattern_rule(
-        "noun without blanks",
-        (
-            rf"{_either('phone_unspaced')}[^\W\d]{{0,4}}? ?[:#.]? ?"
-            rf"(?P<value>(?!{_FREE_OF_CHARGE}){_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-        ),
-    ),
-    pattern_rule(
-        "verb",
-        (
-            rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
-            rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-        ),
-        flags=re.I,
-    ),
-    pattern_rule(
-        "owner",
-        (
-            rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)(?:'s| is| ist"
-            rf"|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
-        ),
-        flags=re.I,
-    ),
-    pattern_rule(
-        "figures of Chinese and Japanese",
-        (
-            rf"(?<![点點{_CHINESE_FIGURES}])[〇零一幺](?:[ -]?[{_CHINESE_FIGURES}]){{9,12}}"
-            rf"(?![{_CHINESE_FIGURES}十百千万億亿])"
-        ),
-    ),
-    pattern_rule("figures of Korean", r"[공영](?:[ -]?[공영일이삼사오육륙칠팔구]){8,10}(?!\w)"),
-    pattern_rule(
-        "pairs of French", rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}", flags=re.I
-    ),
-    unless(
-        pattern_rule(
-            "words",
-            rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
-            flags=re.I,
-        ),
-        lambda text, start, end: all(
-            b - a in (1, -1)
-            for a, b in pairwise(
-                _FIGURES[w] for w in re.findall(r"\w+", text[start:end].lower()) if w in _FIGURES
-            )
-        ),
-    ),
+    _may_say_phone,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #a70dfd3f
-_PREFIXED = (
-    r"(?<!\w)(?:(?:sk|pk|rk|whsec|rzp|gsk|xai|pplx|nvapi|tvly|fw|figd|glsa|sbp|sntrys|dckr_pat"
-    r"|pypi|npm|pat|ntn|lin_api|r8|shp[a-z]{2}|do[opr]_v1|hv[sbr]"
-    r"|gl[a-z]{2,6}|xapp|xox[a-z]|PMAK|NRAK|ATATT\w*|ya29|GOCSPX|tfp|dp\.\w+)[-_.][\w.-]{12,}\w"
-    r"|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"
-    r"|(?:AKIA|ASIA|ABIA|ACCA|LTAI|AKID)[0-9A-Za-z]{12,}|AIza[\w-]{30,}|AQVN[\w-]{20,}"
-    r"|EAA[A-Za-z0-9]{20,}|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]+|key-[0-9a-f]{24,}"
-    r"|[0-9a-f]{32}-us\d{1,2}|(?:AC|SK)[0-9a-f]{32}|(?:bot)?\d{8,10}:[\w-]{30,}|AGE-SECRET-KEY-\w+"
-    r"|eyJ[\w-]{6,}\.[\w-]+\.?[\w-]*|(?:[A-Z0-9]{5}-){4}[A-Z0-9]{5})(?!\w)"
-)
-_BLOCK = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
-    r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-)
 KEY = unless(
     pattern_rule(
         "key",
-        f"{_BLOCK}|{_PREFIXED}",
+        KEY_PATTERN,
         flags=re.ASCII,
         seeks="private keys, and keys that begin as those of a known service do",
     ),
@@ -935,8 +1084,14 @@ _ASSIGNED = re.compile(
     rf"|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))"
 )
 _RUN = re.compile(rf"{_BARE}+")
+_USER_OPTION = (
+    r"(?:(?<=curl )|(?<=wget )|\b(?:curl|wget|https?)\b[^\n|;]{0,300}? )"
+    r"(?:-u|--(?:proxy-)?user)[ =]?[\"']?[^\s:\"'/]{1,60}:"
+)
 _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
-    rf"(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
+    # a user and a password, joined by a colon, as curl takes them
+    rf"{_USER_OPTION}(?P<value_user>(?=\S*[^\W\d]){_BARE}{{3,}})"
+    rf"|(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
     rf"|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
     r"|(?<!\S)-p ?(?P<value_p>(?=\S*\d)(?=\S*[A-Za-z])[^\s:/=]{6,})"
     r"|\b(?P<variable>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s+(?P<value_variable>(?=\S*\d)[^\s:=]{6,})"
@@ -985,9 +1140,9 @@ _STATED = re.compile(
     (
         rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
         rf"|pin)\b(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|für|fürs|zum|zur|vom|du|de"
-        rf"|del|от|для|к|на)\b[^.:\n]{{1,30}}?)?"
+        rf"|del|от|для|к|на)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
         rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=—])"
-        rf"|\b{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        rf"|\b(?:c['’])?{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
     re.I,
@@ -1060,10 +1215,11 @@ SAID_PASSWORD = RedactionRule(
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #ca72cee1
 _VALUE = (
-    r"(?:[A-Z]-)?(?:\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?"
+    r"(?:[A-Z]-)?(?:\d(?:-\d){3,7}|\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?"
     r"|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}"
     r"|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
 )
+_FIGURE = rf"(?:(?:double |triple )?(?:{'|'.join(_FIGURES)}))"
 _CODES = (
     (
         rf"(?:\b|(?<=\W))(?:{_either('codes')}[- ]?(?:codes?|passcodes?|pins?|numbers?|passwords?"
@@ -1071,7 +1227,7 @@ _CODES = (
     ),
     (
         rf"\b{_either('code_short')}\b[^.\n\d]{{0,15}}?(?P<value_b>\d{{3}}[ -]\d{{3}}(?!\d)"
-        rf"|\d(?: \d){{3,7}}|\d{{3,8}})(?![\w-])"
+        rf"|\d(?: \d){{3,7}}|\d(?:-\d){{3,7}}|\d{{3,8}})(?![\w-])"
     ),
     (
         rf"\b{_either('code_short')}\b[^.\n\d]{{0,40}}? (?:{_either('is')}|lautet|это) "
@@ -1092,6 +1248,12 @@ _CODES = (
     (
         r"\b(?:use|enter|type) (?:the )?(?:code )?(?P<value_e>\d{3}[ -]?\d{3}"
         r"|\d{4,8})(?=[^.\n]{0,40}\b(?:log|sign|verif|confirm|access|unlock))"
+    ),
+    (
+        rf"(?:\b{_either('code_short')}|(?:\b|(?<=\W)){_either('codes', 'code_phrases')}"
+        r"[- ]?(?:codes?|pins?)?"
+        rf"|(?<!area )\b{_either('owners')} (?:pin|code|tan))\b[^.\n\d]{{0,25}}?"
+        rf"(?P<value_w>\b{_FIGURE}(?:[ ,-]{{1,2}}{_FIGURE}){{3,9}})\b"
     ),
     r"(?<!area )\bcode\b[^.\n\d]{0,25}?(?P<value_f>\d{3}[ -]\d{3})(?![\w-])",
     r"\bauthenticator\b[^.\n\d]{0,20}(?P<value_g>\d{3} ?\d{3})(?![\w-])",
@@ -1114,12 +1276,38 @@ def _code_spans(text: str) -> Iterator[Span]:
                     following = _NEXT.match(text, following.end())
 
 
-CODE = RedactionRule(
-    "one-time code",
-    "key",
-    _code_spans,
-    recipe="|".join(_CODES),
-    seeks="codes and PINs behind or before a word for them",
+_CODE_STEMS = tuple(
+    sorted(
+        {
+            *(
+                word.lower()
+                for word in (*_listed("codes"), *_listed("code_short"))
+                if word.isascii()
+            ),
+            *"cod kod pass pin tan authent log sign verif confirm access unlock phrase words".split(),
+        }
+    )
+)
+
+
+def _may_have_code(text: str) -> bool:
+    """Whether a text has a part of a word for a code, and a figure or a word for one."""
+    lowered = text.lower()
+    if text.isascii() and not any(stem in lowered for stem in _CODE_STEMS):
+        return False
+    has_value = re.search(r"\d", text) or "phrase" in lowered or "words" in lowered
+    return bool(has_value) or not text.isascii() or figure_words(text) >= 3
+
+
+CODE = only_with(
+    RedactionRule(
+        "one-time code",
+        "key",
+        _code_spans,
+        recipe="|".join(_CODES),
+        seeks="codes and PINs behind or before a word for them",
+    ),
+    _may_have_code,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #47b2f099
@@ -1363,7 +1551,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "5"  # of the rules; another one when what they find changes
+EDITION = "6"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",
@@ -1394,6 +1582,7 @@ class Redactor:
     """Rules in the order in which they are applied."""
 
     rules: tuple[RedactionRule, ...] = RULES
+    _clean: dict[str, None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def hash(self) -> str:
@@ -1430,9 +1619,9 @@ class Redactor:
         """
         common = user.casefold() in _NOT_USERS | common_words() or len(user) < 3
         if common:
-            return redact_row(texts, self.rules)
+            return redact_row(texts, self.rules, self._clean)
         user_rule = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
-        return redact_row(texts, (replace(user_rule, numbered=False), *self.rules))
+        return redact_row(texts, (replace(user_rule, numbered=False), *self.rules), self._clean)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #2b9c7960
 _SECONDS = 5  # for a pattern of one's own and a text

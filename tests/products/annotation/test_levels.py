@@ -238,4 +238,5 @@ def test_a_key_that_a_judge_misses_later_is_no_message_either(capsys, tmp_path, 
     log = write_log(tmp_path / "own.jsonl", log_rows(3))
     words = ["evaluate", "--log", log, "--out", tmp_path / "run", "--judge", "late_judge:judge"]
     code, _, errors = run(capsys, *words, "--consent", "terms", "--yes")
-    assert code == 1 and "unexpected KeyError" in errors, errors
+    assert code == 1 and "judge late_judge:judge raised KeyError: " in errors, errors
+    assert "on the answer to example " in errors and "unexpected" not in errors

@@ -298,6 +298,35 @@ def test_draws_have_the_asked_size_and_no_row_twice(sizes, count, topics):
         assert rows_of_source[name] >= min(size, count // len(sizes))
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (None, {"health": 200, "general": 100, "coding": 100}),
+        ({"health": 1, "general": 1, "coding": 2}, {"health": 100, "general": 100, "coding": 200}),
+    ],
+)
+def test_draws_are_by_domain_however_many_sources_it_has(weights, expected):
+    sources = {"health": "ab", "general": "cde", "coding": "fgh"}
+    rows = []
+    for domain, names in sources.items():
+        for row in many(dict.fromkeys(names, 300)):
+            rows.append(row.model_copy(update={"domain": domain}))
+    options = {} if weights is None else {"domains": weights}
+    chosen = d.choose_rows(rows, 400, **options)
+    assert Counter(row.domain for row in chosen) == expected
+    of_source = Counter(row.source for row in chosen)
+    for domain, names in sources.items():
+        counts = [of_source[name] for name in names]
+        assert max(counts) - min(counts) <= 1, (domain, counts)
+
+
+def test_a_domain_that_is_too_small_leaves_its_share_to_the_others():
+    rows = [row.model_copy(update={"domain": "health"}) for row in many({"a": 20})]
+    rows += [row.model_copy(update={"domain": "law"}) for row in many({"b": 300})]
+    chosen = d.choose_rows(rows, 100)
+    assert Counter(row.domain for row in chosen) == {"health": 20, "law": 80}
+
+
 def test_draws_prefer_high_scores_and_hear_rare_topics():
     rows = []
     for n, one_row in enumerate(many({"a": 4000})):

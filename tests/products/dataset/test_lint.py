@@ -12,7 +12,7 @@ from invented_rows import invented_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.products.dataset import grounding
+from memcalib.products.shared import grounding
 from memcalib.products.dataset import lint as lint_page
 from memcalib.products.dataset.lint import RUBRIC_FIELDS, shares, strange_marks
 from memcalib.products.shared.grounding import too_close

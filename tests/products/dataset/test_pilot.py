@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from spreadsheets import sheet_rows
 
 from memcalib.products.dataset import pilot as p
-from memcalib.products.annotation import pilot_page as f
+from memcalib.products.dataset import pilot_page as f
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import sample_records
 from memcalib.io.records import DataError, Violation

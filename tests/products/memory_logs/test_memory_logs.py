@@ -13,10 +13,12 @@ from builder_server import Builder, endpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.products.memory_logs import consent as d
+from memcalib.products.dataset import consent as d
+from memcalib.products.dataset import memory_drafts as ml
+from memcalib.products.memory_logs import admission
 from memcalib.products.memory_logs import exports as me
-from memcalib.products.memory_logs import examples as ml
-from memcalib.products.memory_logs import redaction as r
+from memcalib.products.memory_logs import formats as mf
+from memcalib.products.shared import redaction as r
 from memcalib.products.dataset.writing import to_example
 from memcalib.construction import AnnotationReply
 from memcalib.products.shared.grounding import short_stems
@@ -83,7 +85,7 @@ def jsonl(path, rows):
 
 
 def read(path, store=None):
-    read_rows = [*me.read_log(path, store)]
+    read_rows = [*mf.read_log(path, store)]
     return [x for x in read_rows if isinstance(x, me.LogRow)], [
         x for x in read_rows if isinstance(x, Dropped)
     ]
@@ -244,23 +246,20 @@ def test_each_fault_of_a_row_is_named_and_repeats_nothing(tmp_path, change, rule
 
 
 def test_numbers_without_end(tmp_path):
-    log = jsonl(
-        tmp_path / "log.jsonl", [ROW, '{"query": "?", "memories": [{"text": "a", "score": NaN}]}\n']
-    )
-    assert read(log)[1][0].found == "a number without end in memory 1"
+    endless = '{"query": "?", "memories": [{"text": "a", "score": Infinity}]}\n'
+    rows, [loss] = read(jsonl(tmp_path / "log.jsonl", [ROW, endless]))
+    assert len(rows) == 1 and loss.found == "a number without end in memory 1"
+    none = '{"query": "?", "memories": [{"text": "a", "score": NaN}]}\n'
+    [_, row], losses = read(jsonl(tmp_path / "log.jsonl", [ROW, none]))
+    assert row.memories[0].score is None and not losses
 
 
 def test_broken_lines_do_not_show_themselves(tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_bytes(
-        json.dumps(ROW).encode()
-        + b'\n{"query": "My PIN is 4711\n'
-        + b'{"query": "caf\xe9", "memories": []}\n'
-        + b"[1]\n"
-    )
+    log.write_bytes(json.dumps(ROW).encode() + b'\n{"query": "My PIN is 4711\n' + b"[1]\n")
     rows, losses = read(log)
-    assert [loss.rule for loss in losses] == ["json", "encoding", "shape"] and len(rows) == 1
-    assert "4711" not in str(losses) and "caf" not in str(losses)
+    assert [loss.rule for loss in losses] == ["json", "shape"] and len(rows) == 1
+    assert "4711" not in str(losses)
 
 
 def test_repeated_ids(tmp_path):
@@ -279,37 +278,50 @@ def test_repeated_ids(tmp_path):
     ("name", "content", "shape"),
     [
         ("a.jsonl", '{"title": "x", "body": "secret"}\n', "an object with body, title"),
-        ("a.json", json.dumps({"results": [MEM0]}), "memories without queries"),
-        ("a.jsonl", json.dumps(STORE) + "\n", "memories without queries"),
         ("a.jsonl", "", "nothing in which memories were retrieved"),
         ("a.jsonl", "not json\n", "nothing in which memories were retrieved"),
-        (
-            "a.af",
-            json.dumps({"agents": [{"messages": []}], "blocks": []}),
-            "nothing in which memories were retrieved",
-        ),
         ("a.json", "3", "a number"),
     ],
 )
 def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, shape):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as error:
-        [*me.read_log(tmp_path / name)]
+        [*mf.read_log(tmp_path / name)]
     message = str(error.value)
     assert shape in message and "secret" not in message and str(tmp_path) not in message
     assert all(word in message for word in ("mem0", "langgraph", "letta", "plain", "--map query="))
     assert len(error.value.violations) == 1
-    assert all(word in " ".join(me.known_shapes()) for word in ("memory_ids", "agents"))
+    assert all(word in " ".join(mf.known_shapes()) for word in ("memory_ids", "agents"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "shape", "help_"),
+    [
+        ("a.json", json.dumps({"results": [MEM0]}), "memories without queries", "--store"),
+        ("a.jsonl", json.dumps(STORE) + "\n", "memories without queries", "--store"),
+        (
+            "a.af",
+            json.dumps({"agents": [{"messages": []}], "blocks": []}),
+            "the format 'letta agent file'",
+            "an agent file with messages",
+        ),
+    ],
+)
+def test_a_file_without_a_row_is_refused_by_its_name(tmp_path, name, content, shape, help_):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as error:
+        [*mf.read_log(tmp_path / name)]
+    assert shape in str(error.value) and help_ in str(error.value)
 
 
 def test_missing_and_strange_files(tmp_path):
     with pytest.raises(FileNotFoundError):
-        [*me.read_log(tmp_path / "none.jsonl")]
+        [*mf.read_log(tmp_path / "none.jsonl")]
     with pytest.raises(FileNotFoundError):
-        [*me.read_log(tmp_path / "none.af")]
+        [*mf.read_log(tmp_path / "none.af")]
     (tmp_path / "log.xlsx").write_text("x")
     with pytest.raises(ValueError, match=r"unknown suffix '.xlsx'"):
-        [*me.read_log(tmp_path / "log.xlsx")]
+        [*mf.read_log(tmp_path / "log.xlsx")]
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "one", "gzip", "parquet", "lines as json"])
@@ -389,9 +401,18 @@ SENT = {
 }
 
 
+def rows_of_agent(agent):
+    """The rows of an agent, whose account balances."""
+    reading = mf.Source()
+    rows = list(mf.found_rows([{"agents": [agent]}], reading))
+    reading.account.check()
+    return rows
+
+
 def turns(*messages):
     return [
-        *me.letta_turns(
+        row.fields
+        for row in rows_of_agent(
             {
                 "id": "agent-0",
                 "messages": [{"id": f"message-{i}"} | m for i, m in enumerate(messages)],
@@ -414,6 +435,7 @@ def test_a_turn_with_a_search_is_a_row():
         "id": "agent-0/message-1",
         "query": "Any plans?",
         "answer": "A game?",
+        "turns": [],
         "memories": [LETTA],
     }
 
@@ -494,7 +516,7 @@ def test_results_that_were_cut_off_drop_the_turn(tmp_path):
     [row], [loss] = read(tmp_path / "agent.af")
     assert (
         row.query == "And now?"
-        and row.system == "letta"
+        and row.system.startswith("letta")
         and row.answer == "A game?"
         and loss.rule == "shape"
     )
@@ -524,8 +546,8 @@ def test_the_legacy_agent_file_and_damaged_ones(tmp_path):
         },
     ]
     assert turns(*[m for m in odd if isinstance(m, dict)]) == [] and [
-        *me.letta_turns({"messages": odd})
-    ] == [] == [*me.letta_turns({})]
+        *rows_of_agent({"messages": odd})
+    ] == [] == [*rows_of_agent({})]
 
 
 @given(st.text(max_size=80), st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=4))
@@ -569,14 +591,14 @@ def test_ids_are_joined_with_the_export(tmp_path, form):
     assert (
         row.memories[0].text == "Moved to Leeds"
         and len(row.memories) == 2
-        and loss.rule == "memory shape"
-        and "nothing" in loss.found
+        and loss.rule == "id not in the store"
+        and loss.found == "1 ids that are not in the store"
     )
 
 
 def test_an_export_without_memories(tmp_path):
     (tmp_path / "store.json").write_text('{"users": [1]}')
-    with pytest.raises(DataError, match="no memory with an id"):
+    with pytest.raises(DataError, match="no memory"):
         read(jsonl(tmp_path / "log.jsonl", [ROW]), tmp_path / "store.json")
 
 
@@ -1029,7 +1051,7 @@ def test_words_that_name_no_agreement(tmp_path, word):
     assert loss.rule == "consent" and len(loss.found) < 60
     if word:
         with pytest.raises(ValueError, match="allowed is the name of an agreement"):
-            ml.LogConfig(consent=word)
+            admission.LogConfig(consent=word)
 
 
 @pytest.mark.parametrize(
@@ -1045,7 +1067,7 @@ def test_words_that_name_no_agreement(tmp_path, word):
     ],
 )
 def test_consent(consent, config, rule):
-    why = ml.refusal(row(consent=consent), ml.LogConfig(**config))
+    why = admission.refusal(row(consent=consent), admission.LogConfig(**config))
     assert (why and why[0]) == rule
 
 
@@ -1061,7 +1083,7 @@ def test_consent_is_kept_with_each_row(tmp_path):
     def consents(**config):
         return [
             draft.source["metadata"]["consent"]
-            for draft in ml.memory_drafts(log, config=ml.LogConfig(**config)).kept
+            for draft in ml.memory_drafts(log, config=admission.LogConfig(**config)).kept
         ]
 
     assert consents() == ["given", "trial"]
@@ -1091,7 +1113,7 @@ def slow_says_again(later, earlier):
     * 2
 )
 def test_repetition_against_a_slow_definition(later, earlier):
-    assert ml.says_again(later, earlier) == slow_says_again(later, earlier)
+    assert admission.says_again(later, earlier) == slow_says_again(later, earlier)
 
 
 @given(
@@ -1109,12 +1131,13 @@ def test_repetition_against_a_slow_definition(later, earlier):
     )
 )
 def test_the_first_of_those_that_say_the_same_is_kept(texts):
-    first_indices = ml.distinct_memories(texts)
+    first_indices = admission.distinct_memories(texts)
     assert first_indices == sorted(first_indices) and (not texts or first_indices[0] == 0)
     assert all(
-        any(ml.says_again(texts[i], texts[j]) for j in first_indices) for i in range(len(texts))
+        any(admission.says_again(texts[i], texts[j]) for j in first_indices)
+        for i in range(len(texts))
     )
-    assert ml.distinct_memories([texts[i] for i in first_indices]) == list(
+    assert admission.distinct_memories([texts[i] for i in first_indices]) == list(
         range(len(first_indices))
     )
 
@@ -1127,7 +1150,7 @@ def test_a_draft_has_everything_where_the_stages_look_for_it():
     draft, _ = ml.to_draft(
         row(memories=memories, answer="20 m.", domain="gardens", licence="MIT"),
         r.Redactor(),
-        ml.LogConfig(memories=5),
+        admission.LogConfig(memories=5),
         "u1",
     )
     assert (draft.query, draft.question, draft.answer, draft.domain, draft.source["licence"]) == (
@@ -1245,7 +1268,9 @@ MEMORIES = ["The garden is 18 m long and has no tap.", "Likes to chat with Ben",
 
 def draft_of(texts=MEMORIES, query="Which hose do you recommend?"):
     return ml.to_draft(
-        row(query=query, memories=[{"text": text} for text in texts]), r.Redactor(), ml.LogConfig()
+        row(query=query, memories=[{"text": text} for text in texts]),
+        r.Redactor(),
+        admission.LogConfig(),
     )[0]
 
 

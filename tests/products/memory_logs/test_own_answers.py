@@ -13,6 +13,7 @@ from memcalib.products.memory_logs.levels import (
     LevelProposal,
     LevelsFile,
     practice_levels,
+    level_reading,
     read_levels,
 )
 from memcalib.commands.cli import main
@@ -263,7 +264,7 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     write(tmp_path / "own.jsonl", labelled)
     assert run("logs", "own.jsonl") == 0
     assert "3 answers to 3 questions can be judged, 3 with ideal levels" in capsys.readouterr().out
-    judge = ("--judge", "tests.memory_logs.test_own_answers:all_bound")
+    judge = ("--judge", "tests.products.memory_logs.test_own_answers:all_bound")
     options = ("--log", "own.jsonl", "--consent", "trial", *judge, "--out", "run")
     assert run("evaluate", *options) == 0
     assert "SCS" in capsys.readouterr().out
@@ -324,7 +325,7 @@ def test_the_report_counts_merged_memories_one_by_one_beside(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     twice = [{"text": text, "level": "C"} for text in ("Likes rye.", "Likes rye")]
     write(tmp_path / "own.jsonl", [mem0_row(n, results=twice) for n in range(2)])
-    judge = ("--judge", "tests.memory_logs.test_own_answers:all_bound")
+    judge = ("--judge", "tests.products.memory_logs.test_own_answers:all_bound")
     assert run("evaluate", "--log", "own.jsonl", "--consent", "t", *judge, "--out", "run") == 0
     table = pd.read_csv(tmp_path / "run/tables/merged-memories.csv")
     assert table["SCS"].tolist() == [50, 25]
@@ -422,8 +423,8 @@ def test_a_memory_without_text_is_left_out_and_counted_and_its_row_stays():
     row["results"].append({"id": "4", "memory": "  "})
     reading = read_all([row, mem0_row(2, results=[{"id": "5", "memory": ""}])])
     assert [len(row.memories) for row in reading.rows] == [2]
-    assert "2 memories without text left out" in reading.text()
-    assert any("without text" in note for note in reading.notes())
+    assert "memories: 5 found, 2 used, 3 not (no text: 2" in reading.text()
+    assert any("no text: 2" in note for note in reading.notes())
     assert [drop.rule for drop in reading.dropped] == ["memory text"]
 
 
@@ -457,3 +458,28 @@ def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():
     preview = own_answers(LogPlan(file="rows", **CONSENT), rows).preview()
     assert "id of another question before: 1 row" in preview
     assert "several answers of one model: 1 question" in preview
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "is_read"),
+    [
+        ("<think>Which {{one}}?</think>\n{}", True),
+        ("Which {{one}}?\n</think>\n\n{}", True),
+        ("```json\n{}\n```\nI hope this helps.", True),
+        ("```json\n{}\n```", True),
+        ("", False),
+        ("I cannot.", False),
+    ],
+)
+def test_levels_are_read_as_the_judge_reads_its_replies(wrapped, is_read):
+    [example] = own_answers(LogPlan(file="rows", **CONSENT), [mem0_row(1)]).examples
+    memories = [
+        {"memory_id": atom.atom_id, "level": "B", "action": "apply", "reason": "Because."}
+        for atom in example.atoms
+    ]
+    for extra in ({}, {"summary": "Two memories."}):
+        text = wrapped.replace("{}", json.dumps({"memories": memories, **extra}))
+        text = text.replace("{{", "{").replace("}}", "}")
+        reading = level_reading(text, example)
+        assert bool(reading.levels) == is_read and bool(reading.fault) != is_read
+    assert "cut off" in level_reading("{}", example, "length").fault

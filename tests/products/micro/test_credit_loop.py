@@ -17,7 +17,7 @@ from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.problem import judgment_for, remove_atoms
 from memcalib.products.reproduction.rule_runs import VARIANTS, compared_rule
-from memcalib.rules.base import CREDIT_RULES, channel_atoms
+from memcalib.rules.base import channel_atoms, rule_names
 from memcalib.trainer import rewards
 from memcalib.trainer.train_config import world_config
 from memcalib.training import train
@@ -94,7 +94,7 @@ def test_loop_takes_the_steps_of_the_trainer(rule, minibatches, temperature, tmp
     assert apart < 0.02 * moved and moved > 0.01
 
 
-RULES = [*CREDIT_RULES, *VARIANTS]
+RULES = [*rule_names(), *VARIANTS]
 
 
 @pytest.fixture(scope="module")

@@ -60,12 +60,12 @@ CLOSING = FORMS["closing"][0]
 
 
 @pytest.mark.parametrize(
-    "module", ["micro.world", "practice.models", "practice.server", "practice.mistakes"]
+    "module", ["world", "practice.models", "practice.server", "practice.mistakes"]
 )
 def test_the_world_and_its_server_need_no_torch(module):
     """Only the policy does."""
     probe = (
-        f"import sys, memcalib.{module}; print([m for m in ('torch', 'transformers', 'pandas') if "
+        f"import sys, memcalib.products.micro.{module}; print([m for m in ('torch', 'transformers', 'pandas') if "
         "m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)

@@ -378,11 +378,13 @@ def test_parameters_must_be_plain_values_in_one_cell(tmp_path):
 def test_notebooks_are_found_in_an_installed_package(tmp_path, monkeypatch):
     """Away from a checkout the notebooks that travel with the package are taken."""
     package = tmp_path / "site" / "memcalib"
-    notebook(package / "reproduction" / "experiments" / "e01_first.ipynb", *FIRST)
+    notebook(package / "products" / "reproduction" / "experiments" / "e01_first.ipynb", *FIRST)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(driver, "package_data", lambda *names: package.joinpath(*names))
-    assert experiments() == {"first": package / "reproduction" / "experiments" / "e01_first.ipynb"}
-    (package / "reproduction" / "experiments" / "e01_first.ipynb").unlink()
+    assert experiments() == {
+        "first": package / "products" / "reproduction" / "experiments" / "e01_first.ipynb"
+    }
+    (package / "products" / "reproduction" / "experiments" / "e01_first.ipynb").unlink()
     with pytest.raises(FileNotFoundError, match="no experiment notebooks"):
         experiments()
 

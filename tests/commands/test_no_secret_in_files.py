@@ -1,0 +1,261 @@
+"""No key gets into a file of a run: refused in settings at any depth, masked in what is written."""
+
+import json
+import string
+
+import pytest
+from command_line import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.commands.evaluate import Evaluation, EvaluationRun
+from memcalib.settings.files import check_settings
+from memcalib.inference.endpoint import CallError, Endpoint
+from memcalib.io.keys import hide_secrets, key_places
+from memcalib.io.records import write_jsonl
+from memcalib.io.runs import RunFolder
+from memcalib.io.settings import SettingErrors
+from memcalib.products.shared.redaction import load_redactor
+from memcalib.products.micro.world import WORLDS, make_examples
+from memcalib.products.micro.practice.server import MicroServer
+
+EXAMPLES = make_examples(WORLDS["short"], 3, 7, "test")
+HEX = "3f9a0c7d1e5b8264" * 4
+MIXED = "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY" * 3
+CAPITALS = "Q7W3E9R1T5Y2U8I4O6P0"
+DIGITS = "482913750264"
+# put together here, so that no line of this file has the form of a key
+FORMS = {
+    "OpenAI": "sk-" + MIXED[:48],
+    "OpenAI, project": "sk-proj-" + MIXED[:40] + "_" + MIXED[:20],
+    "Anthropic": "sk-ant-api03-" + MIXED[:40] + "-" + MIXED[:30],
+    "OpenRouter": "sk-or-v1-" + HEX,
+    "small letters alone": "sk-" + "a" * 24,
+    "GitHub": "ghp_" + MIXED[:36],
+    "GitHub, server": "ghs_" + MIXED[:36],
+    "GitHub, fine-grained": "github_pat_" + MIXED[:22] + "_" + MIXED[:59],
+    "GitLab": "glpat-" + MIXED[:20],
+    "GitLab, runner": "glrt-" + MIXED[:20],
+    "AWS": "AKIA" + CAPITALS[:16],
+    "AWS, session": "ASIA" + CAPITALS[:16],
+    "Google": "AIza" + MIXED[:35],
+    "Google, OAuth": "ya29." + MIXED[:60],
+    "Google, client": "GOCSPX-" + MIXED[:28],
+    "Google, refresh": "1//0" + MIXED[:40],
+    "Slack, bot": f"xoxb-{DIGITS}-{DIGITS}-" + MIXED[:24],
+    "Slack, app": f"xapp-1-A{DIGITS}-{DIGITS}-" + HEX,
+    "Stripe": "sk_live_" + MIXED[:24],
+    "Stripe, restricted": "rk_test_" + MIXED[:24],
+    "Stripe, webhook": "whsec_" + MIXED[:32],
+    "Hugging Face": "hf_" + MIXED[:34],
+    "Groq": "gsk_" + MIXED[:52],
+    "xAI": "xai-" + MIXED[:80],
+    "NVIDIA": "nvapi-" + MIXED[:64],
+    "Perplexity": "pplx-" + MIXED[:48],
+    "npm": "npm_" + MIXED[:36],
+    "PyPI": "pypi-" + MIXED[:70],
+    "Docker": "dckr_pat_" + MIXED[:27],
+    "DigitalOcean": "dop_v1_" + HEX,
+    "SendGrid": "SG." + MIXED[:22] + "." + MIXED[:43],
+    "Mailgun": "key-" + HEX[:32],
+    "Mailchimp": HEX[:32] + "-us12",
+    "Twilio": "AC" + HEX[:32],
+    "Telegram": DIGITS[:10] + ":" + MIXED[:35],
+    "Discord": "M" + MIXED[:23] + "." + MIXED[:6] + "." + MIXED[:38],
+    "Shopify": "shpat_" + HEX[:32],
+    "Databricks": "dapi" + HEX[:32],
+    "Airtable": "pat" + MIXED[:14] + "." + HEX,
+    "Postman": "PMAK-" + HEX[:24] + "-" + HEX[:34],
+    "New Relic": "NRAK-" + CAPITALS + "A1B2C3D",
+    "Atlassian": "ATATT3xFfGF0" + MIXED[:60],
+    "LangSmith": "lsv2_pt_" + HEX[:32] + "_" + HEX[:10],
+    "Vault": "hvs." + MIXED[:40],
+    "Tailscale": "tskey-auth-" + MIXED[:16] + "-" + MIXED[:32],
+    "Notion": "ntn_" + MIXED[:46],
+    "age": "AGE-SECRET-KEY-1" + CAPITALS * 2,
+    "JSON web token": "eyJ" + MIXED[:20] + ".eyJ" + MIXED[:40] + "." + MIXED[:43],
+    "a header": "Bearer " + MIXED[:32],
+    "an address": "https://me:" + MIXED[:16] + "@host.example/v1",
+    "a private key": "-----BEGIN PRIVATE KEY-----\n" + MIXED + "\n-----END PRIVATE KEY-----",
+}
+each_form = pytest.mark.parametrize("name", FORMS)
+
+
+def core(name: str) -> str:
+    """What of a form must be nowhere."""
+    return FORMS[name].removeprefix("Bearer ").removeprefix("https://me:")[:24].split("@")[0]
+
+
+def test_there_are_forty_forms_and_more():
+    assert len(FORMS) >= 40 and len({*FORMS.values()}) == len(FORMS)
+
+
+@each_form
+def test_one_list_for_messages_settings_and_redaction(name):
+    text = f"It says {FORMS[name]} and more."
+    assert core(name) not in hide_secrets(text)
+    assert hide_secrets(text).startswith("It says ") and hide_secrets(text).endswith(" and more.")
+    assert [*key_places({"a": [text]})] == ["a.0"]
+    assert core(name) not in load_redactor().row([text]).texts[0]
+
+
+HARMLESS = [
+    "runs/sk-small",
+    "runs/pat-2024-01-15-evaluation",
+    "data/sk-wikipedia-2024-11-dump.jsonl",
+    "pplx-70b-online",
+    "hf-internal-testing/tiny-random-LlamaForCausalLM",
+    "accounts/fireworks/models/llama-v3p1-405b-instruct",
+    "deepseek-chat",
+    "gpt-4o-2024-08-06",
+    "claude-sonnet-4-5-20250929",
+    "owner/name@8d969eef6ecad3c29a3a629280e686cf0c3f5d5a",
+    "npm-workspaces-for-beginners",
+    "package.module:my_judge_of_keys",
+    "http://localhost:8000/v1",
+    "https://api.openai.com/v1",
+    "Do not repeat the key: sk-... is enough.",
+    "key-value-memory-2024",
+    "the bearer of bad news must not be punished",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_names_are_no_keys(text):
+    assert hide_secrets(text) == text and not [*key_places({"a": text})]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(string.ascii_lowercase + " ", max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(string.ascii_lowercase, min_size=1, max_size=5), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def planted(value, key, data, path=()):
+    """A copy of a JSON value with a key in one place, and the place."""
+    if isinstance(value, dict) and value:
+        name = data.draw(st.sampled_from(sorted(value)))
+        inner, place = planted(value[name], key, data, (*path, name))
+        return {**value, name: inner}, place
+    if isinstance(value, list) and value:
+        position = data.draw(st.integers(0, len(value) - 1))
+        inner, place = planted(value[position], key, data, (*path, str(position)))
+        return [*value[:position], inner, *value[position + 1 :]], place
+    return key, ".".join(path)
+
+
+@given(json_values, st.sampled_from(sorted(FORMS)), st.data())
+def test_a_key_is_found_in_any_place(value, name, data):
+    with_key, place = planted({"setting": value}, FORMS[name], data)
+    assert [*key_places(with_key)] == [place]
+    assert not [*key_places({"setting": value})]
+
+
+def test_a_key_as_the_name_of_an_option_is_found_and_not_repeated():
+    [place] = key_places({"model": {"extra_body": {FORMS["GitHub"]: 1}}})
+    assert place == "model.extra_body.***"
+
+
+PLACES = [
+    "data",
+    "split",
+    "exams",
+    "target_labels",
+    "model.model",
+    "model.base_url",
+    "model.key_env",
+    "model.extra_body.user_token",
+    "model.extra_body.deep.er.than.that",
+    "judge.extra_body.metadata",
+    "judging.prompt",
+    "sampling.prompt_template",
+    "log.file",
+    "colour",
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@each_form
+def test_settings_refuse_every_form_in_every_place(place, name):
+    content = {"data": "d.jsonl", "model": {"model": "m"}, "judge": {"model": "j"}}
+    *names, last = place.split(".")
+    inner = content
+    for step in names:
+        inner = inner.setdefault(step, {})
+    inner[last] = FORMS[name]
+    with pytest.raises(SettingErrors) as caught:
+        check_settings(Evaluation, content, "theirs.yaml")
+    message = str(caught.value)
+    assert message.startswith(f"theirs.yaml: {place}: found ") and "***" in message
+    assert core(name) not in message and "key_env" in message
+
+
+@each_form
+def test_an_endpoint_refuses_every_form(name):
+    for fields in (
+        {"model": FORMS[name]},
+        {"base_url": f"https://host.example/{FORMS[name]}"},
+        {"extra_body": {"metadata": [{"note": FORMS[name]}]}},
+    ):
+        with pytest.raises(CallError) as caught:
+            Endpoint(**{"model": "m", **fields})
+        assert core(name) not in str(caught.value)
+
+
+VERBS = {
+    "evaluate": ["--model", "m", "--set", "model.extra_body.user_token=KEY"],
+    "generate": ["--model", "m", "--set", "model.extra_body.user_token=KEY"],
+    "exam": ["--judge", "KEY"],
+    "train": ["micro", "--set", "launch.accelerate=KEY"],
+    "build": ["micro", "--set", "builder.extra_body={a: [KEY]}"],
+    "demonstrations": ["data.jsonl", "--set", "teacher.extra_body.x=KEY"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_takes_a_key(capsys, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "data.jsonl", EXAMPLES)
+    key = FORMS["GitHub"]
+    words = [word.replace("KEY", key) for word in VERBS[verb]]
+    if verb in ("evaluate", "generate"):
+        words = ["data.jsonl", *words, "--base-url", "http://127.0.0.1:9/v1"]
+    code, output, errors = run(capsys, verb, *words, "--out", "o")
+    assert code in (1, 2) and "***" in errors, errors
+    assert key not in output + errors
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or key.encode() not in file.read_bytes(), file
+
+
+def test_what_a_run_folder_keeps_is_masked(tmp_path):
+    """Settings may come from a program, past the reader of settings."""
+    settings = {"note": dict(FORMS), FORMS["AWS"]: [*FORMS.values()]}
+    folder = RunFolder(tmp_path / "run", settings)
+    RunFolder(tmp_path / "run", settings)  # the same settings open it again
+    folder.write_manifest(command=f"memcalib --x {FORMS['Stripe']}", facts=[{"a": dict(FORMS)}])
+    text = "".join(file.read_text() for file in (tmp_path / "run").iterdir())
+    assert not [name for name in FORMS if core(name) in text]
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["command"].endswith("***")
+
+
+def test_a_whole_run_leaves_no_key(tmp_path, monkeypatch):
+    """Every place of the settings that a program may fill, and a key in the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_KEY", FORMS["OpenAI"])
+    write_jsonl(tmp_path / "data.jsonl", EXAMPLES)
+    with MicroServer(EXAMPLES) as server:
+        model = Endpoint(model="micro-model", base_url=server.base_url, key_env="MY_KEY")
+        evaluation = Evaluation(
+            data="data.jsonl", model=model, judge="micro-exact", exams=FORMS["GitHub"]
+        )
+        EvaluationRun(evaluation, tmp_path / "run", command=f"x --exams {FORMS['GitHub']}").run()
+    contents = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert len(contents) > 10
+    for name in FORMS:
+        assert not [file for file, content in contents.items() if core(name).encode() in content]

@@ -1,0 +1,196 @@
+"""Rows of a log are for their owner: under every umask, in folders that exist and that do not."""
+
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+from memcalib.io.runs import is_private, private_folder
+from memcalib.products.memory_logs.levels import practice_levels
+from memcalib.products.micro.practice.memory_system import memory_assistant, practice_log
+from memcalib.products.micro.practice.models import PracticeJudge
+from memcalib.products.micro.practice.server import MicroServer
+
+PRIVATE = "Marta keeps a secret garden"
+ROLES = {"micro-memory-model": memory_assistant, "micro-levels": practice_levels}
+JUDGE = """
+from memcalib.problem import Level, judgment_for
+def judge(example, response):
+    return judgment_for(example, dict.fromkeys(example.levels, Level.BOUND), judge='b')
+"""
+
+
+@contextmanager
+def umask(mask: int):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o002, 0o077], ids=lambda mask: f"umask {mask:03o}")
+def any_umask(request):
+    with umask(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch) -> Path:
+    """A working folder that others may read, with a log of answers and a judge."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    folder.chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "bound_judge52.py").write_text(JUDGE)
+    rows = []
+    for number in range(12):
+        memories = [{"text": f"{PRIVATE}.", "level": "B"}, {"text": "Rows.", "level": "A"}]
+        query = f"What can I plant on day {number}?"
+        rows.append({"id": f"q{number}", "query": query, "memories": memories, "answer": "Peas."})
+    (folder / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+def readable_by_others(root: Path) -> list[str]:
+    """The files below a folder that hold the private text and that another user could open."""
+    found = []
+
+    def look(folder: Path) -> None:
+        if not folder.stat().st_mode & 0o077:
+            return
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                look(path)
+            elif path.stat().st_mode & 0o077 and PRIVATE.encode() in path.read_bytes():
+                found.append(str(path.relative_to(root)))
+
+    look(root)
+    return [name for name in found if name != "own.jsonl"]
+
+
+def evaluate(capsys, *more) -> tuple[int, str, str]:
+    words = ["evaluate", "--log", "own.jsonl", "--consent", "terms", "--yes"]
+    return run(capsys, *words, "--judge", "bound_judge52:judge", "--out", "run", *more)
+
+
+@pytest.mark.parametrize("state", ["new", "empty", "below new folders"])
+def test_an_evaluation_of_a_log_is_closed(capsys, work, any_umask, state):
+    out = "a/b/run" if state == "below new folders" else "run"
+    if state == "empty":
+        (work / "run").mkdir()
+        (work / "run").chmod(0o755)
+    code, _, errors = evaluate(capsys, "--out", out)
+    assert code == 0, errors
+    assert is_private(work / out) and readable_by_others(work) == []
+
+
+def test_a_run_of_before_is_closed_when_it_goes_on(capsys, work):
+    assert evaluate(capsys)[0] == 0
+    (work / "run").chmod(0o755)
+    code, _, errors = evaluate(capsys)
+    assert code == 0, errors
+    assert is_private(work / "run")
+
+
+def test_a_folder_of_other_things_is_not_closed_but_refused(capsys, work):
+    """A shared folder that a command closed would be gone for those who share it."""
+    (work / "run").mkdir()
+    (work / "run").chmod(0o755)
+    (work / "run" / "notes.txt").write_text("ours")
+    code, _, errors = evaluate(capsys)
+    assert code == 1 and "run: found a folder that others may enter (mode 755)" in errors
+    assert "chmod 700 run" in errors and "another folder" in errors
+    assert [path.name for path in (work / "run").iterdir()] == ["notes.txt"]
+    assert (work / "run").stat().st_mode & 0o777 == 0o755
+    (work / "run").chmod(0o700)
+    assert evaluate(capsys)[0] == 0
+
+
+@pytest.mark.parametrize("state", ["new", "existing"])
+def test_a_build_from_a_log_is_closed(capsys, tmp_path, state):
+    out = tmp_path / "pre"
+    if state == "existing":
+        out.mkdir()
+        out.chmod(0o755)
+    words = ["build", "micro", "--from-memory", "micro", "--out", out, "--yes", "--no-cache"]
+    code, _, errors = run(capsys, *words, "--pilot", "3", "--set", "memory.rows=6")
+    assert code == 0, errors
+    assert is_private(out)
+
+
+@pytest.fixture
+def server():
+    with MicroServer([], roles=ROLES, practice=PracticeJudge(reads=True)) as started:
+        yield started
+
+
+@pytest.mark.parametrize("state", ["new", "existing"])
+def test_levels_of_a_log_are_closed(capsys, work, server, any_umask, state):
+    if state == "existing":
+        (work / "levels").mkdir()
+        (work / "levels").chmod(0o755)
+    words = ["levels", "own.jsonl", "--consent", "terms", "--yes", "--no-cache", "--out", "levels"]
+    code, _, errors = run(capsys, *words, "--model", "micro-levels", "--base-url", server.base_url)
+    assert code == 0, errors
+    assert is_private(work / "levels") and readable_by_others(work) == []
+
+
+def test_a_sweep_of_a_log_is_closed(capsys, work, server, any_umask):
+    rows = practice_log(3)
+    (work / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (work / "sweep").mkdir()
+    (work / "sweep").chmod(0o755)
+    words = ["sweep", "log.jsonl", "--out", "sweep", "--consent", "terms", "--no-cache", "--yes"]
+    words += ["--top-k", "0,4", "--today-framing", "authoritative"]
+    words += ["--model", "micro-memory-model", "--base-url", server.base_url]
+    code, _, errors = run(capsys, *words, "--judge", "micro-judge", "--judge-url", server.base_url)
+    assert code == 0, errors
+    assert is_private(work / "sweep")
+
+
+DERIVED = {
+    "memories": ["memories", "run", "--out", "derived"],
+    "compare": ["compare", "run", "run2", "--out", "derived"],
+    "gate": ["gate", "run", "--max-drop", "50", "--baseline", "run2", "--out", "derived"],
+    "label": ["label", "run", "--answers", "4", "--out", "derived/labels.jsonl"],
+}
+
+
+@pytest.mark.parametrize("state", ["new", "existing"])
+@pytest.mark.parametrize("verb", DERIVED)
+def test_what_is_made_from_a_private_run_is_private(capsys, work, verb, state):
+    assert evaluate(capsys)[0] == 0 and evaluate(capsys, "--out", "run2")[0] == 0
+    if state == "existing":
+        (work / "derived").mkdir()
+        (work / "derived").chmod(0o755)
+        (work / "derived" / "notes.txt").write_text("ours")
+    code, _, errors = run(capsys, *DERIVED[verb])
+    assert code == 0, errors
+    made = [path for path in (work / "derived").rglob("*") if path.name != "notes.txt"]
+    assert made and readable_by_others(work) == []
+    if state == "new":
+        assert is_private(work / "derived")
+    else:
+        assert not [path for path in made if path.is_file() and path.stat().st_mode & 0o077]
+
+
+def test_a_folder_that_cannot_be_closed_is_refused(tmp_path, monkeypatch):
+    """A file system without permissions, or the folder of somebody else."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(0o755)
+    monkeypatch.setattr("memcalib.io.runs.os.chmod", lambda path, mode: None)
+    with pytest.raises(ValueError, match="cannot be closed to others"):
+        private_folder(folder)
+
+    def refused(path, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("memcalib.io.runs.os.chmod", refused)
+    with pytest.raises(ValueError, match="Operation not permitted"):
+        private_folder(folder)

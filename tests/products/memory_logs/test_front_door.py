@@ -1,0 +1,885 @@
+"""Files as their owners have them: each is read rightly or refused by its name with what would
+help, and nothing is lost without a reason.
+"""
+
+import gzip
+import io
+import json
+import zipfile
+
+import pandas as pd
+import pytest
+from command_line import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalib.io.records import DataError
+from memcalib.products.memory_logs.account import Account, Unbalanced
+from memcalib.products.memory_logs.exports import read_actions
+from memcalib.products.memory_logs.field_maps import read_all
+from memcalib.products.memory_logs.files import structure_in
+from memcalib.products.memory_logs.messages import conversation_rows, read_message
+from memcalib.products.memory_logs.notes import mapping_lines
+from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
+
+
+def lines(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def texts(row):
+    return [memory.text for memory in row.memories]
+
+
+def own(source, **plan):
+    plan = {"file": str(source), "without_consent": True, **plan}
+    return own_answers(LogPlan(**plan), answers_needed=False)
+
+
+# conversations that go on after a tool
+
+SYSTEM = {"role": "system", "content": "Relevant memories:\n- Moved to Hull in May"}
+ASK = {"role": "user", "content": "Which train do I take to Leeds?"}
+SAY = {"role": "assistant", "content": "Take the 7:05 from Hull."}
+TOOL_FORMS = {
+    "openai": (
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "t", "function": {"name": "timetable", "arguments": '{"to": 1}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "t", "content": "7:05"},
+    ),
+    "older openai": (
+        {"role": "assistant", "function_call": {"name": "timetable", "arguments": '{"to": 1}'}},
+        {"role": "function", "name": "timetable", "content": "7:05"},
+    ),
+    "responses": (
+        {"type": "function_call", "call_id": "t", "name": "timetable", "arguments": '{"to": 1}'},
+        {"type": "function_call_output", "call_id": "t", "output": "7:05"},
+    ),
+    "anthropic": (
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "timetable", "input": {"to": 1}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": "7:05"}],
+        },
+    ),
+    "langchain": (
+        {
+            "type": "ai",
+            "content": "",
+            "tool_calls": [{"id": "t", "name": "timetable", "args": {"to": 1}}],
+        },
+        {"type": "tool", "tool_call_id": "t", "content": "7:05"},
+    ),
+    "gemini": (
+        {"role": "model", "parts": [{"functionCall": {"name": "timetable", "args": {"to": 1}}}]},
+        {
+            "role": "user",
+            "parts": [{"functionResponse": {"name": "timetable", "response": {"at": "7:05"}}}],
+        },
+    ),
+    "opentelemetry": (
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "tool_call", "id": "t", "name": "timetable", "arguments": {"to": 1}}
+            ],
+        },
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t", "response": "7:05"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", TOOL_FORMS)
+def test_a_conversation_that_goes_on_after_a_tool_is_a_row(tmp_path, form):
+    call, result = TOOL_FORMS[form]
+    talk = {"id": "c1", "messages": [SYSTEM, ASK, call, result, SAY]}
+    reading = read_all(lines(tmp_path / "log.jsonl", talk))
+    [row] = reading.rows
+    assert (row.query, row.answer) == (ASK["content"], SAY["content"])
+    assert texts(row) == ["Moved to Hull in May"]
+    assert [str(action) for action in row.actions] == ['[action] timetable {"to": 1}']
+    assert row.turns[-1].role == "tool" and "7:05" in row.turns[-1].content
+    assert reading.account.to_dict()["turn"] == {"found": 5, "used": 5, "left": {}}
+
+
+def test_what_gives_no_row_is_counted(tmp_path):
+    talks = [
+        {"id": "c1", "messages": [SYSTEM, ASK, SAY]},
+        {"id": "c2", "messages": [SYSTEM, ASK]},
+        {"id": "c3", "messages": [{"role": "system", "content": "Be brief."}, ASK, SAY]},
+        {"id": "c4", "messages": [SYSTEM, SAY]},
+    ]
+    account = read_all(lines(tmp_path / "log.jsonl", *talks)).account.check()
+    told = account.to_dict()
+    assert told["conversation"]["found"] == 4 and told["conversation"]["used"] == 1
+    assert told["conversation"]["left"] == {
+        "no answer to a user": 1,
+        "no memories in it": 1,
+        "no turn of a user": 1,
+    }
+
+
+def test_parts_of_a_content_and_pictures(tmp_path):
+    question = [{"type": "text", "text": {"value": "Plan dinner."}}, {"type": "image_url"}]
+    answer = [{"type": "text", "text": {"value": "Tofu curry."}}]
+    talk = {"messages": [SYSTEM, {"role": "user", "content": question}]}
+    talk["messages"].append({"role": "assistant", "content": answer})
+    reading = read_all(lines(tmp_path / "log.jsonl", talk))
+    assert (reading.rows[0].query, reading.rows[0].answer) == ("Plan dinner.", "Tofu curry.")
+    assert reading.account.remarks["parts without a text (image_url)"] == 1
+
+
+def test_a_conversation_of_ten_thousand_turns(tmp_path):
+    talk = [SYSTEM]
+    for number in range(5000):
+        talk.append({"role": "user", "content": f"Question {number}?"})
+        talk.append({"role": "assistant", "content": f"Answer {number}."})
+    reading = read_all(lines(tmp_path / "log.jsonl", {"id": "c", "messages": talk}))
+    assert len(reading.rows) == 5000 and len(reading.rows[-1].turns) == 100
+    assert reading.rows[-1].turns[-1].content == "Answer 4998."
+    assert reading.account.tallies["turn"].used == 10_001
+
+
+SPOKEN = st.sampled_from(["user", "assistant", "tool", "system", "critic"])
+SAID = st.sampled_from(["", "Hello.", "Memories:\n- Is vegan", "<memory>Rows</memory>", "Tea?"])
+
+
+@given(st.lists(st.tuples(SPOKEN, SAID), max_size=12), st.booleans())
+def test_the_account_of_any_conversation_balances(turns, with_memory):
+    account = Account()
+    messages = [read_message({"role": role, "content": text}) for role, text in turns]
+    standing = [{"text": "Is vegan"}] if with_memory else []
+    rows = list(conversation_rows(messages, account, "c", {}, standing))
+    account.check()
+    assert account.tallies["turn"].found == len(turns)
+    assert bool(rows) == bool(account.tallies["conversation"].used)
+    answers = [i for i, (role, text) in enumerate(turns) if role == "assistant" and text]
+    users = [
+        i for i, (role, text) in enumerate(turns) if role == "user" and text.startswith(("H", "T"))
+    ]
+    if with_memory and users and any(i > users[0] for i in answers):
+        assert rows  # whatever stands between
+
+
+# actions
+
+
+def test_actions_are_part_of_the_answer_and_redacted_like_text(tmp_path):
+    call = {
+        "role": "assistant",
+        "content": "Booked.",
+        "tool_calls": [
+            {"function": {"name": "book", "arguments": '{"mail": "ana@example.org"}'}},
+            {"function": {"name": "pay", "arguments": "amount=5; mail=ana@example.org"}},
+        ],
+    }
+    answers = own(lines(tmp_path / "log.jsonl", {"id": "c", "messages": [SYSTEM, ASK, call]}))
+    [rollout] = answers.rollouts
+    assert rollout.response == (
+        'Booked.\n\n[action] book {"mail": "[e-mail 1]"}\n[action] pay amount=5; mail=[e-mail 1]'
+    )
+    remarks = answers.reading.account.remarks
+    assert remarks["actions, which are part of the answers"] == 2
+    assert remarks["actions whose arguments are no JSON, kept as text"] == 1
+
+
+def test_an_answer_of_actions_alone_is_an_answer(tmp_path):
+    row = {
+        "query": "Install it.",
+        "memories": ["Use pnpm."],
+        "tool_calls": [{"name": "Bash", "args": {"c": "npm i"}}],
+    }
+    [rollout] = own(lines(tmp_path / "log.jsonl", row)).rollouts
+    assert rollout.response == '[action] Bash {"c": "npm i"}'
+    assert read_actions([{"id": "x"}, "y"]) == []
+
+
+# one record, several memories
+
+
+def test_one_record_may_hold_several_memories(tmp_path):
+    block = {"label": "human", "value": "Name: Ana\n- Is vegan\n", "limit": 5000}
+    entity = {"name": "Ana", "entityType": "person", "observations": ["Rows", "Bakes"]}
+    row = {"query": "?", "memories": [block, entity, "Likes tea"], "answer": "!"}
+    reading = read_all(lines(tmp_path / "log.jsonl", row))
+    expected = ["Name: Ana", "Is vegan", "Ana: Rows", "Ana: Bakes", "Likes tea"]
+    assert texts(reading.rows[0]) == expected
+    assert reading.account.tallies["memory"].found == 5
+
+
+# which field is what
+
+
+def test_a_gold_answer_is_named_and_not_judged(tmp_path):
+    rows = [
+        {
+            "question": "When did Ana join?",
+            "answer": "7 May",
+            "response": "I do not know.",
+            "memories": ["x y"],
+        },
+        {
+            "question": "When did Bo paint?",
+            "answer": 2022,
+            "response": "Not in there.",
+            "memories": ["x z"],
+        },
+    ]
+    reading = read_all(lines(tmp_path / "log.jsonl", *rows))
+    assert [row.answer for row in reading.rows] == ["I do not know.", "Not in there."]
+    told = reading.text()
+    assert "answer: read from response (guessed)" in told
+    assert "answer: answer holds a text as well, another one in 2 rows" in told
+    mapped = read_all(tmp_path / "log.jsonl", given={"answer": "answer"})
+    assert [row.answer for row in mapped.rows] == ["7 May", "2022"]
+
+
+def test_where_each_role_was_read_from_is_always_said(tmp_path):
+    row = {"query": "?", "results": [{"memory": "Rows"}], "answer": "!", "model": "m"}
+    told = read_all(lines(tmp_path / "log.jsonl", row)).text()
+    for line in (
+        "query: read from query (its plain name)",
+        "memories: read from results (as a memory system returns them)",
+        "answer: read from answer (its plain name)",
+        "model: read from model (its plain name)",
+    ):
+        assert line in told
+    without = read_all(lines(tmp_path / "b.jsonl", {"query": "?", "memories": ["Rows"]})).text()
+    assert "answer: read from no field" in without
+
+
+def test_other_words_for_thoughts(tmp_path):
+    rows = [
+        {"query": "?", "memories": ["Rows"], "answer": "<think>\nRows?\n</think>\n\nA cake."},
+        {
+            "query": "!",
+            "memories": ["Rows"],
+            "answer": "The user rows.\n</think>\n\nTake the 7:05.",
+        },
+    ]
+    reading = read_all(lines(tmp_path / "log.jsonl", *rows))
+    assert [row.answer for row in reading.rows] == ["A cake.", "Take the 7:05."]
+    assert reading.account.remarks["answers from which thoughts were taken off"] == 2
+
+
+# cells, times, numbers, ids
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        str([{"text": "Is allergic"}, {"text": "Plays chess"}]),
+        json.dumps([{"text": "Is allergic"}, {"text": "Plays chess"}]),
+        "[{'text': 'Is allergic'}\n {'text': 'Plays chess'}]",
+        "['Is allergic' 'Plays chess']",
+        "[{'text': 'Is allergic', 'score': nan}, {'text': 'Plays chess', 'score': 0.5}]",
+        "({'text': 'Is allergic'}, {'text': 'Plays chess'})",
+    ],
+)
+def test_a_list_in_a_cell_is_as_many_memories(tmp_path, cell):
+    frame = pd.DataFrame([{"query": "What?", "memories": cell, "answer": "A cake."}])
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    [row] = read_all(tmp_path / "log.csv").rows
+    assert texts(row) == ["Is allergic", "Plays chess"]
+
+
+@pytest.mark.parametrize(
+    "cell", ["[{'text': 'Is allergic'}, ...]", "[<Memory object at 0x7>]", "[{'text': 'Is"]
+)
+def test_a_list_in_a_cell_that_cannot_be_read_whole_is_a_loss(tmp_path, cell):
+    good = {"query": "What?", "memories": "Rows", "answer": "Yes."}
+    pd.DataFrame([good, {**good, "memories": cell}]).to_csv(tmp_path / "log.csv", index=False)
+    reading = read_all(tmp_path / "log.csv")
+    assert len(reading.rows) == 1 and reading.dropped[0].rule == "memories"
+    assert "cannot be read" in reading.dropped[0].found
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(
+    st.lists(
+        TEXT | st.none() | st.booleans() | st.integers() | st.dictionaries(TEXT, TEXT, max_size=2)
+    )
+)
+def test_what_python_prints_is_read_back(values):
+    assert structure_in(repr(values)) == values
+    assert structure_in(json.dumps(values)) == values
+    joined = "[" + "\n ".join(map(repr, values)) + "]"  # as numpy prints it
+    assert structure_in(joined) == values
+
+
+@pytest.mark.parametrize("name", ["created_at", "createdAt", "timestamp", "date"])
+@pytest.mark.parametrize("text", ["text", "memory", "content"])
+def test_a_memory_with_a_time_keeps_both(tmp_path, text, name):
+    memories = [
+        {text: "Lives in Graz", name: "2025-08-15T17:10:40", "score": 0.7},
+        {text: "Climbs"},
+    ]
+    [row] = read_all(lines(tmp_path / "log.jsonl", {"query": "?", "memories": memories})).rows
+    assert texts(row) == ["Lives in Graz", "Climbs"]
+    assert [memory.created_at for memory in row.memories] == ["2025-08-15", ""]
+
+
+def test_a_row_with_a_time_is_no_memory(tmp_path):
+    row = {
+        "trace_id": "t1",
+        "timestamp": "2026-09-09T17:54:11",
+        "query": "Where can I climb?",
+        "retrieved_chunks": [{"id": "m1", "text": "Lives in Graz", "score": 0.7}],
+        "llm_response": "Near Graz.",
+    }
+    [read] = read_all(lines(tmp_path / "log.jsonl", row)).rows
+    assert (texts(read), read.answer, read.id) == (["Lives in Graz"], "Near Graz.", "t1")
+    other = {
+        "trace_id": "t1",
+        "timestamp": "2026-09-09T17:54:11",
+        "said": "Where to?",
+        "note": "Graz",
+    }
+    with pytest.raises(
+        DataError, match="no query in rows with the fields trace_id, timestamp, said"
+    ):
+        read_all(lines(tmp_path / "other.jsonl", other))
+
+
+def test_an_id_that_is_not_in_the_store_costs_no_row(tmp_path):
+    (tmp_path / "store.json").write_text(
+        json.dumps({"results": [{"id": "a1", "memory": "Is vegan"}]})
+    )
+    rows = [
+        {"query": "What?", "memory_ids": ["a1", "deleted-7"], "answer": "Tofu."},
+        {"query": "Else?", "memory_ids": ["gone"], "answer": "Bread."},
+    ]
+    reading = read_all(lines(tmp_path / "log.jsonl", *rows), tmp_path / "store.json")
+    [row] = reading.rows
+    assert texts(row) == ["Is vegan"] and reading.dropped[0].rule == "id not in the store"
+    assert reading.account.to_dict()["memory"]["left"] == {
+        "its id is not in the store": 1,
+        "its row is left out (id not in the store)": 1,
+    }
+
+
+def test_numbers_of_pandas(tmp_path):
+    text = (
+        '{"id": 1.0, "query": "Dinner", "memories": [{"text": "Is vegan"}], "answer": "Tofu"}\n'
+        '{"id": 2, "query": "Lunch", "memories": [{"text": "Is vegan", "score": NaN}]}\n'
+        '{"id": 3, "query": "Tea", "memories": [{"text": "Vegan", "level": 2, "action": "ADD"}]}\n'
+    )
+    (tmp_path / "log.jsonl").write_text(text)
+    rows = read_all(tmp_path / "log.jsonl").rows
+    assert [row.id for row in rows] == ["1", "2", "3"] and rows[1].memories[0].score is None
+    assert rows[2].memories[0].level is None and rows[2].memories[0].action == ""
+    mapped = read_all(tmp_path / "log.jsonl", given={"level": "level"}).rows
+    assert mapped[2].memories[0].level.label == "Control"
+
+
+# bytes
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "utf-16-le", "utf-32"]
+)
+def test_one_rule_for_bytes_in_every_suffix(tmp_path, suffix, encoding):
+    row = {"query": "Büro?", "memories": ["Für Ana"], "answer": "Ja."}
+    text = json.dumps(row, ensure_ascii=False) + "\n"
+    if suffix == ".csv":
+        text = "query,memories,answer\nBüro?,Für Ana,Ja.\n"
+    data = text.encode(encoding)
+    path = tmp_path / f"log{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    if encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        [read] = read_all(path).rows
+        assert (read.query, texts(read)) == ("Büro?", ["Für Ana"])
+        return
+    with pytest.raises(DataError, match="encoding") as error:
+        read_all(path)
+    assert path.name in str(error.value) and "UTF-8" in str(error.value)
+    if encoding == "cp1252":
+        assert "byte 0xfc" in str(error.value) and "iconv" in str(error.value)
+
+
+def test_json_in_a_text_and_arrays_in_lines(tmp_path):
+    row = {"query": "?", "memories": ["Rows"]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(json.dumps(row)) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps([row, {**row, "query": "!"}]) + "\n")
+    (tmp_path / "c.jsonl").write_text(json.dumps(row, indent=2) + "\n")
+    (tmp_path / "d.json").write_text(json.dumps({"data": [row, row], "next": None}))
+    assert [
+        len(read_all(tmp_path / f"{name}").rows)
+        for name in ("a.jsonl", "b.jsonl", "c.jsonl", "d.json")
+    ] == [1, 2, 1, 2]
+
+
+def test_an_array_is_streamed_and_a_cut_one_says_so(tmp_path):
+    rows = [
+        {"id": str(i), "query": f"Question {i}?", "memories": ["word " * 300]} for i in range(2000)
+    ]
+    text = json.dumps(rows)
+    (tmp_path / "log.json").write_text(text)
+    assert len(read_all(tmp_path / "log.json").rows) == 2000
+    (tmp_path / "cut.json").write_text(text[: len(text) // 2])
+    reading = read_all(tmp_path / "cut.json")
+    assert 900 < len(reading.rows) < 1100 and reading.dropped[-1].rule == "json"
+    assert reading.account.to_dict()["record"]["left"] == {"cannot be read (json)": 1}
+
+
+def test_two_formats_in_one_file(tmp_path):
+    agent = {"type": "user", "sessionId": "s", "message": {"role": "user", "content": "Hello"}}
+    records = [
+        {"id": "c", "messages": [SYSTEM, ASK, SAY]},
+        {"query": "?", "memories": ["Rows"], "answer": "!"},
+        agent,
+    ]
+    reading = read_all(lines(tmp_path / "log.jsonl", *records))
+    assert [row.query for row in reading.rows] == [ASK["content"], "?"]
+    told = reading.account.to_dict()
+    assert told["record"]["left"] == {"its conversation or trace gave no row": 1}
+
+
+def test_only_a_balanced_account_passes():
+    account = Account()
+    account.find("row")
+    with pytest.raises(Unbalanced, match="rows: 1 found, 0 used"):
+        account.check()
+    account.use("row")
+    with pytest.raises(Unbalanced, match="rows: 1 used, and 0 are there"):
+        account.check({"row": 0})
+
+
+# formats
+
+LOCOMO = {
+    "sample_id": "talk",
+    "conversation": {
+        "session_1_date_time": "1:56 pm on 8 May, 2023",
+        "session_1": [{"speaker": "Ana", "dia_id": "D1:1", "text": "I joined yesterday."}],
+    },
+    "observation": {"session_1_observation": {"Ana": [["Ana joined a group.", "D1:1"]]}},
+    "qa": [{"question": "When?", "answer": "7 May", "prediction": "In May."}],
+}
+LONGMEMEVAL = {
+    "question_id": "q1",
+    "question": "Where do I live?",
+    "answer": "Graz",
+    "haystack_dates": ["2023/05/20 (Sat) 02:21"],
+    "haystack_session_ids": ["s1"],
+    "haystack_sessions": [
+        [{"role": "user", "content": "I moved to Graz."}, {"role": "assistant", "content": "Nice."}]
+    ],
+    "hypothesis": "In Graz.",
+}
+LETTA_MESSAGES = [
+    {
+        "message_type": "assistant_message",
+        "id": "m3",
+        "date": "2026-01-02T10:00:03Z",
+        "content": "Tofu.",
+    },
+    {
+        "message_type": "reasoning_message",
+        "id": "m2",
+        "date": "2026-01-02T10:00:02Z",
+        "reasoning": "Vegan?",
+    },
+    {
+        "message_type": "user_message",
+        "id": "m1",
+        "date": "2026-01-02T10:00:01Z",
+        "content": "Dinner?",
+    },
+    {
+        "message_type": "system_message",
+        "id": "m0",
+        "date": "2026-01-02T10:00:00Z",
+        "content": "<memory_blocks>\n<human>\n<value>\nIs vegan\n</value></human></memory_blocks>",
+    },
+]
+CLAUDE = {
+    "uuid": "c1",
+    "name": "Dinner",
+    "chat_messages": [
+        {
+            "uuid": "a",
+            "sender": "human",
+            "text": "Dinner?",
+            "content": [{"type": "text", "text": "Dinner?"}],
+        },
+        {"uuid": "b", "sender": "assistant", "text": "Tofu.", "attachments": [{"file_name": "x"}]},
+    ],
+}
+THREAD = [
+    {
+        "object": "thread.message",
+        "thread_id": "t",
+        "role": "assistant",
+        "created_at": 3,
+        "content": [{"type": "text", "text": {"value": "Tofu."}}],
+    },
+    {
+        "object": "thread.message",
+        "thread_id": "t",
+        "role": "user",
+        "created_at": 2,
+        "content": [{"type": "text", "text": {"value": "Dinner?"}}],
+    },
+    {
+        "object": "thread.run",
+        "thread_id": "t",
+        "created_at": 1,
+        "instructions": "Memories:\n- Is vegan",
+    },
+]
+CODEX = [
+    {"type": "session_meta", "payload": {"id": "s1"}},
+    {
+        "type": "response_item",
+        "payload": {
+            "type": "message",
+            "role": "user",
+            "content": [
+                {
+                    "type": "input_text",
+                    "text": "# AGENTS.md\n\n<INSTRUCTIONS>\n- Is vegan\n</INSTRUCTIONS>",
+                }
+            ],
+        },
+    },
+    {
+        "type": "response_item",
+        "payload": {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Dinner?"}],
+        },
+    },
+    {"type": "response_item", "payload": {"type": "reasoning", "summary": []}},
+    {
+        "type": "response_item",
+        "payload": {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Tofu."}],
+        },
+    },
+]
+OPENCLAW = [
+    {"type": "session", "id": "s1", "cwd": "/home/ana", "version": 3},
+    {
+        "type": "message",
+        "id": "1",
+        "parentId": None,
+        "message": {"role": "user", "content": [{"type": "text", "text": "Dinner?"}]},
+    },
+    {
+        "type": "message",
+        "id": "2",
+        "parentId": "1",
+        "message": {
+            "role": "assistant",
+            "content": [
+                {
+                    "type": "toolCall",
+                    "id": "t",
+                    "name": "memory_search",
+                    "arguments": {"query": "food"},
+                }
+            ],
+        },
+    },
+    {
+        "type": "message",
+        "id": "3",
+        "parentId": "2",
+        "message": {
+            "role": "toolResult",
+            "toolCallId": "t",
+            "toolName": "memory_search",
+            "content": [
+                {"type": "text", "text": '{"results": [{"text": "Is vegan", "path": "MEMORY.md"}]}'}
+            ],
+        },
+    },
+    {
+        "type": "message",
+        "id": "4",
+        "parentId": "3",
+        "message": {"role": "assistant", "content": [{"type": "text", "text": "Tofu."}]},
+    },
+]
+LANGSMITH = [
+    {
+        "id": "r1",
+        "trace_id": "r1",
+        "run_type": "chain",
+        "inputs": {"question": "Dinner?"},
+        "outputs": {"answer": "Tofu."},
+        "start_time": "2026-01-01T00:00:00",
+    },
+    {
+        "id": "r2",
+        "trace_id": "r1",
+        "parent_run_id": "r1",
+        "run_type": "retriever",
+        "inputs": {"query": "food"},
+        "outputs": {"documents": [{"page_content": "Is vegan", "metadata": {}}]},
+        "start_time": "2026-01-01T00:00:01",
+    },
+]
+LANGFUSE = [
+    {
+        "id": "o1",
+        "traceId": "t",
+        "type": "SPAN",
+        "name": "chat",
+        "startTime": "1",
+        "input": {"query": "Dinner?"},
+        "output": "Tofu.",
+    },
+    {
+        "id": "o2",
+        "traceId": "t",
+        "parentObservationId": "o1",
+        "type": "RETRIEVER",
+        "startTime": "2",
+        "input": "food",
+        "output": [{"memory": "Is vegan", "id": "m"}],
+    },
+]
+SPANS = [
+    {
+        "context": {"trace_id": "t", "span_id": "a"},
+        "parent_id": None,
+        "span_kind": "CHAIN",
+        "start_time": "1",
+        "attributes": {"input": {"value": "Dinner?"}, "output": {"value": "Tofu."}},
+    },
+    {
+        "context": {"trace_id": "t", "span_id": "b"},
+        "parent_id": "a",
+        "span_kind": "RETRIEVER",
+        "start_time": "2",
+        "attributes": {"retrieval": {"documents": [{"document": {"content": "Is vegan"}}]}},
+    },
+]
+RESULTS = {
+    "user_0": [
+        {
+            "question": "Dinner?",
+            "answer": "Seitan",
+            "response": "Tofu.",
+            "speaker_1_memories": [{"memory": "Is vegan", "timestamp": "8 May 2023"}],
+        }
+    ]
+}
+HELD = {
+    "locomo": ([LOCOMO], "When?", "In May.", ["Ana joined a group."]),
+    "longmemeval": ([LONGMEMEVAL], "Where do I live?", "In Graz.", ["I moved to Graz."]),
+    "letta messages": (LETTA_MESSAGES, "Dinner?", "Tofu.", ["Is vegan"]),
+    "assistants thread": (THREAD, "Dinner?", "Tofu.", ["Is vegan"]),
+    "codex session": (CODEX, "Dinner?", "Tofu.", ["Is vegan"]),
+    "session of a coding agent": (OPENCLAW, "Dinner?", "Tofu.", ["Is vegan"]),
+    "langsmith": (LANGSMITH, "Dinner?", "Tofu.", ["Is vegan"]),
+    "langfuse": (LANGFUSE, "Dinner?", "Tofu.", ["Is vegan"]),
+    "spans": (SPANS, "Dinner?", "Tofu.", ["Is vegan"]),
+    "results of an evaluation": ([RESULTS], "Dinner?", "Tofu.", ["Is vegan"]),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_formats_that_people_have(tmp_path, name, suffix):
+    records, query, answer, memories = HELD[name]
+    path = tmp_path / f"log{suffix}"
+    if suffix == ".json":
+        path.write_text(json.dumps(records, indent=1))
+    else:
+        lines(path, *records)
+    reading = read_all(path)
+    [row] = reading.rows
+    assert (row.query, row.answer, texts(row)) == (query, answer, memories)
+    assert set(reading.source.seen) == {name}
+    assert reading.account.tallies["record"].used >= 1
+    assert f"({name})" in reading.text()
+
+
+REFUSED = {
+    "chatgpt": (
+        {
+            "mapping": {
+                "a": {
+                    "id": "a",
+                    "parent": None,
+                    "message": {"author": {"role": "user"}, "content": {"parts": ["Hi"]}},
+                }
+            },
+            "current_node": "a",
+        },
+        "Manage",
+    ),
+    "claude": (CLAUDE, "memories.json"),
+    "session of a coding agent": (
+        {
+            "type": "user",
+            "sessionId": "s",
+            "uuid": "u",
+            "message": {"role": "user", "content": "Hi"},
+        },
+        "CLAUDE.md",
+    ),
+    "langfuse": (
+        {"id": "t", "input": "Dinner?", "output": "Tofu.", "observations": []},
+        "RETRIEVER",
+    ),
+    "langsmith": (LANGSMITH[0], "child runs"),
+    "spans": (SPANS[0], "gen_ai.memory.records"),
+    "history of mem0": (
+        {"id": "1", "memory_id": "m", "old_memory": None, "new_memory": "Rows", "event": "ADD"},
+        "memory.search",
+    ),
+    "conversation": ({"messages": [ASK, SAY]}, "--store"),
+    "personamem": (
+        {
+            "persona_id": 0,
+            "question_id": "q",
+            "user_question_or_message": "?",
+            "correct_answer": "(a)",
+        },
+        "shared_contexts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_format_without_a_row_is_refused_by_name_with_what_helps(tmp_path, name):
+    record, help_ = REFUSED[name]
+    with pytest.raises(DataError) as error:
+        read_all(lines(tmp_path / "log.jsonl", record))
+    assert name in str(error.value) and help_ in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["claude", "session", "conversation"])
+def test_a_store_is_what_stood_before_every_answer(tmp_path, name):
+    (tmp_path / "CLAUDE.md").write_text("# Rules\n- Is vegan\n- Use pnpm, never npm.\n")
+    talk = {
+        "claude": [CLAUDE],
+        "session": [OPENCLAW[1], {**OPENCLAW[4], "parentId": "1"}],
+        "conversation": [
+            {
+                "messages": [
+                    {"role": "user", "content": "Dinner?"},
+                    {"role": "assistant", "content": "Tofu."},
+                ]
+            }
+        ],
+    }[name]
+    [row] = read_all(lines(tmp_path / "log.jsonl", *talk), tmp_path / "CLAUDE.md").rows
+    assert (row.query, row.answer) == ("Dinner?", "Tofu.")
+    assert texts(row) == ["Is vegan", "Use pnpm, never npm."]
+
+
+def test_the_archive_of_claude_with_its_memories(tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr("conversations.json", json.dumps([CLAUDE]))
+        archive.writestr(
+            "memories.json", json.dumps([{"conversations_memory": "**Food**\n\nIs vegan."}])
+        )
+        archive.writestr(
+            "users.json", json.dumps([{"uuid": "u", "email_address": "ana@example.org"}])
+        )
+    reading = read_all(tmp_path / "data.zip")
+    [row] = reading.rows
+    assert row.answer == "Tofu." and "Is vegan." in texts(row)
+    assert reading.account.remarks["parts without a text (attachment)"] == 1
+
+
+def test_stores_of_an_mcp_server_and_of_langgraph(tmp_path):
+    graph = [
+        {
+            "type": "entity",
+            "name": "Ana",
+            "entityType": "person",
+            "observations": ["Is vegan", "Rows"],
+        },
+        {"type": "relation", "from": "Ana", "to": "Graz", "relationType": "lives_in"},
+    ]
+    lines(tmp_path / "memory.json", *graph)
+    talk = {"messages": [ASK, SAY]}
+    [row] = read_all(lines(tmp_path / "log.jsonl", talk), tmp_path / "memory.json").rows
+    assert texts(row) == ["Ana: Is vegan", "Ana: Rows", "Ana lives in Graz"]
+    with pytest.raises(DataError, match="memories without queries"):
+        read_all(tmp_path / "memory.json")
+    item = {"namespace": ["m"], "key": "k", "value": {"content": "Is vegan"}}
+    lines(tmp_path / "store.jsonl", item)
+    [row] = read_all(tmp_path / "log.jsonl", tmp_path / "store.jsonl").rows
+    assert texts(row) == ["Is vegan"]
+
+
+def test_a_folder_of_sessions(tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("a", "b"):
+        lines(folder / f"{name}.jsonl", *({**line, "sessionId": name} for line in OPENCLAW))
+    reading = read_all(folder)
+    assert len(reading.rows) == 2
+
+
+# in the terminal
+
+
+def test_the_recipe_of_an_unknown_file_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = {
+        "talks": [
+            {
+                "asked": "When did Ana join?",
+                "said": "On 7 May.",
+                "notes": [{"fact_": "Ana joined."}],
+            }
+        ]
+        * 2
+    }
+    (tmp_path / "log.json").write_text(json.dumps(whole))
+    code, output, _ = run(capsys, "logs", "log.json", "--lines")
+    assert code == 0 and "json.load(log)" in output and "# a guess" in output
+    exec(compile(output, "recipe", "exec"), {})
+    assert [row.query for row in read_all(tmp_path / "plain.jsonl").rows] == [
+        "When did Ana join?"
+    ] * 2
+    assert "record['ANSWER']" in mapping_lines({"memories": ["a"]})
+
+
+def test_the_preview_has_the_account_and_keeps_only_what_it_shows(tmp_path, capsys):
+    rows = [
+        {"id": str(i), "query": f"Question {i}?", "memories": ["Rows"], "answer": "!"}
+        for i in range(50)
+    ]
+    rows.append({"query": "No memory", "memories": []})
+    path = lines(tmp_path / "log.jsonl", *rows)
+    code, output, _ = run(capsys, "logs", path, "--rows", "2")
+    assert code == 0 and "rows: 51 found, 50 used, 1 not (memories: 1)" in output
+    assert "50 answers to 50 questions can be judged" in output
+    shown = own_answers(LogPlan(file=str(path), without_consent=True), shown=2)
+    assert len(shown.examples) == 2 and len(shown.rollouts) == 2 and shown.answer_count == 50
+
+
+def test_what_a_limit_leaves_out_is_in_the_account(tmp_path):
+    rows = [
+        {"id": str(i), "query": f"Question {i}?", "memories": ["Rows", "Bakes"], "answer": "!"}
+        for i in range(5)
+    ]
+    path = lines(tmp_path / "log.jsonl", *rows)
+    answers = own_answers(LogPlan(file=str(path), without_consent=True, memories=1), limit=2)
+    told = answers.reading.account.check({"row": 2, "memory": 2}).to_dict()
+    assert told["row"]["left"] == {"beyond the first 2 questions": 3}
+    assert told["memory"]["left"]["beyond the first 1 of its row"] == 5

@@ -1,0 +1,104 @@
+"""Lines of the method that once could be broken without a test noticing, one test for each."""
+
+import pytest
+import torch
+
+from memcalib import training
+from memcalib.products.micro.policy import build_policy, build_tokenizer
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.redistribution import _check_means, place_pairs
+from memcalib.rules.base import ChannelWeights, CreditConfig, CreditRule, JudgedBatch, Pairs
+from memcalib.trainer.train_config import TrainConfig, world_config
+
+LIVE = torch.ones(1, 4, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("mean", [0.9, 1.1])
+def test_a_mean_below_or_above_the_advantage_is_refused(mean):
+    rule = CreditConfig().rule
+    _check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
+    with pytest.raises(ValueError, match="the mean of the tokens' advantages"):
+        _check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
+
+
+def test_segments_of_one_length_are_allowed_and_a_least_above_the_most_is_not():
+    assert CreditConfig(segment_min=7, segment_max=7).segment_max == 7
+    with pytest.raises(ValueError, match="segment_min <= segment_max"):
+        CreditConfig(segment_min=8, segment_max=7)
+
+
+def test_the_signal_is_clipped_at_three_nats():
+    assert CreditConfig().d_max == 3.0
+
+
+def test_training_reads_the_memory_atom_by_atom_and_evaluation_as_paragraphs():
+    assert TrainConfig().text == "concat"
+    assert TrainConfig().eval_text == "fluent"
+
+
+class Halves(CreditRule):
+    """A rule of two parts: half of the credit on the first token, half on the second."""
+
+    name = "halves"
+
+    def opens(self, batch):
+        return torch.ones_like(batch.rewards, dtype=torch.bool)
+
+
+def test_each_part_of_a_pair_meets_the_mask_of_its_own_answer():
+    """Two answers of different length and two parts: the mask of part p, pair k is that of pair k.
+    Were the masks repeated in another order, a weight of the long answer would lie outside.
+    """
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    pairs = Pairs(rows=[0, 1], channels=[4, 4], atoms=[("a",), ("a",)], prompts=[[], []])
+    weights = torch.zeros(2, 2, 4)  # part, pair, token
+    weights[0, 0, 0] = weights[1, 0, 1] = 1
+    weights[0, 1, 2] = weights[1, 1, 3] = 1
+    placed = ChannelWeights(
+        weights=weights,
+        shares=torch.full((2, 2), 0.5),
+        above_gate=torch.tensor([True, True]),
+        scored=torch.tensor([True, True]),
+        signal=weights.sum(0),
+        pool=torch.zeros(2, 2, 4),
+        pooled=torch.zeros(2, 2, dtype=torch.bool),
+    )
+    config = CreditConfig(mode="tests.test_protected_lines:Halves", eta=1.0)
+    batch = JudgedBatch(
+        config=config,
+        rewards=torch.ones(2, 9),
+        advantages=torch.ones(2, 9),
+        group=torch.tensor([0, 0]),
+        valid=torch.tensor([True, True]),
+        mask=mask,
+        thresholds=torch.full((9,), 0.02),
+    )
+    detail = place_pairs(batch, pairs, placed)
+    assert (detail.m[0, 2:] == 0).all(), "no multiplier outside the short answer"
+    means = (detail.m * mask).sum(1) / mask.sum(1)
+    assert means.tolist() == pytest.approx([1, 1])
+    assert detail.m[1, 2] > detail.m[1, 0] and detail.m[1, 3] > detail.m[1, 1]
+
+
+def test_an_adapter_of_the_reinforcement_learning_recipe_has_the_scale_one(monkeypatch, tmp_path):
+    seen = {}
+
+    class Stop(Exception):
+        pass
+
+    def remember(*_, peft_config, **__):
+        seen["config"] = peft_config
+        raise Stop
+
+    monkeypatch.setattr(training, "trainer_class", lambda method: remember)
+    config = world_config(WORLDS["short"], lora_rank=4, prompts=2, generations=2, minibatches=1)
+    with pytest.raises(Stop):
+        training.train(
+            build_policy(0),
+            config,
+            make_examples("short", 2, 0),
+            exact_judge,
+            tokenizer=build_tokenizer(),
+            out=tmp_path / "run",
+        )
+    assert (seen["config"].r, seen["config"].lora_alpha) == (4, 4)
