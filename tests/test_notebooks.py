@@ -63,6 +63,14 @@ def registers():
     parts._added.update(added)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def main_module():
+    """The shell of a page puts a module of its own in the place of `__main__`."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
+
+
 @pytest.fixture
 def shell(monkeypatch):
     """The page's namespace ends with the page: IPython keeps every shell,
@@ -73,7 +81,6 @@ def shell(monkeypatch):
         "IN_TEST", "1"
     )  # nbdev sets it and leaves it set; the verb `nbdev_export` then does nothing
     monkeypatch.setattr(InteractiveShell, "_instance", None)
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own
     yield
     if page := InteractiveShell._instance:
         page.displayhook.do_full_cache = False  # or each page ends with a full garbage collection
