@@ -379,7 +379,7 @@ _AT_SIGN = re.compile(
     rf"@|%40|=40|u0040|&#|&commat|AT|\b{_either('at')}\b|{_either('at_unspaced')}", re.I
 )
 _DOT_SIGN = re.compile(
-    rf"[.。]\w|%2e|=2e|u002e|&#|&period|\b{_either('dot')}\b|DOT|{_either('dot_unspaced')}"
+    rf"[.。]|%2e|=2e|u002e|&#|&period|\b{_either('dot')}\b|DOT|{_either('dot_unspaced')}"
     rf"| ?[.,]{_either('tops')}\b|\b{_either('mail_hosts')}\b",
     re.I,
 )

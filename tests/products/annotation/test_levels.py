@@ -239,7 +239,7 @@ def test_a_key_that_a_judge_misses_later_is_no_message_either(capsys, tmp_path, 
     words = ["evaluate", "--log", log, "--out", tmp_path / "run", "--judge", "late_judge:judge"]
     code, _, errors = run(capsys, *words, "--consent", "terms", "--yes")
     assert code == 1 and "judge late_judge:judge raised KeyError: " in errors, errors
-    assert "on an empty answer" in errors and "unexpected" not in errors
+    assert "on the answer to example " in errors and "unexpected" not in errors
 
 
 def test_a_key_that_a_judge_misses_on_one_answer_names_judge_and_example(
