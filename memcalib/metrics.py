@@ -707,13 +707,17 @@ def bootstrap_means(
     then the mean over seeds.
 
     `totals` sums a question's values and `counts` its responses. A seed that a resample
-    leaves empty is skipped.
+    leaves empty is skipped. Metrics beyond the sixth are multiplied apart, so that the six have the
+    same last digit whatever stands beside them.
     """
+    starts = range(0, totals.shape[2], len(METRICS))
+    blocks = [np.ascontiguousarray(totals[..., k : k + len(METRICS)]) for k in starts]
     means = []
     for weights in _resamples(counts.shape[1], resamples, seed):
         responses = (counts @ weights.T)[..., None]  # (seed, resample, 1)
         no_mean = np.zeros((*responses.shape[:2], totals.shape[2]))
-        per_seed = np.divide(weights @ totals, responses, out=no_mean, where=responses > 0)
+        sums = np.concatenate([weights @ block for block in blocks], axis=-1)
+        per_seed = np.divide(sums, responses, out=no_mean, where=responses > 0)
         seeds = (responses > 0).sum(axis=0)
         undefined = np.full(per_seed.shape[1:], np.nan)
         means.append(np.divide(per_seed.sum(axis=0), seeds, out=undefined, where=seeds > 0))

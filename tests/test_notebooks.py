@@ -51,12 +51,16 @@ def registers():
     the package.
     """
     import memcalib.products.dataset.lint
+    from memcalib.io import parts
     from memcalib.products.dataset.lint import LINTS
 
     before = dict(LINTS)
+    added = {kind: dict(entries) for kind, entries in parts._added.items()}
     yield
     LINTS.clear()
     LINTS.update(before)
+    parts._added.clear()
+    parts._added.update(added)
 
 
 @pytest.fixture
@@ -69,6 +73,7 @@ def shell(monkeypatch):
         "IN_TEST", "1"
     )  # nbdev sets it and leaves it set; the verb `nbdev_export` then does nothing
     monkeypatch.setattr(InteractiveShell, "_instance", None)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own
     yield
     if page := InteractiveShell._instance:
         page.displayhook.do_full_cache = False  # or each page ends with a full garbage collection

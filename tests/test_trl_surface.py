@@ -296,7 +296,7 @@ def test_the_signature_is_that_of_the_base_trainer():
     base = [*inspect.signature(GRPOTrainer.__init__).parameters]
     positional = "self model reward_funcs args train_dataset eval_dataset processing_class"
     assert " ".join(ours[:7]) == " ".join(base[:7]) == positional
-    assert {*ours} - {"options", "judge"} <= {*base}
+    assert {*ours} - {"options", "judge", "rewriter"} <= {*base}
     assert {"callbacks", "rollout_func", "peft_config", "optimizers"} <= {*base}
 
 

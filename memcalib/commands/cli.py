@@ -204,9 +204,12 @@ class _Printable:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        from memcalib.io.records import printable
+        shown = text
+        if not text.translate({10: None, 9: None}).isprintable():
+            from memcalib.io.records import printable  # and with it pydantic
 
-        self.stream.write(printable(text, keep="\n\t"))
+            shown = printable(text, keep="\n\t")
+        self.stream.write(shown)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -308,7 +311,8 @@ ResumeAnyway = Annotated[
     bool,
     typer.Option(
         "--resume-anyway",
-        help="Go on although other versions of the libraries will make the rest.",
+        help="Go on although other versions of the libraries, or in a training of the judge, "
+        "will make the rest.",
     ),
 ]
 RetryUnscored = Annotated[
@@ -470,8 +474,10 @@ def judge_options(
     """The settings of a judge that were given; `model` is the model's address and the name of its
     key's variable.
     """
+    from memcalib.io.parts import part_names
+
     model_url, model_key_env = model
-    if name in ("exact", "micro-exact"):
+    if name in part_names("judge"):
         return name
     if name and url is None:
         if _names_object(name, model_url):

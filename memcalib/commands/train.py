@@ -27,7 +27,7 @@ from ..io.jsonl import whole_rows
 from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
-from ..metrics import metric_table
+from ..metrics import METRICS, metric_table
 from ..problem import PROMPT_TEMPLATES
 from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
 from ..report.run_data import read_object
@@ -702,13 +702,17 @@ def _is_number(value: object) -> bool:
 
 
 def _metrics_table(rows: dict[str, dict[str, Any]]) -> str:
-    """Step and validation metrics of rows of steps, by their names, as a table in text."""
+    """Step and validation metrics of rows of steps, by their names, as a table in text; of the
+    metrics beside the six those that some row has.
+    """
     import pandas as pd
 
+    names = [name for row in rows.values() for name in row]
+    shown = [name for name in metric_table() if name in METRICS or f"valid_{name}" in names]
     lines = []
     for name, row in rows.items():
         line = {"": name, "step": row["step"]}
-        for metric in (*metric_table(), "unscored"):
+        for metric in (*shown, "unscored"):
             line[metric] = row.get(f"valid_{metric}")
         lines.append(line)
     return pd.DataFrame(lines).round(2).to_string(index=False)

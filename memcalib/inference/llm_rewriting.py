@@ -7,6 +7,7 @@ __all__ = ['RewriteReply', 'rewrite_messages', 'rewrite_fault', 'LLMRewriter']
 
 # %% ../../nbs/inference/08_llm_rewriting.ipynb #26a70e14
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 from .cache import CallCache
@@ -80,8 +81,10 @@ class LLMRewriter:
         async with self.client:
             numbers = range(len(wanted))
             worker = self._worker(wanted)
-            async for number, text in run_many(numbers, worker, self.client.endpoint.concurrency):
-                texts[number] = text
+            running = run_many(numbers, worker, self.client.endpoint.concurrency)
+            async with aclosing(running) as finished:
+                async for number, text in finished:
+                    texts[number] = text
         return [texts[number] for number in range(len(wanted))]
 
     def _worker(self, wanted: Sequence[Wanted]):

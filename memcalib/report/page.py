@@ -251,7 +251,7 @@ def metric_tiles(row: Mapping[str, Any], controls: "pd.DataFrame") -> list[dict[
     """
 
     tiles = []
-    for metric in metrics_among(row):
+    for metric in metrics_among(row.keys()):
         facts = metric_named(metric)
         tile = {
             "name": facts.label,

@@ -38,7 +38,7 @@ def _rounded(value: float) -> float | None:
 def _metric_values(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Each metric of a row of a score table: value, interval, spread."""
     metrics = {}
-    for metric in metrics_among(row):
+    for metric in metrics_among(row.keys()):
         metrics[metric] = {
             "value": _rounded(row[metric]),
             "low": _rounded(row[f"{metric}_low"]),

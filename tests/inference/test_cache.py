@@ -422,7 +422,7 @@ def far_claim(cache: CallCache, key: str, seconds: float) -> None:
 
 
 def test_a_claim_of_a_clock_ahead_ends_with_a_lease_from_now(tmp_path, clock):
-    """A killed process of a container whose clock was a day ahead must not stop others for a day."""
+    """A killed process of a container with a clock a day ahead must not stop others for a day."""
     cache = CallCache(tmp_path / "calls.sqlite")
     with cache._connection() as db:
         claim = ("k", "elsewhere/1 7 abcd", clock.time() + 86460)

@@ -19,7 +19,7 @@ from memcalib.products.reproduction import diagrams
 from memcalib.report import training_report as report
 from memcalib.report.run_data import load_run
 from memcalib.problem import Level, Rollout, judgment_for, sample_records
-from memcalib.io.records import DataError, write_jsonl
+from memcalib.io.records import DataError, printable, write_jsonl
 
 HOSTILE = (
     '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(1)>{{7*7}}$x_1$=cmd|A1'
@@ -416,7 +416,8 @@ def test_two_figures_share_no_id(tmp_path):
 @given(st.text(max_size=40))
 def test_csv_cells_never_start_a_formula(text):
     cell = tables.csv_cell(text)
-    assert cell == text or cell == f"'{text}"
+    written = printable(text, keep="\n\t")
+    assert cell == written or cell == f"'{written}"
     if re.match(r"\s*[=+\-@]", text) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
         assert cell.startswith("'")
 

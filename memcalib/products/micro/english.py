@@ -16,9 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import yaml
-
-from ...io.settings import package_data
+from ...io.settings import package_data, read_yaml
 from memcalib.problem import (
     Atom,
     Block,
@@ -36,7 +34,7 @@ from .world import KINDS, SPLITS, Bias, Sentence, Split, rubric
 def language() -> dict[str, Any]:
     """The words of this world, as they stand in `english.yaml`."""
     file = package_data("products", "micro", "english.yaml")
-    return yaml.safe_load(file.read_text(encoding="utf-8"))
+    return read_yaml(file)
 
 
 def _default(attribute: str) -> str:
@@ -467,23 +465,34 @@ def _force(clause: str, grammar: _Grammar) -> str:
     return ""
 
 
+def _clause_forces(clauses: Sequence[str], grammar: _Grammar) -> list[str]:
+    """The force of each clause of a sentence. A clause without one of its own has that of the one
+    before it, and at the beginning of a sentence that of the first clause that has one."""
+    own = [_force(clause, grammar) for clause in clauses]
+    force = next(filter(None, own), _NO_FORCE)
+    forces = []
+    for found in own:
+        force = found or force
+        forces.append(force)
+    return forces
+
+
 def _mentions(sentence: str, start: int, number: int) -> list[Mention]:
     """The places of one sentence, which begins at `start`, where a value is named."""
     grammar = _grammar()
-    is_open = grammar.leading_open.match(sentence) is not None
-    force = _NO_FORCE
-    mentions = []
     cuts = [0, *[match.end() for match in _CLAUSE_END.finditer(sentence)], len(sentence)]
-    for clause_start, clause_end in pairwise(cuts):
-        clause = sentence[clause_start:clause_end]
-        force = _force(clause, grammar) or force
+    clauses = [sentence[begin:end] for begin, end in pairwise(cuts)]
+    is_open = grammar.leading_open.match(sentence) is not None
+    is_question = sentence.rstrip().endswith("?")
+    mentions = []
+    for begin, clause, force in zip(cuts, clauses, _clause_forces(clauses, grammar), strict=False):
         if is_open and force == "decide":
             force = "offer"
-        if sentence.rstrip().endswith("?"):
+        if is_question:
             force = "asked, not said"
         for name in grammar.names.finditer(clause):
             value = grammar.value_of[name.group().lower()]
-            at = start + clause_start
+            at = start + begin
             mentions.append(Mention(value, at + name.start(), at + name.end(), force, number))
     return mentions
 

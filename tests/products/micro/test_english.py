@@ -133,6 +133,8 @@ def test_paraphrases_count_and_unlisted_words_are_unscored():
         ("Play a tune; {} might fit.", Level.BOUND),
         ("Play a tune, and maybe add {}.", Level.BOUND),
         ("It might rain, but go with {}.", Level.CONTROL),
+        ("Salad, {}, and bread would be a nice touch.", Level.BOUND),
+        ("Order {}, and that decides it.", Level.CONTROL),
         ("Instead of {}, go with nothing.", None),
         ("Don’t serve {}.", None),
         ("Your sister loves {}.", None),

@@ -51,3 +51,9 @@ def test_a_code_written_another_way_is_replaced(value):
 @pytest.mark.parametrize("text", STAYS)
 def test_what_is_no_code_stays(text):
     assert REDACTOR.row([text]).texts[0] == text
+
+
+def test_a_recovery_phrase_without_a_figure_is_replaced():
+    words = "apple river stone window garden paper candle bridge forest mirror basket thunder"
+    after = REDACTOR.row([f"My seed phrase: {words}"]).texts[0]
+    assert after == "My seed phrase: [key 1]"
