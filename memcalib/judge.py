@@ -1070,7 +1070,9 @@ def _name_of(judge: JudgeLike, examples: Iterable[Example]) -> str:
     if name:
         return name
     for example in examples:
-        return judge(example, "").judge
+        subject = f"the answer to example {example.id!r} (an empty one, to learn the judge's name)"
+        with _naming_judge(judge, subject):
+            return judge(example, "").judge
     return ""
 
 

@@ -51,12 +51,24 @@ def registers():
     the package.
     """
     import memcalib.products.dataset.lint
+    from memcalib.io import parts
     from memcalib.products.dataset.lint import LINTS
 
     before = dict(LINTS)
+    added = {kind: dict(entries) for kind, entries in parts._added.items()}
     yield
     LINTS.clear()
     LINTS.update(before)
+    parts._added.clear()
+    parts._added.update(added)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def main_module():
+    """The shell of a page puts a module of its own in the place of `__main__`."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_an_edit_of_two_passages_is_refused():
     row["edit"]["passage"] = f"Tram 4 goes there. {kept} No app"
     row["edit"]["replacement"] = f"There are benches at each corner. {kept} No telephone"
     found = add.text_faults(MinimalPair.model_validate(row))
-    assert len(found) == 1 and "40 words" in found[0] and "more than one passage" in found[0]
+    assert len(found) == 1 and "41 words" in found[0] and "more than one passage" in found[0]
     row["edit"]["passage"] = f"Tram 4 goes there. {kept}"
     row["edit"]["replacement"] = f"There are benches at each corner. {kept}"
     assert not add.text_faults(MinimalPair.model_validate(row))

@@ -25,7 +25,7 @@ from memcalib.products.dataset.card import (
 from memcalib.evaluation.disputed import disputed_atoms
 from memcalib.products.exam.exam import KnownAnswer, load_known_answers
 from memcalib.products.exam.minimal_pairs import load_pairs
-from memcalib.products.exam.real_answers import load_real_answers
+from memcalib.products.exam.real_answers import starter_real_answers
 from memcalib.io.runs import file_hash
 from memcalib.metrics import score
 from memcalib.problem import Example, Level, judgment_for, load_examples
@@ -538,7 +538,7 @@ def main() -> None:
     answers = load_known_answers(FOLDER / "answers.jsonl", examples)
     reading = json.loads((FOLDER / "reading.json").read_text(encoding="utf-8"))
     hashed = ("records.jsonl", "answers.jsonl", "pairs.jsonl", "real.jsonl")
-    hashes = {name: file_hash(FOLDER / name) for name in hashed}
+    hashes = {name: file_hash(FOLDER / name) for name in hashed if (FOLDER / name).is_file()}
     (FOLDER / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
     labels = sum(len(answer.labels) for answer in answers)
     unread = reading.get("not_read", [])
@@ -573,7 +573,7 @@ def main() -> None:
     sections.append(grid(pd.DataFrame(reading["agreement"])) + "\n")
     pairs = load_pairs(FOLDER / "pairs.jsonl", examples)
     sections.append(pairs_section(pairs, examples, reading, grid))
-    real = load_real_answers(FOLDER / "real.jsonl", examples)
+    real = starter_real_answers(examples)
     sections.append(exam_section(pairs, real, answers, examples, reading, grid))
     sections.append("## Files\n")
     sections += [f"- `{name}`: SHA-256 `{value}`" for name, value in hashes.items()]

@@ -213,7 +213,7 @@ def half_judged(workplace):
 def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     """The labels of a person are not lost when the run comes to its end."""
     folder, options, finish = half_judged
-    draw = ["label", "run", "--answers", "14", "--out", "labels.jsonl"]
+    draw = ["label", "run", "--answers", "20", "--out", "labels.jsonl"]
     code, text = call(*draw)
     assert code == 0 and "30 of 60 answers are judged" in text, text
     filled(folder)
@@ -230,7 +230,7 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     kept = {(r.answer_key, r.atom_id): r.level for r in rows if r.level is not None}
     assert kept == given
     drawn = {row.answer_key for row in rows}
-    assert 14 < len(drawn) < 60 and {round(len(drawn) / r.probability) for r in rows} == {60}
+    assert 20 < len(drawn) < 60 and {round(len(drawn) / r.probability) for r in rows} == {60}
     to_fill = pd.read_csv("labels-2.csv")
     assert len(to_fill) == sum(row.level is None for row in rows)
     code, text = call(*options, "--target-labels", "labels.jsonl")

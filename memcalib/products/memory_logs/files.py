@@ -350,7 +350,7 @@ _BESIDES = re.compile(  # files of an archive that hold no conversation
 def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
     """The rows of a table by the names of its columns; a row with more cells than columns is a
     `Violation`."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    usual_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     head = text.readline()
     while head and not head.strip():
         head = text.readline()
@@ -369,6 +369,8 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
     except csv.Error as error:
         line = reader.line_num
         yield line, Violation("csv", short_repr(str(error)), "a CSV table", line=line, file=file)
+    finally:
+        csv.field_size_limit(usual_limit)
 
 
 def _stream_values(stream: IO[bytes], name: str) -> Iterator[tuple[int, object]]:

@@ -33,7 +33,7 @@ from memcalib.products.memory_logs.field_maps import (
     start_reading,
     stream_rows,
 )
-from .formats import LogSource
+from .formats import FORMATS, LogSource
 from ..shared.redaction import Redactor, load_redactor
 from ...problem import Example, Level, Rollout, text_hash
 
@@ -554,6 +554,8 @@ def own_answers(
     if not result.examples:
         lines = grouped_losses(result.losses())
         allowed = "rows with a query, memories with text, an answer, and consent"
+        helps = [form.helps for form in FORMATS if reading.source.seen[form.name] and form.helps]
+        allowed = "; ".join([allowed, *helps])
         raise DataError(
             [Violation("log", line, allowed, file=reading.name) for line in lines or ["no row"]]
         )

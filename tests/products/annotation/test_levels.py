@@ -240,3 +240,21 @@ def test_a_key_that_a_judge_misses_later_is_no_message_either(capsys, tmp_path, 
     code, _, errors = run(capsys, *words, "--consent", "terms", "--yes")
     assert code == 1 and "judge late_judge:judge raised KeyError: " in errors, errors
     assert "on the answer to example " in errors and "unexpected" not in errors
+
+
+def test_a_key_that_a_judge_misses_on_one_answer_names_judge_and_example(
+    capsys, tmp_path, monkeypatch
+):
+    (tmp_path / "later_judge.py").write_text(
+        "from memcalib.problem import judgment_for\n\n\n"
+        "def judge(example, response):\n"
+        "    {'q1': 1}.get(example.id) and {}['missing']\n"
+        "    return judgment_for(example, example.levels, judge='later')\n\n\n"
+        "judge.name = 'later'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    log = write_log(tmp_path / "own.jsonl", log_rows(3))
+    words = ["evaluate", "--log", log, "--out", tmp_path / "run", "--judge", "later_judge:judge"]
+    code, _, errors = run(capsys, *words, "--consent", "terms", "--yes")
+    assert code == 1 and "judge later_judge:judge raised KeyError: 'missing'" in errors, errors
+    assert "on the answer to example 'q1'" in errors and "unexpected" not in errors

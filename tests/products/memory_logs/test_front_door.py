@@ -768,6 +768,12 @@ def test_a_format_without_a_row_is_refused_by_name_with_what_helps(tmp_path, nam
     assert name in str(error.value) and help_ in str(error.value)
 
 
+def test_results_without_memories_say_what_helps(tmp_path):
+    path = lines(tmp_path / "log.jsonl", {"user_0": [{"question": "When?", "answer": "7 May"}]})
+    with pytest.raises(DataError, match="the results hold no memories"):
+        own(path)
+
+
 @pytest.mark.parametrize("name", ["claude", "session", "conversation"])
 def test_a_store_is_what_stood_before_every_answer(tmp_path, name):
     (tmp_path / "CLAUDE.md").write_text("# Rules\n- Is vegan\n- Use pnpm, never npm.\n")
