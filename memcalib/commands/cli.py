@@ -2132,11 +2132,13 @@ def quickstart(
 
     A run that was stopped resumes where it was; a finished one only writes its report again.
     """
-    from memcalib.products.reproduction.main_results import load_profile, run_quickstart
-    from memcalib.settings.files import settings_text
+    from memcalib.products.reproduction.engine import plan_text
+    from memcalib.products.reproduction.profiles import load_profile
+    from memcalib.products.reproduction.quickstart import quick_plan, run_quickstart
 
     if dry_run:
-        print(settings_text(load_profile(profile, set_ or ())))
+        loaded = load_profile(profile, set_ or ())
+        print(plan_text(quick_plan(out, loaded).jobs(), [], loaded.processes))
     else:
         run_quickstart(out, profile, from_scratch=from_scratch, settings=set_ or ())
 
@@ -2150,16 +2152,30 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
     set_: Set = None,
     allow_host: AllowHost = None,
+    accept: Annotated[
+        str,
+        typer.Option(
+            help="A reason: results of the same settings that other code made are taken as those "
+            "of this code, and the reason is written into their records."
+        ),
+    ] = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Regenerate the paper's tables and figures: run experiment notebooks into OUT/PROFILE/NAME/,
-    and write an index of all labels.
+    """Regenerate the paper's tables and figures by the plan of a profile: trainings, evaluations
+    and notebooks into OUT/PROFILE/, and an index of all labels.
 
+    Profiles: micro (small worlds, two hours on two cores), small (real weights, a day of two
+    cores), registered (one comparison on real weights), paper (three models on nodes of GPUs),
+    smoke (every step at its smallest); or a YAML file. --dry-run shows jobs, hours, calls and cost.
     What is done and still valid is not done again; a run that was stopped resumes where it was.
+    Snakemake starts the jobs; on a cluster the variable SNAKEMAKE_PROFILE names its profile with an
+    executor.
     """
     from memcalib.products.reproduction.experiments import reproduce_experiments
 
-    reproduce_experiments(names or [], profile, out, dry_run=dry_run, settings=set_ or ())
+    reproduce_experiments(
+        names or [], profile, out, dry_run=dry_run, accept=accept, settings=set_ or ()
+    )
 
 
 @app.command()
@@ -2172,7 +2188,7 @@ def coldstart(
     """Rebuild the pretrained and cold-started micro policies that ship with the package, with their
     logs.
     """
-    from memcalib.products.reproduction.main_results import rebuild_policies
+    from memcalib.products.reproduction.quickstart import rebuild_policies
 
     rebuild_policies(out, world)
 
@@ -2220,21 +2236,24 @@ def grid(
     """Compare rules of credit by many small trainings, as a plan says, or a rule of
     your own with those of the package.
 
-    Runs whose rows are there are not made again. With --rule, and with the testbed, a page is
-    written beside the rows: gain and cost of each rule, and how its places agree with exact credit.
+    Runs whose rows are there are not made again. Snakemake starts them, so the grid needs it. With
+    --rule, and with the testbed, a page is written beside the rows: gain and cost of each rule, and
+    how its places agree with exact credit.
 
         memcalib grid --rule my_rules:MyRule --noise 0.1 --noise 0.4
     """
+    from memcalib.products.reproduction.engine import run_jobs
+    from memcalib.products.reproduction.jobs import Jobs
     from memcalib.products.reproduction.rule_grid import (
         TESTBED,
         grid_counts,
+        grid_jobs,
         load_plan,
         plan_rows,
-        run_plan,
     )
     from memcalib.products.reproduction.rule_report import resampled_differences, write_rule_report
-    from memcalib.settings.files import settings_text
     from memcalib.products.reproduction.rule_runs import stored_rows
+    from memcalib.settings.files import settings_text
 
     rules = rule or []
     plan = plan or (TESTBED if rules else "micro")
@@ -2247,23 +2266,16 @@ def grid(
         faults = ",".join(f"[levels,{rate}]" for rate in noise)
         settings.append(f"stages.noisy judge.faults=[{faults}]")
     grid_plan = load_plan(plan, settings, rules)
+    jobs = Jobs(out, grid_jobs(out, "", grid_plan, stage or ()))
     if dry_run:
         print(settings_text(grid_plan))
     else:
-        run_plan(
-            out,
-            plan,
-            processes=processes,
-            stages=stage or (),
-            settings=settings,
-            rules=rules,
-            tell=lambda line: print(line, flush=True),
-        )
+        run_jobs(jobs, processes=processes, say=lambda line: print(line, flush=True))
     rows = stored_rows(out)
     for name, (runs, done) in grid_counts(grid_plan, rows).items():
         print(f"{name}: {done} of {runs} runs")
     if not dry_run and (is_testbed or rules):
-        rows_of_plan = list(chain.from_iterable(plan_rows(grid_plan, rows).values()))
+        rows_of_plan = plan_rows(grid_plan, rows)
         if resampled_differences(rows_of_plan).empty:
             print("no report yet: it needs test runs of GDPO and another rule under one judge")
         else:
