@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from ...settings.judges import judge_reply_tokens
+from ...settings.judges import JudgeSetting, judge_reply_tokens
 from ...inference.endpoint import Endpoint, Price
 from ...io.records import is_hub_id, write_whole
 from ...io.runs import file_hash
@@ -31,7 +31,7 @@ from .jobs import Job, Jobs
 from .plan_rows import ROWS, weights_folder
 from .profiles import Ablation, Model, Profile, Row
 from ...rules.base import rule_modules
-from ...settings.files import JudgeSetting, check_key
+from ...settings.files import check_key
 from memcalib.trainer.forecast import (
     ASSUMED,
     epoch_work,

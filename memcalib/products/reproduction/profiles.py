@@ -18,7 +18,6 @@ from ...inference.endpoint import Endpoint, Price
 from ...io.settings import FrozenSettings, SettingError, SettingErrors, nearest
 from ...problem import Name
 from memcalib.settings.files import (
-    JudgeSetting,
     check_key_hosts,
     check_settings,
     merged,
@@ -26,6 +25,7 @@ from memcalib.settings.files import (
     shipped,
     with_settings,
 )
+from ...settings.judges import JudgeSetting
 from ...trainer.train_config import METHODS
 
 # %% ../../../nbs/products/reproduction/07_profiles.ipynb #f82c96d5
