@@ -19,20 +19,23 @@ from typing import Any
 from ...io.extras import needs
 from ...io.records import ForeseenError, one_line, read_jsonl, write_jsonl, write_whole
 from .plan import QUIET
+from ...trainer.train_config import find_world
 
 # %% ../../../nbs/products/reproduction/19_plan_steps.ipynb #faa5575e
 def examples(world: str, examples: int, seed: int, out: str) -> None:
     """Draw the test examples of a world into `out/test.jsonl`."""
-    from memcalib.products.micro.world import make_examples
+    drawn = find_world(world).examples(examples, seed, "test")
+    write_jsonl(Path(out) / "test.jsonl", drawn)
 
-    write_jsonl(Path(out) / "test.jsonl", make_examples(world, examples, seed, "test"))
 
-
-def taught(world: str, rows: int, flip: float, seed: int, out: str) -> None:
-    """Write demonstrations of a world, some of them wrong, into `out/accepted.jsonl`."""
-    from memcalib.products.micro.world import demonstrations
-
-    lines = [json.dumps(row) + "\n" for row in demonstrations(world, rows, seed, flip)]
+def taught(rows: Mapping[str, int], seed: int, out: str) -> None:
+    """Write so many demonstrations of each world into `out/accepted.jsonl`, those of one after
+    those of the other and no example twice.
+    """
+    lines = []
+    for world, count in rows.items():
+        drawn = find_world(world).demonstrations(len(lines) + count, seed)
+        lines += [json.dumps(row) + "\n" for row in drawn[len(lines) :]]
     Path(out).mkdir(parents=True, exist_ok=True)
     write_whole(Path(out) / "accepted.jsonl", "".join(lines))
 
@@ -127,17 +130,20 @@ def preferences(
     from memcalib.evaluation.rpeval import load_rpeval
     from memcalib.inference.sampling import evaluate
     from memcalib.products.micro.practice.preferences import (
+        PREFERENCE_WORLDS,
         PreferenceJudge,
         preference_examples,
         write_preferences,
     )
     from memcalib.trainer.recipe import Start, load_start
 
-    made_from = preference_examples(rpeval["rows"], rpeval["seed"])
+    language = rpeval["language"]
+    made_from = preference_examples(rpeval["rows"], rpeval["seed"], language=language)
     file = Path(out) / "multi_testset.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     asked = load_rpeval(write_preferences(made_from, file))
-    judge = PreferenceJudge(asked, made_from)
+    _, judge_of_language = PREFERENCE_WORLDS[language]
+    judge = PreferenceJudge(asked, made_from, judge_of_language)
     policy, tokenizer = load_start(Start(model=weights))
     judgments = []
     for seed in seeds:

@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ...inference.endpoint import Endpoint, Price
 from ...io.settings import FrozenSettings, SettingError, SettingErrors, nearest
@@ -26,7 +26,7 @@ from memcalib.settings.files import (
     with_settings,
 )
 from ...settings.judges import JudgeSetting
-from ...trainer.train_config import METHODS
+from ...trainer.train_config import METHODS, find_world
 
 # %% ../../../nbs/products/reproduction/07_profiles.ipynb #f82c96d5
 Seeds = tuple[Annotated[int, Field(ge=0, lt=2**32)], ...]
@@ -147,18 +147,29 @@ class SplitData(FrozenSettings):
 
 
 class Taught(FrozenSettings):
-    """Demonstrations of a world: so many `rows`, whose levels are wrong with a chance `flip`."""
+    """Demonstrations that worlds draw: so many `rows` of each, in this order. A world whose
+    demonstrations err is a world of its own, such as `english-noisy`.
+    """
 
-    rows: int = Field(ge=1)
-    flip: float = Field(default=0.0, ge=0, le=1)
-    seed: int = 0
+    rows: dict[Name, Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("rows")
+    @classmethod
+    def _worlds_known(cls, rows: dict[str, int]) -> dict[str, int]:
+        for name in rows:
+            find_world(name)
+        return rows
 
 
 class Rpeval(FrozenSettings):
-    """The test of transfer: RPEval's file, or so many `rows` of our own in its form."""
+    """The test of transfer: RPEval's file, or so many `rows` of our own in its form, in the
+    `language` that the policies speak.
+    """
 
     path: Name | None = None
     rows: int = Field(default=150, ge=1)
+    language: Literal["micro", "english"] = "micro"
     seed: int = 0
 
 

@@ -17,7 +17,7 @@ from memcalib.products.reproduction import engine
 from memcalib.products.reproduction.engine import check_gpus, plan_text, run_jobs, snakemake_words
 from memcalib.products.reproduction.jobs import Job, Jobs
 from memcalib.products.reproduction.plan import Plan
-from memcalib.products.reproduction.plan_rows import read_rows, write_rows
+from memcalib.products.reproduction.plan_rows import read_rows
 from memcalib.products.reproduction.profiles import load_profile
 
 TINY = [
@@ -48,7 +48,7 @@ def test_a_tiny_plan_runs_through_its_public_commands_and_only_once(tmp_path, mo
     jobs = plan.jobs()
     assert sorted(job.kind for job in jobs) == ["evaluate", "evaluate", "examples", "train"]
     said: list[str] = []
-    write_rows(plan)
+    plan.write_rows()
     run_jobs(jobs, say=said.append)
     assert jobs.to_do() == [] and sum("done" in line for line in said) == 4
     rows = read_rows(plan.root, "main_results")
