@@ -204,11 +204,20 @@ class Experiment:
         return [folder for place, folder in GRIDS.items() if place in self.defaults]
 
     @property
+    def rows_of(self) -> str:
+        """The experiment whose rows it draws: its own, or the one that its parameter `rows_of`
+        names; empty where it draws none.
+        """
+        if "run_dir" not in self.defaults:
+            return ""
+        return self.settings.get("rows_of", self.name)
+
+    @property
     def is_planned(self) -> bool:
         """Whether the profile has what it reads."""
         if any(folder not in self.run.profile.grids for folder in self.grid_folders):
             return False
-        if "run_dir" in self.defaults and not self.drawn:
+        if self.rows_of and not self.drawn:
             return False
         read = [Experiment(name, self.run.notebooks[name], self.run) for name in self.needs]
         return all(experiment.is_planned for experiment in read)
@@ -250,10 +259,8 @@ class Experiment:
     @cached_property
     def drawn(self) -> dict[str, list[str]]:
         """The rows that it draws, as texts, with the jobs in which their results lie."""
-        if "run_dir" not in self.defaults:
-            return {}
         drawn: dict[str, list[str]] = {}
-        source = self.settings.get("rows_of") or self.name
+        source = self.rows_of
         for row in self.run.plan.rows_of(source):
             label = f"{row.model}, {row.row}, {'start' if row.seed is None else row.seed}"
             drawn[label] = list(row.jobs.values())

@@ -498,7 +498,11 @@ class Plan:
             return name
         tries = {}
         for value in search.tries(row_name):
-            places = {**row_settings(row.method, row.settings), f"methods.{row.method}.lr": value}
+            places = {
+                **row_settings(row.method, row.settings),
+                **search.settings,
+                f"methods.{row.method}.lr": value,
+            }
             tries[value] = self._training(
                 model, row.method, search.seed, places, row.begins, row.taught, row_name, True
             )

@@ -113,13 +113,15 @@ class Ablation(FrozenSettings):
 
 class Search(FrozenSettings):
     """Values of the learning rate that are tried for rows, each with one training, and compared by
-    SCS on validation examples; every row has the same number of tries.
+    SCS on validation examples; every row has the same number of tries. `settings` are laid over
+    the recipe in tries alone, such as fewer steps.
     """
 
     values: tuple[float, ...] = Field(min_length=1)
     by_row: dict[Name, tuple[float, ...]] = Field(default_factory=dict)  # other values of a row
     rows: tuple[Name, ...]
     models: tuple[Name, ...] | None = None  # None: the first
+    settings: Places = Field(default_factory=dict)
     seed: int = Field(ge=0, lt=2**32)
 
     @model_validator(mode="after")
