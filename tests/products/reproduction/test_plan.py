@@ -2,10 +2,14 @@
 something does not fit.
 """
 
+import json
+
 import pytest
 
-from memcalib.products.reproduction.plan import Plan
+from memcalib.products.reproduction.plan import Plan, kind_code
+from memcalib.products.reproduction.plan_steps import taught
 from memcalib.products.reproduction.profiles import load_profile
+from memcalib.trainer.train_config import find_world
 
 
 def names(plan: Plan, kind: str) -> set[str]:
@@ -95,6 +99,8 @@ def test_a_recipe_that_needs_more_gpus_than_its_launcher_has_is_refused(tmp_path
             "search={rows: [GDPO], values: [1.0, 2.0], by_row: {GDPO: [1.0]}, seed: 5}",
             "as many tries for each row",
         ),
+        ("taught={all: {rows: {esperanto: 8}}}", "unknown world 'esperanto': allowed are short"),
+        ("taught={all: {rows: {english: 0}}}", "at least 1"),
         ("modles={}", "unknown option"),
     ],
 )
@@ -130,3 +136,27 @@ def test_registered_tries_each_arm_as_often_and_measures_on_other_seeds(tmp_path
     }
     searches = [job for job in plan.jobs() if job.kind == "choose"]
     assert len(searches) == 5 and {len(job.reads) for job in searches} == {3}
+
+
+def test_small_is_in_plain_english_and_shorter_in_its_tries(tmp_path):
+    """Worlds, judges and the length of a try are the profile's; code of the world counts."""
+    plan = Plan(load_profile("small"), tmp_path)
+    trainings = [job for job in plan.jobs() if job.kind == "train"]
+    assert {job.settings["world"]["name"] for job in trainings} == {"english"}
+    tries = [name for job in plan.jobs() if job.kind == "choose" for name in job.reads]
+    steps = {plan.by_name[name].settings["steps"] for name in tries if "/sft-" not in name}
+    assert steps == {10}
+    row = next(row for row in plan.rows_of("judge_stability") if row.row == "GDPO")
+    assert plan.by_name[row.jobs["train"]].settings["steps"] == 20
+    second = plan.by_name[row.jobs["judge"]]
+    assert second.settings["judge"].endswith(":SECOND_ENGLISH_JUDGE")
+    assert kind_code("judge", "english") != kind_code("judge", "short")
+    assert second.code == kind_code("judge", "english")
+
+
+def test_demonstrations_of_two_worlds_share_no_example(tmp_path):
+    taught({"english": 5, "english-noisy": 3}, 0, str(tmp_path))
+    rows = [json.loads(line) for line in (tmp_path / "accepted.jsonl").read_text().splitlines()]
+    assert len({row["example_id"] for row in rows}) == 8
+    alone = find_world("english").demonstrations(5, 0)
+    assert [row["completion"] for row in rows[:5]] == [row["completion"] for row in alone]
