@@ -210,7 +210,7 @@ class Experiment:
         """
         if "run_dir" not in self.defaults:
             return ""
-        return self.settings.get("rows_of", self.name)
+        return self.settings.get("rows_of", self.defaults.get("rows_of", self.name))
 
     @property
     def is_planned(self) -> bool:
@@ -240,6 +240,8 @@ class Experiment:
                     f"{', '.join(allowed) or 'none'}"
                 )
             settings[name] = value
+        if not settings.get("rows_of", True):
+            del settings["rows_of"]  # no rows are drawn, as before there was this parameter
         return settings
 
     @property
