@@ -95,7 +95,7 @@ from pathlib import Path
 from memcalib.products.reproduction.engine import run_jobs
 from memcalib.products.reproduction.jobs import Job, Jobs
 root = Path(sys.argv[1])
-script = f"echo x >> {root}/slow/n; test -e {root}/go || sleep 120"
+script = f"echo x >> {root}/slow/n; test -e {root}/go || sleep 600"
 slow = Job("slow", "say", ("sh", "-c", script), {})
 run_jobs(Jobs(root, [Job("fast", "say", ("true",), {}), slow]))
 """
@@ -103,13 +103,15 @@ run_jobs(Jobs(root, [Job("fast", "say", ("true",), {}), slow]))
 
 def driver(root: Path) -> subprocess.Popen:
     process = subprocess.Popen([sys.executable, "-c", DRIVER, str(root)], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not (root / "slow" / "n").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
     return process
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_plan_that_is_stopped_in_the_middle_loses_nothing_and_goes_on(tmp_path, how):
     process = driver(tmp_path)
@@ -117,8 +119,8 @@ def test_a_plan_that_is_stopped_in_the_middle_loses_nothing_and_goes_on(tmp_path
     with pytest.raises(ForeseenError, match="another command is at work there; wait for it"):
         run_jobs(second, say=quiet)
     process.send_signal(how)
-    process.wait(120)
-    deadline = time.monotonic() + 120
+    process.wait(400)
+    deadline = time.monotonic() + 400
     (tmp_path / "go").touch()
     while True:  # killed outright, the engine is still at work and holds the folder
         try:
