@@ -940,7 +940,7 @@ def _powered_cells(
         for suffix in ("", "_low", "_high"):
             row[f"{name}_ppi{suffix}"] = np.nan
     scored = cast("pd.DataFrame", responses[responses["scored"]])
-    labelled = scored[scored["label_probability"].notna()]
+    labelled = cast("pd.DataFrame", scored[scored["label_probability"].notna()])
     row["labelled_responses"] = len(labelled)
     labelled_questions = len(set(labelled["question_id"]))
     if not len(labelled) or (few_are_missing and labelled_questions < LEAST_QUESTIONS):

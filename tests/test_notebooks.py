@@ -55,12 +55,15 @@ def registers():
     from memcalib.products.dataset.lint import LINTS
 
     before = dict(LINTS)
+    modules = list(parts._modules)
     added = {kind: dict(entries) for kind, entries in parts._added.items()}
     yield
     LINTS.clear()
     LINTS.update(before)
+    parts._modules[:] = modules
     parts._added.clear()
     parts._added.update(added)
+    parts._table.cache_clear()
 
 
 @pytest.fixture(scope="module", autouse=True)

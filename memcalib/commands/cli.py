@@ -25,7 +25,7 @@ from contextvars import copy_context
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -180,11 +180,12 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+        _end_without_reader()
     except SystemExit as end:
         if isinstance(end, _Stop):
             raise
+        if isinstance(end.__context__, BrokenPipeError):  # what typer makes of it
+            _end_without_reader()
         _stop_with_error(_ended_by_others(end), arguments)
     except Exception as error:  # noqa: BLE001 (the outermost frame)
         if isinstance(error, ModuleNotFoundError):
@@ -193,6 +194,12 @@ def main(arguments: list[str] | None = None) -> None:
     if code == 130:
         stop("interrupted" + _resume_hint(arguments), 130)
     raise SystemExit(code or 0)
+
+
+def _end_without_reader() -> NoReturn:
+    """Exit without an error where nobody reads on, as behind `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0) from None
 
 
 class _Printable:
