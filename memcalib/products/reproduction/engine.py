@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -213,11 +213,14 @@ def _outcome(jobs: Jobs, name: str) -> str:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen) -> Iterator[None]:
-    """End the engine where this process is stopped, and wait for it."""
+    """End the engine and its jobs where this process is stopped, and wait for it. The engine alone
+    would wait for its jobs.
+    """
     try:
         yield
     except BaseException:
-        process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # it leads a session of its own
         try:
             process.wait(90)
         except subprocess.TimeoutExpired:

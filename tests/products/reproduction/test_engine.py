@@ -90,12 +90,14 @@ def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):
 
 
 DRIVER = """
+import signal
 import sys
 from pathlib import Path
 from memcalib.products.reproduction.engine import run_jobs
 from memcalib.products.reproduction.jobs import Job, Jobs
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line has it
 root = Path(sys.argv[1])
-script = f"echo x >> {root}/slow/n; test -e {root}/go || sleep 600"
+script = f"echo x >> {root}/slow/n; until test -e {root}/go; do sleep 0.2; done"
 slow = Job("slow", "say", ("sh", "-c", script), {})
 run_jobs(Jobs(root, [Job("fast", "say", ("true",), {}), slow]))
 """
@@ -120,6 +122,8 @@ def test_a_plan_that_is_stopped_in_the_middle_loses_nothing_and_goes_on(tmp_path
         run_jobs(second, say=quiet)
     process.send_signal(how)
     process.wait(400)
+    if how == signal.SIGTERM:
+        assert not (tmp_path / "slow" / "job.json").exists()
     deadline = time.monotonic() + 400
     (tmp_path / "go").touch()
     while True:  # killed outright, the engine is still at work and holds the folder

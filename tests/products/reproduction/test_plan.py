@@ -100,7 +100,7 @@ def test_a_recipe_that_needs_more_gpus_than_its_launcher_has_is_refused(tmp_path
             "as many tries for each row",
         ),
         ("taught={all: {rows: {esperanto: 8}}}", "unknown world 'esperanto': allowed are short"),
-        ("taught={all: {rows: {english: 0}}}", "at least 1"),
+        ("taught={all: {rows: {english: 0}}}", "taught.all.rows.english: found 0"),
         ("modles={}", "unknown option"),
     ],
 )
