@@ -635,9 +635,12 @@ def split(
 
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
+    from memcalib.io.runs import of_private_run, private_folder
     from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
 
     sizes = part_sizes(size) if size else PUBLISHED_TRAIN_SIZES
+    if of_private_run(data):
+        private_folder(out, ours=(out / "splits.json").is_file())
     table = split_file(data, out, sizes, seed, hub_split)
     print(table.to_string(index=False))
     counts = table.set_index("split")["examples"]
