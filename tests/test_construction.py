@@ -45,7 +45,7 @@ from memcalib.products.shared.grounding import (
     coverage,
     find_exact,
     find_leak,
-    first_person,
+    first_person_word,
     foreign_numbers,
     too_close,
 )

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AUDIT_ATOMS', 'answers_of_run', 'run_budget', 'target_items', 'draw_labels', 'unfinished_line', 'with_decisions',
            'fill_from_sheet', 'SecondReading', 'fill_from_judge', 'labels_text', 'audit_items', 'draw_audit',
-           'is_audit', 'audit_from_sheet', 'audit_text']
+           'is_audit', 'audit_from_sheet', 'second_reading_text']
 
 # %% ../../nbs/commands/07_label.ipynb #2d0dcf39
 import json
@@ -373,7 +373,7 @@ def _judgments_of(folder: str | Path, items: Iterable[LabelItem]) -> list[Judgme
     return [judgment for judgment in judgments if judgment.key[:-1] in answers]
 
 
-def audit_text(table: "pd.DataFrame") -> str:
+def second_reading_text(table: "pd.DataFrame") -> str:
     """A line for each sample: how many agree, Wilson's interval, kappa, and what is not labelled."""
     names = {"natural": "drawn at random", "stratified": "dealt over the nine cells"}
     lines = []
