@@ -19,7 +19,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
@@ -1147,8 +1147,6 @@ def label(
         SecondReading,
         answers_of_run,
         audit_from_sheet,
-        second_reading_text,
-        budget_text,
         draw_audit,
         draw_labels,
         fill_from_judge,
@@ -1156,8 +1154,10 @@ def label(
         is_audit,
         labels_text,
         run_budget,
+        second_reading_text,
         unfinished_line,
     )
+    from memcalib.products.exam.label_budget import budget_text
     from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
 

@@ -76,7 +76,6 @@ from memcalib.problem import (
     Name,
     Rollout,
     iter_examples,
-    load_examples,
     starter_subset,
     text_hash,
 )

@@ -27,7 +27,7 @@ from .evaluate import JUDGMENTS
 from ..settings.files import Bar
 from ..settings.judges import JudgeSetting, make_judge
 from ..evaluation.agreement import ANSWER, agreement, judged_atoms, sample_atoms
-from ..products.exam.label_budget import budget_text, label_budget
+from ..products.exam.label_budget import label_budget
 from memcalib.scoring.target_labels import (
     TargetLabel,
     TargetLabels,

@@ -24,7 +24,7 @@ from ..credit.audit import draw_pairs, hits_table, shares_table
 from ..io.records import read_jsonl, write_jsonl
 from ..problem import Example, load_examples
 from ..trainer.recipe import Recipe, recipe_examples
-from ..trainer.traces import read_traces
+from ..trainer.trace_files import read_traces
 
 # %% ../../nbs/commands/08_roles.ipynb #e4a70004
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from memcalib.metrics import (
     controls,
     few_questions,
     metric_named,
-    metric_table,
     response_frame,
     score,
 )

@@ -36,7 +36,6 @@ from memcalib.metrics import (
     controls,
     few_questions,
     metric_named,
-    metric_table,
     metrics_among,
     readable,
     response_frame,

@@ -10,7 +10,6 @@ __all__ = ['SettingsClasses', 'Settings', 'KEY_HOSTS', 'merged', 'with_settings'
 # %% ../../nbs/settings/01_files.ipynb #d31942ea
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -23,14 +23,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..problem import CHANNELS, Example, JudgeLike
 from ..credit.prefix_groups import response_mask
 from ..io.records import replacing
-from ..credit.sentences import decode_rows, token_spans
+from ..credit.sentences import decode_rows
 from ..inference.sampling import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
-from ..redistribution import Credit, PairDetail, fallback_reasons
+from ..redistribution import Credit, fallback_reasons
 from ..rules.base import Pairs
 from .rewards import ChannelRewards, assign_credit, quoting_judge
 from .train_config import TrainConfig
-from .trace_files import SCHEMA, VERSION, read_traces, trace_files, trace_of
+from .trace_files import SCHEMA, VERSION
 
 # %% ../../nbs/trainer/06_traces.ipynb #3b6b4a3b
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

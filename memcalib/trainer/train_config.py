@@ -43,7 +43,6 @@ from memcalib.io.settings import (
     FrozenSettings,
     SettingError,
     SettingErrors,
-    allowed,
     import_object,
     nearest,
     perhaps,

@@ -17,7 +17,8 @@ from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import load_policy
 from memcalib.io.records import DataError
 from memcalib.trainer.train_config import world_config
-from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
+from memcalib.trainer.traces import SCHEMA, TraceWriter, sample_credit
+from memcalib.trainer.trace_files import read_traces, trace_of
 from memcalib.commands.cli import app
 from memcalib.report.credit_viewer import (
     MEASURES,

@@ -20,10 +20,9 @@ import memcalib
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.sampling import prompt_encoder
 from memcalib.localization import Signal, weigh
-from memcalib.problem import CHANNELS
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
-from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.world import WORLDS, exact_judge
 from memcalib.products.reproduction.rule_runs import (
     GridPlan,
     GridRun,
@@ -33,7 +32,6 @@ from memcalib.products.reproduction.rule_runs import (
 )
 from memcalib.products.reproduction.rule_tables import grid_frame
 from memcalib.rules.base import (
-    CREDIT_RULES,
     LOG_PROBABILITIES,
     ChannelWeights,
     CreditConfig,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .pilot import Frozen, check_frozen
 from .sources import Passed, Source
-from ..shared.dropped import Dropped
 from .splits import Sizes, split_parts
 from .stages import Drop
 from ...evaluation.breakdown import distractor_kind

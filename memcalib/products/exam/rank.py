@@ -16,7 +16,7 @@ import numpy as np
 from ...evaluation.agreement import resampled_counts, wilson
 from ...judge import Judge, JudgeConfig
 from ...metrics import interval
-from ...problem import Example, JudgeLike, Level, judgment_for
+from ...problem import Example, Level, judgment_for
 from memcalib.products.exam.exam import (
     ExamItem,
     confusion_shares,

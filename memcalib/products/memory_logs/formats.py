@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from memcalib.products.memory_logs.exports import (
     count_items,
     find_memories,
     kind_of,
-    memories_in,
     read_log_row,
     shape_of,
 )

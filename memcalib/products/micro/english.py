@@ -28,7 +28,7 @@ from memcalib.problem import (
     judgment_for,
     render,
 )
-from .world import KINDS, SPLITS, Bias, Sentence, Split, rubric
+from .world import KINDS, SPLITS, Bias, Sentence, rubric
 
 # %% ../../../nbs/products/micro/07_english.ipynb #e9000006
 @lru_cache(maxsize=1)

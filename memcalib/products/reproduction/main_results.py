@@ -37,7 +37,7 @@ from memcalib.products.reproduction.training_store import (
 )
 from ...settings.files import Bar, check_settings, load_settings, shipped
 from ...io.settings import SettingError, SettingErrors, package_data
-from ...io.records import one_line, read_jsonl, write_jsonl, write_whole
+from ...io.records import one_line, write_jsonl, write_whole
 from ...io.runs import RunFolder, holds_rows
 from ...io.tasks import Task, TasksFailed, run_in_turn, run_tasks
 from ...metrics import METRICS

@@ -23,7 +23,6 @@ from ....io.records import write_whole
 from memcalib.products.micro.world import (
     NOUNS,
     OWNERS,
-    REQUESTS,
     SCOPES,
     SPELLING,
     TASKS,
