@@ -6,7 +6,7 @@
 __all__ = ['JUDGMENTS', 'RolloutKey', 'UNREAD_STARTER', 'NOT_READ_BLIND', 'QUICK_EXAMPLES', 'LIBRARIES', 'RowHandler',
            'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'evaluation_forecast', 'role_forecast',
            'make_backend', 'subsets_not_read', 'data_notes', 'drawn_evenly', 'read_examples', 'EvaluationRun',
-           'unfinished', 'run_evaluation', 'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
+           'unfinished', 'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
 
 # %% ../../nbs/commands/01_evaluate.ipynb #579137d5
 import json
@@ -1021,13 +1021,6 @@ def unfinished(
     if kind is Judgment and "--retry-unscored" not in command_again:
         command_again += " --retry-unscored"
     return f"{file}: {lost} of {len(rows)} {failure}; ask for those again with: {command_again}"
-
-# %% ../../nbs/commands/01_evaluate.ipynb #9dcbd93b
-def run_evaluation(evaluation: Evaluation, out: str | Path, cache: CallCache | None = None) -> Path:
-    """Evaluate a model into a folder and return its report.html; the same call resumes after a
-    stop.
-    """
-    return EvaluationRun(evaluation, out, cache).run()
 
 # %% ../../nbs/commands/01_evaluate.ipynb #0f2c319b
 _ENDINGS = {

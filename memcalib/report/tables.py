@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'BEST', 'SECOND', 'LONGEST_PRINTED', 'results_table', 'results_frame', 'results_text',
-           'baseline_of', 'differences_table', 'atom_tables', 'published', 'published_table', 'beside_published',
-           'failures_table', 'reasons_table', 'quality_table', 'with_bounds', 'quality_lines', 'quotation_table',
-           'cost_table', 'MarkedTable', 'flat_headings', 'best_and_second', 'csv_cell', 'markdown_cell', 'to_latex',
-           'to_markdown', 'caption', 'table_stem', 'write_tables', 'stored_table']
+           'baseline_of', 'differences_table', 'atom_tables', 'published', 'published_table', 'failures_table',
+           'reasons_table', 'quality_table', 'with_bounds', 'quality_lines', 'quotation_table', 'cost_table',
+           'MarkedTable', 'flat_headings', 'best_and_second', 'csv_cell', 'markdown_cell', 'to_latex', 'to_markdown',
+           'caption', 'table_stem', 'write_tables', 'stored_table']
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
@@ -189,31 +189,6 @@ def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
     wide = wide.loc[rows["method"].unique(), list(METRICS)]
     wide.columns = [metric_named(metric).heading for metric in METRICS]
     return wide.reset_index()
-
-
-def beside_published(
-    table: "pd.DataFrame",
-    model: str = "Qwen3-8B",
-    metrics: Sequence[str] = ("SCS", "Exact"),
-    label: str = "measured",
-) -> "pd.DataFrame":
-    """Measured and published cells of each method under headings that say which is which;
-    gaps are spelled out.
-    """
-    import pandas as pd
-
-    columns = [metric_named(metric).heading for metric in metrics]
-    measured = results_frame(table[table["status"] != "control"]).set_index("method")[columns]
-    reference = published_table(model).set_index("method")[columns]
-    methods = list(reference.index)
-    for method in measured.index:
-        if method not in reference.index and method != "no memory":
-            methods.append(method)
-    by_heading = {
-        label: measured.reindex(methods).fillna("not run"),
-        f"published, {model}": reference.reindex(methods).fillna("not published"),
-    }
-    return pd.concat(by_heading, axis=1)
 
 # %% ../../nbs/report/02_tables.ipynb #e8ca5918
 _APART = {"content_filter": "content filter", "tool_calls": "tool calls"}

@@ -497,14 +497,6 @@ def test_published_tables_are_named_and_complete():
     assert tables.published_table("Qwen3.5-35B-A3B").shape == (8, 7)
 
 
-def test_measured_and_published_stand_under_their_own_headings(tmp_path):
-    table = tables.results_table(load_run(play(tmp_path)))
-    side = tables.beside_published(table, "Qwen3-8B", metrics=("SCS",), label="measured, played")
-    assert side.columns.get_level_values(0).tolist() == ["measured, played", "published, Qwen3-8B"]
-    assert side.loc["SFT"].tolist() == ["not run", "65.72 ± 0.64"]
-    assert side.loc["Base"].tolist() == ["not run", "31.17 ± 0.21"]
-
-
 def test_the_manifest_knows_its_code_and_data(tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("{}\n")

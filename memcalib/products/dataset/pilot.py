@@ -6,8 +6,8 @@
 __all__ = ['RowT', 'PILOT_SIZE', 'ModelT', 'STAGES', 'PASS_RATE', 'DomainRow', 'choose_batch', 'PilotItem', 'pilot_items',
            'PilotDraw', 'BatchRecord', 'Pilots', 'read_pilots', 'list_batches', 'seen_ids', 'Batch', 'write_batch',
            'read_batch', 'asked_text', 'seen_questions', 'save_draw', 'next_draw', 'PilotIssue', 'PilotReview',
-           'read_reviews', 'ReviewBook', 'PassRate', 'pass_rate', 'issue_table', 'server_name', 'pipeline_settings',
-           'Change', 'check_frozen', 'PilotRecord', 'Frozen', 'freeze_without_pilot', 'shipped_frozen', 'write_frozen',
+           'read_reviews', 'ReviewBook', 'PassRate', 'pass_rate', 'server_name', 'pipeline_settings', 'Change',
+           'check_frozen', 'PilotRecord', 'Frozen', 'freeze_without_pilot', 'shipped_frozen', 'write_frozen',
            'read_frozen', 'FreezeError', 'Commands', 'freeze', 'objection', 'withdraw', 'LogEntry', 'pilot_log',
            'require_frozen']
 
@@ -559,26 +559,6 @@ def pass_rate(items: Sequence[PilotItem], reviews: Iterable[PilotReview]) -> Pas
         return PassRate(count, passed, failed, unknown, unknown, unknown)
     bounds = binomtest(passed, count).proportion_ci(method="wilson")
     return PassRate(count, passed, failed, passed / count, float(bounds.low), float(bounds.high))
-
-# %% ../../../nbs/products/dataset/11_pilot.ipynb #d4ee95d6
-def issue_table(reviews: Iterable[PilotReview]) -> "pd.DataFrame":
-    """For each stage with issues the rows concerned, the number of issues, and one of them;
-    most rows first.
-    """
-    import pandas as pd
-
-    issues_by_stage: dict[str, list[tuple[str, str]]] = {stage: [] for stage in STAGES}
-    for review in reviews:
-        for issue in review.issues:
-            issues_by_stage.setdefault(issue.stage, []).append((review.item, issue.text))
-    table = []
-    for stage, issues in issues_by_stage.items():
-        if issues:
-            rows = {item for item, _ in issues}
-            _, first_text = issues[0]
-            table.append((stage, len(rows), len(issues), first_text))
-    table.sort(key=lambda line: -line[1])
-    return pd.DataFrame(table, columns=["stage", "rows", "issues", "for instance"])
 
 # %% ../../../nbs/products/dataset/11_pilot.ipynb #ebb519c1
 def server_name(endpoint: Endpoint) -> str:
