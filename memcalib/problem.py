@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain', 'TurnRole', 'TURN_ROLES', 'COLOURS', 'SHIPPED',
-           'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'CONDITIONS', 'Stance',
-           'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example',
-           'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
+           'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'AnswerKey', 'CONDITIONS',
+           'Stance', 'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn',
+           'Example', 'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
            'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment',
            'level_faults', 'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation',
@@ -578,6 +578,9 @@ def rebuilt_blocks(
     return rebuilt
 
 # %% ../nbs/00_problem.ipynb #d297c57c
+AnswerKey = tuple[str, str, str, int, int]  # example, model, condition, seed, sample
+
+
 class Rollout(Record):
     """One generated answer; `key` names the request that made it.
 

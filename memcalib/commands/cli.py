@@ -19,7 +19,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
@@ -1150,8 +1150,6 @@ def label(
         SecondReading,
         answers_of_run,
         audit_from_sheet,
-        audit_text,
-        budget_text,
         draw_audit,
         draw_labels,
         fill_from_judge,
@@ -1159,8 +1157,10 @@ def label(
         is_audit,
         labels_text,
         run_budget,
+        second_reading_text,
         unfinished_line,
     )
+    from memcalib.products.exam.label_budget import budget_text
     from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
 
@@ -1174,7 +1174,7 @@ def label(
                 f"{seed}; the sheet to fill in: {sheet_to_fill}"
             )
         elif sheet is not None and out.is_file() and is_audit(out):
-            print(audit_text(audit_from_sheet(run, out, sheet, labeller)))
+            print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
         elif answers is not None:
             unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
             carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
@@ -1797,7 +1797,11 @@ def demonstrations(
     https://api.example.com/v1 --evaluator qwen-plus --evaluator2 deepseek-chat --evaluator2-url
     https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
     """
-    from memcalib.commands.demonstrate import DemonstrationRun, forecast, load_plan
+    from memcalib.commands.demonstrate import (
+        DemonstrationRun,
+        demonstration_forecast,
+        load_demonstration_plan,
+    )
     from memcalib.settings.files import given, settings_text
 
     teacher_server = (teacher_url, teacher_key_env)
@@ -1812,11 +1816,11 @@ def demonstrations(
             "--evaluator2", evaluator2, evaluator2_url, evaluator2_key_env, teacher_server
         ),
     }
-    plan = load_plan(given(options), config, set_ or ())
+    plan = load_demonstration_plan(given(options), config, set_ or ())
     run = DemonstrationRun(plan, out, cache_of(cache, no_cache), dry_run, command_line())
     if dry_run:
         print(settings_text(plan))
-    rows = forecast(run.plan, run.examples, out, answer_tokens)
+    rows = demonstration_forecast(run.plan, run.examples, out, answer_tokens)
     print(forecast_text(rows, answer_tokens))
     if not dry_run:
         print(run.finish())
@@ -1889,7 +1893,13 @@ def build(
     and where no row is left, FreezeError for a pipeline that is not frozen or may not be, NotAgreed
     for a log without a yes.
     """
-    from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
+    from memcalib.commands.build import (
+        ask_first,
+        finished_text,
+        hub_text,
+        load_build,
+        build_plan_text,
+    )
     from memcalib.settings.files import Bar, sending_text
     from memcalib.products.dataset.build_run import MemoryRun, build_run
 
@@ -1932,7 +1942,7 @@ def build(
     elif preview:
         print(run.preview_text())
     elif dry_run:
-        print(plan_text(run))
+        print(build_plan_text(run))
         print(sending_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
@@ -2018,9 +2028,9 @@ def train(
 
     loaded = load_recipe(recipe, set_ or ())
     if dry_run:
-        from memcalib.trainer.forecast import forecast
+        from memcalib.trainer.forecast import training_forecast
 
-        print(forecast(loaded, method, seed, set_ or ()).text())
+        print(training_forecast(loaded, method, seed, set_ or ()).text())
         print(sending_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)

@@ -7,13 +7,13 @@ __all__ = ['LEVELS_UNKNOWN', 'BLIND_JUDGING', 'has_levels', 'is_footprint', 'Foo
            'footprint_sentence', 'footprint_text']
 
 # %% ../../nbs/evaluation/03_footprints.ipynb #c80d50ed
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..io.records import one_line
 from ..judge import Judge, LLMJudge
-from ..problem import Example, JudgeLike, Judgment, Level
+from ..problem import Example, JudgeLike, Judgment
 
 # %% ../../nbs/evaluation/03_footprints.ipynb #0b614041
 if TYPE_CHECKING:

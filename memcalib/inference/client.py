@@ -42,7 +42,6 @@ from .cache import CacheError, CallCache, call_key
 from memcalib.inference.endpoint import (
     CallError,
     Endpoint,
-    Price,
     error_kind,
     estimate_tokens,
     proxy_for,

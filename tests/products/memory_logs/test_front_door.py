@@ -3,7 +3,6 @@ help, and nothing is lost without a reason.
 """
 
 import gzip
-import io
 import json
 import zipfile
 
