@@ -252,7 +252,7 @@ class Experiment:
         values = {"profile": self.run.given, "out_dir": self.name, "run_dir": ".", **GRIDS}
         for name in self.needs:
             values[f"{name}_dir"] = name
-        parameters = dict(self.settings)
+        parameters = {**self.defaults, **self.settings}
         for name, value in values.items():
             if name in self.defaults:
                 parameters[name] = value

@@ -128,7 +128,7 @@ def preferences(
     `out/judgments.jsonl`.
     """
     from memcalib.evaluation.rpeval import load_rpeval
-    from memcalib.inference.sampling import evaluate
+    from memcalib.inference.sampling import answer_and_judge
     from memcalib.products.micro.practice.preferences import (
         PREFERENCE_WORLDS,
         PreferenceJudge,
@@ -147,7 +147,9 @@ def preferences(
     policy, tokenizer = load_start(Start(model=weights))
     judgments = []
     for seed in seeds:
-        _, judged = evaluate(policy, tokenizer, asked, judge, seed=seed, name=label, **sampling)
+        _, judged = answer_and_judge(
+            policy, tokenizer, asked, judge, seed=seed, name=label, **sampling
+        )
         judgments.extend(judged)
     write_jsonl(Path(out) / "judgments.jsonl", judgments)
 

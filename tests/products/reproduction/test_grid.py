@@ -18,7 +18,7 @@ from memcalib.products.reproduction.rule_runs import (
     GridPlan,
     GridRow,
     GridRun,
-    Stage,
+    GridStage,
     derailments,
     said_once,
     stored_rows,
@@ -152,14 +152,18 @@ def invented(run, policies=""):
 PLAN = GridPlan(
     cells={"few": {"atoms": (3, 4)}, "slow": {"prompts": 4, "lr": 1e-5}},
     stages={
-        "rates": Stage(rules=("gdpo", "exact"), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"),
-        "rules": Stage(
+        "rates": GridStage(
+            rules=("gdpo", "exact"), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"
+        ),
+        "rules": GridStage(
             rules=("gdpo", "exact"),
             seeds=(11,),
             more_seeds={"gdpo": (12,)},
             cells=("plain", "few", "slow"),
         ),
-        "judges": Stage(rules=("exact",), seeds=(11,), faults=(("missing", 0.5), ("levels", 0.1))),
+        "judges": GridStage(
+            rules=("exact",), seeds=(11,), faults=(("missing", 0.5), ("levels", 0.1))
+        ),
     },
 )
 
@@ -238,7 +242,7 @@ def test_a_rate_is_tuned_by_all_of_its_runs_or_not_at_all():
         | {
             "stages": {
                 **PLAN.model_dump()["stages"],
-                "few rates": Stage(
+                "few rates": GridStage(
                     rules=("exact",), lr=(1e-3,), seeds=(1,), cells=("few",), split="validation"
                 ),
             }
@@ -273,7 +277,7 @@ def test_a_rate_that_was_never_tuned_is_refused(tmp_path):
         PLAN.runs("rules")
     with pytest.raises(ValueError, match="no learning rate was tuned"):
         PLAN.tuned("grpo", "plain", [])
-    untuned = GridPlan(stages={"rules": Stage(rules=("gdpo",), seeds=(1,))})
+    untuned = GridPlan(stages={"rules": GridStage(rules=("gdpo",), seeds=(1,))})
     with pytest.raises(ValueError, match="no learning rate was tuned"):
         grid_jobs(tmp_path, "", untuned)
 
@@ -304,8 +308,8 @@ def test_a_grid_runs_job_by_job_and_keeps_rows_of_other_plans(tmp_path):
     plan = GridPlan(
         plain=dict(generations=4, steps=2, tests=8),
         stages={
-            "rates": Stage(rules=("gdpo",), lr=(1e-3,), seeds=(900,), split="validation"),
-            "rules": Stage(rules=("gdpo",), seeds=(901,)),
+            "rates": GridStage(rules=("gdpo",), lr=(1e-3,), seeds=(900,), split="validation"),
+            "rules": GridStage(rules=("gdpo",), seeds=(901,)),
         },
     )
     other = invented(GridRun(rule="exact", lr=1e-3, seed=5))
