@@ -50,9 +50,9 @@ from memcalib.trainer.checkpoints import (
     unseal,
     writing,
 )
+from ..rules.base import Count
 from .rewards import HeldOutScores
 from memcalib.trainer.train_config import (
-    Count,
     Every,
     Loggers,
     Rank,
