@@ -70,7 +70,9 @@ from memcalib.problem import (
     Rollout,
     check_judgment,
     judge_all,
+    judge_name_of,
     judgment_for,
+    judgment_of,
     level_faults,
     text_hash,
 )
@@ -646,28 +648,7 @@ class Judge:
             return judgment_for(example, {}, **fields)
         if isinstance(verdict, Judgment):
             return check_judgment(example, verdict.model_copy(update=fields))
-        return judgment_for(example, self._checked_levels(example, verdict), **fields)
-
-    def _checked_levels(self, example: Example, verdict: object) -> dict[str, Level | None]:
-        """The levels that `judge` returned, by atom id; raises `TypeError` for what is no
-        mapping and `DataError` for an atom that the example does not have."""
-        if not isinstance(verdict, Mapping):
-            raise TypeError(
-                f"{type(self).__name__}.judge: found {short_repr(verdict)}; allowed: a "
-                "Judgment, or a mapping from atom id to level"
-            )
-        allowed = f"an atom of the example: {', '.join(example.levels)}"
-        violations = [
-            Violation("judged atom", short_repr(atom_id), allowed, example_id=example.id)
-            for atom_id in verdict
-            if atom_id not in example.levels
-        ]
-        if violations:
-            raise DataError(violations)
-        return {
-            atom_id: None if level is None else Level.parse(level)
-            for atom_id, level in verdict.items()
-        }
+        return judgment_of(example, verdict, f"{type(self).__name__}.judge", **fields)
 
     def session(self) -> AbstractAsyncContextManager:
         """What is open while answers are judged, such as a client's connections."""
@@ -1072,7 +1053,7 @@ def _name_of(judge: JudgeLike, examples: Iterable[Example]) -> str:
     for example in examples:
         subject = f"the answer to example {example.id!r} (an empty one, to learn the judge's name)"
         with _naming_judge(judge, subject):
-            return judge(example, "").judge
+            return judgment_of(example, judge(example, ""), judge_name_of(judge)).judge
     return ""
 
 
@@ -1148,7 +1129,8 @@ def check_judge_answers(judge: JudgeLike, example: Example) -> None:
     `ForeseenError` for any other failed call, and for a judge of one's own that raises something,
     with its name and the kind of error."""
     with _naming_judge(judge, "one made-up answer, before any answer is paid for"):
-        error = judge(example, TRIAL).error or ""
+        verdict = judge(example, TRIAL)
+        error = judgment_of(example, verdict, judge_name_of(judge)).error or ""
     if error and not error.startswith("reply at fault"):
         raise ForeseenError(
             f"the judge was asked one question before any answer is paid for, and did "

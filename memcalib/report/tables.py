@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..evaluation.breakdown import atom_table, channel_table, compare, with_holm
-from ..io.records import printable, write_whole
+from ..io.records import folder_of_run, printable, write_whole
 from ..io.decisions import sheet_cell
 from ..io.settings import package_data, shipped_names
 from memcalib.metrics import (
@@ -692,8 +692,7 @@ def write_tables(
     for name in captions:
         if name not in tables:
             raise ValueError(f"caption of {name!r}: no such table; allowed: {', '.join(tables)}")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_of_run(folder)
     files = []
     written_captions = {}
     for name, table in tables.items():

@@ -23,7 +23,16 @@ from ...inference.endpoint import CallError, Endpoint
 from ...io.settings import FrozenSettings
 from ...judge import JudgeConfig, LLMJudge
 from ...metrics import summary
-from ...problem import CHANNELS, Example, JudgeLike, Judgment, check_judgment, judgment_for
+from memcalib.problem import (
+    CHANNELS,
+    Example,
+    JudgeLike,
+    Judgment,
+    check_judgment,
+    judge_name_of,
+    judgment_for,
+    judgment_of,
+)
 from ...rules.base import CreditConfig
 
 # %% ../../../nbs/products/integrations/01_judging.ipynb #188069b7
@@ -153,8 +162,10 @@ class AnswerJudge:
         if ask is not None:
             return await ask(example, text)
         if inspect.iscoroutinefunction(self.judge):
-            return await self.judge(example, text)
-        return await asyncio.to_thread(self.judge, example, text)
+            verdict = await self.judge(example, text)
+        else:
+            verdict = await asyncio.to_thread(self.judge, example, text)
+        return judgment_of(example, verdict, judge_name_of(self.judge))
 
 # %% ../../../nbs/products/integrations/01_judging.ipynb #f23d4061
 def reward_numbers(judgment: Judgment, merge_over_use: bool = False) -> dict[str, float]:

@@ -303,9 +303,11 @@ class Questionnaire(Book[ItemT, RowT]):
     ) -> int:
         """Add a sheet's answers to a file; returns how many were new or changed.
 
-        Nothing is saved when a line is at fault.
+        Nothing is saved when a line is at fault, and no file is made for a sheet without an answer.
         """
         rows = cls.read_sheet(sheet, items, labeller)
+        if not rows:
+            return 0
         with cls(path, items, labeller) as book:
             return book.add(rows)
 

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shlex
 import threading
 import time
 from collections import Counter, deque
@@ -879,6 +880,21 @@ def _served_examples(path: str | Path | None, world: str, count: int, seed: int)
     return records
 
 
+def _practice_commands(url: str, examples: str | Path | None, log: str | Path | None) -> list[str]:
+    """Commands that can be typed while the server runs."""
+    data = shlex.quote(str(examples or "EXAMPLES.jsonl"))
+    roles = f"--model micro-model --judge micro-judge --base-url {url}"
+    commands = [f"  memcalib evaluate {data} {roles} --out runs/practice"]
+    if log is not None:
+        judge = f"--judge micro-judge --judge-url {url}"
+        file = shlex.quote(str(log))
+        commands += [
+            f'  memcalib evaluate --log {file} --consent "practice data" {judge} --yes --out runs/first',
+            "  memcalib memories runs/first",
+        ]
+    return commands
+
+
 def serve(
     world: str = "long",
     examples: str | Path | None = None,
@@ -889,6 +905,7 @@ def serve(
     faults: Faults | float = 0.0,
     key_env: str = "",
     roles: Callable[[list[Example]], Roles] = _no_roles,
+    log: str | Path | None = None,
     **options: Any,
 ) -> dict:
     """Serve examples of a world, or of a file (written from the world when missing),
@@ -896,8 +913,9 @@ def serve(
 
     `faults` may be one rate for every class; the only accepted key is read from the environment
     variable `key_env`; `roles` gives further roles for the examples, by the names of their models;
-    `options` go to `MicroServer`. Raises `KeyError` for a variable that is not set, `ValueError`
-    for a rate above 1/8.
+    `log` is a practice log, for which commands are printed too; `options` go to `MicroServer`.
+    Raises `KeyError` for a variable that is not set, `ValueError` for a rate above 1/8, and
+    `OSError` for a port that is taken.
     """
     if not isinstance(faults, Faults):
         faults = _faults_at(faults)
@@ -906,16 +924,21 @@ def serve(
     server = MicroServer(
         records, port=port, faults=faults, key=key, roles=roles(records), **options
     )
-    server.start()
+    try:
+        server.start()
+    except OSError as error:
+        raise OSError(
+            f"port {port}: {error.strerror or error}; another program uses it. `--port 0` takes a "
+            "free port, `--port 8766` another one"
+        ) from None
     models = f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}"
     if server.roles:
         models += f"; others: {', '.join(server.roles)}"
-    data = examples or "EXAMPLES.jsonl"
-    command = f"memcalib evaluate {data} --model micro-model --judge micro-judge"
     try:
         print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
         print(models)
-        print(f"try: {command} --base-url {server.base_url}", flush=True)
+        print("Try these commands in a second terminal:")
+        print("\n".join(_practice_commands(server.base_url, examples, log)), flush=True)
         threading.Event().wait()
     except KeyboardInterrupt:
         print()
