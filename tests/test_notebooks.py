@@ -5,12 +5,13 @@ Pages that train, serve or run a whole pipeline (`LONG`) are slow tests;
 """
 
 import atexit
+import multiprocessing
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 from nbdev.test import test_nb as execute_notebook
 
 NBS = Path(__file__).parents[1] / "nbs"
@@ -37,6 +38,14 @@ LONG = re.compile(
     r"|.*_(local|sentence_roles|agreement|inspect|exam)"
     r"|(report|products/\w+)/.*_(report|evaluation|figures|comparison)"
 )
+SHARED_IMPORTS = [  # what most pages need and takes seconds to import
+    "nbdev.test",
+    "matplotlib.pyplot",
+    "scipy.stats",
+    "memcalib.training",
+    "memcalib.report.evaluation_report",
+    "memcalib.products.dataset.lint",
+]
 
 
 def _marked(page: str):
@@ -45,55 +54,38 @@ def _marked(page: str):
     )
 
 
-@pytest.fixture
-def registers():
-    """Notebooks run in this process, and some enter their own copies of functions into a table of
-    the package.
-    """
-    import memcalib.products.dataset.lint
-    from memcalib.io import parts
-    from memcalib.products.dataset.lint import LINTS
-
-    before = dict(LINTS)
-    modules = list(parts._modules)
-    added = {kind: dict(entries) for kind, entries in parts._added.items()}
-    yield
-    LINTS.clear()
-    LINTS.update(before)
-    parts._modules[:] = modules
-    parts._added.clear()
-    parts._added.update(added)
-    parts._table.cache_clear()
+@pytest.fixture(scope="module")
+def processes(request):
+    """Where the processes of pages come from: one that has made the imports is copied for each."""
+    context = multiprocessing.get_context("forkserver")
+    pages = [item for item in request.session.items if item.path == Path(__file__)]
+    if len(pages) > 5:
+        context.set_forkserver_preload(SHARED_IMPORTS)
+    return context
 
 
-@pytest.fixture(scope="module", autouse=True)
-def main_module():
-    """The shell of a page puts a module of its own in the place of `__main__`."""
-    main = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = main
-
-
-@pytest.fixture
-def shell(monkeypatch):
-    """The page's namespace ends with the page: IPython keeps every shell,
-    and empties all of them when the process ends.
-    """
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv(
-        "IN_TEST", "1"
-    )  # nbdev sets it and leaves it set; the verb `nbdev_export` then does nothing
-    monkeypatch.setattr(InteractiveShell, "_instance", None)
-    yield
-    if page := InteractiveShell._instance:
-        page.displayhook.do_full_cache = False  # or each page ends with a full garbage collection
-        page.atexit_operations()
-        atexit.unregister(page.atexit_operations)
+def _run(page: Path, printed: Path) -> None:
+    """Execute a page; the exit status says whether it passed, and `printed` gets what it printed."""
+    with printed.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ["IN_TEST"] = "1"  # as nbdev does, so that the verb `nbdev_export` does nothing
+    os.chdir(page.parent)
+    passed, _ = execute_notebook(page, basepath=NBS)
+    atexit._run_exitfuncs()  # temporary folders of the page go; multiprocessing would leave them
+    sys.exit(not passed)
 
 
 @pytest.mark.parametrize("path", map(_marked, [*PAGES, *EXTRA]))
 @pytest.mark.timeout(900)  # a tutorial trains and serves
-def test_notebook_runs(path, monkeypatch, registers, shell):
-    monkeypatch.chdir(path.parent)
-    passed, _ = execute_notebook(path, basepath=NBS)
-    assert passed, f"{path.name} failed: see the traceback above"
+def test_notebook_runs(path, processes, tmp_path):
+    """Each page has a process of its own: names, settings and parts that it adds end with it."""
+    printed = tmp_path / "printed.txt"
+    process = processes.Process(target=_run, args=(path, printed))
+    process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()
+    print(printed.read_text(encoding="utf-8", errors="replace"))
+    assert process.exitcode == 0, f"{path.name} failed: see the traceback above"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memcalib.products.exam import exam as x
 from memcalib.scoring.target_labels import PredictionPowered
 from memcalib.io.records import DataError
-from memcalib.metrics import METRICS, calibration_metrics
+from memcalib.metrics import METRICS, calibration_metrics, metric_table
 from memcalib.problem import Example, Level
 
 
@@ -151,9 +151,8 @@ def test_the_corrected_interval_covers_the_truth_where_the_raw_one_does_not():
             x.exam_items(examples, answers, None, probes=0),
         ).assign(response=lambda f: f["answer_id"])
         half = frame["answer_id"].str.split("_").str[0].astype(int) % 2 == 0
-        truth = x.metrics_of_products(
-            x.response_cells(frame[~half], "actual"), x.metric_kernels()
-        ).mean(0)
+        true_cells = x.response_cells(frame[~half], "actual")
+        truth = x.reported_values(true_cells, list(metric_table())).mean(0)
         table = x.corrected_score(frame[~half], x.exam_counts(frame[half]), resamples=200)
         covered.append((table["corrected_low"] <= truth) & (truth <= table["corrected_high"]))
         raw.append((table["raw_low"] <= truth) & (truth <= table["raw_high"]))
