@@ -434,8 +434,8 @@ class ReplyReading:
     """What a reply says: valid verdicts by short atom name, findings on the whole
     answer, and faults in plain words.
 
-    `removed` names what was taken off around the object (`thoughts`, `fence`, `prose`);
-    `opening` is how the reply begins.
+    `removed` names what was taken off around the object (`thoughts`, `fence`, `prose`) and each
+    field that nobody asked for (`unasked_field`); `opening` is how the reply begins.
     """
 
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -502,9 +502,12 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     try:
         request.reply_form.model_validate(reply)
     except ValidationError as error:
-        for field_path, fault in form_faults(error):
+        listed_faults = zip(error.errors(include_url=False), form_faults(error), strict=True)
+        for details, (field_path, fault) in listed_faults:
+            if details["type"] == "extra_forbidden":  # more than was asked for: nothing is missing
+                reading.removed.append("unasked_field")
+                continue
             reading.faults.append(f"{field_path or 'the reply'}: {fault}")
-        for details in error.errors(include_url=False):
             malformed |= {details["loc"][:1], details["loc"][:2]}
     if not isinstance(reply, dict):
         return reading
