@@ -2129,7 +2129,7 @@ def _build_command(
     if rows is not None:
         words += ["--rows", str(rows)]
     if from_memory is not None:
-        words += ["--from-memory", from_memory]
+        words += ["--log", from_memory]
     for setting in settings:
         words += ["--set", setting]
     if cache is not None:
@@ -2498,7 +2498,8 @@ def practice(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults to find.",
+            help="Also write the log of an invented assistant, whose memory has faults to find. A file "
+            "that exists is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,
@@ -2544,11 +2545,8 @@ def practice(
         players["micro-memory-model"] = memory_assistant
         return players
 
-    if log is not None:
-        if log.exists():
-            print(f"{log} is there already and stays as it is")
-        else:
-            print(f"{write_practice_log(log, rows)}: {rows} rows of an invented assistant")
+    if log is not None and not log.exists():
+        write_practice_log(log, rows)
     serve(
         world,
         examples,

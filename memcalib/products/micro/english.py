@@ -88,8 +88,6 @@ def _atom_text(fact: _Fact, voice: str, occasion: str, rng: random.Random) -> st
     form = _FORM_OF_KIND.get(fact.kind, fact.kind)
     if fact.kind == "wrong_scope":
         occasion = rng.choice([name for name in occasions if name != occasion])
-    elif form == "fact" and rng.random() < 0.2:
-        form = "occasion"  # true, and said of the occasion of the request
     return rng.choice(forms[form]).format(
         value=fact.value,
         attribute=fact.attribute,
@@ -104,7 +102,7 @@ class EnglishWorld:
     of training that suit a pretrained model of 135 million parameters."""
 
     name: str
-    atoms: tuple[int, int] = (4, 6)
+    atoms: tuple[int, int] = (3, 5)
     blocks: tuple[int, int] = (2, 3)
     relevant: float = 0.5  # the share of atoms that the request calls for
     flip: float = 0.0  # of demonstrations: the chance that a level is another one
@@ -310,9 +308,7 @@ def _sentences(form: str, said: Sequence[tuple[str, str]], rng: random.Random) -
         sentence = rng.choice(forms[f"{form}_both" if two else form]).format(
             attribute=attribute,
             value=value,
-            Value=value[0].upper() + value[1:],
             do=do,
-            Do=do.capitalize(),
             attribute2=second_attribute,
             value2=second_value,
         )

@@ -176,7 +176,7 @@ def test_every_kind_voice_and_level_occurs_and_ideals_follow_the_request():
     kinds = Counter(atom.kind for example in EXAMPLES for atom in example.atoms)
     assert set(kinds) == set(KINDS) and len(VOICES) == 3
     for example in EXAMPLES:
-        assert 4 <= len(example.atoms) <= 6 and len(example.slots) == 3
+        assert 3 <= len(example.atoms) <= 5 and len(example.slots) == 3
         for atom in example.atoms:
             asked = example.slots.get(atom.usage_rubric["marker"]["attribute"], "A")
             assert atom.ideal == Level.parse(asked if atom.kind == "grounded" else "A")

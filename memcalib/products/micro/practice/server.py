@@ -739,7 +739,7 @@ class MicroServer:
             if fault == "too_many_wait":
                 headers["Retry_After"] = f"{self.faults.retry_after:g}"
             raise ApiError(
-                429, "Rate limit reached.", "requests", code="rate_limit_exceeded", **headers
+                429, "FaultShare limit reached.", "requests", code="rate_limit_exceeded", **headers
             )
         raise ApiError(500, "The server had an error.", "server_error")
 
@@ -937,6 +937,8 @@ def serve(
     try:
         print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
         print(models)
+        if log is not None:
+            print(f"log of an invented assistant: {log}")
         print("Try these commands in a second terminal:")
         print("\n".join(_practice_commands(server.base_url, examples, log)), flush=True)
         threading.Event().wait()
