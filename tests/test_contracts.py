@@ -1,4 +1,4 @@
-"""Which part may import which: the contracts of .importlinter hold, and one that is broken names both
+"""Which part may import which: the contracts of .importlinter hold, and a broken one names both
 modules.
 """
 

@@ -739,7 +739,7 @@ class MicroServer:
             if fault == "too_many_wait":
                 headers["Retry_After"] = f"{self.faults.retry_after:g}"
             raise ApiError(
-                429, "FaultShare limit reached.", "requests", code="rate_limit_exceeded", **headers
+                429, "Rate limit reached.", "requests", code="rate_limit_exceeded", **headers
             )
         raise ApiError(500, "The server had an error.", "server_error")
 
