@@ -519,7 +519,8 @@ model, tokenizer = load_policy("cold-short")
 loop = CreditLoop(model, tokenizer, config, make_examples("short", 4, 0), exact_judge)
 loop.step()
 assert loop.token_credit.last.stats["localized"] > 0
-assert training_forecast(load_recipe("micro"), "memcalib-rl").work["tokens read by counterfactuals"] > 0
+plan = training_forecast(load_recipe("micro"), "memcalib-rl")
+assert plan.work["tokens read by counterfactuals"] > 0
 """
 
 
