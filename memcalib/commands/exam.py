@@ -308,8 +308,6 @@ class ExamRun:
         """Have every answer read that is not yet, then write exam.json, tables, figures and
         exam.html; returns what exam.json holds.
         """
-        import pandas as pd
-
         from memcalib.products.exam.exam_report import misread_answers, write_exam_report
 
         binding = self._bind_judge()
