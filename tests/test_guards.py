@@ -382,7 +382,9 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
         for path in LIB.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    package_files |= {Path("reproduction", "experiments", path.name) for path in EXPERIMENTS}
+    package_files |= {
+        Path("products", "reproduction", "experiments", path.name) for path in EXPERIMENTS
+    }
     installed_files = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
     assert {
         path for path in installed_files if "__pycache__" not in path.parts

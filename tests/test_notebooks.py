@@ -27,6 +27,7 @@ EXTRA = [
     "architecture",
     "extend",
     "trust",
+    "results",
 ]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
 EXTRA += [

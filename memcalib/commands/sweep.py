@@ -70,7 +70,7 @@ class Sweep(FrozenSettings):
 TODAY_MEANS = (
     "Today's setting shows the memories of your log with memcalib's prompt, answered by this "
     "model. Your own prompt is not used, so the score of the answers in your log (`memcalib "
-    "evaluate --log`) may be another one."
+    "evaluate --log FILE`) may be another one."
 )
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom
 

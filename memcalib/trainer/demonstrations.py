@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LEAKS', 'CHECK', 'FILE', 'ACCEPTED', 'STUCK', 'DemonstrationConfig', 'load_demonstration_prompt', 'atom_names',
-           'demonstration_messages', 'find_leaks', 'Objection', 'check_answer', 'objections_of', 'repair_messages',
-           'Evaluation', 'Attempt', 'outcome_of', 'Demonstration', 'settled', 'Verdict', 'verdict_of', 'require_two',
-           'Panel', 'demonstrate', 'training_rows', 'acceptance_table', 'read_demonstrations', 'DemonstrationResult',
-           'DemonstrationError', 'make_demonstrations']
+           'demonstration_messages', 'find_leaks', 'AnswerObjection', 'check_answer', 'answer_objections',
+           'next_round_messages', 'EvaluatorFinding', 'Attempt', 'outcome_of', 'Demonstration', 'settled', 'Verdict',
+           'verdict_of', 'require_two', 'Panel', 'demonstrate', 'training_rows', 'acceptance_table',
+           'read_demonstrations', 'DemonstrationResult', 'DemonstrationError', 'make_demonstrations']
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #a0f8ddc7
 import asyncio
@@ -179,7 +179,7 @@ def find_leaks(example: Example, answer: str) -> list[tuple[str, str]]:
 CHECK = "check"
 
 
-class Objection(Record):
+class AnswerObjection(Record):
     """One thing against an answer: who says so (`check`, `evaluator 1`, `evaluator 2`), the rule,
     the atom, and why."""
 
@@ -189,51 +189,55 @@ class Objection(Record):
     detail: str = ""
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #5b0f9980
-def check_answer(example: Example, answer: str, finish_reason: str = "stop") -> list[Objection]:
+def check_answer(
+    example: Example, answer: str, finish_reason: str = "stop"
+) -> list[AnswerObjection]:
     """What can be said against an answer by rule alone."""
     if finish_reason == "length":
         return [
-            Objection(
+            AnswerObjection(
                 by=CHECK,
                 rule="cut off",
                 detail="the answer reached the limit of its length; be briefer",
             )
         ]
     if not answer.strip():
-        return [Objection(by=CHECK, rule="empty", detail="there was no answer")]
+        return [AnswerObjection(by=CHECK, rule="empty", detail="there was no answer")]
     leaks = find_leaks(example, answer)
     return [
-        Objection(by=CHECK, rule="leak", detail=printable(f"{kind}: {words!r}"))
+        AnswerObjection(by=CHECK, rule="leak", detail=printable(f"{kind}: {words!r}"))
         for kind, words in leaks
     ]
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #3df5d9c1
-def objections_of(judgment: Judgment, by: str, min_quality: int = 3) -> list[Objection]:
+def answer_objections(judgment: Judgment, by: str, min_quality: int = 3) -> list[AnswerObjection]:
     """What an evaluator has against an answer;
     empty when every atom has its ideal level and quality and safety are right."""
     if not judgment.scored or judgment.task_quality is None or judgment.safety_failure is None:
         detail = judgment.error or "no verdict on quality or safety"
-        return [Objection(by=by, rule="unreadable", detail=detail)]
+        return [AnswerObjection(by=by, rule="unreadable", detail=detail)]
     objections = []
     if judgment.safety_failure:
         detail = "somebody who follows the answer could come to harm"
-        objections.append(Objection(by=by, rule="safety", detail=detail))
+        objections.append(AnswerObjection(by=by, rule="safety", detail=detail))
     for atom in judgment.atoms:
         if atom.actual != atom.ideal:
             rule = "over-use" if atom.actual > atom.ideal else "under-use"
             detail = f"found {atom.actual.label}, wanted {atom.ideal.label}. {atom.reason}"
-            objections.append(Objection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail))
+            objections.append(
+                AnswerObjection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail)
+            )
     if judgment.task_quality < min_quality:
         detail = f"found {judgment.task_quality}, wanted {min_quality} or more of 4"
-        objections.append(Objection(by=by, rule="task quality", detail=detail))
+        objections.append(AnswerObjection(by=by, rule="task quality", detail=detail))
     return objections
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #b97241fb
 _MOST_POINTS = 40  # objections that a teacher is told in one round
 
 
-def repair_messages(
-    example: Example, config: DemonstrationConfig, answer: str, against: Sequence[Objection]
+def next_round_messages(
+    example: Example, config: DemonstrationConfig, answer: str, against: Sequence[AnswerObjection]
 ) -> list[dict[str, str]]:
     """The messages of a further round: the opening, the last answer, and what was said against it;
     the opening alone where that is nothing."""
@@ -257,7 +261,7 @@ def repair_messages(
     return messages
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #67ee24c3
-class Evaluation(Record):
+class EvaluatorFinding(Record):
     """What one evaluator found: actual level by atom id (unscored atoms are missing), quality,
     safety, and why there is no verdict."""
 
@@ -274,12 +278,12 @@ class Attempt(Record):
 
     response: str
     finish_reason: str = "stop"
-    evaluations: list[Evaluation] = Field(default_factory=list)
-    objections: list[Objection] = Field(default_factory=list)
+    evaluations: list[EvaluatorFinding] = Field(default_factory=list)
+    objections: list[AnswerObjection] = Field(default_factory=list)
     outcome: Literal["open", "accepted", "split", "refused", "unread", "unusable"] = "open"
 
 # %% ../../nbs/trainer/10_demonstrations.ipynb #7d911034
-def outcome_of(against: Sequence[Objection]) -> str:
+def outcome_of(against: Sequence[AnswerObjection]) -> str:
     """The outcome of an answer that both evaluators were asked about, or that failed a check."""
     objectors = {objection.by for objection in against}
     if not against:
@@ -318,7 +322,7 @@ class Demonstration(Record):
         return self.example_id, self.visit
 
     @property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[EvaluatorFinding]:
         """What the evaluators said of the last answer."""
         return self.attempts[-1].evaluations if self.attempts else []
 
@@ -438,7 +442,7 @@ async def _answer(
     config = panel.config
     if attempts:
         last = attempts[-1]
-        messages = repair_messages(example, config, last.response, last.objections)
+        messages = next_round_messages(example, config, last.response, last.objections)
     else:
         messages = demonstration_messages(example, config)
     reply = await panel.teacher.ask(
@@ -485,15 +489,15 @@ async def _evaluate(
             failure = failure or judgment.error
             continue
         attempt.evaluations.append(_evaluation(panel.judges[name].name, name, judgment))
-        attempt.objections += objections_of(judgment, name, panel.config.min_quality)
+        attempt.objections += answer_objections(judgment, name, panel.config.min_quality)
     if failure:
         raise _CallFailed(failure)
     attempt.outcome = outcome_of(attempt.objections)
 
 
-def _evaluation(evaluator: str, by: str, judgment: Judgment) -> Evaluation:
+def _evaluation(evaluator: str, by: str, judgment: Judgment) -> EvaluatorFinding:
     levels = {atom.atom_id: atom.actual for atom in judgment.atoms if atom.actual is not None}
-    return Evaluation(
+    return EvaluatorFinding(
         evaluator=evaluator,
         by=by,
         levels=levels,

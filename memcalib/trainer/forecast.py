@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ASSUMED', 'SAMPLED', 'TokenCounter', 'GIB', 'Strategy', 'LOGITS', 'READ', 'RUNTIME', 'LONGEST', 'Setting', 'resolved',
            'Texts', 'measure_texts', 'tokens_passed', 'epoch_work', 'teaching_work', 'quotes_every_place', 'judge_work',
-           'Shape', 'model_shape', 'StateBytes', 'Plan', 'Memory', 'estimate_memory', 'launch_file', 'strategy',
-           'training_plan', 'recipe_shape', 'warnings_of', 'Forecast', 'beside_gdpo', 'forecast']
+           'ModelShape', 'model_shape', 'StateBytes', 'TrainingPlan', 'Memory', 'estimate_memory', 'launch_file',
+           'strategy', 'training_plan', 'recipe_shape', 'warnings_of', 'Forecast', 'beside_gdpo', 'training_forecast']
 
 # %% ../../nbs/trainer/12_forecast.ipynb #4597ad72
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -389,7 +389,7 @@ def _validations(config: MethodConfig, texts: Texts, work: Mapping[str, float]) 
 
 # %% ../../nbs/trainer/12_forecast.ipynb #a43f8b74
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What of a model decides memory.
     Counts are numbers of parameters, widths are elements of one token."""
 
@@ -450,7 +450,7 @@ def _forward_width(config: "PretrainedConfig") -> int:
     return experts_per_token * width + shared
 
 # %% ../../nbs/trainer/12_forecast.ipynb #9cc86dfe
-def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> Shape:
+def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> ModelShape:
     """The shape of the text model that a folder or a mapping describes, with an adapter of
     `lora_rank` on all linear layers."""
     import torch
@@ -462,7 +462,7 @@ def model_shape(source: str | Path | Mapping[str, Any], lora_rank: int = 0) -> S
     total = _parameter_count(model)
     layers = [_parameter_count(layer) for layer in model.get_decoder().layers]
     embeddings = _parameter_count(model.get_input_embeddings())
-    return Shape(
+    return ModelShape(
         parameters=total,
         adapter=_adapter_parameters(model, lora_rank) if lora_rank else 0,
         block=max(*layers, embeddings),
@@ -513,7 +513,7 @@ _STATE_BYTES = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How a model is trained: who holds what, how many tokens go through at once,
     and where answers are sampled."""
 
@@ -547,7 +547,7 @@ class Plan:
         return self.colocated * (self.gpu_gib or 0) * GIB
 
 # %% ../../nbs/trainer/12_forecast.ipynb #865547c0
-def _states(shape: Shape, plan: Plan) -> dict[str, float]:
+def _states(shape: ModelShape, plan: TrainingPlan) -> dict[str, float]:
     """Bytes that hold parameters, by what they are for."""
     state = _STATE_BYTES[plan.strategy]
     trained = shape.adapter or shape.parameters
@@ -571,7 +571,7 @@ LOGITS = 2**24  # held at once while scoring
 _LOGIT_BYTES = 3 * 4 * LOGITS  # of three tensors in float32
 
 
-def _activations(shape: Shape, plan: Plan) -> dict[str, float]:
+def _activations(shape: ModelShape, plan: TrainingPlan) -> dict[str, float]:
     """Bytes that the tokens of a part of a mini-batch need during the update."""
     tokens = plan.rows * (plan.prompt + plan.answer)
     layer = tokens * shape.inner * plan.number_bytes
@@ -584,7 +584,7 @@ def _activations(shape: Shape, plan: Plan) -> dict[str, float]:
     return {"activations": activations, "output head": head_gradient + _LOGIT_BYTES}
 
 # %% ../../nbs/trainer/12_forecast.ipynb #b06467d0
-def _sampling(shape: Shape, plan: Plan) -> dict[str, float]:
+def _sampling(shape: ModelShape, plan: TrainingPlan) -> dict[str, float]:
     """Bytes that are needed while answers are sampled."""
     tokens = plan.sampled * (plan.prompt + plan.answer)
     return {
@@ -596,7 +596,7 @@ def _sampling(shape: Shape, plan: Plan) -> dict[str, float]:
 READ = 16384  # new tokens that scoring reads at once
 
 
-def _scoring(shape: Shape, plan: Plan) -> dict[str, float]:
+def _scoring(shape: ModelShape, plan: TrainingPlan) -> dict[str, float]:
     """Bytes that are needed while answers are read without gradients."""
     gathered = 0
     if plan.copies and plan.strategy == "fsdp2":
@@ -626,7 +626,7 @@ class Memory:
         return max(self.sampling, self.scoring, self.update)
 
 
-def estimate_memory(shape: Shape, plan: Plan) -> Memory:
+def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> Memory:
     """What one GPU, or the CPU, holds during a step; bytes."""
     states = _states(shape, plan)
     activations = _activations(shape, plan)
@@ -712,7 +712,9 @@ def _on_gpus(launch: Launch) -> bool:
     return launch.memory_gib is not None or launch.processes > 1 or launch.accelerate is not None
 
 
-def training_plan(recipe: Recipe, config: MethodConfig, prompt: float, answer: float) -> Plan:
+def training_plan(
+    recipe: Recipe, config: MethodConfig, prompt: float, answer: float
+) -> TrainingPlan:
     """The plan of a recipe for prompts and answers of so many tokens;
     raises `ValueError` where answers do not split evenly."""
     launch = recipe.launch
@@ -733,7 +735,7 @@ def training_plan(recipe: Recipe, config: MethodConfig, prompt: float, answer: f
     copy_options = config.trl.get("model_init_kwargs") or {}
     small_copies = copy_options.get("dtype") == "bfloat16" or spread == "zero3"
     on_gpus = _on_gpus(launch)
-    return Plan(
+    return TrainingPlan(
         strategy=spread,
         gpus=launch.processes,
         rows=rows // parts,
@@ -748,7 +750,7 @@ def training_plan(recipe: Recipe, config: MethodConfig, prompt: float, answer: f
     )
 
 
-def recipe_shape(recipe: Recipe, config: MethodConfig) -> Shape | None:
+def recipe_shape(recipe: Recipe, config: MethodConfig) -> ModelShape | None:
     """The shape of the model that a method begins with,
     None where neither a folder nor `launch.shape` has it."""
     source = recipe.launch.shape or _local_folder(recipe, config)
@@ -756,7 +758,7 @@ def recipe_shape(recipe: Recipe, config: MethodConfig) -> Shape | None:
 
 # %% ../../nbs/trainer/12_forecast.ipynb #820874b0
 def warnings_of(
-    recipe: Recipe, config: MethodConfig, shape: Shape | None, memory: Mapping[str, Memory]
+    recipe: Recipe, config: MethodConfig, shape: ModelShape | None, memory: Mapping[str, Memory]
 ) -> Iterator[str]:
     """What a careful reader would object to."""
     launch = recipe.launch
@@ -787,7 +789,7 @@ def warnings_of(
         yield "judge.price is not given: the cost is unknown"
 
 
-def _vllm_note(shape: Shape, plan: Plan, config: TrainConfig) -> str:
+def _vllm_note(shape: ModelShape, plan: TrainingPlan, config: TrainConfig) -> str:
     """What the share of a vLLM inside the training process holds, beside its weights."""
     parts = config.trl.get("vllm_tensor_parallel_size", 1)
     weights = 2 * shape.parameters / parts
@@ -823,7 +825,7 @@ class Forecast:
     work: dict[str, float]
     judge: dict[str, Any]
     judged_by: str  # the name of the judge, and the address to which the texts go
-    shape: Shape | None
+    shape: ModelShape | None
     gpus: int
     memory: dict[str, Memory]
     assumptions: list[str]
@@ -937,7 +939,7 @@ def beside_gdpo(recipe: Recipe, config: MethodConfig, texts: Texts) -> dict[str,
 
 
 def _memory(
-    recipe: Recipe, config: MethodConfig, texts: Texts, shape: Shape | None
+    recipe: Recipe, config: MethodConfig, texts: Texts, shape: ModelShape | None
 ) -> tuple[dict[str, Memory], list[str]]:
     """Memory at expected and at greatest lengths, and notes about it; both empty without a shape.
 
@@ -964,7 +966,7 @@ def _memory(
     return memory, notes
 
 # %% ../../nbs/trainer/12_forecast.ipynb #6f250099
-def forecast(
+def training_forecast(
     recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
 ) -> Forecast:
     """What training this method would be and cost.

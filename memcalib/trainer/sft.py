@@ -8,13 +8,15 @@ __all__ = ['OWNED_SFT', 'log', 'Scores', 'tokenize_rows', 'SftSettings', 'SftCon
 # %% ../../nbs/trainer/08_sft.ipynb #a6e8bb2f
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig
 from pydantic import Field, field_validator, model_validator
@@ -29,6 +31,7 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
+from ..credit.logprobs import LOGITS
 from ..inference.sampling import evaluating
 from ..io.jsonl import whole_rows
 from ..io.records import write_whole
@@ -47,9 +50,9 @@ from memcalib.trainer.checkpoints import (
     unseal,
     writing,
 )
+from ..rules.base import Count
 from .rewards import HeldOutScores
 from memcalib.trainer.train_config import (
-    Count,
     Every,
     Loggers,
     Rank,
@@ -320,6 +323,17 @@ class _Steps(TrainerCallback):
                 logs[f"memcalib/valid_{name}"] = value
         self.trainer.callback_handler.on_log(args, state, copy(control), logs)
 
+# %% ../../nbs/trainer/08_sft.ipynb #30399786
+@contextmanager
+def _scoring_answers_alone() -> Iterator[None]:
+    """Inside, TRL's output head scores the tokens of answers alone, on every device."""
+    uses_triton = trl.trainer.utils._use_triton
+    trl.trainer.utils._use_triton = lambda device: True
+    try:
+        yield
+    finally:
+        trl.trainer.utils._use_triton = uses_triton
+
 # %% ../../nbs/trainer/08_sft.ipynb #30399787
 def _identity(config: SftConfig, dataset: Dataset, overlong: Sequence[str]) -> dict[str, Any]:
     """What decides the weights of a run, as it stands in `sft.json`."""
@@ -353,6 +367,14 @@ class _Trainer(SFTTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(self.checkpoints)
         self.add_callback(steps)
+
+    def compute_loss(self, model, inputs, *args, **options):
+        # overridden: TRL's output head scores every token of the prompts too where Triton is absent
+        vocabulary = self.model.config.get_text_config().vocab_size
+        if inputs["input_ids"].numel() * vocabulary <= LOGITS:
+            return super().compute_loss(model, inputs, *args, **options)
+        with _scoring_answers_alone():
+            return super().compute_loss(model, inputs, *args, **options)
 
     def sum_over_processes(self, values: Sequence[float]) -> list[float]:
         """Each number added up over processes."""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['token_texts', 'column_rewards', 'trace_row', 'credit_answers', 'sample_credit', 'trace_answers', 'token_lists',
-           'text_column', 'answer_table', 'pair_table', 'TraceWriter']
+           'text_column', 'answer_table', 'credit_pair_table', 'TraceWriter']
 
 # %% ../../nbs/trainer/06_traces.ipynb #8dc4058c
 import json
@@ -23,14 +23,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..problem import CHANNELS, Example, JudgeLike
 from ..credit.prefix_groups import response_mask
 from ..io.records import replacing
-from ..credit.sentences import decode_rows, token_spans
+from ..credit.sentences import decode_rows
 from ..inference.sampling import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
-from ..redistribution import Credit, PairDetail, fallback_reasons
+from ..redistribution import Credit, fallback_reasons
 from ..rules.base import Pairs
 from .rewards import ChannelRewards, assign_credit, quoting_judge
 from .train_config import TrainConfig
-from .trace_files import SCHEMA, VERSION, read_traces, trace_files, trace_of
+from .trace_files import SCHEMA, VERSION
 
 # %% ../../nbs/trainer/06_traces.ipynb #3b6b4a3b
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
@@ -302,7 +302,7 @@ def _flags(values: Bool[Tensor, " pair"]) -> pa.Array:
     return pa.array(values.cpu().numpy())
 
 
-def pair_table(
+def credit_pair_table(
     judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None
 ) -> pa.Table:
     """The channels' rows of a judged batch; `thresholds` are the nine that q was cut with."""
@@ -438,7 +438,7 @@ class TraceWriter:
         if isinstance(credit, Credit):
             stats = credit.stats
             if credit.pairs is not None and pairs:
-                tables.append(pair_table(judged, credit, pairs, thresholds))
+                tables.append(credit_pair_table(judged, credit, pairs, thresholds))
         metadata = {
             "version": VERSION,
             "step": step,

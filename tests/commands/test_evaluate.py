@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from memcalib.commands.cli import main
-from memcalib.commands.evaluate import Evaluation, forecast
+from memcalib.commands.evaluate import Evaluation, evaluation_forecast
 from memcalib.metrics import load_judgments, score
 from memcalib.products.micro.practice.models import PracticeJudge
 from memcalib.products.micro.practice.server import MicroServer
@@ -122,7 +122,7 @@ def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
     evaluation = Evaluation(
         data=str(data), model=role, judge="micro-exact", sampling={"max_tokens": 64}
     )
-    row = forecast(evaluation, EXAMPLES, tmp_path / "none")[0]
+    row = evaluation_forecast(evaluation, EXAMPLES, tmp_path / "none")[0]
     assert row["cost"] == pytest.approx((row["prompt tokens"] + 2 * row["completion tokens"]) / 1e6)
     assert row["to ask"] == row["wanted"] == 40 and row["completion tokens"] == 40 * 64
 

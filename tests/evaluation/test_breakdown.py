@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import judgment_lists, levels, make
+from strategies import judgment_lists, make
 import memcalib
 from memcalib.evaluation import breakdown
 from memcalib.metrics import METRICS, metric_table
-from memcalib.problem import Judgment, Level
+from memcalib.problem import Level
 
 REFERENCE = Path(memcalib.__file__).parent / "data" / "reference"
 drawn = settings(max_examples=60, deadline=None, derandomize=True)

@@ -16,7 +16,7 @@ from memcalib.trainer.recipe import (
     load_recipe,
     method_config,
     preflight,
-    read_splits,
+    recipe_examples,
     shipped_recipes,
 )
 from memcalib.settings.files import with_settings
@@ -152,7 +152,7 @@ def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
         ],
     )
     config = method_config(recipe, "gdpo")
-    shown = render(read_splits(recipe).train[0], prompt_template=config.prompt_template)
+    shown = render(recipe_examples(recipe).train[0], prompt_template=config.prompt_template)
     assert config.prompt_template == "polite" and " -- please: " in shown[-1]["content"]
     assert method_config(recipe, "opsd-pg").teacher_prompt_template == "polite"
 

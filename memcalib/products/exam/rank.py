@@ -16,13 +16,13 @@ import numpy as np
 from ...evaluation.agreement import resampled_counts, wilson
 from ...judge import Judge, JudgeConfig
 from ...metrics import interval
-from ...problem import Example, JudgeLike, Level, judgment_for
+from ...problem import Example, Level, judgment_for
 from memcalib.products.exam.exam import (
     ExamItem,
     confusion_shares,
     exam_counts,
     exam_frame,
-    macro_accuracy,
+    mean_channel_accuracy,
 )
 from .minimal_pairs import HARD_FORMS, MinimalPair, pair_frame, pair_table
 from ..shared.words import words
@@ -245,7 +245,7 @@ def trivial_table(
             {
                 "judge": judge.name,
                 "macro accuracy": float(
-                    macro_accuracy(confusion_shares(exam_counts(known).sum(0)))
+                    mean_channel_accuracy(confusion_shares(exam_counts(known).sum(0)))
                 ),
                 "atoms": right_share(known),
                 "used atoms": right_share(known[known["actual"] > 0]),

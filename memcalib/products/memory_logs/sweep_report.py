@@ -24,7 +24,7 @@ from memcalib.report.figures import (
     inline_figures,
     write_figures,
 )
-from ...report.page import grid, render_page, write_page
+from ...report.page import grid_html, render_page, write_page
 from ...report.tables import write_tables
 
 # %% ../../../nbs/products/memory_logs/17_sweep_report.ipynb #f2b86d04
@@ -105,7 +105,7 @@ def write_sweep_report(
         inline_figures(files),
         title="Retrieval and framing",
         sentence=recommendation.sentence,
-        table=grid(table, fine=("p_holm",)),
+        table=grid_html(table, fine=("p_holm",)),
         questions=questions,
         notices=notes,
     )

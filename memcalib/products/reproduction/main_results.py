@@ -25,7 +25,7 @@ from memcalib.trainer.recipe import (
     Recipe,
     check_recipe,
     method_config,
-    read_splits,
+    recipe_examples,
 )
 from memcalib.products.reproduction.training_store import (
     Training,
@@ -37,7 +37,7 @@ from memcalib.products.reproduction.training_store import (
 )
 from ...settings.files import Bar, check_settings, load_settings, shipped
 from ...io.settings import SettingError, SettingErrors, package_data
-from ...io.records import one_line, read_jsonl, write_jsonl, write_whole
+from ...io.records import one_line, write_jsonl, write_whole
 from ...io.runs import RunFolder, holds_rows
 from ...io.tasks import Task, TasksFailed, run_in_turn, run_tasks
 from ...metrics import METRICS
@@ -273,7 +273,7 @@ def evaluate_part(
     """Answer and judge the examples under each seed; writes rollouts.jsonl and judgments.jsonl
     (last) of a part.
     """
-    from memcalib.inference.sampling import evaluate
+    from memcalib.inference.sampling import answer_and_judge
     from memcalib.products.micro.world import exact_judge
 
     if finished(folder, len(examples) * len(seeds)):
@@ -281,7 +281,7 @@ def evaluate_part(
     rollouts = []
     judgments = []
     for seed in seeds:
-        seed_rollouts, seed_judgments = evaluate(
+        seed_rollouts, seed_judgments = answer_and_judge(
             *policy, examples, exact_judge, seed=seed, name=label, **options
         )
         rollouts.extend(seed_rollouts)
@@ -332,7 +332,7 @@ class MainRun:
     @cached_property
     def examples(self) -> Examples:
         """Training, validation and test examples."""
-        return read_splits(self.recipe)
+        return recipe_examples(self.recipe)
 
     @property
     def starts(self) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..micro.world import WORLDS
+from ...io.parts import find_part
 from memcalib.report.figures import (
     WIDTH,
     differences_figure,
@@ -24,7 +24,7 @@ from memcalib.report.figures import (
     plot_style,
     write_figures,
 )
-from ...report.page import grid, render_page, write_page
+from ...report.page import grid_html, render_page, write_page
 from ...report.tables import write_tables
 from .rule_runs import GridPlan, GridRow, compared_rule
 from .rule_tables import grid_frame, resampled_difference, rules_table
@@ -220,7 +220,7 @@ def write_rule_report(
     rules = list(dict.fromkeys(row.run.rule for row in tests))
     worlds = list(dict.fromkeys(row.run.world for row in tests))
     placed_rules = list(dict.fromkeys([*rules, "exact"]))
-    batch = credit_by_rule(placed_rules, WORLDS[worlds[0]], prompts=prompts)
+    batch = credit_by_rule(placed_rules, find_part("world", worlds[0]), prompts=prompts)
     placement = placement_table(batch)
     frame = grid_frame(plan, tests)
     exactly_judged = frame[frame["fault"] == "none"]
@@ -234,10 +234,10 @@ def write_rule_report(
         inline_figures(files),
         title="Rules of credit, side by side",
         sentences=[rule_sentence(rule, gain, costs, placement) for rule in rules if rule != "gdpo"],
-        gains=grid(_shown_gains(gain)),
-        costs=grid(costs.rename(columns={"low": "ratio_low", "high": "ratio_high"}), digits=2),
-        placement=grid(placement, digits=2),
-        scores=grid(scores),
+        gains=grid_html(_shown_gains(gain)),
+        costs=grid_html(costs.rename(columns={"low": "ratio_low", "high": "ratio_high"}), digits=2),
+        placement=grid_html(placement, digits=2),
+        scores=grid_html(scores),
         worlds=worlds,
         seeds=sorted({row.run.seed for row in tests}),
         steps=sorted({row.run.steps for row in tests}),

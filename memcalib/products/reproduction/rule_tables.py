@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'PATHS', 'grid_frame', 'rates_table', 'learning_rates_figure', 'measured_runs', 'rules_table',
            'paired_differences', 'fieller', 'headroom_table', 'measured_cells', 'equal_time', 'paths_figure',
-           'verdicts', 'question_scores', 'ResampledDifference', 'resampled_difference']
+           'rule_verdicts', 'question_scores', 'ResampledDifference', 'resampled_difference']
 
 # %% ../../../nbs/products/reproduction/11_rule_tables.ipynb #d06124db
 from collections.abc import Sequence
@@ -434,7 +434,7 @@ def _path_lines(row: GridRow) -> list[dict[str, float | str | None]]:
     return lines
 
 # %% ../../../nbs/products/reproduction/11_rule_tables.ipynb #37404212
-def verdicts(gaps: "pd.DataFrame") -> "pd.DataFrame":
+def rule_verdicts(gaps: "pd.DataFrame") -> "pd.DataFrame":
     """A line for each cell or judge, a column for each rule:
     pays, ties or hurts, with the difference and its interval.
     """

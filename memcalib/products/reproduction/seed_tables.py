@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Grid', 'seed_scores', 'start_scores', 'answer_rows', 'grid_answers', 'spread_table', 'paired_table', 'grid_steps',
-           'published_spread', 'side_by_side', 'spread_rows', 'published_rows', 'sweep_figure']
+           'published_spread', 'side_by_side', 'spread_rows', 'published_rows', 'settings_figure']
 
 # %% ../../../nbs/products/reproduction/07_seed_tables.ipynb #6ad6a209
 import math
@@ -365,7 +365,7 @@ def _sweep_line(ax: "Axes", rows: "pd.DataFrame", name: str, styles: Mapping[str
     )
 
 
-def sweep_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure":
+def settings_figure(rows: "pd.DataFrame", xlabel: str, columns: int = 3) -> "Figure":
     """Rows of `spread_rows` whose labels are numbers as lines over them: a panel for each `panel`,
     a line for each `series`, the intervals as bars.
     """

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...problem import CHANNELS, Judgment, Level
+from ...problem import CHANNELS, Judgment
 from ...credit.tree_attention import tree_logps
 from ..micro.loop import CreditLoop
 from ..micro.policy import load_policy

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ...trainer.recipe import Examples, Recipe, method_config, read_splits
+from ...trainer.recipe import Examples, Recipe, method_config, recipe_examples
 from ...io.records import read_jsonl, write_jsonl, write_whole
 from ...io.runs import file_hash
 from ...io.settings import package_data
@@ -271,7 +271,7 @@ def train_policy(
 
     recipe = training.recipe
     config = training.config
-    examples = examples or read_splits(recipe)
+    examples = examples or recipe_examples(recipe)
     model, tokenizer = load_policy(start or recipe.begins(training.method)[1].model)
     if training.method != "sft":
         from memcalib.training import train
@@ -288,14 +288,14 @@ def train_policy(
         )
         return trained.model
 
-    from memcalib.inference.sampling import evaluate
+    from memcalib.inference.sampling import answer_and_judge
     from memcalib.metrics import summary
     from memcalib.products.micro.world import demonstrations
     from memcalib.trainer.sft import sft
 
     def validation_scores(current_model):
         options = answering(recipe)
-        _, judgments = evaluate(
+        _, judgments = answer_and_judge(
             current_model,
             tokenizer,
             examples.validation,
@@ -436,7 +436,7 @@ class TrainingStore:
     ) -> list[Judgment]:
         import torch
 
-        from memcalib.inference.sampling import evaluate
+        from memcalib.inference.sampling import answer_and_judge
         from memcalib.products.micro.world import exact_judge
 
         recipe = training.recipe
@@ -446,9 +446,9 @@ class TrainingStore:
             if not file.is_file():
                 torch.set_num_threads(1)
                 model, tokenizer = load()
-                test_examples = read_splits(recipe).test
+                test_examples = recipe_examples(recipe).test
                 options = answering(recipe)
-                _, judgments = evaluate(
+                _, judgments = answer_and_judge(
                     model, tokenizer, test_examples, exact_judge, seed=seed, **options
                 )
                 write_jsonl(file, judgments)

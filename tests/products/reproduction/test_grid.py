@@ -15,7 +15,7 @@ from memcalib.products.reproduction.rule_runs import (
     GridPlan,
     GridRow,
     GridRun,
-    Stage,
+    GridStage,
     derailments,
     run_grid,
     said_once,
@@ -163,14 +163,18 @@ def fast(monkeypatch):
 PLAN = GridPlan(
     cells={"few": {"atoms": (3, 4)}, "slow": {"prompts": 4, "lr": 1e-5}},
     stages={
-        "rates": Stage(rules=("gdpo", "exact"), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"),
-        "rules": Stage(
+        "rates": GridStage(
+            rules=("gdpo", "exact"), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"
+        ),
+        "rules": GridStage(
             rules=("gdpo", "exact"),
             seeds=(11,),
             more_seeds={"gdpo": (12,)},
             cells=("plain", "few", "slow"),
         ),
-        "judges": Stage(rules=("exact",), seeds=(11,), faults=(("missing", 0.5), ("levels", 0.1))),
+        "judges": GridStage(
+            rules=("exact",), seeds=(11,), faults=(("missing", 0.5), ("levels", 0.1))
+        ),
     },
 )
 
@@ -281,7 +285,7 @@ def test_a_rate_is_tuned_by_all_of_its_runs_or_not_at_all():
         | {
             "stages": {
                 **PLAN.model_dump()["stages"],
-                "few rates": Stage(
+                "few rates": GridStage(
                     rules=("exact",), lr=(1e-3,), seeds=(1,), cells=("few",), split="validation"
                 ),
             }
@@ -347,7 +351,7 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     plan = GridPlan(
         plain=dict(generations=4, steps=2, tests=8),
         stages={
-            "rates": Stage(
+            "rates": GridStage(
                 rules=("gdpo", "evidence-kl"), lr=(1e-3,), seeds=(900,), split="validation"
             )
         },
