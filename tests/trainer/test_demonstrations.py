@@ -879,7 +879,7 @@ def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsy
         sys.executable,
         "-m",
         "memcalib",
-        "microserve",
+        "practice",
         str(tmp_path / "examples.jsonl"),
         "--count",
         "3",

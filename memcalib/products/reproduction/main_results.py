@@ -10,7 +10,7 @@ __all__ = ['SIZES', 'BASELINES', 'RUN_FILES', 'Profile', 'profile_names', 'load_
 # %% ../../../nbs/products/reproduction/06_main_results.ipynb #c63ab8d3
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -464,7 +464,9 @@ def _training_share(run: MainRun, training: Training) -> float:
 
 
 def part_tasks(run: MainRun) -> list[Task]:
-    """What is left to do of a run, the longest first; empty where all parts are finished."""
+    """What is left to do of a run: what is short, then the trainings, the longest first; empty where
+    all parts are finished.
+    """
     test_count = run.profile.eval_examples
     tasks = []
     for label in BASELINES:
@@ -489,7 +491,7 @@ def part_tasks(run: MainRun) -> list[Task]:
         )
     if run.profile.traces and not (run.part("traces") / "traces.jsonl").exists():
         tasks.append(Task("token credit of sample answers", trace_part, (run,)))
-    return sorted(tasks, key=lambda task: -task.seconds)
+    return sorted(tasks, key=lambda task: (task.work is train_part, -task.seconds))
 
 # %% ../../../nbs/products/reproduction/06_main_results.ipynb #d3a99cd1
 RUN_FILES = ("rollouts.jsonl", "judgments.jsonl", "steps.jsonl", "path.jsonl", "traces.jsonl")
@@ -497,6 +499,18 @@ RUN_FILES = ("rollouts.jsonl", "judgments.jsonl", "steps.jsonl", "path.jsonl", "
 
 def _no_message(line: str) -> None:
     pass
+
+
+def _finished_trainings(run: MainRun) -> list[str]:
+    """The parts of trainings that are finished and evaluated."""
+    done = []
+    for method, seed in main_trainings(run.profile):
+        index = run.profile.train_seeds.index(seed)
+        answers = run.profile.eval_examples * len(run.profile.seeds(index))
+        part = run.folder / "parts" / f"{method}-{seed}"
+        if (part / "steps.jsonl").is_file() and finished(part, answers):
+            done.append(part.name)
+    return done
 
 
 def run_main_results(
@@ -508,6 +522,7 @@ def run_main_results(
     store: str | Path | None = None,
     processes: int = 1,
     say: Callable[[str], None] = _no_message,
+    after_training: Callable[[Path], None] | None = None,
 ) -> Path:
     """Run a profile, `settings` laid over it, into a folder and return it; a stopped run continues,
     a finished one is only assembled again.
@@ -515,7 +530,8 @@ def run_main_results(
     The folder then holds examples, rollouts, judgments, steps, path and traces as JSONL, and the
     manifest. `store` is a folder of trainings to find and keep the policies in; without one they
     stay in the run's folder. `processes` is how many parts run at once; with 1 all run in this
-    process. `say` gets a line for each finished part. Raises `ValueError` for a bad profile, or a
+    process. `say` gets a line for each finished part, and `after_training` the folder with what is
+    there so far, after each training but the last. Raises `ValueError` for a bad profile, or a
     folder that holds a run of other settings, and `TasksFailed` with the error of each part that
     failed.
     """
@@ -535,22 +551,35 @@ def run_main_results(
     write_jsonl(folder.path / "examples.jsonl", run.examples.test)
     make_starts(run)
     tasks = part_tasks(replace(run))  # a copy that carries no examples to other processes
+
+    def assemble(parts: Iterable[str]) -> None:
+        folder.order.clear()
+        for part in parts:
+            folder.part(part)
+        for file in RUN_FILES:
+            folder.assemble(file)
+        seeds = {"train": plan.train_seeds, "eval": plan.eval_seeds, "data": plan.data_seed}
+        config = {**parameters, "profile": Path(profile).stem}
+        folder.write_manifest(["examples.jsonl"], seeds, JUDGE, config=config)
+
+    trainings = [f"{method}-{seed}" for method, seed in main_trainings(plan)]
+    reported = set(_finished_trainings(run))
+
+    def say_and_report(line: str) -> None:
+        say(line)
+        done = _finished_trainings(run)
+        if after_training is not None and {*done} - reported and len(done) < len(trainings):
+            reported.update(done)
+            assemble([*BASELINES, *done, "traces"])
+            after_training(folder.path)
+
     if processes > 1 and len(tasks) > 1:
-        errors = run_tasks(tasks, processes, say)
+        errors = run_tasks(tasks, processes, say_and_report)
         if errors:
             raise TasksFailed(errors, "what was made stays; the same command goes on from there")
     else:
-        run_in_turn(tasks, say)
-    for label in BASELINES:
-        folder.part(label)
-    for method, seed in main_trainings(plan):
-        folder.part(f"{method}-{seed}")
-    folder.part("traces")
-    for file in RUN_FILES:
-        folder.assemble(file)
-    seeds = {"train": plan.train_seeds, "eval": plan.eval_seeds, "data": plan.data_seed}
-    parameters["profile"] = Path(profile).stem
-    folder.write_manifest(["examples.jsonl"], seeds, JUDGE, config=parameters)
+        run_in_turn(tasks, say_and_report)
+    assemble([*BASELINES, *trainings, "traces"])
     return folder.path
 
 # %% ../../../nbs/products/reproduction/06_main_results.ipynb #1c790d04
@@ -562,13 +591,17 @@ def run_quickstart(
     settings: Sequence[str] = (),
 ) -> Path:
     """Run a profile, its parts beside each other, write tables, figures and report.html, print the
-    table; returns the path of the report.
+    table; returns the path of the report. The report is there after the first training, and written
+    again after each.
 
     Raises what `run_main_results` raises.
     """
     from memcalib.report.run_data import load_run
     from memcalib.report.tables import results_text
     from memcalib.report.training_report import write_report
+
+    def report_so_far(folder: Path) -> None:
+        print(f"Report so far: {write_report(folder)}", flush=True)
 
     processes = load_profile(profile, settings).processes
     folder = run_main_results(
@@ -578,6 +611,7 @@ def run_quickstart(
         settings=settings,
         processes=processes,
         say=print,
+        after_training=report_so_far,
     )
     report = write_report(folder)
     print(results_text(load_run(folder)))
