@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['VERB_GROUPS', 'RENAMED', 'app', 'WRONG_CALL', 'RESUMED', 'KEPT_ROWS', 'NOTHING_KEPT', 'SET_UP', 'Set', 'DryRun',
-           'AllowHost', 'ResumeAnyway', 'RetryUnscored', 'Config', 'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv',
-           'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES',
-           'LogMap', 'LogStore', 'LogConsent', 'LogLevels', 'Yes', 'Profile', 'cache_verbs', 'Verbs', 'WrongCall',
-           'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of',
-           'command_line', 'validate', 'lint', 'split', 'part_sizes', 'show', 'forecast_text', 'log_options',
-           'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'spot_check', 'generate', 'judge', 'report', 'compare',
-           'metric_limits', 'gate', 'memories', 'numbers_of', 'known_words', 'words_of', 'sweep',
-           'rows_of_another_kind', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train',
-           'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'practice']
+           'AllowHost', 'Yes', 'FilledBy', 'DrawSeed', 'EvaluatedRun', 'ResumeAnyway', 'RetryUnscored', 'Config',
+           'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache',
+           'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'LogLevels',
+           'Profile', 'cache_verbs', 'Verbs', 'WrongCall', 'stop', 'main', 'setting_places', 'SettingsCommand',
+           'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'split', 'part_sizes',
+           'show', 'forecast_text', 'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'spot_check',
+           'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'numbers_of', 'known_words',
+           'words_of', 'sweep', 'rows_of_another_kind', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats',
+           'clear', 'practice']
 
 # %% ../../nbs/commands/09_cli.ipynb #27e2a824
 import os
@@ -384,6 +385,10 @@ AllowHost = Annotated[
         help="A host that may get the key which a settings file names for it.",
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
+FilledBy = Annotated[str, typer.Option(help="Who filled in the sheet.")]
+DrawSeed = Annotated[int, typer.Option(help="Seed of the draw.")]
+EvaluatedRun = Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]
 ResumeAnyway = Annotated[
     bool,
     typer.Option(
@@ -703,7 +708,7 @@ def split(
             "[cold_start=4000 rl=8000 validation=1500]."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     hub_split: Annotated[
         str, typer.Option("--from", help="Which split of a data set is read.")
     ] = "train",
@@ -836,7 +841,6 @@ LogLevels = Annotated[
         "one of `memcalib levels --candidates`."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
 
 
 def log_options(
@@ -941,7 +945,7 @@ def levels(
     sheet: Annotated[
         Path | None, typer.Option(help="Read the decisions from a filled sheet.")
     ] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
     yes: Yes = False,
     cache: Cache = None,
     no_cache: NoCache = False,
@@ -1215,7 +1219,7 @@ def exam(
 # %% ../../nbs/commands/09_cli.ipynb #9d2058b8
 @app.command(cls=_command_with("memcalib.commands.label:SecondReading"))
 def spot_check(
-    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    run: EvaluatedRun,
     out: Annotated[Path, typer.Option(help="File of labels.")] = Path("labels.jsonl"),
     answers: Annotated[
         int | None, typer.Option(help="Draw this many answers at random, to be labelled.")
@@ -1227,7 +1231,7 @@ def spot_check(
             "of ideal and judged level, to audit the judge (the paper draws 150)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     model: Annotated[
         str | None, typer.Option(help="Whose answers, where the run has several models.")
     ] = None,
@@ -1235,7 +1239,7 @@ def spot_check(
         str | None, typer.Option(help="Which treatment of memory, where the run has several.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Read the levels from a filled sheet.")] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
     judge: JudgeModel = None,
     judge_url: JudgeUrl = None,
     judge_key_env: KeyEnv = None,
@@ -1413,7 +1417,7 @@ def judge(
 # %% ../../nbs/commands/09_cli.ipynb #4848c507
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    folder: EvaluatedRun,
     hub_results: Annotated[
         Path | None,
         typer.Option(
@@ -1645,7 +1649,7 @@ def gate(
 # %% ../../nbs/commands/09_cli.ipynb #cbd1c6e3
 @app.command()
 def memories(
-    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    run: EvaluatedRun,
     out: Annotated[
         Path | None, typer.Option(help="Folder for memories.html and tables [the run folder].")
     ] = None,
@@ -2000,7 +2004,7 @@ def build(
     reviews: Annotated[
         Path | None, typer.Option(help="Read the filled review sheet (CSV) of the latest batch.")
     ] = None,
-    reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    reviewer: FilledBy = "",
     freeze: Annotated[
         bool,
         typer.Option(
@@ -2030,9 +2034,7 @@ def build(
             "--preview", callback=_look_only, help="Show what would be sent where, and stop."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree to send what the preview shows.")
-    ] = False,
+    yes: Yes = False,
     set_: Set = None,
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
@@ -2128,7 +2130,7 @@ def _build_command(
     if rows is not None:
         words += ["--rows", str(rows)]
     if from_memory is not None:
-        words += ["--from-memory", from_memory]
+        words += ["--log", from_memory]
     for setting in settings:
         words += ["--set", setting]
     if cache is not None:
@@ -2257,14 +2259,14 @@ def roles(
     per_channel: Annotated[
         int, typer.Option(min=1, help="Pairs of an answer and a channel to draw from each channel.")
     ] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     data: Annotated[
         str | None, typer.Option(help="The training's examples [those of its recipe].")
     ] = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Read a filled sheet, and compare it with the credit.")
     ] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
 ) -> None:
     """Check by hand whether a training put its credit on the right sentences.
 
@@ -2508,7 +2510,8 @@ def practice(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults to find.",
+            help="Also write the log of an invented assistant, whose memory has faults to find. A file "
+            "that exists is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,
@@ -2554,11 +2557,8 @@ def practice(
         players["micro-memory-model"] = memory_assistant
         return players
 
-    if log is not None:
-        if log.exists():
-            print(f"{log} is there already and stays as it is")
-        else:
-            print(f"{write_practice_log(log, rows)}: {rows} rows of an invented assistant")
+    if log is not None and not log.exists():
+        write_practice_log(log, rows)
     serve(
         world,
         examples,

@@ -504,7 +504,7 @@ from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge
 from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule
-from memcalib.trainer.forecast import forecast
+from memcalib.trainer.forecast import training_forecast
 from memcalib.trainer.recipe import load_recipe
 from memcalib.trainer.train_config import world_config
 print(*CREDIT_RULES)
@@ -519,7 +519,8 @@ model, tokenizer = load_policy("cold-short")
 loop = CreditLoop(model, tokenizer, config, make_examples("short", 4, 0), exact_judge)
 loop.step()
 assert loop.token_credit.last.stats["localized"] > 0
-assert forecast(load_recipe("micro"), "memcalib-rl").work["tokens read by counterfactuals"] > 0
+plan = training_forecast(load_recipe("micro"), "memcalib-rl")
+assert plan.work["tokens read by counterfactuals"] > 0
 """
 
 

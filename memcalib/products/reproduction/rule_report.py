@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..micro.world import WORLDS
+from ...io.parts import find_part
 from memcalib.report.figures import (
     WIDTH,
     differences_figure,
@@ -220,7 +220,7 @@ def write_rule_report(
     rules = list(dict.fromkeys(row.run.rule for row in tests))
     worlds = list(dict.fromkeys(row.run.world for row in tests))
     placed_rules = list(dict.fromkeys([*rules, "exact"]))
-    batch = credit_by_rule(placed_rules, WORLDS[worlds[0]], prompts=prompts)
+    batch = credit_by_rule(placed_rules, find_part("world", worlds[0]), prompts=prompts)
     placement = placement_table(batch)
     frame = grid_frame(plan, tests)
     exactly_judged = frame[frame["fault"] == "none"]

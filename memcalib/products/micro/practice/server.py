@@ -937,6 +937,8 @@ def serve(
     try:
         print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
         print(models)
+        if log is not None:
+            print(f"log of an invented assistant: {log}")
         print("Try these commands in a second terminal:")
         print("\n".join(_practice_commands(server.base_url, examples, log)), flush=True)
         threading.Event().wait()
