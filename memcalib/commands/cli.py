@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 
@@ -2316,11 +2315,13 @@ def quickstart(
 
     Example: memcalib quickstart --out runs/quickstart
     """
-    from memcalib.products.reproduction.main_results import load_profile, run_quickstart
-    from memcalib.settings.files import settings_text
+    from memcalib.products.reproduction.engine import plan_text
+    from memcalib.products.reproduction.profiles import load_profile
+    from memcalib.products.reproduction.quickstart import quick_plan, run_quickstart
 
     if dry_run:
-        print(settings_text(load_profile(profile, set_ or ())))
+        loaded = load_profile(profile, set_ or ())
+        print(plan_text(quick_plan(out, loaded).jobs(), [], loaded.processes))
     else:
         run_quickstart(out, profile, from_scratch=from_scratch, settings=set_ or ())
 
@@ -2334,19 +2335,32 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
     set_: Set = None,
     allow_host: AllowHost = None,
+    accept: Annotated[
+        str,
+        typer.Option(
+            help="A reason: results of the same settings that other code made are taken as those "
+            "of this code, and the reason is written into their records."
+        ),
+    ] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Run the paper's experiments again, and write its tables and figures.
 
-    Each experiment is a notebook, executed into OUT/PROFILE/NAME/; an index lists all tables and
-    figures. Work that is done and still valid is not repeated. If the command is stopped, run it
-    again and it continues.
+    A profile says what is run: micro (small worlds, two hours on two cores), small (real weights, some
+    eight hours of one core), registered (one comparison on real weights), paper (three models on nodes
+    of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings, evaluations and
+    notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run shows jobs, hours,
+    calls and cost. Work that is done and still valid is not repeated. If the command is stopped, run
+    it again and it continues. This needs the plan extra: `pip install "memcalib[plan]"`. On a cluster
+    the variable SNAKEMAKE_PROFILE names a profile of Snakemake with an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
     """
     from memcalib.products.reproduction.experiments import reproduce_experiments
 
-    reproduce_experiments(names or [], profile, out, dry_run=dry_run, settings=set_ or ())
+    reproduce_experiments(
+        names or [], profile, out, dry_run=dry_run, accept=accept, settings=set_ or ()
+    )
 
 
 @app.command()
@@ -2360,7 +2374,7 @@ def coldstart(
 
     Example: memcalib coldstart --world short --out policies
     """
-    from memcalib.products.reproduction.main_results import rebuild_policies
+    from memcalib.products.reproduction.quickstart import rebuild_policies
 
     rebuild_policies(out, world)
 
@@ -2407,22 +2421,25 @@ def grid(
 ) -> None:
     """Compare rules of credit by many small trainings: those of the package, or one of your own.
 
-    A plan says which trainings. Those that are done are not repeated. With --rule, and with the plan
+    A plan says which trainings. Those that are done are not repeated. Snakemake starts them, so this
+    needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
     testbed, the command also writes a page with the gain and the cost of each rule, and how well it
     agrees with exact credit.
 
     Example: memcalib grid smoke --dry-run
     """
+    from memcalib.products.reproduction.engine import run_jobs
+    from memcalib.products.reproduction.jobs import Jobs
     from memcalib.products.reproduction.rule_grid import (
         TESTBED,
         grid_counts,
+        grid_jobs,
         load_plan,
         plan_rows,
-        run_plan,
     )
     from memcalib.products.reproduction.rule_report import resampled_differences, write_rule_report
-    from memcalib.settings.files import settings_text
     from memcalib.products.reproduction.rule_runs import stored_rows
+    from memcalib.settings.files import settings_text
 
     rules = rule or []
     plan = plan or (TESTBED if rules else "micro")
@@ -2435,23 +2452,16 @@ def grid(
         faults = ",".join(f"[levels,{rate}]" for rate in noise)
         settings.append(f"stages.noisy judge.faults=[{faults}]")
     grid_plan = load_plan(plan, settings, rules)
+    jobs = Jobs(out, grid_jobs(out, "", grid_plan, stage or ()))
     if dry_run:
         print(settings_text(grid_plan))
     else:
-        run_plan(
-            out,
-            plan,
-            processes=processes,
-            stages=stage or (),
-            settings=settings,
-            rules=rules,
-            tell=lambda line: print(line, flush=True),
-        )
+        run_jobs(jobs, processes=processes, say=lambda line: print(line, flush=True))
     rows = stored_rows(out)
     for name, (runs, done) in grid_counts(grid_plan, rows).items():
         print(f"{name}: {done} of {runs} runs")
     if not dry_run and (is_testbed or rules):
-        rows_of_plan = list(chain.from_iterable(plan_rows(grid_plan, rows).values()))
+        rows_of_plan = plan_rows(grid_plan, rows)
         if resampled_differences(rows_of_plan).empty:
             print("no report yet: it needs test runs of GDPO and another rule under one judge")
         else:
