@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...io.parts import find_part, part_names
 from ...io.jsonl import whole_rows
 from ...io.records import ForeseenError, read_jsonl, write_jsonl, write_whole
 from ...metrics import METRICS
@@ -23,10 +24,8 @@ def weights_folder(name: str) -> str:
     """Where the weights of a start are: the folder of a policy that ships with the package, or the
     folder or hub id itself.
     """
-    from memcalib.products.micro.policy import policy_names, policy_path
-
-    if not Path(name).is_dir() and name in policy_names():
-        return str(policy_path(name))
+    if not Path(name).is_dir() and name in part_names("policy"):
+        return str(find_part("policy", name)(name))
     return name
 
 

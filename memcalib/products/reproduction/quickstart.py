@@ -12,6 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
+from ...io.parts import find_part
 from ...io.records import ForeseenError
 from ...io.runs import RunFolder
 from ...io.settings import package_data
@@ -135,7 +136,6 @@ def run_quickstart(
     a bad profile, or a folder that holds a run of other settings, and `TasksFailed` with the error
     of each job that failed.
     """
-    from memcalib.products.micro.world import JUDGE
     from memcalib.report.run_data import load_run
     from memcalib.report.tables import results_text
     from memcalib.report.training_report import write_report
@@ -153,7 +153,8 @@ def run_quickstart(
     assemble_run(folder.path, read_rows(folder.path, "main_results"), folder.path)
     parameters["profile"] = Path(profile).stem
     seeds = {"train": loaded.train_seeds, "eval": loaded.eval_seeds}
-    folder.write_manifest(["examples.jsonl"], seeds, JUDGE, config=parameters)
+    judge = find_part("judge", "micro-exact").name
+    folder.write_manifest(["examples.jsonl"], seeds, judge, config=parameters)
     report = write_report(folder.path)
     print(results_text(load_run(folder.path)))
     print(
