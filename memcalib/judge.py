@@ -99,6 +99,8 @@ class JudgeConfig(BaseModel):
     # How memory is written, where a rollout does not say.
     text: Literal["fluent", "concat"] = "fluent"
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    # The share of probability that tokens are drawn from; None leaves it to the server.
+    top_p: float | None = Field(default=None, gt=0, le=1, exclude_if=lambda value: value is None)
     max_tokens: int = Field(default=16384, ge=1)
     repair: bool = True  # one more try for a reply at fault
     # Whether the judge quotes every place at which an atom shows, and not one.
@@ -723,6 +725,8 @@ class LLMJudge(Judge):
             "temperature": config.temperature,
             "max_tokens": config.max_tokens,
         }
+        if config.top_p is not None:
+            self._call["top_p"] = config.top_p
 
     def __repr__(self) -> str:
         return f"LLMJudge({self.name!r})"

@@ -338,7 +338,7 @@ _CARD_STYLE = (
 
 def card_html(example: Example) -> str:
     """The example as an HTML card: query, blocks, atoms coloured by ideal level;
-    all text is escaped.
+    all text is escaped. Rubrics, of which the paper's example box shows some fields, are left out.
     """
     domain = html.escape(example.domain)
     example_id = html.escape(example.id)
