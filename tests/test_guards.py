@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import venv
 from configparser import ConfigParser, SectionProxy
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -189,6 +189,19 @@ def test_each_chapter_has_one_module():
 def test_no_two_pages_of_a_folder_have_the_same_number():
     numbers = Counter((page.parent, page.name.partition("_")[0]) for page in CHAPTERS)
     assert [number for number, count in numbers.items() if count > 1] == []
+
+
+def test_numbers_of_pages_follow_the_reading_order():
+    numbers = defaultdict(list)
+    for page in PAGES:
+        folder, _, name = page.rpartition("/")
+        numbers[folder].append(int(name.partition("_")[0]))
+    wrong = {
+        folder: found
+        for folder, found in numbers.items()
+        if found != list(range(found[0], found[0] + len(found)))
+    }
+    assert wrong == {}
 
 
 def test_exported_code_imports_what_stands_before_it():

@@ -31,8 +31,8 @@ import pandas as pd
 
 from memcalib.credit.audit import AuditedPair, sentence_credit, top_hit
 from memcalib.problem import CHANNELS, SUPPORT, UNDER, Example
-from memcalib.products.micro.english import language, read_answer, sentence_roles
-from memcalib.trainer.recipe import load_recipe, read_splits
+from memcalib.products.micro.english import english_words, read_answer, sentence_roles
+from memcalib.trainer.recipe import load_recipe, recipe_examples
 from memcalib.trainer.trace_files import read_traces
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -41,7 +41,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 def attribute_of() -> dict[str, str]:
     """The attribute of each value of the world, defaults included."""
     found = {}
-    for attribute, entry in language()["attributes"].items():
+    for attribute, entry in english_words()["attributes"].items():
         found.update(dict.fromkeys([*entry["default"], *entry["values"]], attribute))
     return found
 
@@ -232,7 +232,7 @@ def tables(traces: pd.DataFrame, examples: Mapping[str, Example]) -> dict[str, p
 def examples_of(run: Path) -> dict[str, Example]:
     """The training examples of a run by id, drawn again from its recipe."""
     recipe = load_recipe(run / "recipe.yaml")
-    return {example.id: example for example in read_splits(recipe).train}
+    return {example.id: example for example in recipe_examples(recipe).train}
 
 
 def main() -> int:

@@ -23,7 +23,8 @@ from memcalib.products.dataset.consent import NotAgreed
 from memcalib.products.micro.practice.mistakes import micro_roles
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import load_examples
-from memcalib.products.reproduction.experiments import experiments, run_notebook
+from memcalib.products.reproduction.experiments import experiments
+from memcalib.products.reproduction.plan_steps import run_notebook
 
 
 def test_the_shipped_frozen_file_is_that_of_the_code(tmp_path):

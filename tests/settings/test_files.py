@@ -229,7 +229,7 @@ def test_a_source_of_ones_own_is_read(module):
     ("typed", "shown"),
     [
         (["build", "micro", "--rows", "5"], "rows: 5"),
-        (["quickstart", "--profile", "smoke", "--set", "eval_examples=7"], "eval_examples: 7"),
+        (["grid", "smoke", "--set", "plain.tests=7"], "tests: 7"),
         (["demonstrations", "--set", "making.rounds=2", "--limit", "2"], "rounds: 2"),
     ],
 )
