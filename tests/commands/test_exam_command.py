@@ -296,7 +296,7 @@ def test_the_rank_is_read_blind_and_stands_beside_those_of_others(tmp_path):
                 assert again.forecast()["to ask"] == 0 and again.run() == exams[name]
                 assert server.stats()["requests"] == asked
     good = exams["good"]
-    assert good["rank"]["right"] == 100 and good["rank"]["read"] == 12
+    assert good["rank"]["right"] == good["rank"]["flawless"] == 100 and good["rank"]["read"] == 12
     assert good["rank"]["judge"] != good["judge"]
     assert good["rubric_help"]["pairs"] == 3 and good["rubric_help"]["difference"] == 0
     assert good["numbers"]["used_accuracy"] == 100

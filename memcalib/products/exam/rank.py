@@ -64,7 +64,7 @@ def rank_numbers(pairs: "pd.DataFrame") -> dict[str, Any] | None:
             }
         )
     numbers: dict[str, Any] = {"pairs": int(row["pairs"]), "read": int(row["read"])}
-    for name in ("right", "right_low", "right_high", "changed", "unchanged"):
+    for name in ("right", "right_low", "right_high", "changed", "unchanged", "flawless"):
         numbers[name] = float(row[name])
     return {**numbers, "outcomes": outcomes}
 
@@ -275,6 +275,8 @@ def rank_line(rank: Mapping[str, Any] | None, trivial: Sequence[Mapping[str, Any
         f"Rank: {rank['right']:.1f} % of {rank['read']} hard pairs right, read blind "
         f"({rank['right_low']:.1f} to {rank['right_high']:.1f})"
     )
+    if rank.get("flawless") is not None:
+        line += f", {rank['flawless']:.1f} % with every atom of both answers right"
     best = [row["hard pairs"] for row in trivial if row["hard pairs"] is not None]
     if best:
         line += f"; the best judge that does not read gets {max(best):.1f} %"

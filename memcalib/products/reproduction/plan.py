@@ -10,10 +10,9 @@ __all__ = ['TRAINED_BY', 'ANSWERED_BY', 'CODE_BY_KIND', 'PYTHON', 'STEP', 'QUIET
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #69161ad9
 import json
 import math
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...io.extras import needs
-from ...io.records import ForeseenError, one_line, read_jsonl, write_jsonl, write_whole
+from ...io.records import ForeseenError, one_line, write_jsonl, write_whole
 from .plan import QUIET
 from ...trainer.train_config import find_world
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-from ...io.records import ForeseenError, one_line
+from ...io.records import ForeseenError
 from ...io.runs import RunFolder
 from ...io.settings import package_data
 from ...io.tasks import Task, TasksFailed, run_tasks

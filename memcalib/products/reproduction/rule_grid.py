@@ -18,7 +18,7 @@ from ..micro.policy import build_tokenizer, policy_path, pretrain, save_policy
 from ..micro.shipped import COLD_STARTS, cold_start_of
 from ..micro.world import demonstrations
 from .code_hash import code_hash
-from .jobs import Job, Jobs
+from .jobs import Job
 from .plan import QUIET, STEP
 from .rule_runs import GridPlan, GridRow, GridRun, row_code
 from ...problem import text_hash
