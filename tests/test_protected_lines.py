@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memcalib import training
+from memcalib.credit.sentences import Boundaries, first_segments
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.redistribution import _check_means, place_pairs
@@ -102,3 +103,13 @@ def test_an_adapter_of_the_reinforcement_learning_recipe_has_the_scale_one(monke
             out=tmp_path / "run",
         )
     assert (seen["config"].r, seen["config"].lora_alpha) == (4, 4)
+
+
+def test_only_the_boundaries_that_a_token_passed_make_its_segment_hard():
+    """Three tokens of one character, each the start of a segment: the second start is hard, the
+    third is soft.
+    """
+    marks = Boundaries({0: False, 1: True, 2: False, 3: False}, lambda position: False, [])
+    starts, hard = first_segments("abc", [(0, 1), (1, 2), (2, 3)], marks)
+    assert starts == [0, 1, 2]
+    assert hard == {0, 1}
