@@ -1421,7 +1421,10 @@ def gate(
         typer.Option("--max", metavar="METRIC=POINTS", help="Largest value, e.g. sMOS=20."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for gate.md (Markdown), gate.xml (JUnit) and gate.json.")
+        Path,
+        typer.Option(
+            help="Folder for gate.md (Markdown), gate.xml (JUnit), gate.json and a history of runs."
+        ),
     ] = Path("runs/gate"),
     strict: Annotated[
         bool, typer.Option("--strict", help="Checks that noise may explain fail, too.")
@@ -1474,6 +1477,7 @@ def gate(
         save_baseline,
         workflow_text,
     )
+    from memcalib.products.memory_logs.gate import gate_history, trend_line
     from memcalib.products.memory_logs.gate import workflow_settings_text, write_gate, write_refusal
     from memcalib.io.runs import private_files
 
@@ -1513,7 +1517,8 @@ def gate(
             write_refusal(_message(error), out, run, baseline, settings)
             raise
         write_gate(checked, out)
-    print("\n".join([checked.line, *checked.sees, *checked.notes]))
+    trend = trend_line(gate_history(out))
+    print("\n".join([checked.line, *checked.sees, *checked.notes, *([trend] if trend else [])]))
     if not checked.passed:
         raise typer.Exit(3)
 
