@@ -21,8 +21,19 @@ help: ## list the verbs
 
 setup: $(STAMP) ## make .venv with the pinned versions and the package in it
 
+# The version is checked before anything is made, and an environment with another one is not kept.
+VERSION_IS_FIT = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON_NEEDED = this package needs Python 3.11, 3.12 or 3.13
+OTHER_PYTHON = give one that fits, for example: make setup PYTHON=python3.12
+
 $(STAMP): constraints.txt settings.ini setup.py pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if test -e $(VENV) && ! $(BIN)/python -c "$(VERSION_IS_FIT)" 2>/dev/null; then \
+	    echo "$(VENV) was made with a Python that does not fit, so it is removed"; rm -rf $(VENV); fi
+	@test -e $(VENV) || command -v "$(PYTHON)" >/dev/null || \
+	    { echo "$(PYTHON) was not found; $(PYTHON_NEEDED). Install it, or $(OTHER_PYTHON)" >&2; exit 1; }
+	@test -e $(VENV) || "$(PYTHON)" -c "$(VERSION_IS_FIT)" || \
+	    { echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1); $(PYTHON_NEEDED). Please $(OTHER_PYTHON)" >&2; exit 1; }
+	@test -e $(VENV) || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$$(sed -n 's/^torch==//p' constraints.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -66,10 +77,10 @@ outputs: setup ## name stored outputs of the pages that are no longer what comes
 
 # Modules are cells of the pages, word for word, so their form is that of the pages.
 lint: setup ## ruff on the package, the form of pages, tests, tools and benchmarks, and which part may import which
+	$(BIN)/lint-imports --no-logo || $(BIN)/lint-imports
 	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
 	$(BIN)/ruff check --select E731,E501 nbs
 	$(BIN)/ruff format --check nbs tests tools benchmarks setup.py
-	$(BIN)/lint-imports --no-logo || $(BIN)/lint-imports
 
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
 	$(BIN)/pyright

@@ -25,6 +25,7 @@ _MODULES = {
     "judge": ("Judge", "JudgeConfig", "LLMJudge"),
     "metrics": ("Metric", "add_metric", "controls", "readable", "score"),
     "evaluation.run": ("evaluate",),
+    "report.figures": ("plot",),
     "rules.base": ("CreditConfig", "CreditRule"),
     "credit.token_credit": ("TokenCredit",),
     "trainer.train_config": ("CreditGRPOConfig",),
@@ -57,6 +58,7 @@ __all__ = [
     "evaluate",
     "judgment_for",
     "load_examples",
+    "plot",
     "readable",
     "remove_atoms",
     "render",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
         render,
         to_dataset,
     )
+    from memcalib.report.figures import plot
     from memcalib.trainer.train_config import CreditGRPOConfig
     from memcalib.training import CreditTrainer
 
@@ -97,4 +100,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted(__all__)

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -27,7 +28,6 @@ from numpy.typing import ArrayLike
 from memcalib.scoring.target_labels import (
     LEAST_QUESTIONS,
     AnswerAtoms,
-    AnswerKey,
     TargetLabel,
     TargetLabels,
     load_target_labels,
@@ -36,7 +36,7 @@ from memcalib.scoring.target_labels import (
 )
 from .io.jsonl import rows_so_far
 from .io.parts import add_part, find_part, part_names
-from .problem import CHANNELS, Example, Judgment, Level, level_faults
+from .problem import CHANNELS, AnswerKey, Example, Judgment, Level, level_faults
 from .io.records import DataError, Violation, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
@@ -972,8 +972,8 @@ def score(
     ddof: int = 0,
     labels: "TargetLabels | str | Path | Iterable[TargetLabel | Mapping] | None" = None,
 ) -> "pd.DataFrame":
-    """Every metric of each (model, condition, judge), optionally split `by` one of
-    `SPLITS`.
+    """Every metric of each (model, condition, judge), optionally split `by` "domain",
+    "atom_count", "distractor_count" or "task_quality".
 
     Columns per metric: the mean over seeds, `_std`, and `_low`, `_high` (95 %,
     questions resampled); then counts.
@@ -1057,9 +1057,25 @@ def _bounds_cell(row: Mapping[str, Any], digits: int) -> str:
     return f"{row['SCS_low']:.{digits}f} to {row['SCS_high']:.{digits}f}"
 
 
+@cache
+def _whole_table() -> type:
+    """The class of a table that is printed whole in a terminal, where pandas would leave out
+    columns."""
+    import pandas as pd
+
+    class WholeTable(pd.DataFrame):
+        def __repr__(self) -> str:
+            in_terminal = pd.get_option("display.max_columns") == 0
+            return self.to_string() if in_terminal else super().__repr__()
+
+    return WholeTable
+
+
 def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     """A score table as text cells `mean ± std` with counts; `not scored` where no
-    response was, no ± for one seed, no interval from fewer than `LEAST_GROUPS` questions."""
+    response was, no ± for one seed, no interval from fewer than `LEAST_GROUPS` questions.
+
+    In a terminal it is printed whole."""
     import pandas as pd
 
     columns_before_metrics = table.columns[: list(table.columns).index("SCS")]
@@ -1075,7 +1091,7 @@ def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     text["SCS 95 %"] = [_bounds_cell(row, digits) for row in table.to_dict("records")]
     counts = zip(table["unscored_responses"], table["responses"], strict=True)
     text["unscored"] = [f"{unscored} of {responses}" for unscored, responses in counts]
-    return text
+    return _whole_table()(text)
 
 # %% ../nbs/03_metrics.ipynb #8af027fd
 def constant_policy(judgments: Iterable[Judgment], level: Level) -> list[Judgment]:

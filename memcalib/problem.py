@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain', 'TurnRole', 'TURN_ROLES', 'COLOURS', 'SHIPPED',
-           'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'CONDITIONS', 'Stance',
-           'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example',
-           'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
+           'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'AnswerKey', 'CONDITIONS',
+           'Stance', 'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn',
+           'Example', 'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
-           'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'check_judgment',
-           'level_faults', 'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation',
-           'validate_examples', 'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise',
-           'encode_prompt']
+           'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'judgment_of',
+           'judge_name_of', 'check_judgment', 'level_faults', 'judge_all', 'judgment_for', 'parsed_time',
+           'check_example', 'Validation', 'validate_examples', 'iter_examples', 'load_examples', 'to_dataset',
+           'card_rich', 'neutralise', 'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -338,7 +338,7 @@ _CARD_STYLE = (
 
 def card_html(example: Example) -> str:
     """The example as an HTML card: query, blocks, atoms coloured by ideal level;
-    all text is escaped.
+    all text is escaped. Rubrics, of which the paper's example box shows some fields, are left out.
     """
     domain = html.escape(example.domain)
     example_id = html.escape(example.id)
@@ -578,6 +578,9 @@ def rebuilt_blocks(
     return rebuilt
 
 # %% ../nbs/00_problem.ipynb #d297c57c
+AnswerKey = tuple[str, str, str, int, int]  # example, model, condition, seed, sample
+
+
 class Rollout(Record):
     """One generated answer; `key` names the request that made it.
 
@@ -720,9 +723,45 @@ class Judgment(Record):
 
 # %% ../nbs/00_problem.ipynb #354e7f3a
 class JudgeLike(Protocol):
-    """What every judge does: read one answer, return the level of each atom. A function will do."""
+    """What every judge does: read one answer and return the level of each atom, as a judgment or as
+    a mapping {atom id: level}. A function will do.
+    """
 
-    def __call__(self, example: Example, response: str) -> Judgment: ...
+    def __call__(self, example: Example, response: str) -> Any: ...
+
+
+def judgment_of(example: Example, verdict: object, judge_name: str, **fields: Any) -> Judgment:
+    """What a judge returned as a judgment: a `Judgment` as it is, or a mapping from atom id to level
+    ("Ignore", "Bound", "Control", "A", "B", "C", a `Level`, or `None` for unscored).
+
+    Raises `TypeError` for anything else, `DataError` for an atom that the example does not have, and
+    `ValueError` for a level that does not exist.
+    """
+    if isinstance(verdict, Judgment):
+        return verdict
+    if not isinstance(verdict, Mapping):
+        raise TypeError(
+            f"{judge_name}: found {short_repr(verdict)}; allowed: a Judgment, or a mapping from "
+            "atom id to level"
+        )
+    allowed = f"an atom of the example: {', '.join(example.levels)}"
+    violations = [
+        Violation("judged atom", short_repr(atom_id), allowed, example_id=example.id)
+        for atom_id in verdict
+        if atom_id not in example.levels
+    ]
+    if violations:
+        raise DataError(violations)
+    levels = {}
+    for atom_id, level in verdict.items():
+        levels[atom_id] = None if level is None else Level.parse(level)
+    return judgment_for(example, levels, **{"judge": judge_name, **fields})
+
+
+def judge_name_of(judge: object) -> str:
+    """The name of a judge: its `name`, or that of the function or class."""
+    named = getattr(judge, "name", None) or getattr(judge, "__qualname__", None)
+    return named or type(judge).__qualname__
 
 
 def check_judgment(example: Example, judgment: Judgment) -> Judgment:
@@ -773,8 +812,11 @@ def judge_all(
         )
     batch = getattr(judge, "batch", None)
     judgments = batch(examples, responses) if batch else map(judge, examples, responses)
+    name = judge_name_of(judge)
     pairs = zip(examples, judgments, strict=True)
-    return [check_judgment(example, judgment) for example, judgment in pairs]
+    return [
+        check_judgment(example, judgment_of(example, verdict, name)) for example, verdict in pairs
+    ]
 
 # %% ../nbs/00_problem.ipynb #b2d498cc
 def judgment_for(example: Example, actual: dict[str, Level | None], **fields: Any) -> Judgment:

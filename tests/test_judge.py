@@ -950,6 +950,7 @@ def test_one_repair_and_no_more():
     assert (
         client.conversations[0][1]["temperature"] == 0
         and client.conversations[0][1]["max_tokens"] == 16384
+        and "top_p" not in client.conversations[0][1]
     )
     client = Scripted("?", "never asked")
     assert (

@@ -46,7 +46,7 @@ from ..products.memory_logs.formats import log_records
 from ..products.memory_logs.field_maps import understood
 from ..products.memory_logs.own_answers import LogPlan, OwnAnswers, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
-from ..products.memory_logs.sweep_report import write_sweep_report
+from ..products.memory_logs.sweep_report import with_p_as_text, write_sweep_report
 
 # %% ../../nbs/commands/02_sweep.ipynb #f935cb46
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Sweep(FrozenSettings):
 TODAY_MEANS = (
     "Today's setting shows the memories of your log with memcalib's prompt, answered by this "
     "model. Your own prompt is not used, so the score of the answers in your log (`memcalib "
-    "evaluate --log`) may be another one."
+    "evaluate --log FILE`) may be another one."
 )
 JUDGED_TOKENS = (30, 70)  # assumed length of a judge's reply: a frame, and a line for each atom
 
@@ -397,7 +397,8 @@ class SweepRun:
         table = sweep_table(judged, tokens)
         recommendation = recommend(table)
         page = self._write(table, recommendation)
-        shown = table[["setting", "SCS", "sMOS", "sMUS", "tokens", "difference", "p_holm"]]
+        columns = ["setting", "SCS", "sMOS", "sMUS", "tokens", "difference", "corrected p"]
+        shown = with_p_as_text(table)[columns]
         text = shown.round(2).to_string(index=False)
         words = f"{TODAY_MEANS}\n\n{recommendation.sentence}"
         return printable(f"{text}\n{words}\n\nReport: {page}", keep="\n")

@@ -7,13 +7,19 @@ __all__ = ['LEVELS_UNKNOWN', 'BLIND_JUDGING', 'has_levels', 'is_footprint', 'Foo
            'footprint_sentence', 'footprint_text']
 
 # %% ../../nbs/evaluation/03_footprints.ipynb #c80d50ed
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..io.records import one_line
 from ..judge import Judge, LLMJudge
-from ..problem import Example, JudgeLike, Judgment, Level
+from memcalib.problem import (
+    Example,
+    JudgeLike,
+    Judgment,
+    judge_name_of,
+    judgment_of,
+)
 
 # %% ../../nbs/evaluation/03_footprints.ipynb #0b614041
 if TYPE_CHECKING:
@@ -69,7 +75,9 @@ class FootprintJudge(Judge):
         if isinstance(self.inner, Judge):
             judgment = await self.inner.ajudge(example, response, text=text, **fields)
         else:
-            judgment = self.inner(example, response).model_copy(update=fields)
+            verdict = self.inner(example, response)
+            judgment = judgment_of(example, verdict, judge_name_of(self.inner))
+            judgment = judgment.model_copy(update=fields)
         settings = dict(judgment.settings)
         settings.update(LEVELS_UNKNOWN)
         return judgment.model_copy(update={"settings": settings})

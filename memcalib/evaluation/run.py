@@ -64,6 +64,13 @@ class FunctionBackend:
 
 
 def _as_backend(model: "Endpoint | Backend | ModelFunction") -> Backend:
+    """What asks a model; raises `TypeError` with what to pass instead for a name alone."""
+    if isinstance(model, str):
+        raise TypeError(
+            f"model: found the text {model!r}; allowed: mc.Endpoint(model={model!r}) for OpenAI's "
+            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another one, or a "
+            "function from messages to a text"
+        )
     if isinstance(model, Endpoint):
         return EndpointBackend(model)
     if hasattr(model, "answers"):
@@ -170,6 +177,15 @@ def _judge_existing(
         return list(read_jsonl(judgments, Judgment))
 
 
+def _check_judge(judge: object) -> None:
+    """Raises `TypeError` with what to pass instead for what is no judge, such as a name alone."""
+    if not isinstance(judge, Endpoint) and not callable(judge):
+        raise TypeError(
+            f"judge: found {short_repr(judge)}; allowed: mc.Endpoint(model=...), a Judge, or a "
+            "function of (example, response) that returns {atom id: level}"
+        )
+
+
 def evaluate(
     examples: "ExampleSource | pd.DataFrame" = "starter",
     *,
@@ -183,14 +199,25 @@ def evaluate(
     """Ask `model` about every example, have `judge` judge every answer, and return the judgments,
     in no particular order.
 
-    Without a `model` the rows carry their answers (`existing_answers`, which takes `log`), and none
-    is asked for. Where the ideal level of a memory is unknown, the judgments are footprints, which
-    `score` refuses. `examples` is anything that `load_examples` takes. `sampling` holds seeds (42,
-    43, 44), temperature and the rest of `Sampling`. `no_memory` asks everything once more without
-    memory, the control. With `out`, a folder, answers and judgments are kept there as they arrive,
-    and the same call goes on from them. Before anything else the judge is asked one question.
-    Raises what `load_examples`, `check_judge_answers`, `generate` and `judge_rollouts` raise.
+    - `examples`: anything that `load_examples` takes; or, without a `model`, rows, a frame, a file
+      or a folder with answers (`existing_answers`).
+    - `model`: an `Endpoint`, a function from chat messages to a text, or `None` if the answers exist.
+    - `judge`: an `Endpoint`, a `Judge`, or a function of (example, response) that returns
+      {atom id: level} or a `Judgment`. A level is "Ignore", "Bound", "Control" or `None`.
+    - `sampling`: seeds (default 42, 43, 44), temperature and the other fields of `Sampling`.
+    - `no_memory`: also ask everything once without memory, as a control.
+    - `out`: a folder in which answers and judgments are kept as they arrive. The same call continues
+      from them.
+    - `log`: how to read a log with answers: {"consent": "the agreement that covers these rows",
+      "map": {"query": "request.text"}, "store": "export.json"}. Rows without a consent of their own
+      need `consent`.
+
+    Where the ideal level of a memory is unknown, the judgments are footprints, which `score` refuses.
+    Before anything else the judge is asked one question. Raises `TypeError` for a model or a judge of
+    another kind, and what `load_examples`, `check_judge_answers`, `generate` and `judge_rollouts`
+    raise.
     """
+    _check_judge(judge)
     if model is None:
         if isinstance(examples, str) and not Path(examples).exists():
             raise ValueError(
@@ -204,6 +231,7 @@ def evaluate(
         examples = load_examples(examples)
     if not isinstance(sampling, Sampling):
         sampling = Sampling(**(sampling or {}))
+    backend = _as_backend(model)
     if isinstance(judge, Endpoint):
         judge = LLMJudge(judge)
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
@@ -211,6 +239,6 @@ def evaluate(
         judgments = Path(folder) / "judgments.jsonl"
         if not rollouts.exists():
             check_judge_answers(judge, examples[0])
-        generate(examples, _as_backend(model), sampling, rollouts, no_memory=no_memory)
+        generate(examples, backend, sampling, rollouts, no_memory=no_memory)
         judge_rollouts(examples, rollouts, judge, judgments)
         return list(read_jsonl(judgments, Judgment))

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS_FILE', 'ExampleFacts', 'example_facts', 'facts_differ', 'Side', 'read_sides', 'check_judges', 'check_sides',
-           'Comparison', 'compare_runs', 'comparison_text', 'comparison_tables', 'write_comparison']
+           'Comparison', 'compare_runs', 'comparison_verdicts', 'comparison_text', 'comparison_tables',
+           'write_comparison']
 
 # %% ../../nbs/report/08_comparison.ipynb #d6e43a77
 import json
@@ -27,7 +28,6 @@ from memcalib.metrics import (
     controls,
     few_questions,
     metric_named,
-    metric_table,
     response_frame,
     score,
 )
@@ -49,13 +49,13 @@ from memcalib.report.page import (
     NO_INTERVAL,
     differences_grid,
     find_examples,
-    grid,
+    grid_html,
     p_value,
     render_page,
     results_grid,
     write_page,
 )
-from .run_data import Run, filled, load_run, source_names
+from .run_data import RunData, filled, load_run, source_names
 from .tables import UNKNOWN, quality_table, results_frame, write_tables
 
 # %% ../../nbs/report/08_comparison.ipynb #588f6129
@@ -142,7 +142,7 @@ QUESTIONS_FILE = "questions.jsonl"  # what a baseline without texts knows of its
 class Side:
     """One source of answers in one run folder; `label` tells it apart from the other sides."""
 
-    run: Run
+    run: RunData
     name: str
     judge: str
     judgments: list[Judgment]
@@ -220,7 +220,7 @@ def read_sides(folders: Iterable[str | Path]) -> list[Side]:
     return sides
 
 
-def _sides_of(run: Run) -> list[Side]:
+def _sides_of(run: RunData) -> list[Side]:
     """A side for each model, condition and judge of a run that was given memory."""
     if not run.judgments_with_memory:
         raise ValueError(
@@ -543,11 +543,36 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
     return [printable(note) for note in notes]
 
 # %% ../../nbs/report/08_comparison.ipynb #cda5c76e
+def comparison_verdicts(comparison: Comparison) -> list[str]:
+    """The difference in SCS of each run to the baseline, in a sentence."""
+    sentences = []
+    rows = comparison.differences
+    for row in rows[(rows["domain"] == "all") & (rows["metric"] == "SCS")].to_dict("records"):
+        difference = row["difference"]
+        if not math.isfinite(difference):
+            sentences.append(
+                f"{row['run']} and {comparison.baseline} have no scored question in common."
+            )
+            continue
+        direction = "higher" if difference > 0 else "lower"
+        how = f"scores {abs(difference):.1f} points of SCS {direction} than {comparison.baseline}"
+        is_significant = row["p_holm"] < 0.05
+        verdict = f"The difference is {'' if is_significant else 'not '}statistically significant"
+        bounds = ""
+        if math.isfinite(row["low"]):
+            bounds = f"95 % confidence interval {row['low']:+.1f} to {row['high']:+.1f}, "
+        sentences.append(
+            f"{row['run']} {how}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
+            f"{row['questions']:,} questions)."
+        )
+    return sentences
+
+
 def comparison_text(comparison: Comparison) -> str:
-    """Differences as text for a terminal: each run against the baseline over all,
-    SCS by domain, and the notes.
+    """The result in sentences and differences as text for a terminal: each run against the
+    baseline over all, SCS by domain, and the notes.
     """
-    lines = [f"baseline: {comparison.baseline}"]
+    lines = [*comparison_verdicts(comparison), "", f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
         lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
         for row in rows[rows["domain"] == "all"].to_dict("records"):
@@ -610,13 +635,14 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
         "comparison.html.j2",
         inline_figures(files),
         title=f"Compared with {comparison.baseline}",
+        verdicts=comparison_verdicts(comparison),
         baseline=comparison.baseline,
         notes=comparison.notes,
         results=results_grid(scores),
         overall=_differences_in(comparison, "all"),
         domains=by_domain,
         changes=_changes_grid(comparison),
-        quality=grid(quality, fine=("quality",)) if len(quality) else None,
+        quality=grid_html(quality, fine=("quality",)) if len(quality) else None,
         protocols=[
             (side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides
         ],
@@ -636,7 +662,7 @@ def _changes_grid(comparison: Comparison) -> dict[str, list] | None:
     for example_id in changes["example_id"]:
         text = examples[example_id].question if example_id in examples else ""
         questions.append(" ".join(printable(text).split())[:90])
-    return grid(changes.assign(question=questions).rename(columns={"example_id": "example"}))
+    return grid_html(changes.assign(question=questions).rename(columns={"example_id": "example"}))
 
 
 def _differences_in(comparison: Comparison, domain: str) -> dict[str, list]:

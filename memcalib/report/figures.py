@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['WIDTH', 'INK', 'GRID', 'SOFT', 'PAPER', 'OVER_COLOUR', 'UNDER_COLOUR', 'RIGHT_COLOUR', 'METHOD_STYLES', 'NARROWEST',
            'ROOTS', 'SEVERITIES', 'CURVES', 'FEW_POINTS', 'SHARES', 'RATES', 'FEW_QUESTIONS', 'ROLE_COLOURS',
-           'LINE_HEIGHT', 'PlotStyle', 'method_styles', 'plain_label', 'plot_style', 'wide_enough', 'steps_axis',
-           'share_axis', 'panels', 'rows_of_panels', 'hide_unused', 'share_legend', 'plane_figure', 'inset_square',
-           'channel_figure', 'constant', 'say_constant', 'curves_figure', 'rates_figure', 'breakdown_figure',
-           'differences_figure', 'dots_figure', 'case_figure', 'save_figure', 'write_figures', 'inline_figures',
-           'inline_svg']
+           'LINE_HEIGHT', 'PLOTS', 'PlotStyle', 'method_styles', 'plain_label', 'plot_style', 'wide_enough',
+           'steps_axis', 'share_axis', 'panels', 'rows_of_panels', 'hide_unused', 'share_legend', 'plane_figure',
+           'inset_square', 'channel_figure', 'constant', 'say_constant', 'curves_figure', 'rates_figure',
+           'breakdown_figure', 'differences_figure', 'dots_figure', 'case_figure', 'plot', 'save_figure',
+           'write_figures', 'inline_figures', 'inline_svg']
 
 # %% ../../nbs/report/03_figures.ipynb #c20ba94a
 import math
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..evaluation.breakdown import CHANNEL_NAMES, channel_counts, channel_proportions
-from ..io.records import naming_file
-from ..metrics import metric_named, metrics_among
-from ..problem import Level
+from ..io.records import folder_of_run, replacing
+from ..metrics import controls, load_judgments, metric_named, metrics_among, score
+from ..problem import Judgment, Level
 
 # %% ../../nbs/report/03_figures.ipynb #cc6a689c
 if TYPE_CHECKING:
@@ -1209,6 +1209,44 @@ def case_figure(
         bars.grid(axis="y", visible=False)
         return figure
 
+# %% ../../nbs/report/03_figures.ipynb #e9a1b702
+PLOTS = ("plane", "channels")
+
+
+def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "Figure":
+    """Draw a figure of the report from judgments, or from a file of them.
+
+    `kind` is "plane" (over-use against under-use of each model, with the three controls) or
+    "channels" (for each model a table of ideal against actual levels). Returns a matplotlib
+    `Figure`, which a notebook shows and `figure.savefig(path)` writes. Raises `ValueError` for
+    another kind, and what `score` raises.
+    """
+    if kind not in PLOTS:
+        raise ValueError(f"kind: found {kind!r}; allowed: {', '.join(PLOTS)}")
+    if isinstance(judgments, str | Path):
+        judgments = load_judgments(judgments)
+    rows = list(judgments)
+    if kind == "plane":
+        table = score(rows)
+        names = [
+            _source_name(*source) for source in zip(table["model"], table["condition"], strict=True)
+        ]
+        return plane_figure(table.assign(model=names), None, None, controls(rows))
+    groups: dict[str, list[Judgment]] = {}
+    for judgment in rows:
+        if judgment.scored:
+            name = _source_name(judgment.model, judgment.condition)
+            groups.setdefault(name, []).append(judgment)
+    if not groups:
+        raise ValueError(f"none of {len(rows)} responses is scored: there is nothing to draw")
+    return channel_figure(groups)
+
+
+def _source_name(model: str, condition: str) -> str:
+    """The model, with its condition where that is not the whole memory."""
+    name = model or "answers"
+    return name if condition == "full_memory" else f"{name}, {condition.replace('_', ' ')}"
+
 # %% ../../nbs/report/03_figures.ipynb #2a7e49cf
 _HARMLESS_WARNINGS = (
     r"Glyph .* missing from|Matplotlib currently does not support|constrained_layout not applied"
@@ -1226,18 +1264,19 @@ def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
         warnings.filterwarnings("ignore", _HARMLESS_WARNINGS)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        with naming_file(svg):
-            figure.savefig(svg, metadata={"Date": None, "Creator": None}, **look)
-        with naming_file(png):
-            figure.savefig(png, metadata={"Software": None}, dpi=160, **look)
+        with replacing(svg) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, **look)
+        with replacing(png) as file:
+            figure.savefig(file, format="png", metadata={"Software": None}, dpi=160, **look)
     return [svg, png]
 
 
 def write_figures(folder: str | Path, figures: Mapping[str, "Figure"]) -> list[Path]:
     """Write each figure as SVG and PNG under `folder`, with reproducible bytes."""
+    folder = folder_of_run(folder)
     files = []
     for name, figure in figures.items():
-        files += save_figure(figure, Path(folder) / name)
+        files += save_figure(figure, folder / name)
     return files
 
 

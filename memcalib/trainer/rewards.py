@@ -44,7 +44,9 @@ from memcalib.problem import (
     Judgment,
     check_judgment,
     judge_all,
+    judge_name_of,
     judgment_for,
+    judgment_of,
     neutralise,
     render,
 )
@@ -185,7 +187,8 @@ class FunctionRetries:
         attempt = 1
         while True:
             try:
-                return check_judgment(example, judge(example, response))
+                verdict = judge(example, response)
+                return check_judgment(example, judgment_of(example, verdict, judge_name_of(judge)))
             except Exception as error:
                 if not _is_passing(error):
                     raise

@@ -17,13 +17,22 @@ from typing import Annotated, Any, Literal
 import pydantic
 from ...channels import channel_rewards, judgment_tensors
 from ...settings.judges import JudgeSetting, judge_object
-from ...credit.contract import BatchCredit, JudgedAnswer, Scorer
+from ...credit.contract import BatchCredit, JudgedAnswer, RequestScorer
 from ...inference.cache import CallCache
 from ...inference.endpoint import CallError, Endpoint
 from ...io.settings import FrozenSettings
 from ...judge import JudgeConfig, LLMJudge
 from ...metrics import summary
-from ...problem import CHANNELS, Example, JudgeLike, Judgment, check_judgment, judgment_for
+from memcalib.problem import (
+    CHANNELS,
+    Example,
+    JudgeLike,
+    Judgment,
+    check_judgment,
+    judge_name_of,
+    judgment_for,
+    judgment_of,
+)
 from ...rules.base import CreditConfig
 
 # %% ../../../nbs/products/integrations/01_judging.ipynb #188069b7
@@ -64,7 +73,7 @@ class EngineSettings(FrozenSettings):
     group_size: Annotated[int, pydantic.Field(ge=1)] | None = None
 
     def batch_credit(
-        self, tokenizer: Any, scorer: Scorer | None = None, **options: Any
+        self, tokenizer: Any, scorer: RequestScorer | None = None, **options: Any
     ) -> BatchCredit:
         """Credit for this engine's batches, by the contract; `options` go to `BatchCredit`."""
         options.setdefault("group_size", self.group_size)
@@ -153,8 +162,10 @@ class AnswerJudge:
         if ask is not None:
             return await ask(example, text)
         if inspect.iscoroutinefunction(self.judge):
-            return await self.judge(example, text)
-        return await asyncio.to_thread(self.judge, example, text)
+            verdict = await self.judge(example, text)
+        else:
+            verdict = await asyncio.to_thread(self.judge, example, text)
+        return judgment_of(example, verdict, judge_name_of(self.judge))
 
 # %% ../../../nbs/products/integrations/01_judging.ipynb #f23d4061
 def reward_numbers(judgment: Judgment, merge_over_use: bool = False) -> dict[str, float]:

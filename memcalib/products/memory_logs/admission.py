@@ -60,7 +60,8 @@ def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
             "nothing",
             (
                 "rows whose users agreed; an agreement that covers the others is named in "
-                "`consent` (evaluate: --consent NAME; build: --set memory.consent=NAME)"
+                "`consent` (memcalib evaluate --log: --consent NAME; memcalib build: --set "
+                'memory.consent=NAME; Python: log={"consent": NAME})'
             ),
         )
     best_memories = row.memories[: config.memories]

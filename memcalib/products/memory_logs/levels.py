@@ -12,13 +12,12 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..shared.questionnaire import Answer, Questionnaire
@@ -37,6 +36,7 @@ from memcalib.inference.client import (
 )
 from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
+from ...io.jsonl import rows_so_far
 from ...io.records import Record, display_text, read_jsonl, write_jsonl, write_whole
 from ...io.runs import file_hash, private_folder
 from ...io.settings import package_data
@@ -338,7 +338,7 @@ class LevelsFile:
         self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
         settled = self.folder / "settled.jsonl"
         self.settled: dict[str, SettledLevel] = {}
-        decisions = latest(read_jsonl(settled, SettledLevel)) if settled.is_file() else ()
+        decisions = latest(rows_so_far(settled, SettledLevel)) if settled.is_file() else ()
         for row in decisions:
             proposal = self.proposals.get(row.item)
             if proposal and proposal.answer_hash == row.answer_hash:
