@@ -602,10 +602,14 @@ class Rollout(Record):
 
     @property
     def withheld(self) -> bool:
-        """True when there is no text because a content filter or a tool call stands in its place:
-        that is not a silent answer.
+        """True when there is no text because something stands in its place, which is not a silent
+        answer: a content filter, a tool call, or reasoning that a server sent instead.
         """
-        return self.finish_reason in ("content_filter", "tool_calls") and not self.response.strip()
+        if self.response.strip():
+            return False
+        if self.finish_reason == "stop":
+            return bool(self.usage.get("reasoning_characters"))
+        return self.finish_reason in ("content_filter", "tool_calls")
 
     @property
     def key(self) -> tuple:

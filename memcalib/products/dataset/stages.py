@@ -31,6 +31,7 @@ from memcalib.inference.client import (
     escaped,
     json_format,
     read_form,
+    withheld_text,
     to_data,
 )
 from ...io.jsonl import Journal
@@ -401,6 +402,9 @@ async def _settled_reply(
         )
         _count_call(spent, answer)
         form, complaints = read_form(answer.text, stage.reply, answer.finish_reason)
+        withheld = withheld_text(answer.usage)
+        if withheld:
+            return None, [Fault("", INVALID, withheld)]  # a repair would go the same way
         unreadable = [Fault(item_id, INVALID, complaint) for item_id, complaint in complaints]
         if form is not None:
             if not _needs_whole_reply(stage, reply, faults):

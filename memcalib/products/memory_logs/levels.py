@@ -32,6 +32,7 @@ from memcalib.inference.client import (
     strict_json,
     to_data,
     unwrapped,
+    withheld_text,
 )
 from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
@@ -216,12 +217,10 @@ def propose_levels(
                 temperature=0.0,
                 max_tokens=16384,
             )
-            reading = level_reading(reply.text, examples[number], reply.finish_reason)
-            thought = reply.usage.get("reasoning_characters")
-            if thought and not reply.text.strip():
-                fault = f"the server sent {thought:,.0f} characters as reasoning and no answer"
-                return LevelReading({}, fault)
-            return reading
+            withheld = withheld_text(reply.usage)
+            if withheld:
+                return LevelReading({}, withheld)
+            return level_reading(reply.text, examples[number], reply.finish_reason)
 
         calls = list(product(range(len(examples)), (False, True)))
         async with client, aclosing(run_many(calls, ask, endpoint.concurrency)) as finished:
