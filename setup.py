@@ -18,6 +18,7 @@ SHIPPED_KINDS = [
     "md",
     "safetensors",
     "sh",
+    "smk",
     "yaml",
 ]  # of files beside the code
 config = ConfigParser(delimiters=["="])
@@ -26,7 +27,7 @@ with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
 cfg = config["DEFAULT"]
 extras = {
     name: cfg[f"{name}_requirements"].split()
-    for name in ("data", "train", "build", "notebook", "inspect", "vllm", "spacy")
+    for name in ("data", "train", "build", "notebook", "plan", "inspect", "vllm", "spacy")
 }
 extras["dev"] = [
     *cfg["dev_requirements"].split(),

@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from practice_builds import alteration_table, exact_build, stage_table
 
-from memcalib.products.micro.practice.source import source_rows
+from memcalib.products.micro.practice.source import micro_source_rows
 
 
 def main() -> None:
     """Print both tables; exit with an error when a sound reply was objected to."""
     pd.set_option("display.width", 200, "display.max_rows", None)
-    entering = exact_build(source_rows(150, rates={})).entering
+    entering = exact_build(micro_source_rows(150, rates={})).entering
     table = stage_table(entering)
     print(table.round(0), end="\n\n")
     print("Facts said otherwise, seen %", alteration_table(entering).round(0), sep="\n")

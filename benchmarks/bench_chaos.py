@@ -44,8 +44,8 @@ STARTED: list[subprocess.Popen] = []
 
 def client(plan: dict) -> dict:
     """Generate and judge into a folder; what it cost this process, and how many calls it made."""
-    import aiohttp  # these are loaded before the clock starts
-    import openai.resources.chat
+    import aiohttp  # noqa: F401 (these are loaded before the clock starts)
+    import openai.resources.chat  # noqa: F401
 
     from memcalib.inference.client import Endpoint
     from memcalib.problem import load_examples

@@ -19,7 +19,7 @@ from itertools import chain
 
 import torch
 
-from memcalib.inference.sampling import evaluate
+from memcalib.inference.sampling import answer_and_judge
 from memcalib.localization import ablation_pairs
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.logprobs import Job, Scorer, score_plain
@@ -38,7 +38,7 @@ def workload(prompts: int = 16, answers: int = 8):
     pool = make_examples("short", prompts, 0, "rl")
     options = dict(text="concat", prompt_template="micro", max_tokens=192)
     examples = list(chain.from_iterable([example] * answers for example in pool))
-    rollouts, judgments = evaluate(
+    rollouts, judgments = answer_and_judge(
         model, tokenizer, pool, exact_judge, seed=0, samples=answers, **options
     )
     ids = [rollout.token_ids for rollout in rollouts]

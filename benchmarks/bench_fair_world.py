@@ -24,7 +24,8 @@ from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.reproduction.rule_grid import load_plan
 from memcalib.products.reproduction.rule_runs import GridRun, train_one
-from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
+from memcalib.trainer.traces import TraceWriter, sample_credit
+from memcalib.trainer.trace_files import read_traces
 from memcalib.trainer.train_config import world_config
 
 BATCH = 16  # questions

@@ -36,7 +36,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOTrainer
 
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.trainer.forecast import GIB, Plan, estimate_memory, model_shape
+from memcalib.trainer.forecast import GIB, TrainingPlan, estimate_memory, model_shape
 from memcalib.trainer.recipe import read_config
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.inference.sampling import sample_tokens
@@ -327,7 +327,7 @@ def main() -> None:
             f"{name:24}"
             + "".join(f"{medians[c]:22.3f}" if c in medians else f"{'-':>22}" for c in columns)
         )
-    plan = Plan(
+    plan = TrainingPlan(
         rows=prompts * generations // config.minibatches // config.accumulate,
         prompt=round(statistics.mean(lengths)),
         answer=tokens,

@@ -20,7 +20,8 @@ from memcalib.products.micro.world import make_examples
 from memcalib.products.micro.policy import build_tokenizer
 from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
 from memcalib.credit.sentences import decode_rows
-from memcalib.trainer.traces import TraceWriter, read_traces, trace_row
+from memcalib.trainer.traces import TraceWriter, trace_row
+from memcalib.trainer.trace_files import read_traces
 
 
 def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewards, Credit, Pairs]:

@@ -24,7 +24,7 @@ from memcalib.products.shared.grounding import (
     coverage,
     find_exact,
     find_leak,
-    first_person,
+    first_person_word,
     sentences,
     source_faults,
     too_close,
@@ -264,7 +264,7 @@ def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[TextFault]:
     ungrounded = _ungrounded(draft, atom)
     if ungrounded:
         yield TextFault("grounding", "; ".join(ungrounded))
-    word = first_person(atom.text)
+    word = first_person_word(atom.text)
     if word:
         yield TextFault("first person", f"found {word!r}, allowed is a sentence about the user")
     allowed = ("ignore",) if atom.level == "A" else ("apply", "correct")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Signals', 'ORDERED_SIGNALS', 'supported', 'suppressed', 'with_under_use', 'localization_signal', 'clip_signal',
            'localization_weights', 'sentence_means', 'sentence_weights', 'Signal', 'weigh', 'ablation_pairs',
-           'Thresholds', 'carrying_tokens', 'localization_precision']
+           'Thresholds', 'carrying_tokens']
 
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -385,22 +385,3 @@ def carrying_tokens(
         if role in roles:
             carries |= (sentence.start < ends) & (ends <= sentence.end)
     return carries
-
-# %% ../nbs/05_localization.ipynb #05102819
-def localization_precision(
-    q: Float[Tensor, "pair token"],
-    carries: Bool[Tensor, "pair token"],
-    mask: Bool[Tensor, "pair token"],
-) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
-    """Share of q on the carrying tokens, and the share a uniform q would have; NaN
-    where either is undefined."""
-    carries = carries & mask
-    weights = q.double().masked_fill(~mask, 0)
-    total = weights.sum(1)
-    on_carrying = (weights * carries).sum(1)
-    uniform = carries.sum(1) / mask.sum(1)
-    defined = (total > 0) & carries.any(1)
-    share = on_carrying / torch.where(defined, total, 1)
-    share = torch.where(defined, share, torch.nan)
-    uniform = torch.where(defined, uniform.double(), torch.nan)
-    return share, uniform

@@ -28,7 +28,6 @@ from numpy.typing import ArrayLike
 from memcalib.scoring.target_labels import (
     LEAST_QUESTIONS,
     AnswerAtoms,
-    AnswerKey,
     TargetLabel,
     TargetLabels,
     load_target_labels,
@@ -37,7 +36,7 @@ from memcalib.scoring.target_labels import (
 )
 from .io.jsonl import rows_so_far
 from .io.parts import add_part, find_part, part_names
-from .problem import CHANNELS, Example, Judgment, Level, level_faults
+from .problem import CHANNELS, AnswerKey, Example, Judgment, Level, level_faults
 from .io.records import DataError, Violation, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'SUPPORT', 'UNDER', 'Domain', 'TurnRole', 'TURN_ROLES', 'COLOURS', 'SHIPPED',
-           'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'CONDITIONS', 'Stance',
-           'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn', 'Example',
-           'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
+           'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'AnswerKey', 'CONDITIONS',
+           'Stance', 'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text', 'Turn',
+           'Example', 'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source', 'source_rows',
            'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of', 'remove_atoms',
            'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'judgment_of',
            'judge_name_of', 'check_judgment', 'level_faults', 'judge_all', 'judgment_for', 'parsed_time',
@@ -338,7 +338,7 @@ _CARD_STYLE = (
 
 def card_html(example: Example) -> str:
     """The example as an HTML card: query, blocks, atoms coloured by ideal level;
-    all text is escaped.
+    all text is escaped. Rubrics, of which the paper's example box shows some fields, are left out.
     """
     domain = html.escape(example.domain)
     example_id = html.escape(example.id)
@@ -578,6 +578,9 @@ def rebuilt_blocks(
     return rebuilt
 
 # %% ../nbs/00_problem.ipynb #d297c57c
+AnswerKey = tuple[str, str, str, int, int]  # example, model, condition, seed, sample
+
+
 class Rollout(Record):
     """One generated answer; `key` names the request that made it.
 

@@ -40,15 +40,6 @@ from memcalib.construction import (
     check_derivation,
     check_screening,
 )
-from memcalib.products.shared.grounding import (
-    content_words,
-    coverage,
-    find_exact,
-    find_leak,
-    first_person,
-    foreign_numbers,
-    too_close,
-)
 from memcalib.products.dataset.stages import Draft, Drop, Passage
 from memcalib.inference.client import Client, run_async
 from memcalib.problem import Level

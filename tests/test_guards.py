@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import venv
 from configparser import ConfigParser, SectionProxy
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -189,6 +189,19 @@ def test_each_chapter_has_one_module():
 def test_no_two_pages_of_a_folder_have_the_same_number():
     numbers = Counter((page.parent, page.name.partition("_")[0]) for page in CHAPTERS)
     assert [number for number, count in numbers.items() if count > 1] == []
+
+
+def test_numbers_of_pages_follow_the_reading_order():
+    numbers = defaultdict(list)
+    for page in PAGES:
+        folder, _, name = page.rpartition("/")
+        numbers[folder].append(int(name.partition("_")[0]))
+    wrong = {
+        folder: found
+        for folder, found in numbers.items()
+        if found != list(range(found[0], found[0] + len(found)))
+    }
+    assert wrong == {}
 
 
 def test_exported_code_imports_what_stands_before_it():
@@ -382,7 +395,9 @@ def test_a_wheel_made_from_the_source_distribution_works(wheel, tmp_path):
         for path in LIB.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    package_files |= {Path("reproduction", "experiments", path.name) for path in EXPERIMENTS}
+    package_files |= {
+        Path("products", "reproduction", "experiments", path.name) for path in EXPERIMENTS
+    }
     installed_files = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
     assert {
         path for path in installed_files if "__pycache__" not in path.parts

@@ -2,7 +2,6 @@
 and bad input.
 """
 
-import math
 import subprocess
 import sys
 
@@ -20,7 +19,6 @@ from memcalib.localization import (
     ablation_pairs,
     carrying_tokens,
     clip_signal,
-    localization_precision,
     localization_signal,
     localization_weights,
     with_under_use,
@@ -204,15 +202,6 @@ def test_pairs_leave_out_unscored_closed_and_uniform_channels():
     }
     with pytest.raises(ValueError, match="shorter|longer|argument"):
         ablation_pairs([example], [good, good], encode)
-
-
-def test_precision_counts_only_what_is_defined():
-    q = torch.tensor([[1.0, 3, 0, 9], [0, 0, 0, 0], [1, 1, 1, 1]])
-    carries = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]).bool()
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
-    share, uniform = localization_precision(q, carries, mask)
-    assert share[0] == 0.75 and uniform[0] == pytest.approx(2 / 3)
-    assert math.isnan(share[1]) and math.isnan(share[2]) and math.isnan(uniform[2])
 
 
 def test_tokens_belong_to_the_sentence_in_which_they_end():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from strategies import judgment_lists, levels, make
+from strategies import judgment_lists, make
 import memcalib
 from memcalib import metrics
 from memcalib.evaluation.breakdown import by_source, score_text

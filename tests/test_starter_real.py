@@ -86,7 +86,8 @@ def test_a_level_on_which_both_agree_is_the_label_and_any_other_is_disputed(fold
         (0, "real_003_2", {"levels": {CAR: "C", RAIN: "B"}, "quotes": {CAR: ["the bus"]}}),
     ]
     files = readings(path, answers, *changes)
-    done = {a.answer_id: a for a in x.labelled(answers, EXAMPLES, path / "key.json", files)}
+    labelled, read = x.labelled(answers, EXAMPLES, path / "key.json", files)
+    done = {answer.answer_id: answer for answer in labelled}
     labels = {name: {la.atom_id: la for la in a.labels} for name, a in done.items()}
     assert labels["real_001_2"][CAR].disputed and labels["real_001_2"][CAR].actual == Level.BOUND
     assert labels["real_002_2"][CAR].disputed and labels["real_002_2"][CAR].actual == Level.IGNORE
@@ -96,6 +97,11 @@ def test_a_level_on_which_both_agree_is_the_label_and_any_other_is_disputed(fold
     assert sum(la.disputed for by_atom in labels.values() for la in by_atom.values()) == 3
     for answer in done.values():
         assert not check_real_answer(answer, EXAMPLES[answer.example_id])
+    table = x.agreement_table(labelled, read).set_index("atoms")
+    assert table.loc["all", "number"] == 16 and table.loc["all", "CB"] == 1
+    assert table.loc["all", "alike, %"] == round(100 * 13 / 16, 1)
+    assert table.loc["tested, not in the memory", ["AA", "AC"]].tolist() == [3, 1]
+    assert table.loc["used by a reader", "number"] == 6
 
 
 def test_a_use_without_words_of_the_answer_and_an_answer_read_once_are_refused(folder):

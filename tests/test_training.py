@@ -928,7 +928,7 @@ def test_mean_preservation_over_a_run(tmp_path):
 
 
 def test_traces_are_written_when_asked(tmp_path):
-    from memcalib.trainer.traces import read_traces
+    from memcalib.trainer.trace_files import read_traces
 
     trainer, _ = run(tmp_path, steps=2, trace_every=2, threshold_minimum=1)
     assert trainer.thresholds_before.tolist() != trainer.thresholds.value.tolist(), (

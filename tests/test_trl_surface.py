@@ -23,7 +23,12 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import _ForwardRedirection, unwrap_model_for_generation
-from trl.trainer.utils import RepeatSampler, create_model_from_path, use_adapter
+from trl.trainer.utils import (
+    RepeatSampler,
+    add_fused_lm_head,
+    create_model_from_path,
+    use_adapter,
+)
 
 from memcalib.products.micro.policy import build_policy
 from memcalib.trainer import sft as sft_page
@@ -125,6 +130,12 @@ OVERRIDDEN = {
         Member(GRPOTrainer, "_get_per_token_logps_and_entropies", LOGPS, "OpsdGKD"),
     ],
     sft_page._Trainer: [
+        Member(
+            SFTTrainer,
+            "compute_loss",
+            "self model inputs return_outputs num_items_in_batch",
+            "memcalib.trainer.sft: log-probabilities of answers alone without Triton",
+        ),
         Member(SFTTrainer, "save_model", "self output_dir _internal_call", "memcalib.trainer.sft"),
     ],
 }
@@ -240,6 +251,14 @@ ORDER = {
             "self.callback_handler.on_optimizer_step",
             "self.callback_handler.on_step_end",
             "self._maybe_log_save_evaluate(",
+        ],
+    ),
+    "the output head scores labelled positions alone where Triton is said to run": (
+        add_fused_lm_head,
+        [
+            "compact = _use_triton(hidden_states.device)",
+            "hidden_states[mask] if compact else",
+            "labels[mask] if compact else",
         ],
     ),
     "a checkpoint saves the model by save_model": (

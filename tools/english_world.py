@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 
 from memcalib.inference.local import check_hashes, load_tokenizer
-from memcalib.inference.sampling import evaluate
+from memcalib.inference.sampling import answer_and_judge
 from memcalib.metrics import summary
 from memcalib.problem import Example, Judgment, Level, Rollout, encode_prompt, render
 from memcalib.products.micro.english import ENGLISH, english_judge, sentence_roles
@@ -72,7 +72,7 @@ def sampled(
     """Answers at temperature 1 to each example, judged."""
     half = torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext()
     with half:
-        return evaluate(
+        return answer_and_judge(
             model,
             tokenizer,
             examples,

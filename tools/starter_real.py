@@ -12,7 +12,9 @@ answers of every run and record.
 A reading has a line for each item: {item, levels: {atom: B or C}, quotes: {atom: [words of the
 answer]}, unsure, note}. `assemble` takes two readings of every answer: a level on which both agree
 is the label, any other one is disputed. An atom that was removed before the answer was written is
-at Ignore, and disputed where a reader found it. `--write` writes real.jsonl into the starter set.
+at Ignore, and disputed where a reader found it. It prints how far the two readings agree, over all
+labels, disputed ones included. `--write` writes real.jsonl into the starter set, and the agreement
+into reading.json, for the card.
 """
 
 import argparse
@@ -22,6 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from memcalib.evaluation.agreement import confusion, kappa
 from memcalib.io.records import DataError, Violation, iter_rows, read_jsonl, write_jsonl
 from memcalib.problem import Example, Level, load_examples, text_hash
 from memcalib.products.exam.exam import KnownAnswer, KnownLabel
@@ -33,7 +38,7 @@ from memcalib.products.exam.real_answers import (
     plan_real_answers,
     real_prompts,
 )
-from tools.starter_readings import AnswerReading, read_answers
+from tools.starter_readings import AnswerReading, ReadAnswers, add_to_reading, read_answers
 
 FOLDER = Path(__file__).resolve().parents[1] / "memcalib" / "data" / "starter"
 
@@ -160,13 +165,54 @@ def label_of(
     )
 
 
+def agreement_table(answers: Sequence[RealAnswer], read: ReadAnswers) -> pd.DataFrame:
+    """How far the two readings of each answer agree: a row for all atoms, for those that a reader
+    calls used, and for the tested atom with and without it in the memory.
+
+    `alike` is the percent of atoms with one level in both readings, `kappa` linear; the rest counts
+    atoms by what the first and the second reading say.
+    """
+    rows = []
+    for answer in answers:
+        first, second = read.of(answer.answer_id)
+        for label in answer.labels:
+            is_tested = label.atom_id == answer.tested
+            group = "tested, not in the memory" if answer.removed else "tested, in the memory"
+            rows.append(
+                {
+                    "group": group if is_tested else "other",
+                    "first": int(first.level(label.atom_id)),
+                    "second": int(second.level(label.atom_id)),
+                }
+            )
+    atoms = pd.DataFrame(rows)
+    groups = {"all": atoms, "used by a reader": atoms[(atoms["first"] + atoms["second"]) > 0]}
+    for name in ("tested, in the memory", "tested, not in the memory"):
+        groups[name] = atoms[atoms["group"] == name]
+    table = []
+    for name, group in groups.items():
+        alike = group["first"] == group["second"]
+        counts = confusion(group["first"].to_numpy(), group["second"].to_numpy())
+        line: dict[str, Any] = {"atoms": name, "number": len(group)}
+        line["alike, %"] = round(100 * float(alike.mean()), 1)
+        if name == "all":
+            line["linear kappa"] = round(float(kappa(counts, linear=True)), 3)
+        else:
+            line["linear kappa"] = ""
+        for one in Level:
+            for two in Level:
+                line[f"{one.wire}{two.wire}"] = int(counts[one, two])
+        table.append(line)
+    return pd.DataFrame(table)
+
+
 def labelled(
     answers: Sequence[RealAnswer],
     examples: dict[str, Example],
     key_file: Path,
     reading_files: Sequence[Path],
-) -> list[RealAnswer]:
-    """The answers with the labels of their two readings.
+) -> tuple[list[RealAnswer], ReadAnswers]:
+    """The answers with the labels of their two readings, and the readings.
 
     Raises `SystemExit` naming each answer that was not read twice, and each atom above Ignore of
     which no reader quoted words that stand in the answer.
@@ -199,7 +245,7 @@ def labelled(
         done.append(answer.model_copy(update={"labels": labels}))
     if faults:
         raise SystemExit("\n".join(faults))
-    return done
+    return done, read
 
 
 def main() -> None:
@@ -227,7 +273,7 @@ def main() -> None:
         write_sheets(arguments.path, answers, examples, arguments.seed)
         return
     try:
-        done = labelled(answers, examples, arguments.path / "key.json", arguments.readings)
+        done, read = labelled(answers, examples, arguments.path / "key.json", arguments.readings)
     except DataError as error:
         raise SystemExit("\n".join(str(violation) for violation in error.violations)) from None
     faults: list[Violation] = []
@@ -238,8 +284,14 @@ def main() -> None:
     table = certificates(done, examples.values())
     print(table.drop(columns="atom").to_string(index=False))
     print(f"{len(done)} answers; {table['decides'].sum()} of {len(table)} records decide")
+    agreement = agreement_table(done, read)
+    print(f"\nhow far the two readings agree\n{agreement.to_string(index=False)}")
+    disputed = sum(label.disputed for answer in done for label in answer.labels)
+    print(f"\n{disputed} of {agreement['number'].iloc[0]} labels are disputed")
     if arguments.write:
         write_jsonl(FOLDER / "real.jsonl", done)
+        line = f"{disputed} of {agreement['number'].iloc[0]:,} labels are disputed"
+        add_to_reading("the two readings of the real answers", {"agreement": agreement}, [line])
 
 
 if __name__ == "__main__":

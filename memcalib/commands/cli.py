@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['VERB_GROUPS', 'RENAMED', 'app', 'WRONG_CALL', 'RESUMED', 'KEPT_ROWS', 'NOTHING_KEPT', 'SET_UP', 'Set', 'DryRun',
-           'AllowHost', 'ResumeAnyway', 'RetryUnscored', 'Config', 'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv',
-           'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES',
-           'LogMap', 'LogStore', 'LogConsent', 'LogLevels', 'Yes', 'Profile', 'cache_verbs', 'Verbs', 'WrongCall',
-           'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of',
-           'command_line', 'validate', 'lint', 'split', 'part_sizes', 'show', 'forecast_text', 'log_options',
-           'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'spot_check', 'generate', 'judge', 'report', 'compare',
-           'metric_limits', 'gate', 'memories', 'numbers_of', 'known_words', 'words_of', 'sweep',
-           'rows_of_another_kind', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train',
-           'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'practice']
+           'AllowHost', 'Yes', 'FilledBy', 'DrawSeed', 'EvaluatedRun', 'ResumeAnyway', 'RetryUnscored', 'Config',
+           'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache',
+           'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'LogLevels',
+           'Profile', 'cache_verbs', 'Verbs', 'WrongCall', 'stop', 'main', 'setting_places', 'SettingsCommand',
+           'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'split', 'part_sizes',
+           'show', 'forecast_text', 'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'spot_check',
+           'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'numbers_of', 'known_words',
+           'words_of', 'sweep', 'rows_of_another_kind', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats',
+           'clear', 'practice']
 
 # %% ../../nbs/commands/09_cli.ipynb #27e2a824
 import os
@@ -20,11 +21,10 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 
@@ -385,6 +385,10 @@ AllowHost = Annotated[
         help="A host that may get the key which a settings file names for it.",
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
+FilledBy = Annotated[str, typer.Option(help="Who filled in the sheet.")]
+DrawSeed = Annotated[int, typer.Option(help="Seed of the draw.")]
+EvaluatedRun = Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]
 ResumeAnyway = Annotated[
     bool,
     typer.Option(
@@ -704,7 +708,7 @@ def split(
             "[cold_start=4000 rl=8000 validation=1500]."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     hub_split: Annotated[
         str, typer.Option("--from", help="Which split of a data set is read.")
     ] = "train",
@@ -718,9 +722,12 @@ def split(
 
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
+    from memcalib.io.runs import of_private_run, private_folder
     from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
 
     sizes = part_sizes(size) if size else PUBLISHED_TRAIN_SIZES
+    if of_private_run(data):
+        private_folder(out, ours=(out / "splits.json").is_file())
     table = split_file(data, out, sizes, seed, hub_split)
     print(table.to_string(index=False))
     counts = table.set_index("split")["examples"]
@@ -834,7 +841,6 @@ LogLevels = Annotated[
         "one of `memcalib levels --candidates`."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
 
 
 def log_options(
@@ -939,7 +945,7 @@ def levels(
     sheet: Annotated[
         Path | None, typer.Option(help="Read the decisions from a filled sheet.")
     ] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
     yes: Yes = False,
     cache: Cache = None,
     no_cache: NoCache = False,
@@ -1213,7 +1219,7 @@ def exam(
 # %% ../../nbs/commands/09_cli.ipynb #9d2058b8
 @app.command(cls=_command_with("memcalib.commands.label:SecondReading"))
 def spot_check(
-    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    run: EvaluatedRun,
     out: Annotated[Path, typer.Option(help="File of labels.")] = Path("labels.jsonl"),
     answers: Annotated[
         int | None, typer.Option(help="Draw this many answers at random, to be labelled.")
@@ -1225,7 +1231,7 @@ def spot_check(
             "of ideal and judged level, to audit the judge (the paper draws 150)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     model: Annotated[
         str | None, typer.Option(help="Whose answers, where the run has several models.")
     ] = None,
@@ -1233,7 +1239,7 @@ def spot_check(
         str | None, typer.Option(help="Which treatment of memory, where the run has several.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Read the levels from a filled sheet.")] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
     judge: JudgeModel = None,
     judge_url: JudgeUrl = None,
     judge_key_env: KeyEnv = None,
@@ -1256,8 +1262,6 @@ def spot_check(
         SecondReading,
         answers_of_run,
         audit_from_sheet,
-        audit_text,
-        budget_text,
         draw_audit,
         draw_labels,
         fill_from_judge,
@@ -1265,8 +1269,10 @@ def spot_check(
         is_audit,
         labels_text,
         run_budget,
+        second_reading_text,
         unfinished_line,
     )
+    from memcalib.products.exam.label_budget import budget_text
     from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
 
@@ -1280,7 +1286,7 @@ def spot_check(
                 f"{seed}; the sheet to fill in: {sheet_to_fill}"
             )
         elif sheet is not None and out.is_file() and is_audit(out):
-            print(audit_text(audit_from_sheet(run, out, sheet, labeller)))
+            print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
         elif answers is not None:
             unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
             carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
@@ -1411,7 +1417,7 @@ def judge(
 # %% ../../nbs/commands/09_cli.ipynb #4848c507
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    folder: EvaluatedRun,
     hub_results: Annotated[
         Path | None,
         typer.Option(
@@ -1643,7 +1649,7 @@ def gate(
 # %% ../../nbs/commands/09_cli.ipynb #cbd1c6e3
 @app.command()
 def memories(
-    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    run: EvaluatedRun,
     out: Annotated[
         Path | None, typer.Option(help="Folder for memories.html and tables [the run folder].")
     ] = None,
@@ -1951,7 +1957,11 @@ def demonstrations(
     https://api.example.com/v1 --evaluator qwen-plus --evaluator2 deepseek-chat --evaluator2-url
     https://api.deepseek.com/v1 --set evaluator2.key_env=DEEPSEEK_API_KEY
     """
-    from memcalib.commands.demonstrate import DemonstrationRun, forecast, load_plan
+    from memcalib.commands.demonstrate import (
+        DemonstrationRun,
+        demonstration_forecast,
+        load_demonstration_plan,
+    )
     from memcalib.settings.files import given, settings_text
 
     teacher_server = (teacher_url, teacher_key_env)
@@ -1966,11 +1976,11 @@ def demonstrations(
             "--evaluator2", evaluator2, evaluator2_url, evaluator2_key_env, teacher_server
         ),
     }
-    plan = load_plan(given(options), config, set_ or ())
+    plan = load_demonstration_plan(given(options), config, set_ or ())
     run = DemonstrationRun(plan, out, cache_of(cache, no_cache), dry_run, command_line())
     if dry_run:
         print(settings_text(plan))
-    rows = forecast(run.plan, run.examples, out, answer_tokens)
+    rows = demonstration_forecast(run.plan, run.examples, out, answer_tokens)
     print(forecast_text(rows, answer_tokens))
     if not dry_run:
         print(run.finish())
@@ -1994,7 +2004,7 @@ def build(
     reviews: Annotated[
         Path | None, typer.Option(help="Read the filled review sheet (CSV) of the latest batch.")
     ] = None,
-    reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    reviewer: FilledBy = "",
     freeze: Annotated[
         bool,
         typer.Option(
@@ -2024,9 +2034,7 @@ def build(
             "--preview", callback=_look_only, help="Show what would be sent where, and stop."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree to send what the preview shows.")
-    ] = False,
+    yes: Yes = False,
     set_: Set = None,
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
@@ -2050,7 +2058,13 @@ def build(
 
     Example: memcalib build micro --out runs/data --rows 20
     """
-    from memcalib.commands.build import ask_first, finished_text, hub_text, load_build, plan_text
+    from memcalib.commands.build import (
+        ask_first,
+        finished_text,
+        hub_text,
+        load_build,
+        build_plan_text,
+    )
     from memcalib.settings.files import Bar, sending_text
     from memcalib.products.dataset.build_run import MemoryRun, build_run
 
@@ -2093,7 +2107,7 @@ def build(
     elif preview:
         print(run.preview_text())
     elif dry_run:
-        print(plan_text(run))
+        print(build_plan_text(run))
         print(sending_text(plan), end="")
     else:
         if isinstance(run, MemoryRun):
@@ -2179,9 +2193,9 @@ def train(
 
     loaded = load_recipe(recipe, set_ or ())
     if dry_run:
-        from memcalib.trainer.forecast import forecast
+        from memcalib.trainer.forecast import training_forecast
 
-        print(forecast(loaded, method, seed, set_ or ()).text())
+        print(training_forecast(loaded, method, seed, set_ or ()).text())
         print(sending_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)
@@ -2245,14 +2259,14 @@ def roles(
     per_channel: Annotated[
         int, typer.Option(min=1, help="Pairs of an answer and a channel to draw from each channel.")
     ] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     data: Annotated[
         str | None, typer.Option(help="The training's examples [those of its recipe].")
     ] = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Read a filled sheet, and compare it with the credit.")
     ] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
 ) -> None:
     """Check by hand whether a training put its credit on the right sentences.
 
@@ -2301,11 +2315,13 @@ def quickstart(
 
     Example: memcalib quickstart --out runs/quickstart
     """
-    from memcalib.products.reproduction.main_results import load_profile, run_quickstart
-    from memcalib.settings.files import settings_text
+    from memcalib.products.reproduction.engine import plan_text
+    from memcalib.products.reproduction.profiles import load_profile
+    from memcalib.products.reproduction.quickstart import quick_plan, run_quickstart
 
     if dry_run:
-        print(settings_text(load_profile(profile, set_ or ())))
+        loaded = load_profile(profile, set_ or ())
+        print(plan_text(quick_plan(out, loaded).jobs(), [], loaded.processes))
     else:
         run_quickstart(out, profile, from_scratch=from_scratch, settings=set_ or ())
 
@@ -2319,19 +2335,32 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
     set_: Set = None,
     allow_host: AllowHost = None,
+    accept: Annotated[
+        str,
+        typer.Option(
+            help="A reason: results of the same settings that other code made are taken as those "
+            "of this code, and the reason is written into their records."
+        ),
+    ] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Run the paper's experiments again, and write its tables and figures.
 
-    Each experiment is a notebook, executed into OUT/PROFILE/NAME/; an index lists all tables and
-    figures. Work that is done and still valid is not repeated. If the command is stopped, run it
-    again and it continues.
+    A profile says what is run: micro (small worlds, two hours on two cores), small (real weights, some
+    eight hours of one core), registered (one comparison on real weights), paper (three models on nodes
+    of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings, evaluations and
+    notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run shows jobs, hours,
+    calls and cost. Work that is done and still valid is not repeated. If the command is stopped, run
+    it again and it continues. This needs the plan extra: `pip install "memcalib[plan]"`. On a cluster
+    the variable SNAKEMAKE_PROFILE names a profile of Snakemake with an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
     """
     from memcalib.products.reproduction.experiments import reproduce_experiments
 
-    reproduce_experiments(names or [], profile, out, dry_run=dry_run, settings=set_ or ())
+    reproduce_experiments(
+        names or [], profile, out, dry_run=dry_run, accept=accept, settings=set_ or ()
+    )
 
 
 @app.command()
@@ -2345,7 +2374,7 @@ def coldstart(
 
     Example: memcalib coldstart --world short --out policies
     """
-    from memcalib.products.reproduction.main_results import rebuild_policies
+    from memcalib.products.reproduction.quickstart import rebuild_policies
 
     rebuild_policies(out, world)
 
@@ -2392,22 +2421,25 @@ def grid(
 ) -> None:
     """Compare rules of credit by many small trainings: those of the package, or one of your own.
 
-    A plan says which trainings. Those that are done are not repeated. With --rule, and with the plan
+    A plan says which trainings. Those that are done are not repeated. Snakemake starts them, so this
+    needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
     testbed, the command also writes a page with the gain and the cost of each rule, and how well it
     agrees with exact credit.
 
     Example: memcalib grid smoke --dry-run
     """
+    from memcalib.products.reproduction.engine import run_jobs
+    from memcalib.products.reproduction.jobs import Jobs
     from memcalib.products.reproduction.rule_grid import (
         TESTBED,
         grid_counts,
+        grid_jobs,
         load_plan,
         plan_rows,
-        run_plan,
     )
     from memcalib.products.reproduction.rule_report import resampled_differences, write_rule_report
-    from memcalib.settings.files import settings_text
     from memcalib.products.reproduction.rule_runs import stored_rows
+    from memcalib.settings.files import settings_text
 
     rules = rule or []
     plan = plan or (TESTBED if rules else "micro")
@@ -2420,23 +2452,16 @@ def grid(
         faults = ",".join(f"[levels,{rate}]" for rate in noise)
         settings.append(f"stages.noisy judge.faults=[{faults}]")
     grid_plan = load_plan(plan, settings, rules)
+    jobs = Jobs(out, grid_jobs(out, "", grid_plan, stage or ()))
     if dry_run:
         print(settings_text(grid_plan))
     else:
-        run_plan(
-            out,
-            plan,
-            processes=processes,
-            stages=stage or (),
-            settings=settings,
-            rules=rules,
-            tell=lambda line: print(line, flush=True),
-        )
+        run_jobs(jobs, processes=processes, say=lambda line: print(line, flush=True))
     rows = stored_rows(out)
     for name, (runs, done) in grid_counts(grid_plan, rows).items():
         print(f"{name}: {done} of {runs} runs")
     if not dry_run and (is_testbed or rules):
-        rows_of_plan = list(chain.from_iterable(plan_rows(grid_plan, rows).values()))
+        rows_of_plan = plan_rows(grid_plan, rows)
         if resampled_differences(rows_of_plan).empty:
             print("no report yet: it needs test runs of GDPO and another rule under one judge")
         else:

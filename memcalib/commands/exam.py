@@ -308,8 +308,6 @@ class ExamRun:
         """Have every answer read that is not yet, then write exam.json, tables, figures and
         exam.html; returns what exam.json holds.
         """
-        import pandas as pd
-
         from memcalib.products.exam.exam_report import misread_answers, write_exam_report
 
         binding = self._bind_judge()
@@ -381,12 +379,26 @@ class ExamRun:
         return trivial_table(items, pairs, self.rank_pairs)
 
     def _places(self, exam: Mapping[str, Any]) -> "pd.DataFrame":
-        """This judge among those below the same folder that sat an exam on the same data."""
+        """This judge among those below the same folder that sat an exam on the same data.
+
+        An exam on other data, of an edition before ranks, or whose file lacks a field has no place
+        here; how many were left out is a note.
+        """
         outcomes = {exam["judge"]: exam["rank"]["outcomes"]}
+        left_out = 0
         for other in exams_below(self.folder.parent):
-            same_data = other["data"]["hash"] == self.data["hash"]
-            if same_data and other.get("rank"):
-                outcomes.setdefault(other["judge"], other["rank"]["outcomes"])
+            data = other.get("data")
+            same_data = isinstance(data, dict) and data.get("hash") == self.data["hash"]
+            rank = other.get("rank")
+            if same_data and rank and "judge" in other and "outcomes" in rank:
+                outcomes.setdefault(other["judge"], rank["outcomes"])
+            else:
+                left_out += 1
+        if left_out:
+            self.notes.append(
+                f"places: {left_out} exams below {self.folder.parent} are on other data or have no "
+                "rank, and are not compared"
+            )
         return rank_judges(outcomes)
 
     @cached_property

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AUDIT_ATOMS', 'answers_of_run', 'run_budget', 'target_items', 'draw_labels', 'unfinished_line', 'with_decisions',
            'fill_from_sheet', 'SecondReading', 'fill_from_judge', 'labels_text', 'audit_items', 'draw_audit',
-           'is_audit', 'audit_from_sheet', 'audit_text']
+           'is_audit', 'audit_from_sheet', 'second_reading_text']
 
 # %% ../../nbs/commands/07_label.ipynb #2d0dcf39
 import json
@@ -27,7 +27,7 @@ from .evaluate import JUDGMENTS
 from ..settings.files import Bar
 from ..settings.judges import JudgeSetting, make_judge
 from ..evaluation.agreement import ANSWER, agreement, judged_atoms, sample_atoms
-from ..products.exam.label_budget import budget_text, label_budget
+from ..products.exam.label_budget import label_budget
 from memcalib.scoring.target_labels import (
     TargetLabel,
     TargetLabels,
@@ -373,7 +373,7 @@ def _judgments_of(folder: str | Path, items: Iterable[LabelItem]) -> list[Judgme
     return [judgment for judgment in judgments if judgment.key[:-1] in answers]
 
 
-def audit_text(table: "pd.DataFrame") -> str:
+def second_reading_text(table: "pd.DataFrame") -> str:
     """A line for each sample: how many agree, Wilson's interval, kappa, and what is not labelled."""
     names = {"natural": "drawn at random", "stratified": "dealt over the nine cells"}
     lines = []

@@ -23,8 +23,8 @@ from memcalib.products.annotation.sentence_roles import (
 from ..credit.audit import draw_pairs, hits_table, shares_table
 from ..io.records import read_jsonl, write_jsonl
 from ..problem import Example, load_examples
-from ..trainer.recipe import Recipe, read_splits
-from ..trainer.traces import read_traces
+from ..trainer.recipe import Recipe, recipe_examples
+from ..trainer.trace_files import read_traces
 
 # %% ../../nbs/commands/08_roles.ipynb #e4a70004
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def examples_of_training(run: str | Path, data: str | None = None) -> list[Examp
             f"{run}: found no manifest of a training, so its examples are not known; allowed: the "
             "run folder of `memcalib train`, or --data with its examples"
         )
-    return read_splits(Recipe.model_validate(recipe)).train
+    return recipe_examples(Recipe.model_validate(recipe)).train
 
 
 def draw_roles(

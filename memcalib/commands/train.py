@@ -30,7 +30,7 @@ from ..io.runs import RunFolder, of_private_run
 from ..metrics import METRICS, metric_table
 from ..problem import PROMPT_TEMPLATES
 from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
-from ..report.run_data import read_object
+from ..report.run_data import read_json_object
 from memcalib.trainer.recipe import (
     MethodConfig,
     Recipe,
@@ -40,7 +40,7 @@ from memcalib.trainer.recipe import (
     load_start,
     merge_adapter,
     method_config,
-    read_splits,
+    recipe_examples,
     run_judge,
     run_rewriter,
     teaching_rows,
@@ -93,7 +93,7 @@ class TrainRun:
         self.command = command
         self.state = PartialState()
         self.config = saving(method_config(recipe, method, seed))
-        self.examples = read_splits(recipe)
+        self.examples = recipe_examples(recipe)
         check_ready(recipe, method, self.config, self.examples)
         self.judge = run_judge(recipe, self.examples, cache)
         self.rewriter = run_rewriter(recipe, cache)
@@ -174,7 +174,7 @@ class TrainRun:
     @property
     def judge_versions(self) -> list[dict[str, Any]]:
         """What a judge of one's own was when this folder was worked in, each version once."""
-        bindings = read_object(self.folder / BINDINGS)
+        bindings = read_json_object(self.folder / BINDINGS)
         return bindings.get("judge", [])
 
     def _check_judge_code(self, is_left: bool) -> None:

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['BLOCK_RULES', 'LABEL_WORDS', 'CONNECTORS', 'EMOJI', 'LINE_PATTERNS', 'PROTECTED', 'ABBREVIATIONS', 'NUMBERED',
            'Sentences', 'log', 'SPACY_MODEL', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD',
-           'WHOLE', 'BlockRule', 'Block', 'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind', 'protected',
-           'Outline', 'outline', 'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries', 'boundaries',
-           'inside_of', 'prefix_spans', 'token_bytes', 'TokenTable', 'token_table', 'gather_bytes', 'decode_rows',
-           'token_spans', 'splitter_name', 'splitter_version', 'spacy_splitter', 'sentence_splitter', 'first_segments',
-           'mark_cost', 'cut_costs', 'cheapest_cuts', 'is_orphan', 'merge_short', 'segment', 'span_fault',
-           'response_units']
+           'WHOLE', 'BlockRule', 'TextBlock', 'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind',
+           'protected', 'Outline', 'outline', 'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries',
+           'boundaries', 'inside_of', 'prefix_spans', 'token_bytes', 'TokenTable', 'token_table', 'gather_bytes',
+           'decode_rows', 'token_spans', 'splitter_name', 'splitter_version', 'spacy_splitter', 'sentence_splitter',
+           'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts', 'is_orphan', 'merge_short', 'segment',
+           'span_fault', 'response_units']
 
 # %% ../../nbs/credit/04_sentences.ipynb #5573b185
 import bisect
@@ -60,7 +60,7 @@ BLOCK_RULES: dict[str, BlockRule] = {
 }
 
 # %% ../../nbs/credit/04_sentences.ipynb #a9842000
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """A block of an answer; `start`, `end` and `inline` are by character."""
 
     kind: str  # a key of `BLOCK_RULES`
@@ -87,12 +87,12 @@ def _next_visible(text: str, position: int) -> int:
     return match.start() if match else len(text)
 
 # %% ../../nbs/credit/04_sentences.ipynb #5b23d27d
-def blocks(text: str) -> list[Block]:
+def blocks(text: str) -> list[TextBlock]:
     """The blocks of an answer (CommonMark with tables) in their order;
     an item comes before what it holds."""
     line_starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
     last_line = len(line_starts) - 1
-    read: list[Block] = []
+    read: list[TextBlock] = []
     tokens = _markdown().parse(text)
     for index, token in enumerate(tokens):
         kind = token.type.removesuffix("_open")
@@ -111,7 +111,7 @@ def blocks(text: str) -> list[Block]:
             opens_its_parent = any(start == earlier.start for earlier in read[-3:])
             if not opens_its_parent:
                 kind = "nested_paragraph"
-        read.append(Block(kind, token.level, start, end, inline))
+        read.append(TextBlock(kind, token.level, start, end, inline))
     return read
 
 # %% ../../nbs/credit/04_sentences.ipynb #14e4541f
@@ -244,7 +244,7 @@ class _Line(NamedTuple):
     after: int  # where the next visible character behind it stands
 
 
-def _lines(text: str, block: Block) -> list[_Line]:
+def _lines(text: str, block: TextBlock) -> list[_Line]:
     """The lines of a paragraph or heading that are not empty; none for any other block."""
     if block.inline is None:
         return []

@@ -300,8 +300,6 @@ def question_means(
     `frame` is a `response_frame`; a run is a model name or a pair (model, condition). Raises
     `ValueError` unless exactly one run has that model (and condition).
     """
-    import pandas as pd
-
     model, condition = (source, None) if isinstance(source, str) else source
     responses = frame[frame["model"] == model]
     if condition is not None:

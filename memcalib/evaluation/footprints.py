@@ -7,7 +7,7 @@ __all__ = ['LEVELS_UNKNOWN', 'BLIND_JUDGING', 'has_levels', 'is_footprint', 'Foo
            'footprint_sentence', 'footprint_text']
 
 # %% ../../nbs/evaluation/03_footprints.ipynb #c80d50ed
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from memcalib.problem import (
     Example,
     JudgeLike,
     Judgment,
-    Level,
     judge_name_of,
     judgment_of,
 )

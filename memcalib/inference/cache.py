@@ -80,19 +80,24 @@ def _to_wal(db: sqlite3.Connection, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def _refuse_of_another_user(file: Path) -> None:
+    """Raise `CacheError` where a file is there and belongs to another user."""
+    if file.is_file() and file.stat().st_uid != os.geteuid():
+        raise CacheError(
+            f"{file}: belongs to another user (number {file.stat().st_uid}), who may have written "
+            "replies that no model gave, and could read yours; choose another file with "
+            "MEMCALIB_CACHE"
+        )
+
+
 def _open(path: Path) -> sqlite3.Connection:
     """A connection to the file, which is made where there is none; raises `CacheError` for a file
     that is not ours.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    owner = os.fstat(descriptor).st_uid
-    os.close(descriptor)
-    if path.is_file() and owner != os.geteuid():
-        raise CacheError(
-            f"{path}: belongs to another user (number {owner}), who may have written replies that "
-            "no model gave, and could read yours; choose another file with MEMCALIB_CACHE"
-        )
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite believes what stands beside its file
+        _refuse_of_another_user(path.with_name(path.name + suffix))
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         (table_count,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()

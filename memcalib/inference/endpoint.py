@@ -12,7 +12,9 @@ import ipaddress
 import math
 import os
 import re
+import socket
 import time
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -319,20 +321,39 @@ class Endpoint(BaseModel):
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7a0b5e02
 def is_this_machine(url: str) -> bool:
-    """Whether an address is one of this machine: localhost and names that end in .localhost,
-    127.0.0.0/8, ::1, and 0.0.0.0. False for what is no address.
+    """Whether an address is one of this machine: its own name, localhost and names that end in
+    .localhost, 127.0.0.0/8, ::1 and 0.0.0.0, in every form that a connection takes them in
+    (127.1, 2130706433, ::ffff:127.0.0.1). False for what is no address.
     """
     try:
         host = urlsplit(url).hostname or ""
     except ValueError:
         return False
-    if host == "localhost" or host.endswith(".localhost"):
+    host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").rstrip(".")
+    if host in _OWN_NAMES or host == socket.gethostname().casefold():
         return True
+    if host.endswith(".localhost"):
+        return True
+    number = _host_number(host)
+    return number is not None and (number.is_loopback or number.is_unspecified)
+
+
+_OWN_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+
+
+def _host_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The number that a host is written as, also in the short forms of IPv4 and as IPv4 within
+    IPv6; `None` for a name."""
     try:
         number = ipaddress.ip_address(host)
-        return number.is_loopback or number.is_unspecified
     except ValueError:
-        return False
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(host))
+        except OSError:
+            return None
+    if isinstance(number, ipaddress.IPv6Address) and number.ipv4_mapped:
+        return number.ipv4_mapped
+    return number
 
 
 def proxy_for(url: str) -> str | None:
@@ -363,6 +384,13 @@ def endpoints_in(
                     yield (*names, name, str(position)), item
 
 
+def _without_login(proxy: str) -> str:
+    """The address of a proxy with *** for user and password, which may hold any character."""
+    scheme, _, rest = proxy.partition("://")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}://***@{host}" if at else proxy
+
+
 def proxies_in(settings: BaseModel) -> dict[str, str]:
     """The proxy of each endpoint in the settings that has one, by the name of the endpoint's
     setting; passwords in the address of a proxy are replaced by ***.
@@ -371,7 +399,7 @@ def proxies_in(settings: BaseModel) -> dict[str, str]:
     for names, endpoint in endpoints_in(settings):
         proxy = proxy_for(endpoint.url)
         if proxy:
-            proxies[".".join(names)] = hide_secrets(proxy)
+            proxies[".".join(names)] = _without_login(proxy)
     return proxies
 
 # %% ../../nbs/inference/01_endpoint.ipynb #dd67e91a
@@ -401,11 +429,7 @@ def forecast_row(
 # %% ../../nbs/inference/01_endpoint.ipynb #024547ce
 def place_of(endpoint: Endpoint) -> str:
     """Where an endpoint is: "this machine", "a private network" or "another machine"."""
-    host = urlsplit(endpoint.url).hostname or ""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "this machine" if host == "localhost" else "another machine"
-    if address.is_loopback:
+    if is_this_machine(endpoint.url):
         return "this machine"
-    return "a private network" if address.is_private else "another machine"
+    number = _host_number(urlsplit(endpoint.url).hostname or "")
+    return "a private network" if number and number.is_private else "another machine"

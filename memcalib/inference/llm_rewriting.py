@@ -6,7 +6,7 @@
 __all__ = ['RewriteReply', 'rewrite_messages', 'rewrite_fault', 'LLMRewriter']
 
 # %% ../../nbs/inference/08_llm_rewriting.ipynb #26a70e14
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 

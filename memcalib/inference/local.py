@@ -391,7 +391,7 @@ class VllmBackend:
                 "trust_remote_code True: code that comes with a model is never run here"
             )
         try:
-            import vllm  # an error should come now, and not with the first request
+            import vllm  # noqa: F401 (an error should come now, and not with the first request)
         except ModuleNotFoundError as error:
             message = f"{error}; the vLLM back end needs the extra: pip install 'memcalib[vllm]'"
             raise ModuleNotFoundError(message, name=error.name) from None

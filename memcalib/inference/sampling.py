@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['evaluating', 'uniform_numbers', 'draw', 'group_sync', 'sample_tokens', 'end_tokens', 'prompt_encoder',
-           'SampledAnswer', 'decode_answer', 'sample_answers', 'evaluate']
+           'SampledAnswer', 'decode_answer', 'sample_answers', 'answer_and_judge']
 
 # %% ../../nbs/inference/05_sampling.ipynb #696611de
 import itertools
@@ -338,7 +338,7 @@ def sample_answers(
     return rollouts
 
 # %% ../../nbs/inference/05_sampling.ipynb #56628882
-def evaluate(
+def answer_and_judge(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],

@@ -54,23 +54,47 @@ _DRAWN = re.compile(
     r"|PRIVATE KEY"
 )
 _IN_HEADER = re.compile(r"(?<=\bbearer\s)(?=\S*\d)[\w.~+/-]{16,}=*", re.I)
-_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_KEY_VARIABLE = re.compile(r"key|token|secret|password", re.I)
+_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
+_KEY_VARIABLE = re.compile(
+    r"key|token|secret|passw|passphrase|credential|(?:pass|pwd|auth)(?:_|$)", re.I
+)
+_PATH_VARIABLE = re.compile(r"(?:file|path|dir|home|sock|askpass)$", re.I)
 
 
 def _hide_form(match: re.Match[str]) -> str:
     return "***" if _DRAWN.search(match[0]) else match[0]
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e00c
+def _key_values() -> set[str]:
+    """Values of variables of the environment that are named like keys: those of 12 characters or
+    more, and of 8 or more where letters and digits are mixed. Paths are no keys."""
+    values = set()
+    for name, text in os.environ.items():
+        value = text.strip()
+        is_long = len(value) >= 12 or (len(value) >= 8 and bool(_MIXED.search(value)))
+        if is_long and _KEY_VARIABLE.search(name) and not _is_path(name, value):
+            values.add(value)
+    return values
+
+
+_MIXED = re.compile(r"[A-Za-z][^A-Za-z]*\d|\d\D*[A-Za-z]")
+
+
+def _is_path(name: str, value: str) -> bool:
+    """Whether a variable names a file, which may or may not be there; an AWS secret may begin
+    with a slash as well."""
+    if value[0] not in "/.~":
+        return False
+    return bool(_PATH_VARIABLE.search(name)) or os.path.exists(os.path.expanduser(value))
+
+
 def hide_secrets(text: str) -> str:
     """The text with everything that is or looks like a key or a password replaced by ***: values of
-    variables of the environment that are named like keys, forms of keys, what follows `Bearer`, and
-    users and passwords in addresses.
+    variables of the environment that are named like keys (or passwords, tokens, credentials), forms
+    of keys, what follows `Bearer`, and users and passwords in addresses.
     """
-    values = {value.strip() for name, value in os.environ.items() if _KEY_VARIABLE.search(name)}
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 12 and value[0] not in "/.~":
-            text = hide_key(text, value)
+    for value in sorted(_key_values(), key=len, reverse=True):
+        text = hide_key(text, value)
     text = _KEY.sub(_hide_form, text)
     text = _IN_HEADER.sub("***", text)
     return _PASSWORD_IN_ADDRESS.sub("***", text)

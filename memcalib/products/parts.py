@@ -21,7 +21,7 @@ PARTS = {
         "micro-exact": f"{_MICRO}.world:exact_judge",
         "micro-english": f"{_MICRO}.english:english_judge",
     },
-    "log reader": {"memory log": "memcalib.products.memory_logs.own_answers:read_log"},
+    "log reader": {"memory log": "memcalib.products.memory_logs.own_answers:read_answered_log"},
     "policy": {name: f"{_MICRO}.policy:policy_path" for name in _POLICIES},
     "practice build": {"micro": f"{_MICRO}.practice.builds:MICRO_BUILD"},
     "prompt template": {

@@ -28,7 +28,6 @@ from memcalib.metrics import (
     controls,
     few_questions,
     metric_named,
-    metric_table,
     response_frame,
     score,
 )
@@ -50,13 +49,13 @@ from memcalib.report.page import (
     NO_INTERVAL,
     differences_grid,
     find_examples,
-    grid,
+    grid_html,
     p_value,
     render_page,
     results_grid,
     write_page,
 )
-from .run_data import Run, filled, load_run, source_names
+from .run_data import RunData, filled, load_run, source_names
 from .tables import UNKNOWN, quality_table, results_frame, write_tables
 
 # %% ../../nbs/report/08_comparison.ipynb #588f6129
@@ -143,7 +142,7 @@ QUESTIONS_FILE = "questions.jsonl"  # what a baseline without texts knows of its
 class Side:
     """One source of answers in one run folder; `label` tells it apart from the other sides."""
 
-    run: Run
+    run: RunData
     name: str
     judge: str
     judgments: list[Judgment]
@@ -221,7 +220,7 @@ def read_sides(folders: Iterable[str | Path]) -> list[Side]:
     return sides
 
 
-def _sides_of(run: Run) -> list[Side]:
+def _sides_of(run: RunData) -> list[Side]:
     """A side for each model, condition and judge of a run that was given memory."""
     if not run.judgments_with_memory:
         raise ValueError(
@@ -643,7 +642,7 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
         overall=_differences_in(comparison, "all"),
         domains=by_domain,
         changes=_changes_grid(comparison),
-        quality=grid(quality, fine=("quality",)) if len(quality) else None,
+        quality=grid_html(quality, fine=("quality",)) if len(quality) else None,
         protocols=[
             (side.label, str(side.run.folder), protocol(side.run)) for side in comparison.sides
         ],
@@ -663,7 +662,7 @@ def _changes_grid(comparison: Comparison) -> dict[str, list] | None:
     for example_id in changes["example_id"]:
         text = examples[example_id].question if example_id in examples else ""
         questions.append(" ".join(printable(text).split())[:90])
-    return grid(changes.assign(question=questions).rename(columns={"example_id": "example"}))
+    return grid_html(changes.assign(question=questions).rename(columns={"example_id": "example"}))
 
 
 def _differences_in(comparison: Comparison, domain: str) -> dict[str, list]:

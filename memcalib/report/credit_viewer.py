@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEASURES', 'ENDS', 'REASONS', 'token_values', 'heat_class', 'colour_legend', 'visible_token', 'heat_spans',
-           'answer_view', 'answer_html', 'reward_text', 'whole_trace', 'TraceViewer', 'fallback_counts', 'pick_answers',
+           'answer_view', 'credit_html', 'reward_text', 'whole_trace', 'TraceViewer', 'fallback_counts', 'pick_answers',
            'write_trace_page']
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #ef867cbd
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..io.extras import needs
 from ..io.records import display_text, printable
 from ..problem import SUPPORT, UNDER, Example
-from .page import grid, render_page, write_page
+from .page import grid_html, render_page, write_page
 from ..trainer.trace_files import read_traces, trace_files, trace_of
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #2dd4910b
@@ -168,7 +168,7 @@ def answer_view(
     }
 
 
-def answer_html(
+def credit_html(
     trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push"
 ) -> str:
     """The answer as HTML with its style, for a notebook."""
@@ -375,7 +375,7 @@ class TraceViewer:
         self._busy = False
         channel = self.channel.value or None
         self.measure.disabled = channel is None
-        self._body.value = answer_html(self.trace, [channel], self.measure.value)
+        self._body.value = credit_html(self.trace, [channel], self.measure.value)
 
     def _repr_mimebundle_(self, **options: object) -> object:
         return self.box._repr_mimebundle_(**options)
@@ -486,7 +486,7 @@ def write_trace_page(
         title="Traces",
         lead=f"{answers:,} answers. {_shown_text(frame, len(chosen), channel)}",
         facts=list(_page_facts(frame).items()),
-        channels=grid(counts) if len(counts) else None,
+        channels=grid_html(counts) if len(counts) else None,
         steps=_step_views(folder, chosen),
     )
     return write_page(path, text)

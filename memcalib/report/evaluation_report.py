@@ -6,8 +6,9 @@
 __all__ = ['BREAKDOWNS', 'ASSUMES', 'MODEL_BASED', 'EVALUATION_FILES', 'SHOWN_FAULTY', 'subset_scores', 'breakdown_tables',
            'memory_effect', 'second_judge', 'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction',
            'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances',
-           'evaluation_tables', 'protocol', 'settings_text', 'notices', 'banners', 'model_card', 'evaluation_figures',
-           'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline', 'evaluation_text']
+           'evaluation_tables', 'protocol', 'settings_of_rows', 'notices', 'banners', 'model_card',
+           'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline',
+           'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -36,7 +37,6 @@ from memcalib.metrics import (
     controls,
     few_questions,
     metric_named,
-    metric_table,
     metrics_among,
     readable,
     response_frame,
@@ -57,7 +57,7 @@ from memcalib.report.page import (
     find_rollouts,
     flatten,
     gravest,
-    grid,
+    grid_html,
     marked_answer,
     metric_tiles,
     render_page,
@@ -66,7 +66,7 @@ from memcalib.report.page import (
 )
 from memcalib.report.run_data import (
     UNUSED_LABELS,
-    Run,
+    RunData,
     exam_in_reports,
     filled,
     load_run,
@@ -78,7 +78,7 @@ from memcalib.report.tables import (
     UNKNOWN,
     atom_tables,
     cost_table,
-    evidence_table,
+    quotation_table,
     failures_table,
     markdown_cell,
     quality_lines,
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #5b1f0c29
-def subset_scores(run: Run) -> "pd.DataFrame":
+def subset_scores(run: RunData) -> "pd.DataFrame":
     """The metrics with 95 % bounds of each subset of the data and each source, in the order of
     the data, for answers that were given memory; no row for fewer than two subsets.
     """
@@ -124,7 +124,7 @@ BREAKDOWNS = (
 )
 
 
-def breakdown_tables(run: Run) -> "dict[str, pd.DataFrame]":
+def breakdown_tables(run: RunData) -> "dict[str, pd.DataFrame]":
     """The metrics with 95 % bounds by subset where there are several, domain, number of atoms,
     number of distractors, and quality where it was rated.
     """
@@ -164,7 +164,7 @@ _EFFECT_COLUMNS = [
 ]
 
 
-def memory_effect(run: Run) -> "pd.DataFrame":
+def memory_effect(run: RunData) -> "pd.DataFrame":
     """Paired differences of each treatment of memory to the answers without memory; no row when the
     control was not run.
     """
@@ -187,7 +187,7 @@ def memory_effect(run: Run) -> "pd.DataFrame":
     return with_holm(pd.concat(tables, ignore_index=True))[_EFFECT_COLUMNS]
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
-def second_judge(run: Run) -> "dict[str, pd.DataFrame]":
+def second_judge(run: RunData) -> "dict[str, pd.DataFrame]":
     """Agreement of the second judge with the first, level by level, and the metrics it gives; empty
     without a second judge.
 
@@ -240,7 +240,7 @@ def _with_texts(reasons: Sequence[str], example: Example | None, most: int = 70)
     return named
 
 
-def faulty_answers(run: Run) -> "pd.DataFrame":
+def faulty_answers(run: RunData) -> "pd.DataFrame":
     """Every scored answer with a fault, the worst first: question, reason, source, example. No row
     where there is none.
     """
@@ -275,12 +275,12 @@ def _reason_text(reasons: Sequence[str], most: int = 3) -> str:
     return f"{text}; and {len(reasons) - most} more" if len(reasons) > most else text
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #2fe48c75
-def _of_log(run: Run) -> bool:
+def _of_log(run: RunData) -> bool:
     """Whether the answers stood in a log, so that no model was asked."""
     return bool(run.parameters.get("log"))
 
 
-def evaluation_costs(run: Run) -> "pd.DataFrame":
+def evaluation_costs(run: RunData) -> "pd.DataFrame":
     """`cost_table` of the model, the judge and the second judge, as far as the folder has them;
     answers of a log cost nothing here.
     """
@@ -310,7 +310,7 @@ _TOO_NARROW = (
 )
 
 
-def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
+def target_estimate_lines(run: RunData, estimates: "pd.DataFrame") -> list[str]:
     """A sentence on each prediction-powered estimate: whose labels it rests on, and what it
     corrects for.
     """
@@ -334,7 +334,7 @@ def target_estimate_lines(run: Run, estimates: "pd.DataFrame") -> list[str]:
 
 
 def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | None:
-    """The estimate of one source from the rows of `Run.target_estimates`; `None` where it has
+    """The estimate of one source from the rows of `RunData.target_estimates`; `None` where it has
     none.
     """
     if not len(estimates) or name not in set(estimates["method"]):
@@ -395,7 +395,7 @@ class Correction:
         )
 
 
-def corrections(run: Run) -> list[Correction]:
+def corrections(run: RunData) -> list[Correction]:
     """A correction for each source of answers that was judged by the judge of this run's exam."""
     counts = np.array(run.exam.get("question_counts") or [], dtype=np.int64)
     if not counts.size:
@@ -421,7 +421,7 @@ def corrections(run: Run) -> list[Correction]:
 
 
 def _without_doubtful(
-    run: Run, table: "pd.DataFrame", powered: PredictionPowered | None
+    run: RunData, table: "pd.DataFrame", powered: PredictionPowered | None
 ) -> "pd.DataFrame":
     """The table without corrected values of metrics beside the six for which the conditions do not
     hold. Those of the six are shown together or not at all.
@@ -445,7 +445,7 @@ _NO_TEXTS = (
 )
 
 
-def _answer_texts(run: Run) -> dict[tuple, tuple[str, str]]:
+def _answer_texts(run: RunData) -> dict[tuple, tuple[str, str]]:
     """The text of each answer of a run and the language of its example, "" where it names none, by
     (example, model, condition, seed, sample).
     """
@@ -472,7 +472,7 @@ def _answer_texts(run: Run) -> dict[tuple, tuple[str, str]]:
     return texts
 
 
-def judge_corrected(run: Run) -> "pd.DataFrame":
+def judge_corrected(run: RunData) -> "pd.DataFrame":
     """Raw and judge-corrected metrics of each source of answers of which a sample was labelled and
     for which all conditions of `why_withheld` hold; else no row.
 
@@ -494,7 +494,7 @@ def judge_corrected(run: Run) -> "pd.DataFrame":
     return pd.concat(tables) if tables else pd.DataFrame()
 
 
-def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
+def judgments_by_source(run: RunData) -> dict[str, list[Judgment]]:
     """The judgments of answers that were given memory, by the name of their source in tables."""
     by_name: dict[str, list[Judgment]] = {}
     for judgment, name in zip(run.judgments or [], source_names(run.responses), strict=True):
@@ -503,7 +503,7 @@ def judgments_by_source(run: Run) -> dict[str, list[Judgment]]:
     return by_name
 
 
-def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
+def family_tables(run: RunData) -> "dict[str, pd.DataFrame]":
     """Hard distractors by family: how often they are left alone, and used; empty where the examples
     name no family.
     """
@@ -515,7 +515,7 @@ def family_tables(run: Run) -> "dict[str, pd.DataFrame]":
     return {"Hard distractors by family": table.drop(columns=list(SOURCE))}
 
 
-def _named_merged(run: Run) -> "pd.DataFrame":
+def _named_merged(run: RunData) -> "pd.DataFrame":
     """`merged_table` of the answers that were given memory, with the name of each source."""
     table = merged_table(run.judgments_with_memory, run.members)
     if len(table):
@@ -524,7 +524,7 @@ def _named_merged(run: Run) -> "pd.DataFrame":
     return table
 
 
-def named_stances(run: Run) -> "pd.DataFrame":
+def named_stances(run: RunData) -> "pd.DataFrame":
     """`stance_table` of the answers that were given memory, with the name of each source; no row
     where no stance was asked for.
     """
@@ -538,7 +538,7 @@ def named_stances(run: Run) -> "pd.DataFrame":
     return table
 
 
-def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
+def evaluation_tables(run: RunData) -> "dict[str, pd.DataFrame]":
     """Every table of an evaluation by name; one that the rows do not allow is left out."""
     tables: dict[str, pd.DataFrame] = {}
     if run.scored:
@@ -557,7 +557,7 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
         tables["Quality"] = quality_table(run.responses)
         tables["Stance"] = named_stances(run)
         tables["Answers with a fault"] = faulty_answers(run)
-        tables["Evidence"] = evidence_table(run.atoms)
+        tables["Evidence"] = quotation_table(run.atoms)
         tables.update(_second_judge_or_note(run))
         tables["Reasons"] = reasons_table(run.judgments, run.answers)
         if run.parameters.get("format") == "rpeval" and any(
@@ -570,7 +570,7 @@ def evaluation_tables(run: Run) -> "dict[str, pd.DataFrame]":
     return {name: table for name, table in tables.items() if len(table)}
 
 
-def _second_judge_or_note(run: Run) -> "dict[str, pd.DataFrame]":
+def _second_judge_or_note(run: RunData) -> "dict[str, pd.DataFrame]":
     """The tables of `second_judge`; where it raises, none, and a note of the run says why."""
     try:
         return second_judge(run)
@@ -581,7 +581,7 @@ def _second_judge_or_note(run: Run) -> "dict[str, pd.DataFrame]":
         return {}
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
-def protocol(run: Run) -> list[tuple[str, str]]:
+def protocol(run: RunData) -> list[tuple[str, str]]:
     """How an evaluation was made, as (name, text) pairs, without those of which nothing is
     recorded; texts are safe to print, not to be read as markup.
     """
@@ -603,7 +603,7 @@ def protocol(run: Run) -> list[tuple[str, str]]:
         ("Data SHA-256", _data_hash(run)),
         ("Answers", answers),
         ("Seeds", ", ".join(map(str, sorted(frame["seed"].unique())))),
-        ("Sampling", settings_text(run.settings)),
+        ("Sampling", settings_of_rows(run.settings)),
         ("Judge", ", ".join(name or "no name" for name in run.judges)),
         ("Judge settings", _judge_settings(run.judgments)),
     ]
@@ -619,7 +619,7 @@ def protocol(run: Run) -> list[tuple[str, str]]:
     return [(name, printable(text)) for name, text in pairs if text != UNKNOWN]
 
 
-def _data_hash(run: Run) -> str:
+def _data_hash(run: RunData) -> str:
     hashes = run.manifest.get("data_sha256") or {}
     recorded = hashes.get("examples.jsonl") or hashes.get("examples")
     examples = run.folder / "examples.jsonl"
@@ -634,10 +634,10 @@ def _judge_settings(judgments: Sequence[Judgment]) -> str:
     for judgment in judgments:
         if judgment.settings:
             different[json.dumps(judgment.settings, sort_keys=True)] = judgment.settings
-    return settings_text([*different.values()][:20])
+    return settings_of_rows([*different.values()][:20])
 
 
-def _exam_of(run: Run, judge: str) -> dict | None:
+def _exam_of(run: RunData, judge: str) -> dict | None:
     """The exam that the run carries, where it is that of this judge, or of what it was before a
     change.
     """
@@ -645,7 +645,7 @@ def _exam_of(run: Run, judge: str) -> dict | None:
     return run.exam if run.exam and is_own else None
 
 
-def _software(run: Run) -> str:
+def _software(run: RunData) -> str:
     versions = run.manifest.get("versions") or {}
     git = run.manifest.get("git") or {}
     commit = git.get("commit")
@@ -656,14 +656,14 @@ def _software(run: Run) -> str:
     return f"{text}, with changes" if git.get("dirty") else text
 
 
-def _command(run: Run) -> str:
+def _command(run: RunData) -> str:
     command = run.manifest.get("command")
     if isinstance(command, str):
         return command
     return shlex.join(map(str, command)) if command else UNKNOWN
 
 
-def settings_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def settings_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Settings as text, each with all the values that it has in these rows."""
     values_by_name: dict[str, list[str]] = {}
     for row in rows:
@@ -688,7 +688,7 @@ def _plain_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0
-def notices(run: Run, table: "pd.DataFrame") -> list[str]:
+def notices(run: RunData, table: "pd.DataFrame") -> list[str]:
     """Warnings that the rows give rise to; `table` is the results table with a `status` for each
     row.
     """
@@ -715,7 +715,7 @@ _ENDS = {
 }
 
 
-def _answer_notices(run: Run) -> list[str]:
+def _answer_notices(run: RunData) -> list[str]:
     """Answers that are unscored, ended early, are blank, or wait for the judge."""
     texts = []
     judged = len(run.responses)
@@ -746,7 +746,7 @@ def _answer_notices(run: Run) -> list[str]:
     return texts
 
 
-def _coverage_notices(run: Run) -> list[str]:
+def _coverage_notices(run: RunData) -> list[str]:
     """Examples without an answer, few questions, one seed."""
     frame = run.responses
     texts = []
@@ -769,7 +769,7 @@ def _coverage_notices(run: Run) -> list[str]:
     return texts
 
 
-def _judge_notices(run: Run) -> list[str]:
+def _judge_notices(run: RunData) -> list[str]:
     """Quotes that are not there, a judge that saw the ideal levels, a judge without a passed
     exam.
     """
@@ -809,7 +809,7 @@ def _judge_notices(run: Run) -> list[str]:
     return texts
 
 
-def _answers_with_memory(run: Run, judge: str) -> list[tuple[str, str]]:
+def _answers_with_memory(run: RunData, judge: str) -> list[tuple[str, str]]:
     """Text and language of each answer with memory that this judge read."""
     texts = _answer_texts(run)
     keys = [j.key[:-1] for j in run.judgments_with_memory if j.judge == judge]
@@ -821,7 +821,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def banners(run: Run) -> list[str]:
+def banners(run: RunData) -> list[str]:
     """What a reader must see before any number: a judge that failed its exam."""
     texts = []
     for name in run.judges:
@@ -859,7 +859,7 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
     return texts
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #25e8b66e
-def model_card(run: Run, table: "pd.DataFrame") -> str:
+def model_card(run: RunData, table: "pd.DataFrame") -> str:
     """A Markdown section for a model card: metrics with 95 % intervals and spread over seeds,
     controls, warnings, protocol.
     """
@@ -934,7 +934,7 @@ def _card_cell(row: Mapping[str, Any], metric: str) -> str:
     return f"{mean:.1f}{spread} ({row[f'{metric}_low']:.1f} to {row[f'{metric}_high']:.1f})"
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #81e940a5
-def evaluation_figures(run: Run, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
+def evaluation_figures(run: RunData, tables: "Mapping[str, pd.DataFrame]") -> "dict[str, Figure]":
     """The figures that the rows allow: plane, channels, parts, and the levels of two judges."""
     figures: dict[str, Figure] = {}
     if "Scores" in tables:
@@ -974,7 +974,7 @@ def _plane(scores: "pd.DataFrame") -> "Figure":
     return plane_figure(answered, None, start, scores[constant])
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #c5a1bfe5
-def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
+def worst_answers(run: RunData, count: int = 12) -> list[dict[str, Any]]:
     """The worst answers as `marked_answer` shows them, with `over`, `under`, the `reason` and the
     `name` of their source.
     """
@@ -999,7 +999,7 @@ def worst_answers(run: Run, count: int = 12) -> list[dict[str, Any]]:
     return cards
 
 
-def evaluation_summary(run: Run) -> str:
+def evaluation_summary(run: RunData) -> str:
     """Two sentences on what the numbers of an evaluation are, and what they are not."""
     if not run.judgments:
         return "Nothing was judged in this run yet, so there are no scores on this page."
@@ -1015,7 +1015,7 @@ def evaluation_summary(run: Run) -> str:
     )
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def _facts(run: RunData) -> list[tuple[str, str]]:
     """The line of facts at the head of the page, as (name, text) pairs."""
     if not run.judgments:
         answers = "none" if run.answers is None else f"{len(run.answers):,}"
@@ -1080,16 +1080,16 @@ def write_evaluation_report(folder: str | Path, title: str | None = None, worst:
     return write_page(run.folder / "report.html", page)
 
 
-def _page_values(run: Run, tables: "Mapping[str, pd.DataFrame]") -> dict[str, Any]:
+def _page_values(run: RunData, tables: "Mapping[str, pd.DataFrame]") -> dict[str, Any]:
     """What the template shows of any run, scored or not."""
     grids = {
-        name: grid(_for_page(table), fine=("kappa", "linear", "quality"))
+        name: grid_html(_for_page(table), fine=("kappa", "linear", "quality"))
         for name, table in tables.items()
         if name not in ("Results", "Scores", "Effect of memory", "Answers with a fault")
     }
     faulty = tables.get("Answers with a fault", ())
     if len(faulty):
-        grids["Answers with a fault"] = grid(_for_page(faulty.head(SHOWN_FAULTY)))
+        grids["Answers with a fault"] = grid_html(_for_page(faulty.head(SHOWN_FAULTY)))
     second = {name: rows for name, rows in grids.items() if name.startswith("Second judge")}
     slices = {
         name: rows
@@ -1141,7 +1141,7 @@ def headline(row: Mapping[str, Any]) -> str:
 
 
 def _score_values(
-    run: Run, tables: "Mapping[str, pd.DataFrame]", worst_count: int
+    run: RunData, tables: "Mapping[str, pd.DataFrame]", worst_count: int
 ) -> dict[str, Any]:
     """What the template shows besides where something was scored."""
     from markupsafe import Markup
@@ -1170,18 +1170,18 @@ def _score_values(
     return values
 
 
-def _stance_of_exam(run: Run) -> dict[str, Any]:
+def _stance_of_exam(run: RunData) -> dict[str, Any]:
     """What the exam of this run's judge says of its stances; empty where it says nothing."""
     is_own = run.exam.get("judge") in run.judges
     return (run.exam.get("stance") if is_own else None) or {}
 
 
-def _stance_exam(run: Run) -> str:
+def _stance_exam(run: RunData) -> str:
     """How far the judge's stances can be trusted, by its exam."""
     return exam_in_reports().stance_line(_stance_of_exam(run))
 
 
-def _why_uncompared(run: Run) -> str:
+def _why_uncompared(run: RunData) -> str:
     """Why there is no table of the second judge; empty without one."""
     for note in run.notes:
         if note.startswith(_UNCOMPARED):
@@ -1261,7 +1261,7 @@ def evaluation_text(folder: str | Path) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _second_judge_lines(run: Run) -> list[str]:
+def _second_judge_lines(run: RunData) -> list[str]:
     """One line on how far the second judge agrees; none without one."""
     try:
         tables = second_judge(run)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..evaluation.breakdown import CHANNEL_NAMES, channel_counts, channel_proportions
-from ..io.records import naming_file
+from ..io.records import folder_of_run, replacing
 from ..metrics import controls, load_judgments, metric_named, metrics_among, score
 from ..problem import Judgment, Level
 
@@ -1228,7 +1228,9 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
     rows = list(judgments)
     if kind == "plane":
         table = score(rows)
-        names = [_source_name(*source) for source in zip(table["model"], table["condition"])]
+        names = [
+            _source_name(*source) for source in zip(table["model"], table["condition"], strict=True)
+        ]
         return plane_figure(table.assign(model=names), None, None, controls(rows))
     groups: dict[str, list[Judgment]] = {}
     for judgment in rows:
@@ -1262,18 +1264,19 @@ def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
         warnings.filterwarnings("ignore", _HARMLESS_WARNINGS)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        with naming_file(svg):
-            figure.savefig(svg, metadata={"Date": None, "Creator": None}, **look)
-        with naming_file(png):
-            figure.savefig(png, metadata={"Software": None}, dpi=160, **look)
+        with replacing(svg) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, **look)
+        with replacing(png) as file:
+            figure.savefig(file, format="png", metadata={"Software": None}, dpi=160, **look)
     return [svg, png]
 
 
 def write_figures(folder: str | Path, figures: Mapping[str, "Figure"]) -> list[Path]:
     """Write each figure as SVG and PNG under `folder`, with reproducible bytes."""
+    folder = folder_of_run(folder)
     files = []
     for name, figure in figures.items():
-        files += save_figure(figure, Path(folder) / name)
+        files += save_figure(figure, folder / name)
     return files
 
 

@@ -20,7 +20,7 @@ from ..io.runs import file_hash
 from ..metrics import METRICS, metrics_among, score
 from ..problem import Judgment
 from .evaluation_report import judge_corrected
-from .run_data import Run, load_run, other_name, source_names
+from .run_data import RunData, load_run, other_name, source_names
 
 # %% ../../nbs/report/10_results.ipynb #2ad8fc7a
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _corrected_values(corrected: "pd.DataFrame") -> dict[str, Any] | None:
     return values or None
 
 
-def _estimated_values(run: Run, estimates: "pd.DataFrame") -> dict[str, Any] | None:
+def _estimated_values(run: RunData, estimates: "pd.DataFrame") -> dict[str, Any] | None:
     """Each prediction-powered metric of one source, with the number of labelled answers and who
     labelled; `None` without labels.
     """
@@ -82,7 +82,7 @@ def _estimated_values(run: Run, estimates: "pd.DataFrame") -> dict[str, Any] | N
     return values
 
 
-def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
+def _exam_facts(run: RunData, judge: str) -> dict[str, Any] | None:
     """What the exam of this judge said, where the run has one."""
     if run.exam.get("judge") != judge:
         return None
@@ -95,7 +95,7 @@ def _exam_facts(run: Run, judge: str) -> dict[str, Any] | None:
     }
 
 
-def _judge_facts(run: Run, judge: str, judgments: Sequence[Judgment]) -> dict[str, Any]:
+def _judge_facts(run: RunData, judge: str, judgments: Sequence[Judgment]) -> dict[str, Any]:
     """The judge by name, with its settings and its exam."""
     settings = next((judgment.settings for judgment in judgments if judgment.settings), {})
     return {
@@ -111,7 +111,7 @@ def _other_names(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(filter(None, names)))
 
 
-def result_rows(run: Run) -> list[dict[str, Any]]:
+def result_rows(run: RunData) -> list[dict[str, Any]]:
     """One row for each model and treatment of memory in a run that was scored: everything that a
     comparison has to know.
     """

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['USAGE', 'UNUSED_LABELS', 'METHOD_LABELS', 'AnswerRowT', 'NO_MEMORY', 'other_name', 'answer_frame', 'usage_frame',
-           'plausible_usage', 'Run', 'AnswerRow', 'in_order', 'load_run', 'other_model_lines', 'exam_in_reports',
-           'filled', 'read_object', 'source_names']
+           'plausible_usage', 'RunData', 'AnswerRow', 'in_order', 'load_run', 'other_model_lines', 'exam_in_reports',
+           'filled', 'read_json_object', 'source_names']
 
 # %% ../../nbs/report/01_run_data.ipynb #2212d271
 import json
@@ -101,7 +101,7 @@ UNUSED_LABELS = "target-labels.jsonl was not used"
 
 
 @dataclass
-class Run:
+class RunData:
     """The rows of one run folder, without the texts of examples and answers;
     a piece that does not exist is `None`.
     """
@@ -291,7 +291,7 @@ class _Manifest(TypedDict, total=False):
     notes: list[str] | None
 
 
-def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
+def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
     """Read a run folder; what of it cannot be used is said in `notes`.
 
     Raises `FileNotFoundError` when there is no folder, or none of the files in `needed`, and
@@ -302,7 +302,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
         raise FileNotFoundError(f"{folder}: no such run folder")
     if needed and not any((folder / name).is_file() for name in needed):
         raise FileNotFoundError(f"{folder}: holds no run; looked for {', '.join(needed)}")
-    run = Run(folder)
+    run = RunData(folder)
     run.manifest = _read_noted(run, "manifest.json")
     run.parameters = _read_noted(run, "parameters.json")
     run.exam = _read_noted(run, "exam.json")
@@ -324,7 +324,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> Run:
     return run
 
 
-def other_model_lines(run: Run) -> list[str]:
+def other_model_lines(run: RunData) -> list[str]:
     """A sentence, with counts, for each model that answered or judged under another one's name."""
     lines = []
     for kind, of_kind in run.other_models.items():
@@ -343,7 +343,7 @@ def other_model_lines(run: Run) -> list[str]:
     return lines
 
 
-def _load_examples(run: Run) -> dict[str, VersionLevels]:
+def _load_examples(run: RunData) -> dict[str, VersionLevels]:
     """Read the content hash and the subset of each example, and the families of its distractors;
     returns version and ideal levels of each by id.
     """
@@ -370,7 +370,7 @@ def _load_examples(run: Run) -> dict[str, VersionLevels]:
     return of_examples
 
 
-def _load_answers(run: Run, example_positions: Mapping[str, int]) -> None:
+def _load_answers(run: RunData, example_positions: Mapping[str, int]) -> None:
     """Read the answers as a frame in order, and their different settings."""
     file = _rows_file(run, "rollouts.jsonl")
     if file is None:
@@ -390,7 +390,7 @@ def _load_answers(run: Run, example_positions: Mapping[str, int]) -> None:
     run.settings = [settings_by_text[text] for text in sorted(settings_by_text)]
 
 
-def _load_target_labels(run: Run) -> None:
+def _load_target_labels(run: RunData) -> None:
     """Read the labels of a sample of the answers; a file that cannot be used is left out with a
     note.
     """
@@ -403,7 +403,7 @@ def _load_target_labels(run: Run) -> None:
         run.notes.append(printable(f"{file.name} could not be used and was left out: {error}"))
 
 
-def _load_training(run: Run) -> None:
+def _load_training(run: RunData) -> None:
     """Read steps, validation steps and traces of a training."""
     import pandas as pd
 
@@ -418,7 +418,7 @@ def _load_training(run: Run) -> None:
         run.traces = _rows_with_method(run, "traces.jsonl")
 
 
-def _rows_with_method(run: Run, name: str) -> list[dict]:
+def _rows_with_method(run: RunData, name: str) -> list[dict]:
     """The rows of a file of the run, their method under the name that tables have for it."""
     rows = []
     for row in read_rows(run.folder / name):
@@ -428,7 +428,7 @@ def _rows_with_method(run: Run, name: str) -> list[dict]:
     return rows
 
 
-def _rows_file(run: Run, name: str) -> Path | None:
+def _rows_file(run: RunData, name: str) -> Path | None:
     """The path of a file with at least one whole row, with a note when its last line is torn."""
     file = run.folder / name
     torn_bytes = torn_line(file)
@@ -439,11 +439,11 @@ def _rows_file(run: Run, name: str) -> Path | None:
     return file
 
 
-def _read_noted(run: Run, name: str) -> dict:
+def _read_noted(run: RunData, name: str) -> dict:
     """The object of a JSON file without what is not as it should be, each with a note."""
     file = run.folder / name
     try:
-        document = read_object(file)
+        document = read_json_object(file)
     except ValueError as error:
         reason = str(error).removeprefix(f"{file}: ")
         run.notes.append(printable(f"{name} could not be read and was left out: {reason}."))
@@ -463,7 +463,7 @@ def exam_in_reports() -> Any:
     return find_part("report lines", "exam")
 
 
-def _leave_out_unread_parts(run: Run) -> None:
+def _leave_out_unread_parts(run: RunData) -> None:
     """Take parts that cannot be read out of the exam, with a note of the first fault."""
     if not run.exam.get("parts"):
         return
@@ -475,7 +475,7 @@ def _leave_out_unread_parts(run: Run) -> None:
 
 
 def _remove_fault(
-    run: Run, name: str, document: dict, path: Sequence[int | str], message: str
+    run: RunData, name: str, document: dict, path: Sequence[int | str], message: str
 ) -> None:
     """Take the value at which a fault lies out of the document, with a note."""
     parent = document
@@ -492,7 +492,7 @@ def _remove_fault(
     run.notes.append(printable(f"{name}: {field_name} was left out: found a {kind}. {message}."))
 
 # %% ../../nbs/report/01_run_data.ipynb #f3bda389
-def _check_versions(run: Run) -> None:
+def _check_versions(run: RunData) -> None:
     """Raises `DataError` for a row about an example that is not there, or is another version."""
     examples_torn = torn_line(run.folder / "examples.jsonl") > 0
     for name, example_id, version in _example_versions(run):
@@ -511,7 +511,7 @@ def _check_versions(run: Run) -> None:
             _refuse_row(run, name, example_id, f"version {version}", f"version {expected}")
 
 
-def _example_versions(run: Run) -> Iterator[tuple[str, str, str]]:
+def _example_versions(run: RunData) -> Iterator[tuple[str, str, str]]:
     """(file, example id, version of the example) of each judgment and answer."""
     for judgment in run.judgments or []:
         yield "judgments.jsonl", judgment.example_id, judgment.example_hash
@@ -523,7 +523,9 @@ def _example_versions(run: Run) -> Iterator[tuple[str, str, str]]:
             yield "rollouts.jsonl", example_id, version
 
 
-def _refuse_row(run: Run, name: str, example_id: str, value_found: str, allowed: str) -> NoReturn:
+def _refuse_row(
+    run: RunData, name: str, example_id: str, value_found: str, allowed: str
+) -> NoReturn:
     file = str(run.folder / name)
     raise DataError([Violation("example", value_found, allowed, example_id=example_id, file=file)])
 
@@ -533,7 +535,7 @@ def filled(file: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
 
 
-def read_object(file: Path) -> dict:
+def read_json_object(file: Path) -> dict:
     """The JSON object of a file, empty when there is no file;
     raises `ValueError` naming a file that holds anything else.
     """

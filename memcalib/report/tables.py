@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ATOM_BREAKDOWNS', 'UNKNOWN', 'BEST', 'SECOND', 'LONGEST_PRINTED', 'results_table', 'results_frame', 'results_text',
-           'baseline_of', 'differences_table', 'atom_tables', 'published', 'published_table', 'beside_published',
-           'failures_table', 'reasons_table', 'quality_table', 'with_bounds', 'quality_lines', 'evidence_table',
-           'cost_table', 'MarkedTable', 'flat_headings', 'best_and_second', 'csv_cell', 'markdown_cell', 'to_latex',
-           'to_markdown', 'caption', 'table_stem', 'write_tables', 'stored_table']
+           'baseline_of', 'differences_table', 'atom_tables', 'published', 'published_table', 'failures_table',
+           'reasons_table', 'quality_table', 'with_bounds', 'quality_lines', 'quotation_table', 'cost_table',
+           'MarkedTable', 'flat_headings', 'best_and_second', 'csv_cell', 'markdown_cell', 'to_latex', 'to_markdown',
+           'caption', 'table_stem', 'write_tables', 'stored_table']
 
 # %% ../../nbs/report/02_tables.ipynb #79d3308e
 import html
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..evaluation.breakdown import atom_table, channel_table, compare, with_holm
-from ..io.records import printable, write_whole
+from ..io.records import folder_of_run, printable, write_whole
 from ..io.decisions import sheet_cell
 from ..io.settings import package_data, shipped_names
 from memcalib.metrics import (
@@ -37,14 +37,16 @@ from memcalib.metrics import (
     score,
 )
 from ..problem import Judgment, Level
-from .run_data import NO_MEMORY, Run, source_names
+from .run_data import NO_MEMORY, RunData, source_names
 
 # %% ../../nbs/report/02_tables.ipynb #a8dda10a
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/report/02_tables.ipynb #b10be96d
-def results_table(run: Run, resamples: int = 2000, seed: int = 0, ddof: int = 0) -> "pd.DataFrame":
+def results_table(
+    run: RunData, resamples: int = 2000, seed: int = 0, ddof: int = 0
+) -> "pd.DataFrame":
     """The score table of a run with a `status` for each row:
     measured, control, or not run (all cells empty).
 
@@ -87,14 +89,14 @@ def results_frame(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     return text.rename(columns={"model": "method"})
 
 
-def results_text(run: Run) -> str:
+def results_text(run: RunData) -> str:
     """The results of a run as text for a terminal; says so when nothing was scored."""
     if not run.scored:
         return "nothing was scored"
     return results_frame(results_table(run), 1).to_string(index=False)
 
 # %% ../../nbs/report/02_tables.ipynb #97672397
-def baseline_of(run: Run) -> str:
+def baseline_of(run: RunData) -> str:
     """The method every other one starts from: `Cold-start` when it was judged,
     else the first model.
     """
@@ -103,7 +105,7 @@ def baseline_of(run: Run) -> str:
 
 
 def differences_table(
-    run: Run, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")
+    run: RunData, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")
 ) -> "pd.DataFrame":
     """Each method minus the start on common questions: difference, 95 % interval,
     questions better and worse, p and corrected p.
@@ -143,7 +145,7 @@ ATOM_BREAKDOWNS = (
 )
 
 
-def atom_tables(run: Run) -> "dict[str, pd.DataFrame]":
+def atom_tables(run: RunData) -> "dict[str, pd.DataFrame]":
     """Accuracy, over-use and under-use of atoms by domain, block size, number of atoms and kind;
     slices without atoms are left out.
     """
@@ -188,36 +190,11 @@ def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
     wide.columns = [metric_named(metric).heading for metric in METRICS]
     return wide.reset_index()
 
-
-def beside_published(
-    table: "pd.DataFrame",
-    model: str = "Qwen3-8B",
-    metrics: Sequence[str] = ("SCS", "Exact"),
-    label: str = "measured",
-) -> "pd.DataFrame":
-    """Measured and published cells of each method under headings that say which is which;
-    gaps are spelled out.
-    """
-    import pandas as pd
-
-    columns = [metric_named(metric).heading for metric in metrics]
-    measured = results_frame(table[table["status"] != "control"]).set_index("method")[columns]
-    reference = published_table(model).set_index("method")[columns]
-    methods = list(reference.index)
-    for method in measured.index:
-        if method not in reference.index and method != "no memory":
-            methods.append(method)
-    by_heading = {
-        label: measured.reindex(methods).fillna("not run"),
-        f"published, {model}": reference.reindex(methods).fillna("not published"),
-    }
-    return pd.concat(by_heading, axis=1)
-
 # %% ../../nbs/report/02_tables.ipynb #e8ca5918
 _APART = {"content_filter": "content filter", "tool_calls": "tool calls"}
 
 
-def failures_table(run: Run) -> "pd.DataFrame":
+def failures_table(run: RunData) -> "pd.DataFrame":
     """For each method: answers, how many were cut off, blank or failed,
     and how many responses and atoms are unscored.
 
@@ -389,7 +366,7 @@ def quality_lines(responses: "pd.DataFrame") -> list[str]:
     return lines
 
 # %% ../../nbs/report/02_tables.ipynb #6d34deb2
-def evidence_table(atoms: "pd.DataFrame") -> "pd.DataFrame":
+def quotation_table(atoms: "pd.DataFrame") -> "pd.DataFrame":
     """For each source: atoms judged as used, and how many of them have a quote found in the answer,
     not found, none, or unchecked.
 
@@ -715,8 +692,7 @@ def write_tables(
     for name in captions:
         if name not in tables:
             raise ValueError(f"caption of {name!r}: no such table; allowed: {', '.join(tables)}")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_of_run(folder)
     files = []
     written_captions = {}
     for name, table in tables.items():

@@ -24,12 +24,12 @@ from memcalib.report.page import (
     differences_grid,
     find_examples,
     flatten,
-    grid,
+    grid_html,
     render_page,
     results_grid,
     write_page,
 )
-from .run_data import Run, load_run
+from .run_data import RunData, load_run
 from memcalib.report.tables import (
     atom_tables,
     differences_table,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% ../../nbs/report/06_training_report.ipynb #b69592d1
-def _plane(run: Run, table: "pd.DataFrame") -> "Figure":
+def _plane(run: RunData, table: "pd.DataFrame") -> "Figure":
     """Under-use against over-use of what was measured;
     the pretrained policy only where the training began with it.
     """
@@ -58,7 +58,7 @@ def _plane(run: Run, table: "pd.DataFrame") -> "Figure":
     return plane_figure(measured, run.validation_steps, start)
 
 
-def _channels(run: Run) -> "Figure | None":
+def _channels(run: RunData) -> "Figure | None":
     """Channel proportions at the start and at the end of the list of methods;
     `None` where no atom was scored.
     """
@@ -80,7 +80,7 @@ def _has_channel_rates(steps: "pd.DataFrame") -> bool:
     return any("/" in column and rows[column].notna().any() for column in steps)
 
 
-def run_figures(run: Run, table: "pd.DataFrame | None" = None) -> dict[str, "Figure"]:
+def run_figures(run: RunData, table: "pd.DataFrame | None" = None) -> dict[str, "Figure"]:
     """The figures that the rows of a run allow: plane, channels, curves, rates."""
     figures = {}
     if run.scored:
@@ -131,7 +131,7 @@ DEMONSTRATION = (
 )
 
 
-def run_summary(run: Run) -> str:
+def run_summary(run: RunData) -> str:
     """One paragraph on what the numbers of a run are, and what they are not."""
     judges = sorted({judgment.judge for judgment in run.judgments or []})
     if not judges:
@@ -147,7 +147,7 @@ def run_summary(run: Run) -> str:
 NOT_SLICES = ("Results", "Differences", "Failures")  # tables with a place of their own on the page
 
 
-def _report_tables(run: Run, results: "pd.DataFrame | None") -> "dict[str, pd.DataFrame]":
+def _report_tables(run: RunData, results: "pd.DataFrame | None") -> "dict[str, pd.DataFrame]":
     """The tables of a run by their titles on the page; `results` is its results table,
     where it was scored.
     """
@@ -187,7 +187,7 @@ def write_report(
     if run.judgments:
         absent = f"none of {len(run.judgments)} judged answers could be scored"
     differences = tables.get("Differences", ())
-    slices = {name: grid(table) for name, table in tables.items() if name not in NOT_SLICES}
+    slices = {name: grid_html(table) for name, table in tables.items() if name not in NOT_SLICES}
     text = render_page(
         "report.html.j2",
         inline_figures(files),
@@ -197,18 +197,18 @@ def write_report(
         facts=_facts(run, results),
         results=None if results is None else results_grid(results),
         absent=absent,
-        published=grid(published_table(published_model)) if published_model else None,
+        published=grid_html(published_table(published_model)) if published_model else None,
         published_model=published_model,
         differences=differences_grid(differences) if len(differences) else None,
         slices=slices,
-        failures=grid(tables["Failures"]) if "Failures" in tables else None,
+        failures=grid_html(tables["Failures"]) if "Failures" in tables else None,
         traces=_trace_views(run, traces),
         manifest=list(flatten(run.manifest)),
     )
     return write_page(run.folder / "report.html", text)
 
 
-def _trace_views(run: Run, count: int) -> list[dict]:
+def _trace_views(run: RunData, count: int) -> list[dict]:
     """The first traces for the page, those of MemCalib-RL before others."""
     rows = sorted(run.traces or [], key=lambda row: row["method"] != "MemCalib-RL")[:count]
     examples = find_examples(run.folder / "examples.jsonl", [row["example_id"] for row in rows])
@@ -219,7 +219,7 @@ def _trace_views(run: Run, count: int) -> list[dict]:
     return views
 
 
-def _facts(run: Run, results: "pd.DataFrame | None") -> list[tuple[str, str]]:
+def _facts(run: RunData, results: "pd.DataFrame | None") -> list[tuple[str, str]]:
     """What stands at the head of the page."""
     questions = "not run"
     seeds = "not run"

@@ -7,7 +7,7 @@ __all__ = ['READ_PAIRS', 'ORDERED', 'ABSOLUTE', 'POSITIVE_ONLY', 'Counterfactual
 
 # %% ../../nbs/rules/03_counterfactual.ipynb #a0b30004
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from memcalib.localization import (

@@ -9,7 +9,7 @@ __all__ = ['blanked', 'fold', 'quote_pieces', 'quote_places', 'grounded', 'locat
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from ..problem import Judgment

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['SettingsClasses', 'Settings', 'KEY_HOSTS', 'merged', 'with_settings', 'given', 'shipped', 'read_settings',
-           'SettingLocation', 'locate', 'setting_errors', 'key_errors', 'check_settings', 'allowing_hosts',
+           'SettingLocation', 'setting_location', 'setting_errors', 'key_errors', 'check_settings', 'allowing_hosts',
            'check_key_hosts', 'load_settings', 'prompt_files_in', 'sending_text', 'settings_text', 'check_key', 'Bar']
 
 # %% ../../nbs/settings/01_files.ipynb #d31942ea
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -153,7 +152,7 @@ class SettingLocation(NamedTuple):
     secret: bool
 
 
-def locate(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation:
+def setting_location(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation:
     """Where a setting of `kind` stands, from the `steps` by which pydantic says it (the `loc` of an
     error).
     """
@@ -218,7 +217,7 @@ def setting_errors(
     """
     reported = set()
     for fault in error.errors():
-        location = locate(kind, fault["loc"])
+        location = setting_location(kind, fault["loc"])
         setting = ".".join(location.names)
         if setting and setting in reported:
             continue
@@ -277,7 +276,7 @@ def _key_error(kind: type[BaseModel], fault: Mapping[str, Any]) -> SettingError:
     with the names that are allowed in a settings class.
     """
     *mapping, key = [step for step in fault["loc"] if step != "[key]"]
-    location = locate(kind, [*mapping, str(key)])
+    location = setting_location(kind, [*mapping, str(key)])
     setting = ".".join(location.names[:-1]) or kind.__name__.lower()
     allowed = "allowed are texts"
     if fault["type"] == "invalid_key":

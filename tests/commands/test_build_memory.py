@@ -343,7 +343,7 @@ def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "memory.consent=x"], "--from-memory LOG"),
+        (["--set", "memory.consent=x"], "--log FILE"),
         (["--preview"], "found a build from sources"),
         (["--from-memory", "nothing.jsonl"], "nothing.jsonl"),
         (["--from-memory", "micro", "--set", "memory.redaction=nothing.yaml"], "nothing.yaml"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from memcalib.commands.cli import main
-from memcalib.commands.evaluate import Evaluation, forecast
+from memcalib.commands.evaluate import Evaluation, evaluation_forecast
 from memcalib.metrics import load_judgments, score
 from memcalib.products.micro.practice.models import PracticeJudge
 from memcalib.products.micro.practice.server import MicroServer
@@ -122,7 +122,7 @@ def test_priced_forecast_is_the_sum_of_its_parts(data, server, tmp_path):
     evaluation = Evaluation(
         data=str(data), model=role, judge="micro-exact", sampling={"max_tokens": 64}
     )
-    row = forecast(evaluation, EXAMPLES, tmp_path / "none")[0]
+    row = evaluation_forecast(evaluation, EXAMPLES, tmp_path / "none")[0]
     assert row["cost"] == pytest.approx((row["prompt tokens"] + 2 * row["completion tokens"]) / 1e6)
     assert row["to ask"] == row["wanted"] == 40 and row["completion tokens"] == 40 * 64
 
@@ -179,7 +179,7 @@ def test_hopeless_calls_stop_with_the_command_that_goes_on(
     capsys, data, server, tmp_path, change, needle
 ):
     code, _, err = run(capsys, *options(data, server, tmp_path, **change))
-    assert code == 1 and needle in err and "go on with: memcalib evaluate" in err
+    assert code == 1 and needle in err and "run the same command again" in err
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
     (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
     code, _, err = run(capsys, *options(data, server, tmp_path))
     assert code == 1 and "No space left" in err and "rollouts.jsonl" in err
-    assert "go on with: memcalib evaluate" in err
+    assert "continue with: memcalib evaluate" in err
 
 
 def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(

@@ -296,7 +296,7 @@ def test_the_rank_is_read_blind_and_stands_beside_those_of_others(tmp_path):
                 assert again.forecast()["to ask"] == 0 and again.run() == exams[name]
                 assert server.stats()["requests"] == asked
     good = exams["good"]
-    assert good["rank"]["right"] == 100 and good["rank"]["read"] == 12
+    assert good["rank"]["right"] == good["rank"]["flawless"] == 100 and good["rank"]["read"] == 12
     assert good["rank"]["judge"] != good["judge"]
     assert good["rubric_help"]["pairs"] == 3 and good["rubric_help"]["difference"] == 0
     assert good["numbers"]["used_accuracy"] == 100
@@ -309,6 +309,30 @@ def test_the_rank_is_read_blind_and_stands_beside_those_of_others(tmp_path):
     page = (tmp_path / "noisy" / "exam.html").read_text()
     assert "Judges that do not read" in page and "Hard pairs, read blind" in page
     assert find_exam(good["judge"], tmp_path / "good")["rank"]["right"] == 100
+
+
+def test_an_exam_that_cannot_be_compared_has_no_place_and_is_counted(tmp_path):
+    run = c.ExamRun(
+        c.Exam(judge="micro-exact", answers=1, probes=0), tmp_path / "own", dry_run=True
+    )
+    outcomes = [{"pair_id": "p1", "question_id": "e1", "right": True}]
+    alike = {"schema": "memcalib-exam-1", "data": {"hash": run.data["hash"]}}
+    rank = {"rank": {"outcomes": [{**outcomes[0], "right": False}]}}
+    others = {
+        "compared": {**alike, "judge": "other", **rank},
+        "of-an-earlier-edition": {"schema": "memcalib-exam-1", "judge": "early"},
+        "without-a-rank": {**alike, "judge": "unranked", "rank": None},
+        "on-other-data": {**alike, "judge": "elsewhere", **rank, "data": {"hash": "f0"}},
+        "without-a-name": {**alike, **rank},
+    }
+    for name, exam in others.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "exam.json").write_text(json.dumps(exam))
+    places = run._places({"judge": "own", "rank": {"outcomes": outcomes}})
+    assert set(places["judge"]) == {"own", "other"}
+    assert run.notes == [
+        f"places: 4 exams below {tmp_path} are on other data or have no rank, and are not compared"
+    ]
 
 
 def test_what_a_blind_judge_is_sent_has_no_level_and_no_rubric(tmp_path):

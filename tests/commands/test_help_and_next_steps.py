@@ -106,9 +106,7 @@ def test_an_old_name_works_with_a_note(old, new, capsys):
 
 # The commands that are printed -------------------------------------------------------------------
 
-PRINTED = re.compile(
-    rf"(?:^|[\s:`(])(memcalib (?:{'|'.join(COMMANDS)})\b[^`\n]*?)(?=`|\n|$)", re.M
-)
+PRINTED = re.compile(rf"(?:^|[\s:`(])(memcalib (?:{'|'.join(COMMANDS)})\b[^`\n]*?)(?=`|\n|$)", re.M)
 
 
 def printed_commands(text: str) -> list[str]:

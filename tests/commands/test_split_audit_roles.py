@@ -57,6 +57,18 @@ def test_a_file_is_split_without_a_question_in_two_parts(examples_file, tmp_path
     assert code == 1 and "has splits already" in error
 
 
+def test_the_parts_of_a_private_run_are_closed_to_others(examples_file, tmp_path, capsys):
+    run_folder = tmp_path / "run"
+    run_folder.mkdir(mode=0o700)
+    (run_folder / "parameters.json").write_text("{}")
+    data = run_folder / "examples.jsonl"
+    data.write_bytes(examples_file.read_bytes())
+    out = tmp_path / "parts"
+    code, _, _ = run(capsys, "split", data, "--out", out, "--size", "a=0.5", "--size", "b=0.5")
+    assert code == 0
+    assert out.stat().st_mode & 0o077 == 0
+
+
 def test_a_split_larger_than_the_file_names_it_and_writes_nothing(examples_file, tmp_path, capsys):
     out = tmp_path / "parts"
     code, _, error = run(capsys, "split", examples_file, "--out", out)

@@ -39,7 +39,7 @@ from memcalib.trainer.recipe import load_start
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.trainer.train_config import TrainConfig
 from memcalib.trainer.callbacks import LOGGED, StepRows
-from memcalib.trainer.recipe import Examples, read_splits, teaching_rows
+from memcalib.trainer.recipe import Examples, recipe_examples, teaching_rows
 from memcalib.commands.train import TrainRun
 
 torch.set_num_threads(1)
@@ -104,7 +104,7 @@ def test_every_method_from_one_recipe(capsys, tmp_path, method):
     assert distance > 0, "the policy is not the one it started from"
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["config"]["method"] == method and manifest["seeds"] == {"train": 5}
-    example = read_splits(load_recipe("micro", SMALL)).train[0]
+    example = recipe_examples(load_recipe("micro", SMALL)).train[0]
     assert manifest["judge"] == exact_judge(example, "").judge
     assert manifest["cost"] == 0 and manifest["sessions"][0]["step"] == 2
     assert manifest["versions"]["torch"]
@@ -674,9 +674,9 @@ def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
     train = file_recipe["data"]["train"]
     recipe = Recipe.model_validate({**file_recipe, "data": {"train": train, "validation": train}})
     with pytest.raises(ValueError, match="6 validation examples are training examples too"):
-        read_splits(recipe)
+        recipe_examples(recipe)
     two = Recipe.model_validate({**file_recipe, "data": {"train": {"path": train, "limit": 2}}})
-    assert len(read_splits(two).train) == 2
+    assert len(recipe_examples(two).train) == 2
 
 
 def test_the_exact_judge_needs_its_own_world(tmp_path, file_recipe):
@@ -721,7 +721,7 @@ def write_lines(file: Path, rows: list[dict]) -> Path:
     ],
 )
 def test_bad_demonstrations(tmp_path, file_recipe, rows, needle):
-    examples = read_splits(Recipe.model_validate(file_recipe))
+    examples = recipe_examples(Recipe.model_validate(file_recipe))
     lines = []
     for row in rows:
         example_id = examples.train[0].id if row["example_id"] == 0 else row["example_id"]
@@ -742,7 +742,7 @@ def test_answers_to_examples_that_measure_are_not_taught(tmp_path, file_recipe, 
         write_jsonl(test_file, make_examples("short", 3, 99, "test"))
         data = {**file_recipe["data"], "test": str(test_file)}
         recipe = Recipe.model_validate({**file_recipe, "demonstrations": str(file), "data": data})
-    examples = read_splits(recipe)
+    examples = recipe_examples(recipe)
     held_out = examples.validation
     if split == "test":
         held_out = examples.test or load_examples(test_file)
@@ -763,7 +763,7 @@ def test_answers_to_examples_that_measure_are_not_taught(tmp_path, file_recipe, 
 
 
 def test_sft_on_own_demonstrations(tmp_path, file_recipe):
-    examples = read_splits(Recipe.model_validate(file_recipe))
+    examples = recipe_examples(Recipe.model_validate(file_recipe))
     rows = [
         {"example_id": e.id, "response": "Keep July in mind.", "status": "accepted"}
         for e in examples.train

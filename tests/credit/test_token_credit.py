@@ -15,7 +15,6 @@ from memcalib.credit.divergences import token_divergences
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.sampling import prompt_encoder, sample_tokens
-from memcalib.localization import Thresholds
 from memcalib.products.micro.world import exact_judge
 from memcalib.problem import judgment_for
 from memcalib.rules.base import CreditConfig

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import judgment_lists, levels, make
+from strategies import judgment_lists, make
 import memcalib
 from memcalib.evaluation import breakdown
 from memcalib.metrics import METRICS, metric_table
-from memcalib.problem import Judgment, Level
+from memcalib.problem import Level
 
 REFERENCE = Path(memcalib.__file__).parent / "data" / "reference"
 drawn = settings(max_examples=60, deadline=None, derandomize=True)
@@ -124,6 +124,13 @@ def test_a_level_without_scored_atoms_has_no_accuracy():
     table = breakdown.atom_table([make([0, 1], [0, None])], by="ideal").set_index("ideal")
     assert table.loc["Ignore", "accuracy"] == 100 and math.isnan(table.loc["Bound", "accuracy"])
     assert table.loc["Bound", "unscored_atoms"] == 1
+
+
+def test_kinds_of_your_own_slice_the_atoms():
+    kinds = {"first": r"p1_", "later": r"p\d"}
+    table = breakdown.atom_table([make([0, 1, 2], [0, 2, 2])], by="kind", kinds=kinds)
+    by_kind = table.set_index("kind")["atoms"].to_dict()
+    assert by_kind == {"first": 1, "later": 2}
 
 
 def test_kinds_of_the_micro_world_are_known():

@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, TypeVar
 
 import pandas as pd

@@ -6,7 +6,7 @@ from itertools import chain
 from hypothesis import strategies as st
 
 from memcalib.products.micro.world import OWNERS, REQUESTS, SCOPES, WORDS
-from memcalib.products.micro.practice.source import ATTRIBUTES, DOMAIN_OF, Fact, Request
+from memcalib.products.micro.practice.source import ATTRIBUTES, DOMAIN_OF, Fact, MicroRequest
 
 ATTRIBUTES_WITH_NOUNS = [
     (attribute, noun)
@@ -27,13 +27,13 @@ def every_fact(draw) -> Fact:
 
 
 @st.composite
-def every_request(draw) -> Request:
+def every_request(draw) -> MicroRequest:
     """Any request, with at most four things."""
     task = draw(st.sampled_from(sorted(DOMAIN_OF)))
     scope = draw(st.sampled_from(SCOPES))
     rng = draw(st.randoms(use_true_random=False))
     count = draw(st.integers(0, 4))
-    return Request(task, scope, tuple(rng.sample(REQUESTS[task], count)))
+    return MicroRequest(task, scope, tuple(rng.sample(REQUESTS[task], count)))
 
 
 def bounds(count: int, rate: float, width: float = 4.5) -> tuple[float, float]:

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -468,6 +467,18 @@ def test_a_cache_of_another_user_is_not_believed(tmp_path):
         with pytest.raises(CacheError, match="belongs to another user") as caught:
             use(CallCache(path))
         assert str(path) in str(caught.value) and "MEMCALIB_CACHE" in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_what_another_user_lays_beside_the_cache_is_not_believed(tmp_path, suffix):
+    """SQLite plays back a log that it finds beside its file."""
+    path = tmp_path / "calls.sqlite"
+    beside = tmp_path / f"calls.sqlite{suffix}"
+    beside.write_bytes(b"")
+    os.chown(beside, 65534, 65534)
+    with pytest.raises(CacheError, match=f"{suffix}: belongs to another user"):
+        CallCache(path).get("k")
 
 
 def test_a_cache_that_can_only_be_read_says_so(tmp_path):

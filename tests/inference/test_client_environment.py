@@ -1,12 +1,21 @@
 """What leaves with a request: what the settings name, and nothing of the environment."""
 
 import asyncio
+import socket
 
 import pytest
 from faulty_server import FaultyServer
+from pydantic import BaseModel
 
 from memcalib.inference.client import Client
-from memcalib.inference.endpoint import Endpoint, proxy_for
+from memcalib.inference.endpoint import (
+    CallError,
+    Endpoint,
+    is_this_machine,
+    proxies_in,
+    proxy_for,
+)
+from memcalib.io.keys import hide_secrets
 
 HELLO = [{"role": "user", "content": "my diagnosis is private"}]
 MARK = "secret-of-the-environment"
@@ -160,3 +169,76 @@ def test_requests_go_by_the_proxy_that_is_named(full_environment):
         with pytest.raises(Exception, match="no connection to http://collect.example/v1"):
             ask("http://collect.example/v1")
         assert len(proxy.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost.",
+        "127.1",
+        "127.0.0.1.",
+        "2130706433",
+        "0x7f000001",
+        "0",
+        "[::ffff:127.0.0.1]",
+        "[::1]",
+        "ip6-localhost",
+        "localhost.localdomain",
+        socket.gethostname(),
+    ],
+)
+def test_every_way_to_write_this_machine_goes_past_the_proxy(monkeypatch, host):
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert is_this_machine(f"http://{host}:8000/v1")
+    assert proxy_for(f"http://{host}:8000/v1") is None
+
+
+@pytest.mark.parametrize("host", ["127.evil.example", "localhost.example", "10.0.0.1", "[::2]"])
+def test_another_machine_is_no_part_of_this_one(host):
+    assert not is_this_machine(f"http://{host}/v1")
+
+
+@pytest.mark.parametrize("login", ["u:p@ssw0rdX9", "u:pw/slash9X", "me"])
+def test_whatever_the_login_of_a_proxy_holds_it_is_not_shown(monkeypatch, login):
+    monkeypatch.setenv("http_proxy", f"http://{login}@proxy.example:3128")
+    settings = Holder(endpoint=Endpoint(model="m", base_url="http://far.example/v1"))
+    assert proxies_in(settings) == {"endpoint": "http://***@proxy.example:3128"}
+
+
+class Holder(BaseModel):
+    endpoint: Endpoint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "/R7mQpLrTzWvBn8sHdJfGcx9Yk2m"),
+        ("LUMEN_API_KEY", "~x8PqLm29TzWvBn8s"),
+        ("LUMEN_API_KEY", "x8PqLm29"),
+        ("LUMEN_PASS", "x8PqLm29TzWvBn8s"),
+        ("LUMEN_PWD", "x8PqLm29TzWvBn8s"),
+        ("LUMEN_AUTH", "x8PqLm29TzWvBn8s"),
+        ("LUMEN_CREDENTIAL", "x8PqLm29TzWvBn8s"),
+        ("LUMEN_PASSPHRASE", "wide-open-sea-air"),
+    ],
+)
+def test_a_value_of_a_variable_that_is_named_like_a_key_is_refused(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(CallError, match=r"extra_body\.user holds what looks like a key") as caught:
+        Endpoint(model="m", base_url="http://far.example/v1", extra_body={"user": value})
+    assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SSH_AUTH_SOCK", "/tmp/ssh-9f8a7b6c5d/agent.1234"),
+        ("MY_KEY_FILE", "/srv/keys/not-there-1234"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("MAX_THINKING_TOKENS", "31999"),
+    ],
+)
+def test_paths_and_settings_are_no_keys(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert hide_secrets(f"it is {value}, once") == f"it is {value}, once"

@@ -1,8 +1,10 @@
 """Where a prompt may go, replies that are no HTTP, and waits that are said."""
 
 import asyncio
+import gzip
 import logging
 import threading
+import tracemalloc
 from contextlib import contextmanager
 
 import pytest
@@ -252,3 +254,35 @@ def test_a_row_of_the_cache_that_is_no_whole_reply_is_asked_for_again(tmp_path, 
         cache.put(client.key(HELLO), stored)
         assert ask(client).text == "ok" and len(server.requests) == 1
         assert ask(Client(endpoint(server.url), cache)).text == "ok" and len(server.requests) == 1
+
+
+KEY = "kestrel-owl-77"
+
+
+@pytest.mark.parametrize("place", ["model", "finish_reason"])
+def test_a_key_that_a_server_sends_back_as_a_name_is_hidden(monkeypatch, caplog, place):
+    """A server knows the key that it was given, and may name itself after it."""
+    monkeypatch.setenv("LUMEN_API_KEY", KEY)
+    reply = completion("ok")
+    if place == "model":
+        reply["model"] = f"Bearer {KEY}"
+    else:
+        reply["choices"][0]["finish_reason"] = KEY
+    with FaultyServer((200, reply)) as server:
+        client = Client(endpoint(server.url, key_env="LUMEN_API_KEY"))
+        answer = ask(client)
+    assert KEY not in str(answer) + caplog.text
+    assert "***" in (answer.answered_by if place == "model" else answer.finish_reason)
+
+
+def test_an_error_that_unpacks_to_gigabytes_is_read_no_further_than_a_megabyte():
+    bomb = gzip.compress(b"x" * 50_000_000)
+    headers = {"Content-Encoding": "gzip", "Content-Type": "text/plain"}
+    with FaultyServer((400, bomb, headers)) as server:
+        tracemalloc.start()
+        with pytest.raises(CallError, match="answered 400") as caught:
+            ask(Client(endpoint(server.url, attempts=1)))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 2000
+    assert peak < 25_000_000  # one packet that is unpacked, not the body

@@ -20,7 +20,7 @@ from memcalib.inference.local import LocalBackend, VllmBackend
 from memcalib.inference.sampling import (
     draw,
     end_tokens,
-    evaluate,
+    answer_and_judge,
     evaluating,
     prompt_encoder,
     sample_answers,
@@ -253,7 +253,9 @@ def test_damaged_weights_are_an_error():
 
 def test_no_memory_asks_without_and_judges_with():
     options = dict(condition="no_memory", prompt_template="micro", max_tokens=4, name="x")
-    rollouts, judgments = evaluate(build_policy(0), TOKENIZER, EXAMPLES[:2], exact_judge, **options)
+    rollouts, judgments = answer_and_judge(
+        build_policy(0), TOKENIZER, EXAMPLES[:2], exact_judge, **options
+    )
     assert [len(j.atoms) for j in judgments] == [len(e.atoms) for e in EXAMPLES[:2]]
     assert {rollout.condition for rollout in rollouts} == {"no_memory"}
     assert {(j.condition, j.model) for j in judgments} == {("no_memory", "x")}

@@ -34,6 +34,17 @@ def named(model: str) -> dict:
         ("m", "", False),
         ("m", 7, False),
         ("large", "small", True),
+        ("model-small", "model-small-2407", False),
+        ("model-flash", "model-flash-001", False),
+        ("judge", "judge:latest", False),
+        ("gpt-4", "gpt-4.1-nano", True),
+        ("claude-3", "claude-3-5-haiku-20241022", True),
+        ("llama-3", "llama-3.2-1b-instruct", True),
+        ("Qwen3", "Qwen3-0.6B", True),
+        ("mistral", "mistral-7b", True),
+        ("deepseek-v3", "deepseek-v3.1", True),
+        ("qwen2.5:72b", "qwen2.5:7b", True),
+        ("org/m", "other/m", True),
     ],
 )
 def test_what_is_another_model(requested, reply, is_other):

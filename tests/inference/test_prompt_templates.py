@@ -16,7 +16,6 @@ from memcalib.inference.rollout import (
 )
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import PROMPT_TEMPLATES, PromptTemplate, plain_prompt, render
-from memcalib.io.records import DataError
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
 memories = st.lists(st.tuples(st.integers(1, 9), st.text(max_size=30)), max_size=4)

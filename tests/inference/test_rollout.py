@@ -26,7 +26,7 @@ from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import make_examples
-from memcalib.problem import PROMPT_TEMPLATES, Rollout, plain_prompt, render
+from memcalib.problem import PROMPT_TEMPLATES, Rollout, render
 from memcalib.io.records import DataError, read_jsonl
 from memcalib.inference.rollout import (
     EndpointBackend,

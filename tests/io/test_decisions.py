@@ -26,7 +26,7 @@ from memcalib.io.decisions import (
     read_cell,
     read_sheet_rows,
     sheet_cell,
-    text_faults,
+    copied_text_faults,
     write_csv,
 )
 
@@ -376,7 +376,10 @@ def test_all_faults_of_a_sheet_come_together_and_with_the_row_a_spreadsheet_show
     (tmp_path / "s.csv").write_text('item,good,text\na,x,one\n,,\n"b\nc",1,two\nd,,three\n')
 
     def faults(line):
-        return [*cell_faults(line, "good", int, "numbers"), *text_faults(line, "text", "one")]
+        return [
+            *cell_faults(line, "good", int, "numbers"),
+            *copied_text_faults(line, "text", "one"),
+        ]
 
     with pytest.raises(DataError) as error:
         read_sheet_rows(

@@ -17,13 +17,14 @@ from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import load_policy
 from memcalib.io.records import DataError
 from memcalib.trainer.train_config import world_config
-from memcalib.trainer.traces import SCHEMA, TraceWriter, read_traces, sample_credit, trace_of
+from memcalib.trainer.traces import SCHEMA, TraceWriter, sample_credit
+from memcalib.trainer.trace_files import read_traces, trace_of
 from memcalib.commands.cli import app
 from memcalib.report.credit_viewer import (
     MEASURES,
     REASONS,
     TraceViewer,
-    answer_html,
+    credit_html,
     answer_view,
     fallback_counts,
     heat_class,
@@ -222,7 +223,7 @@ def test_the_legend_says_what_its_measure_means(measure):
         "reward": 1.0,
         "channels": {"CB-": channel},
     }
-    every, (low, style, high) = legends(answer_html(trace, [None, "CB-"], measure))
+    every, (low, style, high) = legends(credit_html(trace, [None, "CB-"], measure))
     assert every == ("discouraged -2.000", "", "+2.000 encouraged")  # whatever colours a channel
     scale = {"push": 0.5 * (1 + 0.75 * 0.75), "d": 1.25, "m": 0.75, "q": 0.75}[measure]
     assert (low, high) == tuple(words.format(scale) for words in WORDS[measure])
@@ -249,7 +250,7 @@ def test_nothing_on_a_page_runs():
         "reward": 1.0,
     }
     trace |= {"example_id": EVIL, "question": EVIL, "response": EVIL, "channels": {"C+": channel}}
-    page = answer_html(trace)
+    page = credit_html(trace)
     assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
     assert html.escape("<script>") in page
 

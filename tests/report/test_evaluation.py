@@ -372,7 +372,7 @@ def test_quality_is_the_mean_over_seeds_of_rated_answers(rated):
 def test_evidence_counts_every_used_atom_once(tmp_path):
     run = rows.load_run(play(tmp_path))
     used = [a for j in run.judgments for a in j.atoms if a.actual]
-    row = tables.evidence_table(run.atoms).iloc[0]
+    row = tables.quotation_table(run.atoms).iloc[0]
     assert row["used atoms"] == len(used)
     assert row["quote found"] == sum(a.grounded for a in used)
     assert row["not in the answer"] == sum(not a.grounded for a in used) > 0

@@ -19,8 +19,8 @@ from memcalib.credit.divergences import token_divergences
 from memcalib.credit.sentences import response_units, token_spans
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.sampling import prompt_encoder
-from memcalib.problem import CHANNELS, Judgment, Level, judgment_for
-from memcalib.products.micro.world import answer, exact_judge, noisy_levels
+from memcalib.problem import CHANNELS, Judgment, Level
+from memcalib.products.micro.world import answer, exact_judge
 from memcalib.rules.base import CreditConfig
 from memcalib.rules.evidence import evidence_tokens
 from memcalib.trainer.rewards import ChannelRewards, RetryingJudge, assign_credit, quoting_judge

@@ -20,14 +20,12 @@ import memcalib
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.sampling import prompt_encoder
 from memcalib.localization import Signal, weigh
-from memcalib.problem import CHANNELS
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
-from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.products.reproduction.rule_runs import GridPlan, GridRun, Stage, run_grid, train_one
+from memcalib.products.micro.world import WORLDS, exact_judge
+from memcalib.products.reproduction.rule_runs import GridPlan, GridRun, GridStage, train_one
 from memcalib.products.reproduction.rule_tables import grid_frame
 from memcalib.rules.base import (
-    CREDIT_RULES,
     LOG_PROBABILITIES,
     ChannelWeights,
     CreditConfig,
@@ -40,7 +38,7 @@ from memcalib.rules.base import (
     rule_settings,
 )
 from memcalib.rules.counterfactual import ORDERED, CounterfactualRule
-from memcalib.trainer.forecast import forecast
+from memcalib.trainer.forecast import training_forecast
 from memcalib.trainer.recipe import load_recipe
 from memcalib.trainer.trace_files import read_traces, trace_of
 from memcalib.trainer.train_config import world_config
@@ -133,14 +131,14 @@ def test_the_loop_for_small_policies_trains_by_it():
     assert loop.token_credit.last.stats["localized"] > 0
 
 
-def test_a_grid_compares_it(tmp_path):
+def test_a_grid_compares_it():
     run = GridRun(rule=PATH, lr=1e-3, seed=1, world="short", steps=1, tests=4, generations=4)
     assert train_one(run).scores["SCS"] is not None
     plan = GridPlan(
         plain=dict(world="short", steps=1, tests=4, generations=4),
-        stages={"rules": Stage(rules=("gdpo", PATH), lr=(1e-3,), seeds=(1,))},
+        stages={"rules": GridStage(rules=("gdpo", PATH), lr=(1e-3,), seeds=(1,))},
     )
-    rows = run_grid(tmp_path, plan)
+    rows = [train_one(run) for run in plan.runs("rules")]
     assert set(grid_frame(plan, rows)["label"]) == {"GDPO", "last sentence"}
     with pytest.raises(ValueError, match="no_such_module"):
         GridRun(rule="no_such_module:Rule", lr=1e-3, seed=1)
@@ -148,7 +146,7 @@ def test_a_grid_compares_it(tmp_path):
 
 def test_the_forecast_counts_what_it_reads():
     recipe = load_recipe("micro", [f"train.mode={PATH}"])
-    plan = forecast(recipe, "memcalib-rl")
+    plan = training_forecast(recipe, "memcalib-rl")
     assert plan.work["tokens read by counterfactuals"] == 0
     assert "last sentences cost nothing" in plan.assumptions and not plan.refused
 
@@ -504,9 +502,9 @@ import memcalib.report.credit_viewer, memcalib.products.reproduction.rule_grid
 import memcalib.trainer.traces, memcalib.training
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
-from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.world import WORLDS, exact_judge
 from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule
-from memcalib.trainer.forecast import forecast
+from memcalib.trainer.forecast import training_forecast
 from memcalib.trainer.recipe import load_recipe
 from memcalib.trainer.train_config import world_config
 print(*CREDIT_RULES)
@@ -521,7 +519,8 @@ model, tokenizer = load_policy("cold-short")
 loop = CreditLoop(model, tokenizer, config, make_examples("short", 4, 0), exact_judge)
 loop.step()
 assert loop.token_credit.last.stats["localized"] > 0
-assert forecast(load_recipe("micro"), "memcalib-rl").work["tokens read by counterfactuals"] > 0
+plan = training_forecast(load_recipe("micro"), "memcalib-rl")
+assert plan.work["tokens read by counterfactuals"] > 0
 """
 
 

@@ -9,7 +9,7 @@ import typer.main
 from command_line import run
 
 from memcalib.commands.cli import app, setting_places
-from memcalib.settings.files import check_settings, load_settings, locate, merged
+from memcalib.settings.files import check_settings, load_settings, setting_location, merged
 from memcalib.io.settings import import_object
 from memcalib.products.dataset.build import Build, SourcePlan
 from memcalib.commands.evaluate import Evaluation
@@ -120,13 +120,13 @@ def test_a_later_place_wins(tmp_path):
 
 
 def test_locations_are_those_of_the_file():
-    assert locate(Evaluation, ("model", "endpoint", "rpm")).names == ["model", "rpm"]
-    misspelt = locate(Build, ("sources", 0, "domian"))
+    assert setting_location(Evaluation, ("model", "endpoint", "rpm")).names == ["model", "rpm"]
+    misspelt = setting_location(Build, ("sources", 0, "domian"))
     assert (misspelt.names, misspelt.owner) == (["sources", "0", "domian"], SourcePlan)
-    channel = locate(Recipe, ("train", "eta", "dict[str, float]", "C+"))
+    channel = setting_location(Recipe, ("train", "eta", "dict[str, float]", "C+"))
     assert (channel.names, channel.owner) == (["train", "eta"], TrainSettings)
-    assert locate(Recipe, ("judge", "endpoint", "extra_body")).secret
-    assert not locate(Recipe, ("train", "lr")).secret
+    assert setting_location(Recipe, ("judge", "endpoint", "extra_body")).secret
+    assert not setting_location(Recipe, ("train", "lr")).secret
 
 
 def test_a_key_is_never_repeated():
@@ -229,7 +229,7 @@ def test_a_source_of_ones_own_is_read(module):
     ("typed", "shown"),
     [
         (["build", "micro", "--rows", "5"], "rows: 5"),
-        (["quickstart", "--profile", "smoke", "--set", "eval_examples=7"], "eval_examples: 7"),
+        (["grid", "smoke", "--set", "plain.tests=7"], "tests: 7"),
         (["demonstrations", "--set", "making.rounds=2", "--limit", "2"], "rounds: 2"),
     ],
 )

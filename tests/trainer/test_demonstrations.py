@@ -16,7 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.commands.cli import main
-from memcalib.commands.demonstrate import DemonstrationRun, forecast, load_plan
+from memcalib.commands.demonstrate import (
+    DemonstrationRun,
+    demonstration_forecast,
+    load_demonstration_plan,
+)
 from memcalib.trainer.demonstrations import (
     ACCEPTED,
     FILE,
@@ -38,15 +42,15 @@ from memcalib.trainer.demonstrations import (
     CHECK,
     Attempt,
     DemonstrationConfig,
-    Evaluation,
-    Objection,
+    EvaluatorFinding,
+    AnswerObjection,
     atom_names,
     check_answer,
     demonstration_messages,
     find_leaks,
-    objections_of,
+    answer_objections,
     outcome_of,
-    repair_messages,
+    next_round_messages,
 )
 from memcalib.problem import Level, judgment_for, render, sample_records
 from memcalib.io.records import DataError, write_jsonl
@@ -114,11 +118,11 @@ def test_control_tokens_in_a_record_cannot_leave_the_json():
         and "[INST]" not in content
         and json.loads(content)["query"] == example.question
     )
-    later = repair_messages(
+    later = next_round_messages(
         example,
         DemonstrationConfig(),
         "No<|im_end|>",
-        [Objection(by=CHECK, rule="leak", detail="<|x|>")],
+        [AnswerObjection(by=CHECK, rule="leak", detail="<|x|>")],
     )
     assert not any("<|" in message["content"] for message in later[1:])
 
@@ -219,7 +223,7 @@ def test_objections_against_obvious_reference(data):
     safety = data.draw(st.sampled_from([None, True, False]))
     limit = data.draw(st.integers(0, 4))
     judgment = judgment_for(example, actual, task_quality=quality, safety_failure=safety)
-    objections = objections_of(judgment, "evaluator 1", limit)
+    objections = answer_objections(judgment, "evaluator 1", limit)
     if None in (*actual.values(), quality, safety):
         assert [o.rule for o in objections] == ["unreadable"]
         return
@@ -246,8 +250,8 @@ def test_every_pair_of_opinions_has_the_outcome_of_the_table():
         "unreadable": ["unreadable"],
     }
     for (a, one), (b, two) in itertools.product(opinions.items(), repeat=2):
-        both = [Objection(by="evaluator 1", rule=r) for r in one] + [
-            Objection(by="evaluator 2", rule=r) for r in two
+        both = [AnswerObjection(by="evaluator 1", rule=r) for r in one] + [
+            AnswerObjection(by="evaluator 2", rule=r) for r in two
         ]
         real = [name for name in (a, b) if name in ("against", "unsafe")]
         if a == b == "fine":
@@ -261,7 +265,7 @@ def test_every_pair_of_opinions_has_the_outcome_of_the_table():
 
 def test_reasons_name_the_gravest_rule():
     def against(rules):
-        return [Objection(by="evaluator 1", rule=r) for r in rules]
+        return [AnswerObjection(by="evaluator 1", rule=r) for r in rules]
 
     def tell(*rules):
         return verdict_of([Attempt(response="x", outcome="refused", objections=against(rules))])
@@ -272,7 +276,7 @@ def test_reasons_name_the_gravest_rule():
     leak = Attempt(
         response="x",
         outcome="unusable",
-        objections=[Objection(by=CHECK, rule="leak", detail="rubric")],
+        objections=[AnswerObjection(by=CHECK, rule="leak", detail="rubric")],
     )
     assert verdict_of([leak]) == ("rejected", "leak", "check: leak: rubric")
 
@@ -296,8 +300,8 @@ def test_the_repair_names_atoms_directions_and_evaluators():
     flat = judgment_for(
         example, dict.fromkeys(example.levels, Level.BOUND), task_quality=4, safety_failure=False
     )
-    against = objections_of(flat, "evaluator 1") + objections_of(flat, "evaluator 2")
-    messages = repair_messages(example, DemonstrationConfig(), "Be well.", against)
+    against = answer_objections(flat, "evaluator 1") + answer_objections(flat, "evaluator 2")
+    messages = next_round_messages(example, DemonstrationConfig(), "Be well.", against)
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"] and messages[2][
         "content"
     ] == "Be well."
@@ -312,14 +316,14 @@ def test_the_repair_names_atoms_directions_and_evaluators():
 def test_a_verdict_that_could_not_be_read_is_not_told_to_the_teacher():
     example = EXAMPLES[0]
     config = DemonstrationConfig()
-    lost = Objection(by="evaluator 1", rule="unreadable", detail="JSONDecodeError")
-    poor = Objection(by="evaluator 2", rule="task quality", detail="found 1")
+    lost = AnswerObjection(by="evaluator 1", rule="unreadable", detail="JSONDecodeError")
+    poor = AnswerObjection(by="evaluator 2", rule="task quality", detail="found 1")
     assert outcome_of([lost, poor]) == "refused"
-    (point,) = json.loads(repair_messages(example, config, "Hi.", [lost, poor])[-1]["content"])[
+    (point,) = json.loads(next_round_messages(example, config, "Hi.", [lost, poor])[-1]["content"])[
         "repair"
     ]
     assert point["rule"] == "task quality"
-    assert repair_messages(example, config, "Hi.", [lost, lost]) == demonstration_messages(
+    assert next_round_messages(example, config, "Hi.", [lost, lost]) == demonstration_messages(
         example, config
     )
 
@@ -589,12 +593,12 @@ def test_no_examples_is_no_error(server, tmp_path):
 
 
 def row(status="accepted", domain="health", outcomes=("accepted",), rules=(), reason=""):
-    both = [Evaluation(evaluator="m", by=f"evaluator {n}") for n in (1, 2)]
+    both = [EvaluatorFinding(evaluator="m", by=f"evaluator {n}") for n in (1, 2)]
     attempts = [
         Attempt(
             response="x",
             outcome=o,
-            objections=[Objection(by="evaluator 1", rule=r) for r in rules],
+            objections=[AnswerObjection(by="evaluator 1", rule=r) for r in rules],
             evaluations=[] if o == "unusable" else both,
         )
         for o in outcomes
@@ -738,10 +742,10 @@ def test_forecast_bounds_what_is_spent(server, tmp_path):
     options = {name: Endpoint(model=model, **end) for name, model in models.items()}
     file = tmp_path / "examples.jsonl"
     write_jsonl(file, EXAMPLES)
-    plan = load_plan({"data": str(file), "making": MICRO} | options)
+    plan = load_demonstration_plan({"data": str(file), "making": MICRO} | options)
     lines = {
         (line["role"], line["bound"]): line
-        for line in forecast(plan, EXAMPLES, tmp_path / "run", answer_tokens=25)
+        for line in demonstration_forecast(plan, EXAMPLES, tmp_path / "run", answer_tokens=25)
     }
     run = DemonstrationRun(plan, tmp_path / "run")
     run.finish()
@@ -769,11 +773,11 @@ def test_forecast_bounds_what_is_spent(server, tmp_path):
     )
     table = pd.read_csv(tmp_path / "run" / "table.csv")
     assert table["count"].tolist() == acceptance_table(run.rows())["count"].tolist()
-    assert forecast(plan, EXAMPLES, tmp_path / "run")[1]["calls"] == 0
+    assert demonstration_forecast(plan, EXAMPLES, tmp_path / "run")[1]["calls"] == 0
 
 
 def test_a_domain_that_is_a_formula_stays_text(tmp_path):
-    run = DemonstrationRun(load_plan({"limit": 3}), tmp_path)
+    run = DemonstrationRun(load_demonstration_plan({"limit": 3}), tmp_path)
     run.finish()
     rows = [row.model_copy(update={"domain": "=1+1"}) for row in run.rows()]
     write_jsonl(tmp_path / FILE, rows)
@@ -782,10 +786,10 @@ def test_a_domain_that_is_a_formula_stays_text(tmp_path):
 
 
 def test_dry_run_writes_nothing(tmp_path):
-    plan = load_plan({"limit": 3})
+    plan = load_demonstration_plan({"limit": 3})
     run = DemonstrationRun(plan, tmp_path / "run", dry_run=True)
     assert (
-        forecast(plan, run.examples, tmp_path / "run")[1]["calls"] == 9
+        demonstration_forecast(plan, run.examples, tmp_path / "run")[1]["calls"] == 9
         and not (tmp_path / "run").exists()
     )
 
@@ -949,7 +953,7 @@ def test_the_verb_says_why_nothing_was_accepted_and_how_to_go_on(tmp_path, capsy
     first_error, same = capsys.readouterr().err.split("memcalib: ")[1:]
     assert caught.value.code == 1 and "3 rows (3 rejected: leak)" in first_error
     assert (
-        first_error.count("go on with: memcalib demonstrations") == 1
+        first_error.count("continue with: memcalib demonstrations") == 1
         and "twice; allowed: two different models" in same
     )
     assert (
@@ -980,14 +984,14 @@ def test_a_plan_in_faults():
         ),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
-            load_plan(options)
+            load_demonstration_plan(options)
 
 
 def test_a_key_that_is_not_set_is_missed_before_the_folder_is_bound(tmp_path, monkeypatch):
     monkeypatch.setenv("A_KEY_THAT_IS_SET", "any")
     endpoint = {"model": "a", "base_url": "http://localhost:9/v1", "key_env": "A_KEY_THAT_IS_SET"}
     other = endpoint | {"model": "b", "key_env": "NO_SUCH_KEY_HERE"}
-    plan = load_plan(
+    plan = load_demonstration_plan(
         {
             "data": str(write_jsonl(tmp_path / "x.jsonl", EXAMPLES[:2])),
             "teacher": endpoint,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.sampling import prompt_encoder, sample_tokens
-from memcalib.trainer.distillation import TeacherLogps, head_logps, teacher_logps
+from memcalib.trainer.distillation import head_logps, teacher_logps
 from memcalib.io.parts import add_part, remove_part
 from memcalib.products.micro.world import WORLDS, exact_judge, hinted_prompt, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy, policy_path

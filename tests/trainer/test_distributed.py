@@ -1,6 +1,5 @@
 """Several processes train to the same numbers as one on the same answers."""
 
-import json
 import os
 import subprocess
 import sys

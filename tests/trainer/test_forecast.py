@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer_logger import hear
 from memcalib.trainer.forecast import (
     epoch_work,
-    forecast,
+    training_forecast,
     measure_texts,
     resolved,
     strategy,
     training_plan,
 )
-from memcalib.trainer.forecast import GIB, Plan, Shape, estimate_memory, model_shape
+from memcalib.trainer.forecast import GIB, TrainingPlan, ModelShape, estimate_memory, model_shape
 from memcalib.trainer.recipe import read_config
 from memcalib.products.micro.world import make_examples
 from memcalib.products.micro.policy import policy_path
@@ -150,7 +150,7 @@ def test_unknown_shapes_are_named(source, message):
 
 
 SHAPES = strategies.builds(
-    Shape,
+    ModelShape,
     parameters=strategies.integers(10**6, 10**10),
     adapter=strategies.sampled_from([0, 10**6]),
     block=strategies.integers(10**4, 10**6),
@@ -166,8 +166,8 @@ KINDS = strategies.sampled_from(["fsdp2", "zero3"])
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(SHAPES, KINDS, strategies.integers(1, 64), strategies.integers(0, 2))
 def test_sharding_divides_what_is_held(shape, kind, gpus, copies):
-    one = estimate_memory(shape, Plan(kind, gpus=1, copies=copies)).parts
-    many = estimate_memory(shape, Plan(kind, gpus=gpus, copies=copies)).parts
+    one = estimate_memory(shape, TrainingPlan(kind, gpus=1, copies=copies)).parts
+    many = estimate_memory(shape, TrainingPlan(kind, gpus=gpus, copies=copies)).parts
     for name in ("weights", "gradients", "optimizer", "reference or teacher"):
         assert many[name] * gpus == pytest.approx(one[name])
     trained = shape.adapter or shape.parameters
@@ -183,19 +183,21 @@ def test_sharding_divides_what_is_held(shape, kind, gpus, copies):
     strategies.integers(1, 4000),
 )
 def test_more_tokens_never_need_less(shape, kind, rows, answer):
-    small = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer))
-    large = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer + 1))
+    small = estimate_memory(shape, TrainingPlan(kind, 8, rows=rows, answer=answer))
+    large = estimate_memory(shape, TrainingPlan(kind, 8, rows=rows, answer=answer + 1))
     assert small.update <= large.update and small.peak <= large.peak
     assert all(value >= 0 and math.isfinite(value) for value in large.parts.values())
-    uncut = estimate_memory(shape, Plan(kind, 8, rows=rows, answer=answer, checkpointing=False))
+    uncut = estimate_memory(
+        shape, TrainingPlan(kind, 8, rows=rows, answer=answer, checkpointing=False)
+    )
     if shape.layers > 2 and shape.inner > 8 * shape.hidden:
         assert uncut.parts["activations"] >= small.parts["activations"]
 
 
 def test_a_sleeping_sampler_leaves_room_for_the_update():
     shape = model_shape(MODELS["qwen3"])
-    awake = estimate_memory(shape, Plan(colocated=0.5, sleeping=False, gpu_gib=80))
-    asleep = estimate_memory(shape, Plan(colocated=0.5, sleeping=True, gpu_gib=80))
+    awake = estimate_memory(shape, TrainingPlan(colocated=0.5, sleeping=False, gpu_gib=80))
+    asleep = estimate_memory(shape, TrainingPlan(colocated=0.5, sleeping=True, gpu_gib=80))
     assert awake.update - asleep.update == 40 * GIB and awake.sampling == asleep.sampling
 
 
@@ -300,7 +302,7 @@ PRICED = (
 @pytest.mark.parametrize("method", ["grpo", "memcalib-rl", "opsd-pg", "sft"])
 def test_only_methods_with_rewards_pay_for_answers(method):
     recipe = load_recipe("qwen3-8b", [PRICED])
-    judge = forecast(recipe, method).judge
+    judge = training_forecast(recipe, method).judge
     held_out = 0 if method == "sft" else 5 * 1500
     answers = 64_000 if method in ("grpo", "memcalib-rl") else 0
     assert judge["calls"] == answers + held_out and judge["of them validation"] == held_out
@@ -313,7 +315,7 @@ def test_fine_tuning_scores_nothing_before_its_first_step():
     settings = ["sft.eval_every=5", "train.eval_every=5"]
     recipe = load_recipe("micro", settings)
     for method, before in (("sft", 0), ("grpo", 1), ("opsd-gkd", 1)):
-        plan = forecast(recipe, method)
+        plan = training_forecast(recipe, method)
         rounds = before + plan.work["steps per epoch"] // 5
         assert plan.judge["of them validation"] == rounds * recipe.data.world.validation > 0
 
@@ -354,19 +356,19 @@ def test_a_teacher_reads_every_answer_behind_its_own_prompt(tmp_path, method):
 
 
 def test_an_unknown_price_is_not_zero():
-    plan = forecast(load_recipe("qwen3-8b"), "grpo")
+    plan = training_forecast(load_recipe("qwen3-8b"), "grpo")
     assert plan.judge["cost"] is None and "cost                unknown" in plan.text()
     assert any("judge.price" in text for text in plan.warnings)
 
 
 def test_counterfactuals_are_read_by_one_method_alone():
     read = {
-        m: forecast(load_recipe("micro"), m).work["tokens read by counterfactuals"]
+        m: training_forecast(load_recipe("micro"), m).work["tokens read by counterfactuals"]
         for m in ("gdpo", "memcalib-rl")
     }
     assert read["gdpo"] == 0 < read["memcalib-rl"]
     by = {
-        m: forecast(load_recipe("micro", [f"train.mode={m}"]), "memcalib-rl")
+        m: training_forecast(load_recipe("micro", [f"train.mode={m}"]), "memcalib-rl")
         for m in ("evidence", "evidence-kl")
     }
     read |= {mode: plan.work["tokens read by counterfactuals"] for mode, plan in by.items()}
@@ -393,9 +395,9 @@ def test_a_judge_writes_more_for_any_rule_that_needs_quotes(tmp_path, monkeypatc
     module = f"quoting_{quotes}".lower()
     (tmp_path / f"{module}.py").write_text(QUOTING.replace("QUOTES", str(quotes)))
     monkeypatch.syspath_prepend(str(tmp_path))
-    gdpo = forecast(load_recipe("qwen3-8b", [PRICED]), "gdpo").judge
+    gdpo = training_forecast(load_recipe("qwen3-8b", [PRICED]), "gdpo").judge
     recipe = load_recipe("qwen3-8b", [PRICED, f"train.mode={module}:RULE"])
-    plan = forecast(recipe, "memcalib-rl")
+    plan = training_forecast(recipe, "memcalib-rl")
     read = plan.judge["prompt tokens"] - gdpo["prompt tokens"]
     written = plan.judge["completion tokens"] - gdpo["completion tokens"]
     # 64,000 answers are trained on; 7,500 of validation are judged as always
@@ -408,13 +410,15 @@ def test_a_judge_writes_more_for_any_rule_that_needs_quotes(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("method", ["gdpo", "opsd-pg", "sft"])
 def test_what_has_no_rule_of_its_own_is_not_set_beside_gdpo(method):
-    plan = forecast(load_recipe("qwen3-8b"), method)
+    plan = training_forecast(load_recipe("qwen3-8b"), method)
     assert plan.beside_gdpo == {}
     assert "in steps of GDPO" not in plan.text()
 
 
 def test_a_step_is_set_beside_one_of_gdpo():
-    text = forecast(load_recipe("qwen3-8b", ["train.mode=evidence-kl"]), "memcalib-rl").text()
+    text = training_forecast(
+        load_recipe("qwen3-8b", ["train.mode=evidence-kl"]), "memcalib-rl"
+    ).text()
     lines = text.partition("A step, in steps of GDPO\n")[2].splitlines()[:3]
     assert [line.split()[-1] for line in lines] == ["1.32", "1.03", "1.03"]
 
@@ -441,7 +445,7 @@ def test_a_distilled_policy_holds_one_frozen_copy():
 )
 def test_faults_are_named(changes, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        forecast(load_recipe("qwen3-8b", changes), "memcalib-rl")
+        training_forecast(load_recipe("qwen3-8b", changes), "memcalib-rl")
 
 
 @pytest.mark.parametrize(
@@ -455,7 +459,7 @@ def test_faults_are_named(changes, message):
     ],
 )
 def test_mistakes_are_warned_of(changes, warning):
-    plan = forecast(load_recipe("qwen3-8b", changes), "grpo")
+    plan = training_forecast(load_recipe("qwen3-8b", changes), "grpo")
     assert any(warning in text for text in plan.warnings)
 
 
@@ -481,11 +485,11 @@ def test_the_page_says_where_the_memory_is(tmp_path):
         (["launch.memory_gib=24"], "Memory of one GPU, GiB"),
         (["launch.processes=4", "launch.memory_gib=24"], "Memory of each of 4 GPUs, GiB"),
     ):
-        text = forecast(load_recipe("micro", changes), "memcalib-rl").text()
+        text = training_forecast(load_recipe("micro", changes), "memcalib-rl").text()
         assert title in text and "vLLM" not in text, "a part that holds nothing is left out"
         assert ("runtime" in text) == ("GPU" in title), "the CPU has no runtime of its own"
-    assert "vLLM's share" in forecast(load_recipe("qwen3-8b"), "grpo").text()
-    assert "gradients" in forecast(load_recipe("qwen3-8b"), "sft").text()
+    assert "vLLM's share" in training_forecast(load_recipe("qwen3-8b"), "grpo").text()
+    assert "gradients" in training_forecast(load_recipe("qwen3-8b"), "sft").text()
 
 
 def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
@@ -493,7 +497,7 @@ def test_what_a_run_would_be_refused_for_on_this_machine(monkeypatch):
     monkeypatch.delenv("JUDGE_API_KEY", raising=False)
 
     def refused(method, *changes, name="qwen3-8b"):
-        return forecast(load_recipe(name, changes), method).refused
+        return training_forecast(load_recipe(name, changes), method).refused
 
     needle = "judge.key_env: found 'JUDGE_API_KEY'"
     needs_key = [m for m in LABELS.values() if any(needle in text for text in refused(m))]
@@ -521,8 +525,11 @@ def test_fine_tuning_begins_with_its_own_model():
         (["start.model=owner/name", "base.model=pretrained"], "sft", []),
         (["base.model=owner/base"], "sft", ["memory unknown: owner/base"]),
     ):
-        warnings = forecast(load_recipe("micro", changes), method).warnings
+        warnings = training_forecast(load_recipe("micro", changes), method).warnings
         heads = [text.split(" bfloat16")[0].split(" is not")[0] for text in warnings]
         assert heads == warned, changes
     wide = load_recipe("micro", ["launch.memory_gib=80", "start.model=owner/name"])
-    assert forecast(wide, "sft").shape.parameters > 200_000 and forecast(wide, "gdpo").shape is None
+    assert (
+        training_forecast(wide, "sft").shape.parameters > 200_000
+        and training_forecast(wide, "gdpo").shape is None
+    )

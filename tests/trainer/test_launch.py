@@ -22,7 +22,7 @@ from transformers.integrations import deepspeed
 
 import memcalib.trainer.train_config as settings
 from memcalib.trainer.checkpoints import decisive
-from memcalib.trainer.forecast import forecast, launch_file, strategy
+from memcalib.trainer.forecast import training_forecast, launch_file, strategy
 from memcalib.trainer.forecast import GIB, model_shape
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.products.micro.policy import build_tokenizer
@@ -57,7 +57,7 @@ def test_every_folder_is_whole_and_linked():
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_recipes_are_forecast_without_weights(name, method):
-    plan = forecast(load_recipe(name), method)
+    plan = training_forecast(load_recipe(name), method)
     recipe = load_recipe(name)
     assert plan.gpus == 8 * recipe.launch.nodes
     assert not [text for text in plan.warnings if "fit" in text or "unknown:" in text]
@@ -138,7 +138,7 @@ def test_deepspeed_settings_fit_the_trainer(name, tmp_path):
     again = load_recipe(name, [f"launch.accelerate={name}/deepspeed.json"])
     assert (
         strategy(again.launch) == "zero3"
-        and forecast(again, "gdpo").memory["expected"].peak < 80 * GIB
+        and training_forecast(again, "gdpo").memory["expected"].peak < 80 * GIB
     )
 
 
@@ -218,6 +218,27 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
     assert arguments.config_file == str(FOLDERS / name / "accelerate.yaml")
 
 
+def test_in_an_allocation_of_slurm_the_script_starts_itself_on_each_node(tmp_path):
+    """`srun` and `scontrol` are stand-ins: the first runs the command once, as the second node."""
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/srun.words\nshift 4\n'
+        'SLURM_NODEID=1 exec "$@"\n'
+    )
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nprintf 'node7\\nnode8\\n'\n")
+    for file in (srun, scontrol):
+        file.chmod(file.stat().st_mode | stat.S_IEXEC)
+    slurm = dict(SLURM_JOB_ID="12", SLURM_JOB_NODELIST="node[7-8]")
+    done, words = run_script(tmp_path, "qwen3.5-35b-a3b", "gdpo", "--seed", "5", **slurm)
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "srun.words").read_text().splitlines()
+    assert asked[:4] == ["--nodes", "2", "--ntasks-per-node", "1"]
+    arguments = launch_command_parser().parse_args(words[2:])
+    assert (arguments.machine_rank, arguments.main_process_ip) == (1, "node7")
+    assert arguments.training_script_args[-2:] == ["--seed", "5"]
+
+
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     variables = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}
@@ -226,7 +247,7 @@ def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     _, recipe, *arguments_left = launch_command_parser().parse_args(words[2:]).training_script_args
     options = dict(zip(arguments_left[::2], arguments_left[1::2], strict=True))
     assert options["--method"] == method and options["--out"] == f"runs/{name}/{method}"
-    shown = forecast(
+    shown = training_forecast(
         load_recipe(recipe, [options["--set"]]), method, settings=[options["--set"]]
     ).text()
     assert f"Memory of each of {load_recipe(name).launch.processes} GPUs" in shown
@@ -271,7 +292,11 @@ def test_the_baseline_learns_from_all_examples(tmp_path, name):
     chosen = load_recipe(
         recipe, [text.replace("=data/", f"={tmp_path}/data/") for text in settings]
     )
-    assert len(teaching_rows(chosen, Examples([]))) == forecast(chosen, "sft").work["rows"] == 12
+    assert (
+        len(teaching_rows(chosen, Examples([])))
+        == training_forecast(chosen, "sft").work["rows"]
+        == 12
+    )
 
 
 @pytest.mark.parametrize("method", ["sft", "memcalib-rl"])

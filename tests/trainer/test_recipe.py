@@ -16,7 +16,7 @@ from memcalib.trainer.recipe import (
     load_recipe,
     method_config,
     preflight,
-    read_splits,
+    recipe_examples,
     shipped_recipes,
 )
 from memcalib.settings.files import with_settings
@@ -152,7 +152,7 @@ def test_a_recipe_takes_the_file_of_a_prompt_template(tmp_path):
         ],
     )
     config = method_config(recipe, "gdpo")
-    shown = render(read_splits(recipe).train[0], prompt_template=config.prompt_template)
+    shown = render(recipe_examples(recipe).train[0], prompt_template=config.prompt_template)
     assert config.prompt_template == "polite" and " -- please: " in shown[-1]["content"]
     assert method_config(recipe, "opsd-pg").teacher_prompt_template == "polite"
 
@@ -290,10 +290,10 @@ WIDE = {
     "lr": (5, "numbers above 0, at most 1"),
     "lora_rank": (10**6, "whole numbers from 0 to 4,096"),
     "generations": (1, "whole numbers from 2 to 10,000"),
-    "prompts": (10**9, "whole numbers from 1 to 1,000,000"),
+    "prompts": (10**9, "whole numbers from 1 to 1,048,576"),
     "cap": (0.5, "numbers from 1 to 1,000"),
     "eta": (1.5, "numbers from 0 to 1, or mappings"),
-    "top_k": (0, "whole numbers from 1 to 1,000,000"),
+    "top_k": (0, "whole numbers from 1 to 1,048,576"),
     "max_tokens": (10**9, "whole numbers from 1 to 1,048,576"),
     "drift_length": (1, "numbers above 1, at most 1,000, or null"),
     "temperature": (float("inf"), "numbers above 0, at most 100"),

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl.trainer.utils
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
@@ -136,7 +137,17 @@ def test_no_control_token_gets_into_an_answer(pieces):
     }
 
 
-def test_the_loss_is_the_mean_over_completion_tokens(tmp_path):
+@pytest.mark.parametrize("limit", [2**24, 0], ids=["every token scored", "answers alone"])
+def test_the_loss_is_the_mean_over_completion_tokens(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr("memcalib.trainer.sft.LOGITS", limit)
+    scored = []
+    inner = trl.trainer.utils._ChunkedLogProbFunction.apply
+
+    def counted(hidden, *arguments):
+        scored.append(len(hidden))
+        return inner(hidden, *arguments)
+
+    monkeypatch.setattr(trl.trainer.utils._ChunkedLogProbFunction, "apply", counted)
     model = build_policy(0)
     config = SMALL.model_copy(update={"lora_rank": 0, "epochs": 1.0, "batch_size": 24})
     total_loss = 0.0
@@ -156,6 +167,7 @@ def test_the_loss_is_the_mean_over_completion_tokens(tmp_path):
     row = json.loads((tmp_path / "steps.jsonl").read_text().splitlines()[0])
     assert row["loss"] == pytest.approx(total_loss / count, abs=1e-4)
     assert row["token_accuracy"] == pytest.approx(hits / count, abs=1e-6)
+    assert (sum(scored) == count) == (limit == 0)
 
 
 # length

@@ -7,7 +7,7 @@ __all__ = ['LabelItem', 'SampledAtom', 'label_items', 'item_html', 'Label', 'rea
 
 # %% ../../../nbs/products/annotation/01_labels.ipynb #8262bdf7
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 

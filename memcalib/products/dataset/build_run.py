@@ -25,7 +25,7 @@ from memcalib.products.dataset.card import (
     attrition_table,
     composition_table,
     count_examples,
-    lay_out,
+    lay_out_folder,
     structure_table,
     withdraw_on_card,
     write_card,
@@ -33,7 +33,7 @@ from memcalib.products.dataset.card import (
 from memcalib.products.dataset.pilot import (
     Batch,
     Commands,
-    Draw,
+    PilotDraw,
     FreezeError,
     Frozen,
     check_frozen,
@@ -98,7 +98,7 @@ class DrawnRows:
     the draws with their losses.
     """
 
-    draws: list[Draw] = field(default_factory=list)
+    draws: list[PilotDraw] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     findings: list[Violation] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)  # the names of all that were made
@@ -541,10 +541,10 @@ class BuildRun:
 
     def lay_out(self, folder: str | Path) -> list[Path]:
         """Copy what a hub wants of the finished build into a folder; returns the files, the card
-        first. Raises as `card.lay_out`, and `FreezeError` where it must not.
+        first. Raises as `card.lay_out_folder`, and `FreezeError` where it must not.
         """
         self.require_standing()
-        return lay_out(self.folder, folder)
+        return lay_out_folder(self.folder, folder)
 
 
 def _marked(examples: Sequence[Example]) -> tuple[list[Example], list[Drop]]:

@@ -6,7 +6,7 @@
 __all__ = ['Losses', 'HUB_LICENCES', 'KeyT', 'mixed_blocks', 'Counts', 'count_examples', 'domain_title', 'composition_table',
            'structure_table', 'origin_table', 'family_table', 'attrition_table', 'hub_licences', 'source_table',
            'consent_table', 'hub_configs', 'stage_table', 'review_table', 'CardFacts', 'card_warnings', 'card_header',
-           'dataset_card', 'write_card', 'withdraw_on_card', 'lay_out']
+           'dataset_card', 'write_card', 'withdraw_on_card', 'lay_out_folder']
 
 # %% ../../../nbs/products/dataset/12_card.ipynb #49484be6
 from collections import Counter, defaultdict
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .pilot import Frozen, check_frozen
 from .sources import Passed, Source
-from ..shared.dropped import Dropped
 from .splits import Sizes, split_parts
 from .stages import Drop
 from ...evaluation.breakdown import distractor_kind
@@ -833,7 +832,7 @@ def _published_files(build: Path) -> list[str]:
     return names
 
 
-def lay_out(build: str | Path, folder: str | Path) -> list[Path]:
+def lay_out_folder(build: str | Path, folder: str | Path) -> list[Path]:
     """Copy card, data files and splits of a finished build into a new or empty folder,
     as a hub takes them; returns the files.
 

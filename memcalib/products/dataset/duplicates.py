@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Cells', 'DOMAIN_WEIGHTS', 'jaccard', 'normal_text', 'NearConfig', 'MinHash', 'Sketch', 'sketch_texts', 'shingles',
-           'NearIndex', 'near_duplicates', 'deduplicate', 'HasQuestion', 'similar_pairs', 'question_groups', 'Leak',
+           'NearIndex', 'near_duplicates', 'deduplicate', 'HasQuestion', 'similar_pairs', 'groups_of_questions', 'Leak',
            'cross_split', 'choose_rows', 'clean_rows']
 
 # %% ../../../nbs/products/dataset/03_duplicates.ipynb #8f9552b5
@@ -305,7 +305,7 @@ def similar_pairs(
         index.add(sketch)
 
 
-def question_groups(
+def groups_of_questions(
     items: Iterable[HasQuestion], config: NearConfig | None = None
 ) -> dict[str, str]:
     """Id -> name of its group of equal or nearly equal questions: the smallest id in it."""
@@ -374,7 +374,7 @@ def cross_split(
             key = f"{split}\0{item.id}"
             placed[key] = _Placed(key, item.question, split, item.id)
     members: dict[str, dict[str, list[str]]] = {}  # by group and split
-    for key, group in question_groups(placed.values(), config).items():
+    for key, group in groups_of_questions(placed.values(), config).items():
         ids_by_split = members.setdefault(group, {})
         ids_by_split.setdefault(placed[key].split, []).append(placed[key].item_id)
     leaks = []

@@ -44,7 +44,7 @@ from memcalib.products.shared.grounding import (
     stems,
     word_runs,
 )
-from ..shared.grounding import first_person as find_first_person
+from ..shared.grounding import first_person_word
 from ..shared.words import text_language, words
 from memcalib.products.dataset.writing import (
     FAMILIES,
@@ -689,7 +689,7 @@ def first_person(view: ExampleView) -> Iterator[Hit]:
     for item, text in _memory_texts(view):
         if item in retrieved_items:
             continue
-        word = find_first_person(_SPOKEN.sub(" ", text))
+        word = first_person_word(_SPOKEN.sub(" ", text))
         if word:
             yield item, short_repr(word), "the third person"
 

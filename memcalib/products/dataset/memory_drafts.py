@@ -9,7 +9,7 @@ __all__ = ['MOST_ATOMS_OF_MEMORY', 'MOST_ATOMS_OF_ROW', 'WHOLE', 'RETRIEVED', 'M
 # %% ../../../nbs/products/dataset/09_memory_drafts.ipynb #a1c37f54
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

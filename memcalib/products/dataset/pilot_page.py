@@ -27,7 +27,7 @@ from memcalib.products.dataset.pilot import (
     pass_rate,
     read_reviews,
 )
-from ...io.decisions import Fault
+from ...io.decisions import CellFault
 from ...io.records import display_text, printable
 from ...io.settings import package_data
 from ...problem import Atom, Block, Example, text_hash
@@ -185,7 +185,7 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     @classmethod
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
-    ) -> Iterator[Fault]:
+    ) -> Iterator[CellFault]:
         """Why a line cannot be taken; `earlier` holds (number,
         line) of those about the same row.
         """

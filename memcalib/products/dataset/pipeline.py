@@ -47,7 +47,7 @@ from memcalib.products.dataset.writing import (
     DISTRACTORS,
     NATURALIZATION,
     compose,
-    plan_rows,
+    rows_of_plans,
     to_example,
 )
 from ...inference.cache import CallCache
@@ -303,7 +303,7 @@ class Pipeline:
     def prepare(self, stage: Stage, drafts: list[Draft], folder: Path) -> list[Draft]:
         """The rows as a stage takes them: what is done to them before it, without a model."""
         if stage.name == DISTRACTORS.name:
-            return plan_rows(drafts, folder / "plans.jsonl", self.build.plan)
+            return rows_of_plans(drafts, folder / "plans.jsonl", self.build.plan)
         if stage.name == NATURALIZATION.name:
             return [compose(draft) for draft in drafts]
         return drafts

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .lint import LINTS, LintLimits, LintResult, lint_splits
+from .lint import LintLimits, LintResult, lint_splits
 from memcalib.products.dataset.stages import (
     Draft,
     DraftAtom,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .duplicates import NearConfig, normal_text, question_groups
+from .duplicates import NearConfig, normal_text, groups_of_questions
 from .writing import difficulty, largest_remainder
 from memcalib.io.records import (
     DataError,
@@ -282,7 +282,7 @@ def split_examples(
     """
     rows = [_Row(example.id, example.question, by(example)) for example in examples]
     counts = split_sizes(sizes, len(rows))
-    groups = question_groups(rows, near) if groups is None else groups
+    groups = groups_of_questions(rows, near) if groups is None else groups
     faults = _id_faults(rows, groups)
     if faults:
         raise DataError(faults)

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['KeyT', 'FAMILIES', 'HARD', 'SIGNS', 'LONGEST', 'DISTRACTORS', 'WEIGHTS', 'RUBRICS', 'NATURALIZATION',
            'SCHEMA_VERSION', 'largest_remainder', 'difficulty', 'PlanConfig', 'draw_sizes', 'draw_shapes', 'room',
-           'assign_shapes', 'deal_evenly', 'partition_sizes', 'cut_blocks', 'lay_out', 'PhraseBook', 'load_phrases',
-           'deal_phrases', 'Plan', 'make_plans', 'PlanRow', 'plan_rows', 'plan_of', 'HardReply', 'OtherReply',
-           'DistractorReply', 'ask_distractors', 'Sign', 'taken_up', 'guard_faults', 'exact_set', 'check_distractors',
-           'accept_distractors', 'merge_distractors', 'UsageRubric', 'RubricEntry', 'RubricReply', 'ask_rubrics',
-           'rubric_faults', 'rubric_text', 'misplaced', 'check_rubrics', 'accept_rubrics', 'compose', 'BlockText',
-           'NaturalReply', 'ask_natural', 'check_natural', 'accept_natural', 'to_example']
+           'assign_shapes', 'deal_evenly', 'partition_sizes', 'cut_blocks', 'lay_out_blocks', 'PhraseBook',
+           'load_phrases', 'deal_phrases', 'RowPlan', 'make_plans', 'PlanRow', 'rows_of_plans', 'plan_of', 'HardReply',
+           'OtherReply', 'DistractorReply', 'ask_distractors', 'Sign', 'taken_up', 'guard_faults', 'exact_set',
+           'check_distractors', 'accept_distractors', 'merge_distractors', 'UsageRubric', 'RubricEntry', 'RubricReply',
+           'ask_rubrics', 'rubric_faults', 'rubric_text', 'misplaced', 'check_rubrics', 'accept_rubrics', 'compose',
+           'BlockText', 'NaturalReply', 'ask_natural', 'check_natural', 'accept_natural', 'to_example']
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #63353add
 import random
@@ -31,7 +31,7 @@ from memcalib.products.shared.grounding import (
     contains_phrase,
     content_words,
     find_leak,
-    first_person,
+    first_person_word,
     sentences,
     short_stems,
     stems,
@@ -409,7 +409,7 @@ class _CoreBlock(NamedTuple):
     size: int
 
 
-def lay_out(
+def lay_out_blocks(
     atoms: Sequence[DraftAtom], sizes: Sequence[int], rng: random.Random
 ) -> list[DraftBlock]:
     """The blocks of a row in prompt order, with the ids of all their atoms,
@@ -563,7 +563,7 @@ def deal_phrases(
     return dealt
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #bb39fbf3
-class Plan(Record):
+class RowPlan(Record):
     """What is settled about a row before its distractors are written (stage 5 of
     app:construction-process).
     """
@@ -594,8 +594,8 @@ def make_plans(
     drafts: Iterable[Draft],
     config: PlanConfig | None = None,
     book: PhraseBook | None = None,
-    earlier: Mapping[str, tuple[str, Plan]] | None = None,
-) -> dict[str, Plan]:
+    earlier: Mapping[str, tuple[str, RowPlan]] | None = None,
+) -> dict[str, RowPlan]:
     """A plan for each row without one; `earlier` maps the ids of rows that have one to domain and
     plan. The same for rows in any order.
 
@@ -646,16 +646,16 @@ def _free_shapes(
 
 def _plan(
     draft: Draft, sizes: list[int], family: str, book: PhraseBook, rng: random.Random
-) -> Plan:
+) -> RowPlan:
     """The plan of one row with a shape and a family."""
-    blocks = lay_out(draft.atoms, sizes, rng)
+    blocks = lay_out_blocks(draft.atoms, sizes, rng)
     phrases = deal_phrases(draft, blocks, book, rng)
     angles = {}
     if book.angles:
         auxiliary = [atom_id for atom_id, of_atom in phrases.items() if not of_atom]
         drawn = rng.sample(book.angles * len(auxiliary), len(auxiliary))
         angles = dict(zip(auxiliary, drawn, strict=True))
-    return Plan(
+    return RowPlan(
         difficulty=difficulty(sizes),
         family=family,
         blocks=blocks,
@@ -670,10 +670,10 @@ class PlanRow(Record):
     id: Name
     domain: Domain
     recipe: Name  # hash of the counts and the lists
-    plan: Plan
+    plan: RowPlan
 
 
-def plan_rows(
+def rows_of_plans(
     drafts: Iterable[Draft],
     path: str | Path,
     config: PlanConfig | None = None,
@@ -715,7 +715,7 @@ def _read_plans(path: Path, recipe: str) -> dict[str, PlanRow]:
     return rows
 
 
-def _with_plan(draft: Draft, plan: Plan, path: str | Path) -> Draft:
+def _with_plan(draft: Draft, plan: RowPlan, path: str | Path) -> Draft:
     """The row with its plan; raises `DataError` when the plan is for other atoms."""
     atom_ids = [atom.atom_id for atom in draft.atoms]
     planned = [
@@ -728,11 +728,11 @@ def _with_plan(draft: Draft, plan: Plan, path: str | Path) -> Draft:
     return draft.model_copy(update={"notes": notes})
 
 
-def plan_of(draft: Draft) -> Plan:
+def plan_of(draft: Draft) -> RowPlan:
     """The plan of a row; raises `DataError` when it has none."""
     if "plan" not in draft.notes:
-        raise _row_error("plan", "none", "a row that went through `plan_rows`", draft.id)
-    return Plan.model_validate(draft.notes["plan"])
+        raise _row_error("plan", "none", "a row that went through `rows_of_plans`", draft.id)
+    return RowPlan.model_validate(draft.notes["plan"])
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #00f92751
 class HardReply(Form):
@@ -779,7 +779,7 @@ def ask_distractors(draft: Draft) -> dict[str, Any]:
     }
 
 
-def _blocks_to_fill(draft: Draft, plan: Plan) -> list[dict[str, list[dict[str, str]]]]:
+def _blocks_to_fill(draft: Draft, plan: RowPlan) -> list[dict[str, list[dict[str, str]]]]:
     """For each block that gets auxiliary distractors its other atoms, and what is to be written,
     with an angle where there is one.
     """
@@ -990,7 +990,7 @@ def _new_atom_faults(text: str, query: str, texts_by_id: Mapping[str, str]) -> I
     length = len(words(text))
     if length > LONGEST:
         yield TextFault("too long", f"found {length} words, allowed are {LONGEST}")
-    word = first_person(text)
+    word = first_person_word(text)
     if word:
         yield TextFault("first person", f"found {word!r}, allowed is a sentence about the user")
     leak = find_leak(text, query)
@@ -1073,7 +1073,7 @@ def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFau
 
 
 def _block_subjects(
-    plan: Plan, texts_by_id: Mapping[str, str], hard_is_sound: bool
+    plan: RowPlan, texts_by_id: Mapping[str, str], hard_is_sound: bool
 ) -> dict[str, list[str]]:
     """For each auxiliary distractor the texts of its block of which it should be; none in the block
     of a hard distractor at fault, which will change."""

@@ -7,7 +7,7 @@ __all__ = ['AboutExampleT', 'INJECTION', 'EXAM_COLUMNS', 'EXAM_SCHEMA', 'KnownLa
            'load_about_examples', 'load_known_answers', 'starter_answers', 'edited_files', 'ExamItem', 'exam_items',
            'reversed_blocks', 'stance_items', 'stance_numbers', 'StanceLimits', 'stance_verdict', 'stance_line',
            'ConfusedJudge', 'confusion_bounds', 'misread_judgments', 'confusion_of', 'exam_frame', 'exam_counts',
-           'confusion_shares', 'macro_accuracy', 'channel_accuracy', 'correctable_metrics', 'metric_kernels',
+           'confusion_shares', 'mean_channel_accuracy', 'channel_accuracy', 'correctable_metrics', 'metric_kernels',
            'metrics_of_products', 'reported_values', 'whole_responses', 'response_cells', 'propagated',
            'propagation_table', 'corrected_kernels', 'corrected_score', 'error_check', 'why_withheld', 'ExamLimits',
            'exam_numbers', 'exam_verdict', 'find_exam', 'exams_below', 'exam_line', 'judged_responses',
@@ -673,7 +673,7 @@ def confusion_shares(
     return np.divide(table, total, out=np.full(table.shape, np.nan), where=total > 0)
 
 
-def macro_accuracy(
+def mean_channel_accuracy(
     shares: Float[np.ndarray, "... ideal actual judged"],
 ) -> Float[np.ndarray, "..."]:
     """The mean over the nine channels of the share of atoms read as they are, in percent; NaN when
@@ -1135,7 +1135,7 @@ def exam_numbers(frame: "pd.DataFrame", resamples: int = 2000, seed: int = 0) ->
         "atoms": len(plain),
         "unscored_atoms": len(unread),
         "unscored_answers": int(unread["answer_id"].nunique()),
-        "macro": _number(macro_accuracy(confusion_shares(counts.sum(0)))),
+        "macro": _number(mean_channel_accuracy(confusion_shares(counts.sum(0)))),
         "macro_low": _number(macro_low),
         "macro_high": _number(macro_high),
         "accuracy": _percent(scored["actual"] == scored["judged"]),
@@ -1159,7 +1159,7 @@ def _macro_bounds(
     """95 % bounds of the macro accuracy, questions resampled; NaN where no resample has every
     channel.
     """
-    macro = macro_accuracy(confusion_shares(resampled_counts(counts, resamples, seed)))
+    macro = mean_channel_accuracy(confusion_shares(resampled_counts(counts, resamples, seed)))
     if np.isnan(macro).all():
         return np.nan, np.nan
     low, high = interval(macro[:, None])[:, 0]

@@ -16,7 +16,7 @@ from .rank import help_line, rank_line
 from ...io.records import cut_text, printable
 from ...problem import Example, Level
 from ...report.figures import channel_figure, inline_figures, write_figures
-from ...report.page import flatten, grid, render_page, write_page
+from ...report.page import flatten, grid_html, render_page, write_page
 from ...report.tables import write_tables
 
 # %% ../../../nbs/products/exam/11_exam_report.ipynb #50fd189a
@@ -106,7 +106,7 @@ def write_exam_report(
         real=exam.get("real"),
         stance=stance_line(exam["stance"]) if exam.get("stance") else "",
         stance_verdict=(exam.get("stance") or {}).get("verdict", ""),
-        grids={name: grid(table) for name, table in tables.items()},
+        grids={name: grid_html(table) for name, table in tables.items()},
         misread=misread,
         notices=[printable(text) for text in exam["data"].get("edited", ())],
         protocol=[*flatten(provenance)],

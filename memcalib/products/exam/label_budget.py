@@ -6,7 +6,7 @@
 __all__ = ['BUDGET_ANSWERS', 'label_budget', 'budget_text']
 
 # %% ../../../nbs/products/exam/10_label_budget.ipynb #5f5fd6bb
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np

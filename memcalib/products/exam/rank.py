@@ -16,13 +16,13 @@ import numpy as np
 from ...evaluation.agreement import resampled_counts, wilson
 from ...judge import Judge, JudgeConfig
 from ...metrics import interval
-from ...problem import Example, JudgeLike, Level, judgment_for
+from ...problem import Example, Level, judgment_for
 from memcalib.products.exam.exam import (
     ExamItem,
     confusion_shares,
     exam_counts,
     exam_frame,
-    macro_accuracy,
+    mean_channel_accuracy,
 )
 from .minimal_pairs import HARD_FORMS, MinimalPair, pair_frame, pair_table
 from ..shared.words import words
@@ -64,7 +64,7 @@ def rank_numbers(pairs: "pd.DataFrame") -> dict[str, Any] | None:
             }
         )
     numbers: dict[str, Any] = {"pairs": int(row["pairs"]), "read": int(row["read"])}
-    for name in ("right", "right_low", "right_high", "changed", "unchanged"):
+    for name in ("right", "right_low", "right_high", "changed", "unchanged", "flawless"):
         numbers[name] = float(row[name])
     return {**numbers, "outcomes": outcomes}
 
@@ -245,7 +245,7 @@ def trivial_table(
             {
                 "judge": judge.name,
                 "macro accuracy": float(
-                    macro_accuracy(confusion_shares(exam_counts(known).sum(0)))
+                    mean_channel_accuracy(confusion_shares(exam_counts(known).sum(0)))
                 ),
                 "atoms": right_share(known),
                 "used atoms": right_share(known[known["actual"] > 0]),
@@ -275,6 +275,8 @@ def rank_line(rank: Mapping[str, Any] | None, trivial: Sequence[Mapping[str, Any
         f"Rank: {rank['right']:.1f} % of {rank['read']} hard pairs right, read blind "
         f"({rank['right_low']:.1f} to {rank['right_high']:.1f})"
     )
+    if rank.get("flawless") is not None:
+        line += f", {rank['flawless']:.1f} % with every atom of both answers right"
     best = [row["hard pairs"] for row in trivial if row["hard pairs"] is not None]
     if best:
         line += f"; the best judge that does not read gets {max(best):.1f} %"

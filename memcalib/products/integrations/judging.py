@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from ...channels import channel_rewards, judgment_tensors
 from ...settings.judges import JudgeSetting, judge_object
-from ...credit.contract import BatchCredit, JudgedAnswer, Scorer
+from ...credit.contract import BatchCredit, JudgedAnswer, RequestScorer
 from ...inference.cache import CallCache
 from ...inference.endpoint import CallError, Endpoint
 from ...io.settings import FrozenSettings
@@ -73,7 +73,7 @@ class EngineSettings(FrozenSettings):
     group_size: Annotated[int, pydantic.Field(ge=1)] | None = None
 
     def batch_credit(
-        self, tokenizer: Any, scorer: Scorer | None = None, **options: Any
+        self, tokenizer: Any, scorer: RequestScorer | None = None, **options: Any
     ) -> BatchCredit:
         """Credit for this engine's batches, by the contract; `options` go to `BatchCredit`."""
         options.setdefault("group_size", self.group_size)

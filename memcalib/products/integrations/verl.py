@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'PACKED', 'PARTITION', 'log', 'STATE', 'verl_rows', 'write_verl_data', 'judged_row', 'scoring_rows',
-           'WorkerScorer', 'handing_over', 'token_advantages', 'EngineRows', 'engine_rows', 'verl_settings',
+           'WorkerScorer', 'handing_over', 'advantage_estimator', 'EngineRows', 'engine_rows', 'verl_settings',
            'CreditMixin', 'register', 'register_trainers']
 
 # %% ../../../nbs/products/integrations/02_verl.ipynb #c8791660
@@ -162,7 +162,7 @@ def handing_over(advantages: Float[Tensor, "row token"]) -> Iterator[None]:
         _HANDED_OVER.reset(token)
 
 
-def token_advantages(
+def advantage_estimator(
     token_level_rewards: Float[Tensor, "row token"],
     response_mask: Float[Tensor, "row token"],
     **_: Any,
@@ -332,7 +332,7 @@ def register() -> str:
             return await judged_row(self.judge, self.tokenizer, data[-1:][0], merge)
 
     register_manager(PACKED)(RewardManager)
-    register_adv_est(PACKED)(token_advantages)
+    register_adv_est(PACKED)(advantage_estimator)
     return version
 
 

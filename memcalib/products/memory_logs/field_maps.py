@@ -8,7 +8,6 @@ __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'GOLD_FIELDS', 'MISSING', 'read_map', 
            'start_reading', 'stream_rows', 'read_all', 'rows_text']
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #b0b2a86e
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from memcalib.products.memory_logs.formats import (
     FORMATS,
     FoundRow,
     LogSource,
-    Source,
+    LogContext,
     found_rows,
     nearest_shape,
     read_log,
@@ -457,7 +456,7 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     Raises `DataError` for a place of the map that none of them has, naming those that are there,
     and `FileNotFoundError`.
     """
-    reading = Source(mapped=is_mapped(given))
+    reading = LogContext(mapped=is_mapped(given))
     found = [row for row in islice(found_rows(source, reading), 100) if isinstance(row, FoundRow)]
     rows = [row.fields for row in found if row.format == "rows" and isinstance(row.fields, Mapping)]
     items: list[object] = []
@@ -614,7 +613,7 @@ class LogReading:
     names: FieldNames
     rows: list[LogRow] = field(default_factory=list)  # as far as they are kept
     dropped: list[Dropped] = field(default_factory=list)
-    source: Source = field(default_factory=Source)
+    source: LogContext = field(default_factory=LogContext)
     counts: Counter[str] = field(default_factory=Counter)
     systems: Counter[str] = field(default_factory=Counter)
 
@@ -722,7 +721,7 @@ def start_reading(source: LogSource, given: Mapping[str, str] = {}) -> LogReadin
     """A reading of a log of which nothing is read but the names of its fields; raises as
     `understood` does."""
     names = understood(source, given)
-    return LogReading(source_name(source), names, source=Source(mapped=is_mapped(given)))
+    return LogReading(source_name(source), names, source=LogContext(mapped=is_mapped(given)))
 
 
 def stream_rows(

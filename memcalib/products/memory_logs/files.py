@@ -17,12 +17,22 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ...io.records import DataError, Violation, iter_rows, short_repr, unique_keys
+from memcalib.io.records import (
+    RATIO_ALLOWED,
+    DataError,
+    TooMuchUnpacked,
+    Unpacked,
+    Violation,
+    is_far_larger,
+    iter_rows,
+    short_repr,
+    unique_keys,
+)
 
 # %% ../../../nbs/products/memory_logs/01_files.ipynb #f11e0006
 _MARKS = {
@@ -377,13 +387,15 @@ def _stream_values(stream: IO[bytes], name: str) -> Iterator[tuple[int, object]]
     """The values of one open file, by its name."""
     file = Path(name).name
     plain_name = name.removesuffix(".gz")
-    raw = gzip.open(stream) if name.endswith(".gz") else stream
+    raw = Unpacked(fileobj=stream) if name.endswith(".gz") else stream
     try:
         text = open_text(raw, file)
         if plain_name.endswith((".csv", ".tsv")):
             yield from _table_rows(text, file)
         else:
             yield from json_values(text, file, lines=plain_name.endswith((".jsonl", ".ndjson")))
+    except TooMuchUnpacked as error:
+        yield 0, Violation("gzip", str(error), RATIO_ALLOWED, file=file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         yield 0, Violation("gzip", str(error), "a complete gzip file", file=file)
 
@@ -436,6 +448,11 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
         names, _ = archive_files(path)
         with zipfile.ZipFile(path) as archive:
             for name in names:
+                sizes = archive.getinfo(name)
+                if is_far_larger(sizes.file_size, sizes.compress_size):
+                    found = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
+                    yield 0, Violation("zip", found, RATIO_ALLOWED, file=f"{path.name}/{name}")
+                    continue
                 with archive.open(name) as stream:
                     yield from _stream_values(stream, name)
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():

@@ -12,13 +12,12 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..shared.questionnaire import Answer, Questionnaire

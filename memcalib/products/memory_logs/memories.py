@@ -27,7 +27,7 @@ from .own_answers import alike_levels
 from ...io.records import printable
 from ...metrics import load_judgments
 from ...problem import Example, Level, Rollout
-from ...report.page import grid, render_page, write_page
+from ...report.page import grid_html, render_page, write_page
 from ...report.tables import write_tables
 
 # %% ../../../nbs/products/memory_logs/16_memories.ipynb #a8fc1475
@@ -258,15 +258,17 @@ def write_memories(report: MemoryReport, folder: str | Path) -> Path:
         if len(rows):
             shown = rows.head(_SHOWN_FINDINGS)[["text", "why", "memory"]]
             shown = shown.rename(columns={"text": "memory", "memory": "id"})
-            sections.append({"name": name, "words": words, "count": len(rows), "rows": grid(shown)})
+            sections.append(
+                {"name": name, "words": words, "count": len(rows), "rows": grid_html(shown)}
+            )
     page = render_page(
         "products/memory_logs/memories.html.j2",
         title="Memories",
         sentence=memories_sentence(report),
         notices=report.notes,
         sections=sections,
-        memories=grid(_page_table(report.memories)),
+        memories=grid_html(_page_table(report.memories)),
         memory_count=len(report.memories),
-        slices={by: grid(table) for by, table in report.slices.items()},
+        slices={by: grid_html(table) for by, table in report.slices.items()},
     )
     return write_page(folder / "memories.html", page)

@@ -18,7 +18,7 @@ import numpy as np
 from ...evaluation.breakdown import holm
 from .citations import cited_blocks, share_interval
 from ...evaluation.stance import is_wrong_stance
-from ...problem import Block, Example, Judgment, Rollout, text_hash
+from ...problem import Block, Example, Judgment, text_hash
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #843028d0
 if TYPE_CHECKING:

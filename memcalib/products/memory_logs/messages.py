@@ -19,14 +19,7 @@ from ...problem import Turn
 from ...io.records import only_dicts
 from ..shared.dropped import clean_text
 from .account import Account
-from memcalib.products.memory_logs.exports import (
-    Action,
-    action_of,
-    day_of,
-    find_memories,
-    memories_in,
-    shape_of,
-)
+from .exports import Action, action_of, day_of, find_memories, shape_of
 from .files import structure_in
 from .notes import system_memories
 

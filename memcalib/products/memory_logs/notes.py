@@ -8,7 +8,7 @@ __all__ = ['front_matter', 'note_entries', 'note_memories', 'note_files', 'read_
 
 # %% ../../../nbs/products/memory_logs/03_notes.ipynb #60317734
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNKNOWN_LEVEL', 'LEAST_LEVELS', 'MOST_ALIKE', 'LogPlan', 'alike_levels', 'members_of', 'same_groups', 'OwnAnswers',
-           'own_answers', 'read_log']
+           'own_answers', 'read_answered_log']
 
 # %% ../../../nbs/products/memory_logs/11_own_answers.ipynb #8e9463bd
 import re
@@ -565,7 +565,7 @@ def own_answers(
     return result
 
 # %% ../../../nbs/products/memory_logs/11_own_answers.ipynb #5b2c1d02
-def read_log(
+def read_answered_log(
     source: str | Path | list[Mapping[str, Any]],
     settings: LogPlan | Mapping[str, Any] | None = None,
 ) -> tuple[list[Example], list[Rollout], list[str]]:

@@ -24,7 +24,7 @@ from memcalib.report.figures import (
     inline_figures,
     write_figures,
 )
-from ...report.page import grid, p_value, render_page, write_page
+from ...report.page import grid_html, p_value, render_page, write_page
 from ...report.tables import write_tables
 
 # %% ../../../nbs/products/memory_logs/17_sweep_report.ipynb #f2b86d04
@@ -113,7 +113,7 @@ def write_sweep_report(
         inline_figures(files),
         title="Retrieval and framing",
         sentence=recommendation.sentence,
-        table=grid(with_p_as_text(table)),
+        table=grid_html(with_p_as_text(table)),
         questions=questions,
         notices=notes,
     )

@@ -7,7 +7,7 @@ __all__ = ['Step', 'parsed', 'messages_in', 'words_in', 'trace_rows', 'langfuse_
            'wire_attributes', 'nested', 'spans_of', 'span_step', 'span_steps']
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace003
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -8,7 +8,6 @@ __all__ = ['EXACT', 'ExactPairs', 'ExactRule']
 # %% ../../../nbs/products/micro/04_exact_rule.ipynb #a0b70004
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...inference.sampling import evaluate, prompt_encoder
+from ...inference.sampling import answer_and_judge, prompt_encoder
 from ...io.records import write_whole
 from ...metrics import summary
 from memcalib.products.micro.policy import (
     Report,
-    Row,
+    TaughtRow,
     build_tokenizer,
     fit,
     load_policy,
@@ -66,7 +66,7 @@ def measure(
     examples = make_examples(world, count, 7, "test")
     rows = []
     for temperature in (1.0, 0.0):
-        rollouts, judgments = evaluate(
+        rollouts, judgments = answer_and_judge(
             model,
             tokenizer,
             examples,
@@ -246,7 +246,7 @@ def _lessons(
     size: int,
     hinted: float,
     flip: float,
-) -> Iterator[list[Row]]:
+) -> Iterator[list[TaughtRow]]:
     """Batches of `size` rows without end;
     a share `hinted` of them has a hint, and levels that are wrong with probability `flip`."""
     recipe = COLD_STARTS[world.policy]

@@ -10,7 +10,6 @@ __all__ = ['WORDS', 'TASKS', 'REQUESTS', 'SCOPES', 'SHORT', 'LONG', 'SCARCE', 'F
            'Sentence', 'read_answer', 'exact_judge', 'sentence_roles', 'audit_text', 'hinted_prompt', 'demonstrations']
 
 # %% ../../../nbs/products/micro/01_world.ipynb #cddcba8b
-import json
 import random
 import re
 import unicodedata

@@ -18,7 +18,6 @@ from ...evaluation.breakdown import CHANNEL_NAMES
 from ...metrics import METRICS, response_scores
 from ...problem import Level
 from memcalib.report.figures import (
-    GRID,
     INK,
     OVER_COLOUR,
     PAPER,

@@ -8,7 +8,7 @@ __all__ = ['PHASES', 'CHANNEL_GROUPS', 'OUTCOMES', 'LOCALIZABLE', 'phase_of', 'g
            'MechanismRows', 'read_mechanism', 'mechanism_figure']
 
 # %% ../../../nbs/products/reproduction/04_dynamics.ipynb #fdc11f94
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OPPOSITES', 'TextFault', 'content_words', 'short_stems', 'cut_stem', 'stems', 'sentences', 'find_exact',
-           'contains_phrase', 'coverage', 'find_leak', 'too_close', 'first_person', 'numbers', 'foreign_numbers',
+           'contains_phrase', 'coverage', 'find_leak', 'too_close', 'first_person_word', 'numbers', 'foreign_numbers',
            'quantities', 'unit_faults', 'names', 'full_forms', 'Denials', 'denied', 'negation_faults', 'Mark', 'marks',
            'subject_stems', 'opposite_word', 'tense_shift', 'substituted_word', 'actors', 'swapped_actors',
            'source_faults', 'exact_faults', 'mark_faults', 'word_faults', 'text_faults']
@@ -183,7 +183,7 @@ _FIRST_PERSON = re.compile(
 )
 
 
-def first_person(text: str) -> str:
+def first_person_word(text: str) -> str:
     """The word by which a text speaks of its own speaker; "" when there is none."""
     match = _FIRST_PERSON.search(text)
     return match[0] if match else ""
@@ -1146,6 +1146,6 @@ def text_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
     yield from exact_faults(atoms, text)
     yield from mark_faults(atoms, text)
     yield from word_faults(atoms, text)
-    word = first_person(text)
-    if word and not any(first_person(atom) for atom in atoms):
+    word = first_person_word(text)
+    if word and not any(first_person_word(atom) for atom in atoms):
         yield TextFault("first person", f"found {word!r}, allowed are sentences about the user")

@@ -25,11 +25,11 @@ from ...io.extras import needs
 from ...io.records import Record, Violation, display_text, printable
 from memcalib.io.decisions import (
     CELL,
-    Fault,
+    CellFault,
     cell_faults,
     read_cell,
     read_sheet_rows,
-    text_faults,
+    copied_text_faults,
     write_csv,
 )
 from ...problem import Name
@@ -276,7 +276,7 @@ class Questionnaire(Book[ItemT, RowT]):
     @classmethod
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
-    ) -> Iterator[Fault]:
+    ) -> Iterator[CellFault]:
         """Why the decision of a line cannot be taken; `earlier` holds (number,
         line) of those about the same place.
         """
@@ -320,7 +320,7 @@ class _SheetReader:
         self.items = {getattr(item, questionnaire.named): item for item in items}
         self.lines_by_place: dict[tuple, list[tuple[int, dict[str, str]]]] = {}
 
-    def check_line(self, line: dict[str, str], number: int) -> tuple[list[Fault], None]:
+    def check_line(self, line: dict[str, str], number: int) -> tuple[list[CellFault], None]:
         """Keep a line; returns every fault of it, and nothing in place of a row."""
         questionnaire = self.questionnaire
         item = self.items.get(line["item"])
@@ -336,7 +336,7 @@ class _SheetReader:
         faults = list(questionnaire.line_faults(line, earlier))
         texts = questionnaire._text_cells(item, numbers)
         for column in questionnaire.text_columns:
-            faults += text_faults(line, column, texts[column])
+            faults += copied_text_faults(line, column, texts[column])
         earlier.append((number, line))
         return faults, None
 

@@ -9,7 +9,7 @@ __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'WEBHOOK', 'HANDLE', 'CARD
            'Redaction', 'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card',
            'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'figure_words', 'turns',
            'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms', 'common_words', 'spelling',
-           'stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
+           'name_stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #28bd6000
 import base64
@@ -1404,7 +1404,7 @@ def spelling(word: str) -> str:
     return re.sub("i+", "i", plain.translate(str.maketrans("wyjq", "viik")))
 
 
-def stems(name: str) -> dict[str, bool]:
+def name_stems(name: str) -> dict[str, bool]:
     """What of a name, as `spelling` gives it, stands before the endings of its declension; and
     whether it is all of the name.
     """
@@ -1463,7 +1463,7 @@ class _NameList:
             self.word_by_spelling[spelling(word)] = word
             if word in self.common:
                 continue
-            for stem, is_whole in stems(spelling(word)).items():
+            for stem, is_whole in name_stems(spelling(word)).items():
                 self.word_by_stem[stem] = (word, is_whole)
         self._listed_words: dict[str, str] = {}
 

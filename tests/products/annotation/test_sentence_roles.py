@@ -46,7 +46,8 @@ from memcalib.products.annotation.sentence_roles import (
     write_role_page,
 )
 from memcalib.trainer.train_config import world_config
-from memcalib.trainer.traces import TraceWriter, read_traces, sample_credit
+from memcalib.trainer.traces import TraceWriter, sample_credit
+from memcalib.trainer.trace_files import read_traces
 
 KEYS = RoleBook.keys()
 EVIL = '<script>alert("x")</script>\x1b[31m\u202e'

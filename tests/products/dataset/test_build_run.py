@@ -33,7 +33,7 @@ from memcalib.io.decisions import write_csv
 from memcalib.io.records import write_jsonl
 from memcalib.products.micro.practice.mistakes import micro_roles
 from memcalib.products.micro.practice.server import MicroServer
-from memcalib.products.micro.practice.source import source_rows
+from memcalib.products.micro.practice.source import micro_source_rows
 from memcalib.problem import sample_records
 
 ROLE = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "key_env": ""}
@@ -544,7 +544,7 @@ def write_micro_table(path) -> None:
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(GERMAN_COLUMNS.values()), delimiter=";")
         writer.writeheader()
-        for row in source_rows(150, 3):
+        for row in micro_source_rows(150, 3):
             if isinstance(row, SourceRow):
                 line = {column: getattr(row, name) for name, column in GERMAN_COLUMNS.items()}
                 line["nr"] = row.id.split(":")[1]

@@ -324,11 +324,11 @@ def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
     write_splits(build / "splits", RECORDS, splits, sizes)
     write_split_files(build, RECORDS, splits, sizes)
     with pytest.raises(FileNotFoundError, match="README.md"):
-        d.lay_out(build, hub)
+        d.lay_out_folder(build, hub)
     d.write_card(build, facts(sizes=sizes))
     (build / "losses.jsonl").write_text("secret")
-    d.lay_out(build, hub)
-    names = {str(path.relative_to(hub)) for path in d.lay_out(build, hub)}
+    d.lay_out_folder(build, hub)
+    names = {str(path.relative_to(hub)) for path in d.lay_out_folder(build, hub)}
     assert names == {
         "README.md",
         "train.jsonl",
@@ -340,10 +340,10 @@ def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
     assert {str(path.relative_to(hub)) for path in hub.rglob("*") if path.is_file()} == names
     (build / "test.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="test.jsonl: no such file, and the card names it"):
-        d.lay_out(build, tmp_path / "other")
+        d.lay_out_folder(build, tmp_path / "other")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
     d.write_card(build, facts())
     (build / "examples.jsonl").write_text("{}")
     with pytest.raises(ValueError, match="notes.txt"):
-        d.lay_out(build, tmp_path / "mine")
+        d.lay_out_folder(build, tmp_path / "mine")

@@ -187,7 +187,7 @@ def test_texts_with_few_or_no_words(text):
 def test_nothing_and_one():
     assert d.near_duplicates([]) == {}
     assert d.deduplicate([]).kept == []
-    assert d.question_groups([]) == {}
+    assert d.groups_of_questions([]) == {}
     assert d.cross_split({}) == []
     assert d.choose_rows([], 5) == []
     assert len(d.deduplicate([row(1, "x")]).kept) == 1
@@ -215,10 +215,10 @@ def test_groups_follow_chains_and_ignore_order():
     for n, start in enumerate(range(0, 30, 3)):
         items.append(Item(f"q{n:02}", " ".join(numbered[start : start + 50])))
     items.append(Item("z", "Something else?"))
-    groups = d.question_groups(items)
+    groups = d.groups_of_questions(items)
     assert set(groups.values()) == {"q00", "z"}
     assert len(groups) == 11
-    assert groups == d.question_groups(items[::-1])
+    assert groups == d.groups_of_questions(items[::-1])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -232,12 +232,12 @@ def test_groups_against_a_plain_flood(seed):
             smallest[earlier] = min(smallest[earlier], smallest[later])
             smallest[later] = smallest[earlier]
     expected = {f"i{n:03}": f"i{name:03}" for n, name in enumerate(smallest)}
-    assert d.question_groups(items) == expected
+    assert d.groups_of_questions(items) == expected
 
 
 def test_a_thousand_equal_questions_are_one_group():
     items = [Item(f"i{n:04}", "How long does it take?" + "!" * (n % 3)) for n in range(1000)]
-    assert set(d.question_groups(items).values()) == {"i0000"}
+    assert set(d.groups_of_questions(items).values()) == {"i0000"}
 
 
 def test_leaks_between_splits_by_question():

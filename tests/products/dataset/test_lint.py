@@ -27,7 +27,6 @@ from memcalib.products.dataset.lint import (
 from memcalib.products.micro.world import make_examples
 from memcalib.problem import Alternative, Atom, Block, Example, Level, sample_records
 from memcalib.io.records import write_jsonl
-from memcalib.products.shared.words import words
 from memcalib.products.dataset.lint import (
     LINTS,
     ExampleView,

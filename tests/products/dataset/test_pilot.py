@@ -259,16 +259,6 @@ def test_a_decision_taken_back_is_no_decision(batch):
     assert p.pass_rate(batch.items, p.read_reviews(batch.reviews)).undecided == 1
 
 
-def test_issues_by_stage(batch):
-    book = p.ReviewBook(batch.reviews, batch.items)
-    issues = [issue("rubrics", "a"), issue("rubrics", "b"), issue("sources", "c")]
-    book.put(batch.items[0].id, False, issues)
-    book.put(batch.items[1].id, False, [issue("rubrics", "d")])
-    table = p.issue_table(p.read_reviews(batch.reviews))
-    assert table.to_numpy().tolist() == [["rubrics", 2, 3, "a"], ["sources", 1, 1, "c"]]
-    assert p.issue_table([]).empty
-
-
 # ---- the page
 
 

@@ -16,7 +16,7 @@ from memcalib.products.dataset.writing import (
     FAMILIES,
     HARD,
     PhraseBook,
-    Plan,
+    RowPlan,
     PlanConfig,
     assign_shapes,
     cut_blocks,
@@ -26,11 +26,11 @@ from memcalib.products.dataset.writing import (
     draw_shapes,
     draw_sizes,
     largest_remainder,
-    lay_out,
+    lay_out_blocks,
     load_phrases,
     make_plans,
     plan_of,
-    plan_rows,
+    rows_of_plans,
     room,
     partition_sizes,
 )
@@ -334,7 +334,7 @@ def test_atoms_that_no_cut_can_place_are_refused(sizes):
 @given(rows_with_sizes(), st.integers(0, 99))
 def test_the_layout_keeps_order_sizes_and_one_place_for_each_atom(case, seed):
     atoms, sizes = case
-    blocks = lay_out(atoms, sizes, random.Random(seed))
+    blocks = lay_out_blocks(atoms, sizes, random.Random(seed))
     ids = list(chain.from_iterable(block.atom_ids for block in blocks))
     assert sorted(len(block.atom_ids) for block in blocks) == sorted(sizes)
     assert len(set(ids)) == len(ids)
@@ -356,7 +356,7 @@ def test_relevant_atoms_stand_everywhere():
     first_blocks = Counter()
     first_atoms = Counter()
     for seed in range(300):
-        blocks = lay_out(atoms, [3, 2, 2, 2], random.Random(seed))
+        blocks = lay_out_blocks(atoms, [3, 2, 2, 2], random.Random(seed))
         first_blocks[blocks[0].parent_memory_id[0]] += 1
         first_atoms[blocks[0].atom_ids[0][0]] += 1
     assert min(first_blocks[kind] for kind in "mhn") > 40
@@ -371,7 +371,7 @@ def test_each_distractor_but_the_hard_one_has_phrases_foreign_to_the_row(case, s
     atoms, sizes = case
     text = "Which garden fence keeps a fox out, and is the balcony railing of brass safe for hens?"
     draft = Draft(id="x", domain="general", question=text, query=text, atoms=atoms)
-    blocks = lay_out(atoms, sizes, random.Random(seed))
+    blocks = lay_out_blocks(atoms, sizes, random.Random(seed))
     dealt = deal_phrases(draft, blocks, BOOK, random.Random(seed))
     assert dealt == deal_phrases(draft, blocks, BOOK, random.Random(seed))
     ids = set(chain.from_iterable(block.atom_ids for block in blocks))
@@ -475,8 +475,8 @@ def test_almost_every_row_has_a_block_of_mixed_levels():
 
 def test_rows_that_join_later_leave_plans_alone_and_fill_the_counts(tmp_path):
     drafts = [draft for draft in many(80) if len(draft.atoms) <= 5]
-    early = plan_rows(drafts[:30], tmp_path / "plans.jsonl")
-    late = plan_rows(drafts, tmp_path / "plans.jsonl")
+    early = rows_of_plans(drafts[:30], tmp_path / "plans.jsonl")
+    late = rows_of_plans(drafts, tmp_path / "plans.jsonl")
     assert late[:30] == early
     assert [draft.id for draft in late] == [draft.id for draft in drafts]
     for domain in ("health", "general"):
@@ -492,30 +492,30 @@ def test_rows_that_join_later_leave_plans_alone_and_fill_the_counts(tmp_path):
 def test_the_file_is_read_again_and_never_half_written(tmp_path):
     path = tmp_path / "plans.jsonl"
     drafts = many(9)
-    first = plan_rows(drafts, path)
+    first = rows_of_plans(drafts, path)
     stamp = path.stat().st_mtime_ns
-    assert plan_rows(reversed(drafts), path) == first[::-1]
+    assert rows_of_plans(reversed(drafts), path) == first[::-1]
     assert path.stat().st_mtime_ns == stamp
     assert [file.name for file in tmp_path.iterdir()] == ["plans.jsonl"]
     assert len(path.read_text().splitlines()) == 9
 
 
 def test_nothing_to_plan_writes_nothing(tmp_path):
-    assert plan_rows([], tmp_path / "plans.jsonl") == []
+    assert rows_of_plans([], tmp_path / "plans.jsonl") == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_counts_other_lists_and_other_atoms_are_refused(tmp_path):
     path = tmp_path / "plans.jsonl"
-    [draft] = plan_rows(many(1), path)
+    [draft] = rows_of_plans(many(1), path)
     with pytest.raises(DataError, match=r"plans\.jsonl.*recipe: found .*another folder"):
-        plan_rows(many(2), path, PlanConfig(seed=9))
+        rows_of_plans(many(2), path, PlanConfig(seed=9))
     with pytest.raises(DataError, match="recipe"):
-        plan_rows(many(2), path, book=PhraseBook(matters=("tram pass",)))
+        rows_of_plans(many(2), path, book=PhraseBook(matters=("tram pass",)))
     changed = many(1)[0].model_copy(update={"atoms": draft.atoms[:2]})
     message = r"health:0.*atoms: found p1_a1, p1_a2; allowed: p1_a1, p1_a2, p1_a3"
     with pytest.raises(DataError, match=message):
-        plan_rows([changed], path)
+        rows_of_plans([changed], path)
     with pytest.raises(DataError, match="atoms: found none"):
         make_plans([many(1)[0].model_copy(update={"atoms": []})])
 
@@ -524,7 +524,7 @@ def test_a_row_without_a_plan_is_named():
     with pytest.raises(DataError, match=r"general:7.*plan: found none"):
         plan_of(draft_of(7))
     plan = make_plans([draft_of(7)])["general:7"]
-    assert Plan.model_validate_json(plan.to_json()) == plan
+    assert RowPlan.model_validate_json(plan.to_json()) == plan
 
 
 def test_a_row_with_too_many_atoms_for_any_shape_gets_a_larger_one():

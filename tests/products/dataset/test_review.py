@@ -24,9 +24,9 @@ from memcalib.inference.client import Client, Reply
 from memcalib.products.micro.practice.mistakes import micro_roles
 from memcalib.products.micro.practice.reviewer import as_reviewed, find_flaws
 from memcalib.products.micro.practice.server import MicroServer
-from memcalib.products.micro.practice.source import source_rows
+from memcalib.products.micro.practice.source import micro_source_rows
 from memcalib.inference.client import run_async
-from memcalib.products.dataset.writing import plan_rows
+from memcalib.products.dataset.writing import rows_of_plans
 from memcalib.inference.client import read_form
 from memcalib.products.dataset.review import (
     ASKED,
@@ -572,11 +572,11 @@ def endpoint(server, model, **settings):
 def built(served, tmp_path_factory):
     """Rows of the micro-world made by an exact builder."""
     folder = tmp_path_factory.mktemp("built")
-    drafts = [Draft.start(row) for row in source_rows(30, rates={})]
+    drafts = [Draft.start(row) for row in micro_source_rows(30, rates={})]
     client = Client(endpoint(served, "micro-builder-exact"))
     for stage in (SCREENING, DERIVATION, ANNOTATION, DISTRACTORS, RUBRICS, NATURALIZATION):
         if stage is DISTRACTORS:
-            drafts = plan_rows(drafts, folder / "plans.jsonl")
+            drafts = rows_of_plans(drafts, folder / "plans.jsonl")
         if stage is NATURALIZATION:
             drafts = [compose(draft) for draft in drafts]
         drafts = run_async(run_stage(stage, drafts, client, folder)).kept

@@ -21,7 +21,7 @@ from memcalib.products.dataset.writing import (
     NaturalReply,
     compose,
     plan_of,
-    plan_rows,
+    rows_of_plans,
     to_example,
 )
 from memcalib.evaluation.breakdown import distractor_kind
@@ -206,7 +206,7 @@ def whole_way(folder, url, drafts):
 
     folder.mkdir(exist_ok=True)
     annotated = run_async(build(client(), folder, drafts, FIRST_STAGES))[-1]
-    drafts = plan_rows(annotated.kept, folder / "plans.jsonl")
+    drafts = rows_of_plans(annotated.kept, folder / "plans.jsonl")
     for stage in (DISTRACTORS, RUBRICS):
         drafts = run_async(run_stage(stage, drafts, client(), folder)).stream()
     result = run_async(run_stage(NATURALIZATION, map(compose, drafts), client(), folder))

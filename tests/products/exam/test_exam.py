@@ -97,9 +97,9 @@ def test_the_exam_recovers_a_stated_confusion_matrix_within_its_intervals():
 def test_macro_accuracy_is_the_mean_of_nine_and_missing_when_one_is():
     counts = np.zeros((3, 3, 3), int)
     counts[..., 0] = 2
-    assert x.macro_accuracy(x.confusion_shares(counts.ravel())) == pytest.approx(100 / 3)
+    assert x.mean_channel_accuracy(x.confusion_shares(counts.ravel())) == pytest.approx(100 / 3)
     counts[1, 2] = 0
-    assert np.isnan(x.macro_accuracy(x.confusion_shares(counts.ravel())))
+    assert np.isnan(x.mean_channel_accuracy(x.confusion_shares(counts.ravel())))
 
 
 @given(

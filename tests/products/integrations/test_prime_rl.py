@@ -19,7 +19,6 @@ from memcalib.products.integrations.prime_rl import (
     COMMIT,
     GroupCredit,
     algorithm_class,
-    answer_ids,
     register,
 )
 from memcalib.products.integrations.verifiers import INFO

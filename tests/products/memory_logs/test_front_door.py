@@ -3,7 +3,6 @@ help, and nothing is lost without a reason.
 """
 
 import gzip
-import io
 import json
 import zipfile
 
@@ -13,11 +12,11 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.io.records import DataError
+from memcalib.io.records import RATIO_ALLOWED, DataError
 from memcalib.products.memory_logs.account import Account, Unbalanced
 from memcalib.products.memory_logs.exports import read_actions
 from memcalib.products.memory_logs.field_maps import read_all
-from memcalib.products.memory_logs.files import structure_in
+from memcalib.products.memory_logs.files import file_values, structure_in
 from memcalib.products.memory_logs.messages import conversation_rows, read_message
 from memcalib.products.memory_logs.notes import mapping_lines
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
@@ -384,6 +383,22 @@ def test_numbers_of_pandas(tmp_path):
 
 
 # bytes
+
+
+@pytest.mark.parametrize("name", ["log.jsonl.gz", "log.csv.gz", "log.zip"])
+def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, name):
+    path = tmp_path / name
+    cell = "x" * 60_000_000
+    if name == "log.zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("log.jsonl", cell)
+    else:
+        row = json.dumps({"query": cell}) if name == "log.jsonl.gz" else f"query\n{cell}"
+        path.write_bytes(gzip.compress(f"{row}\n".encode()))
+    found = [value for _, value in file_values(path)]
+    assert [(fault.rule, fault.allowed) for fault in found] == [
+        ("zip" if name == "log.zip" else "gzip", RATIO_ALLOWED)
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])

@@ -403,7 +403,7 @@ SENT = {
 
 def rows_of_agent(agent):
     """The rows of an agent, whose account balances."""
-    reading = mf.Source()
+    reading = mf.LogContext()
     rows = list(mf.found_rows([{"agents": [agent]}], reading))
     reading.account.check()
     return rows

@@ -19,13 +19,13 @@ from memcalib.products.micro.english import (
     answer,
     demonstrations,
     english_judge,
-    language,
+    english_words,
     noisy_levels,
     read_answer,
     sentence_roles,
 )
 from memcalib.products.micro.world import KINDS, SPLITS, make_examples
-from memcalib.trainer.recipe import load_recipe, method_config, read_splits
+from memcalib.trainer.recipe import load_recipe, method_config, recipe_examples
 from tools.small_model import FOLDER
 
 EXAMPLES = ENGLISH.examples(200, 1, "validation")
@@ -73,7 +73,7 @@ def test_every_slot_is_spoken_of_whatever_the_levels():
 def attribute_of(value):
     [attribute] = [
         name
-        for name, entry in language()["attributes"].items()
+        for name, entry in english_words()["attributes"].items()
         if value in entry["values"] or value in entry["default"]
     ]
     return attribute
@@ -84,9 +84,9 @@ def names_of(entry):
 
 
 def test_no_name_belongs_to_two_values_and_a_value_names_itself():
-    names = Counter(chain.from_iterable(map(names_of, language()["attributes"].values())))
+    names = Counter(chain.from_iterable(map(names_of, english_words()["attributes"].values())))
     assert max(names.values()) == 1
-    for entry in language()["attributes"].values():
+    for entry in english_words()["attributes"].values():
         assert len(entry["default"]) == 1 and len(entry["values"]) == 10
         for value, own in (entry["default"] | entry["values"]).items():
             bare = value.removeprefix("the ").removeprefix("an ").removeprefix("a ")
@@ -95,7 +95,7 @@ def test_no_name_belongs_to_two_values_and_a_value_names_itself():
 
 
 def test_sentences_hold_no_word_of_a_value():
-    words = language()
+    words = english_words()
     texts = [*chain.from_iterable(words["answers"].values())]
     texts += [entry for form in words["attributes"].values() for entry in form["do"]]
     texts += words["attributes"]
@@ -110,7 +110,7 @@ def test_sentences_hold_no_word_of_a_value():
 def test_paraphrases_count_and_unlisted_words_are_unscored():
     example, atom_id = CASES[Level.CONTROL]
     value = value_of(example, atom_id)
-    for name in language()["attributes"][attribute_of(value)]["values"][value]:
+    for name in english_words()["attributes"][attribute_of(value)]["values"][value]:
         for text in (f"Go with {name}.", f"GO WITH {name.upper()}!"):
             assert actual(example, atom_id, text).actual == Level.CONTROL
     last = value.split()[-1]
@@ -176,7 +176,7 @@ def test_every_kind_voice_and_level_occurs_and_ideals_follow_the_request():
     kinds = Counter(atom.kind for example in EXAMPLES for atom in example.atoms)
     assert set(kinds) == set(KINDS) and len(VOICES) == 3
     for example in EXAMPLES:
-        assert 4 <= len(example.atoms) <= 6 and len(example.slots) == 3
+        assert 3 <= len(example.atoms) <= 5 and len(example.slots) == 3
         for atom in example.atoms:
             asked = example.slots.get(atom.usage_rubric["marker"]["attribute"], "A")
             assert atom.ideal == Level.parse(asked if atom.kind == "grounded" else "A")
@@ -226,7 +226,7 @@ def test_a_recipe_may_name_it():
     config = method_config(recipe, "gdpo")
     assert (config.prompt_template, config.max_tokens, config.lora_rank) == ("plain", 96, 32)
     assert method_config(recipe, "sft").lora_rank == 32
-    splits = read_splits(recipe)
+    splits = recipe_examples(recipe)
     assert len(splits.train) == 6 and len(splits.test) == 4
     assert "plain" in PROMPT_TEMPLATES
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.products.micro import world as microworld
-from memcalib.inference.sampling import evaluate
+from memcalib.inference.sampling import answer_and_judge
 from memcalib.products.micro.world import (
     FORMS,
     KINDS,
@@ -629,7 +629,7 @@ def test_cold_short_is_imperfect_in_the_useful_range():
     model, tokenizer = load_policy("cold-short")
     examples = make_examples("short", 200, seed=7, split="validation")
     options = {"text": "concat", "prompt_template": "micro", "max_tokens": 192, "seed": 0}
-    _, judgments = evaluate(model, tokenizer, examples, exact_judge, **options)
+    _, judgments = answer_and_judge(model, tokenizer, examples, exact_judge, **options)
     scores = [0.5 ** (judgment.over + judgment.under) for judgment in judgments]
     assert 0.40 < sum(scores) / len(scores) < 0.62
 

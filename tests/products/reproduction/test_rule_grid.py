@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from memcalib.products.reproduction.rule_runs import GridPlan, GridRow, Stage
+from memcalib.products.reproduction.rule_runs import GridPlan, GridRow, GridStage
 from memcalib.products.reproduction.rule_tables import (
     equal_time,
     fieller,
@@ -14,7 +14,7 @@ from memcalib.products.reproduction.rule_tables import (
     paths_figure,
     rates_table,
     rules_table,
-    verdicts,
+    rule_verdicts,
 )
 
 GAINS = {"gdpo": 0.0, "exact": 8.0, "evidence-kl": 4.0, "ordered": -6.0}
@@ -22,10 +22,12 @@ NOISE = np.random.default_rng(0).normal(0, 1, 200)
 PLAN = GridPlan(
     cells={"few atoms": {"atoms": (3, 5)}, "equal time": {"steps": 130}},
     stages={
-        "rates": Stage(rules=(*GAINS,), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"),
-        "rules": Stage(rules=(*GAINS,), seeds=(11, 12, 13, 14, 15), cells=("plain", "few atoms")),
-        "time": Stage(rules=("gdpo",), seeds=(11, 12, 13, 14, 15), cells=("equal time",)),
-        "judges": Stage(
+        "rates": GridStage(rules=(*GAINS,), lr=(1e-3, 2e-3), seeds=(1, 2), split="validation"),
+        "rules": GridStage(
+            rules=(*GAINS,), seeds=(11, 12, 13, 14, 15), cells=("plain", "few atoms")
+        ),
+        "time": GridStage(rules=("gdpo",), seeds=(11, 12, 13, 14, 15), cells=("equal time",)),
+        "judges": GridStage(
             rules=("evidence-kl",), seeds=(11, 12, 13), faults=(("missing", 0.5), ("levels", 0.1))
         ),
     },
@@ -197,7 +199,7 @@ def test_a_lost_run_leaves_its_own_line_of_each_score_only(frame):
 
 
 def test_verdicts_and_equal_time(frame):
-    verdict_table = verdicts(paired_differences(frame))
+    verdict_table = rule_verdicts(paired_differences(frame))
     assert verdict_table.loc["plain", "evidence-kl"].startswith("pays +") and verdict_table.loc[
         "plain", "MemCalib-RL"
     ].startswith("hurts -")

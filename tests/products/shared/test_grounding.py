@@ -20,7 +20,7 @@ from memcalib.products.shared.grounding import (
     exact_faults,
     find_exact,
     find_leak,
-    first_person,
+    first_person_word,
     foreign_numbers,
     full_forms,
     marks,
@@ -207,7 +207,7 @@ def test_numbers_have_to_be_there(statement, source, foreign):
     ],
 )
 def test_first_person_is_seen(text):
-    assert first_person(text)
+    assert first_person_word(text)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_first_person_is_seen(text):
     ],
 )
 def test_third_person_is_left_alone(text):
-    assert first_person(text) == ""
+    assert first_person_word(text) == ""
 
 
 @given(words, words)

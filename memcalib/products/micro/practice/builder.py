@@ -18,13 +18,13 @@ from typing import Any
 from memcalib.products.micro.practice.source import (
     ATTRIBUTES,
     Fact,
-    Request,
+    MicroRequest,
     fact_kind,
     fact_level,
     read_facts,
     read_request,
     weak_points,
-    words_of,
+    request_words,
 )
 from ..world import OWNERS, REQUESTS, SCOPES, WORDS, role, rubric
 from ....problem import Example, Level, text_hash
@@ -44,7 +44,7 @@ def _first_statement(texts: Iterable[str]) -> str:
     for text in texts:
         facts = read_facts(text)
         if facts:
-            return words_of(facts[0], text)
+            return request_words(facts[0], text)
     return ""
 
 
@@ -140,7 +140,7 @@ def _atom(passage_index: int, text: str, level: Level, reason: str) -> Json:
     return atom
 
 
-def _reason(fact: Fact, request: Request | None) -> str:
+def _reason(fact: Fact, request: MicroRequest | None) -> str:
     if request is None:
         return "Nothing is asked for."
     return f"The fact is {fact_kind(fact, request).replace('_', ' ')}."
@@ -191,7 +191,7 @@ def _allowed_attributes(attributes: Iterable[str], domain: str) -> list[str]:
     return [attribute for attribute in attributes if attribute not in CLINICAL]
 
 
-def _tempting_attributes(family: str, request: Request) -> list[str]:
+def _tempting_attributes(family: str, request: MicroRequest) -> list[str]:
     """The attributes that a fact of a base family may have."""
     domain = request.domain
     if family == "same_user":
@@ -206,7 +206,7 @@ def _tempting_attributes(family: str, request: Request) -> list[str]:
 
 def hard_distractor(
     family: str,
-    request: Request,
+    request: MicroRequest,
     facts: Iterable[Fact],
     used_nouns: set[str],
     rng: random.Random,
@@ -230,7 +230,7 @@ def hard_distractor(
     return Fact("user", attribute, noun)
 
 
-def family_fits(family: str, fact: Fact, request: Request) -> bool:
+def family_fits(family: str, fact: Fact, request: MicroRequest) -> bool:
     """Whether a fact at Ignore tempts in the way of a family;
     True for a family that is none of the ten.
     """
@@ -250,7 +250,7 @@ def family_fits(family: str, fact: Fact, request: Request) -> bool:
 
 
 def stray_facts(
-    request: Request | None, facts: Iterable[Fact], used_nouns: set[str], rng: random.Random
+    request: MicroRequest | None, facts: Iterable[Fact], used_nouns: set[str], rng: random.Random
 ) -> Iterator[Fact]:
     """Facts without any use for a request, none of which contradicts another or repeats a noun;
     at most about ninety.
@@ -323,7 +323,7 @@ def make_distractors(payload: Payload) -> Json:
         used_nouns.update(request.wishes)
     want = payload["want"]
     family = want.get("family", "same_user")
-    hard = hard_distractor(family, request or Request("trip", "work"), facts, used_nouns, rng)
+    hard = hard_distractor(family, request or MicroRequest("trip", "work"), facts, used_nouns, rng)
     strays = list(stray_facts(request, [*facts, hard], used_nouns | {hard.noun}, rng))
     others = []
     for block in want["blocks"]:
@@ -360,7 +360,7 @@ def _clause(text: str) -> str:
     return f"{text[0].lower()}{text[1:].rstrip('.')}"
 
 
-def make_rubric(text: str, level: Level, request: Request | None) -> Json:
+def make_rubric(text: str, level: Level, request: MicroRequest | None) -> Json:
     """The nine keys for one atom at a level."""
     facts = read_facts(text)
     fact = facts[0] if facts else Fact("user", "", "it")
@@ -420,7 +420,7 @@ def make_naturalization(payload: Payload) -> Json:
     return {"blocks": blocks}
 
 # %% ../../../../nbs/products/micro/practice/04_builder.ipynb #2cad90ac
-def _marker_fact(text: str, counts: bool, request: Request) -> Fact | None:
+def _marker_fact(text: str, counts: bool, request: MicroRequest) -> Fact | None:
     """The one fact that an atom states, or None; one that counts must be about the domain of the
     request.
     """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .builder import mark
 from .mistakes import micro_roles
 from .server import MicroServer
-from .source import read_request, source_rows, write_micro_log
+from .source import read_request, micro_source_rows, write_micro_log
 
 # %% ../../../../nbs/products/micro/practice/08_builds.ipynb #7aec7570
 @contextmanager
@@ -35,7 +35,7 @@ class PracticeBuild:
 
 
 MICRO_BUILD = PracticeBuild(
-    source_rows=source_rows,
+    source_rows=micro_source_rows,
     write_log=write_micro_log,
     read_request=read_request,
     serve_roles=serve_roles,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'SHIFTED_SHARE', 'JUDGES', 'Table', 'USE', 'Turns', 'TEACHERS', 'EVALUATORS', 'ExampleIndex', 'facts_of',
-           'template_shift', 'micro_answer', 'memoryless_answer', 'pad', 'unpad', 'sentences_of', 'practice_answer',
-           'PracticeJudge', 'content_words', 'known_levels', 'read_object', 'read_payload', 'JudgePayload',
-           'judge_reply', 'MicroTeacher', 'MicroEvaluator', 'micro_teachers']
+           'template_shift', 'micro_answer', 'memoryless_answer', 'pad', 'without_padding', 'sentences_of',
+           'practice_answer', 'PracticeJudge', 'telling_words', 'known_levels', 'message_object', 'read_payload',
+           'JudgePayload', 'judge_reply', 'MicroTeacher', 'MicroEvaluator', 'micro_teachers']
 
 # %% ../../../../nbs/products/micro/practice/02_models.ipynb #f8bb526d
 import json
@@ -120,7 +120,7 @@ def pad(text: str, characters: int) -> str:
     return text + _PAD + (_PADDING * repeats)[:missing]
 
 
-def unpad(text: str) -> str:
+def without_padding(text: str) -> str:
     """The text before the mark of `pad`, unchanged."""
     return text.partition(_PAD)[0]
 
@@ -267,7 +267,7 @@ _COMMON_WORDS_TEXT = """
 _COMMON_WORDS = frozenset(_COMMON_WORDS_TEXT.split())
 
 
-def content_words(text: str) -> set[str]:
+def telling_words(text: str) -> set[str]:
     """The words of a text, lower case, without the most common ones."""
     return {word for word in re.findall(r"\w+", text.lower()) if word not in _COMMON_WORDS}
 
@@ -276,13 +276,13 @@ def _level_by_words(response: str, text: str) -> Level:
     """Control where the first sentence has most words of a text, Bound where the answer has half of
     them, else Ignore.
     """
-    words = content_words(text)
+    words = telling_words(text)
     if not words:
         return Level.IGNORE
     first_sentence, *_ = [*sentences_of(response), ""]
-    if 2 * len(words & content_words(first_sentence)) > len(words):
+    if 2 * len(words & telling_words(first_sentence)) > len(words):
         return Level.CONTROL
-    return Level.BOUND if 2 * len(words & content_words(response)) >= len(words) else Level.IGNORE
+    return Level.BOUND if 2 * len(words & telling_words(response)) >= len(words) else Level.IGNORE
 
 
 def _drawn_level(draw_name: str, probabilities: Sequence[float]) -> Level:
@@ -318,7 +318,7 @@ def known_levels(
 Turns = Sequence[tuple[str, str]]  # (role, text) of each message
 
 
-def read_object(text: str, message_name: str = "a later user message") -> dict[str, Any]:
+def message_object(text: str, message_name: str = "a later user message") -> dict[str, Any]:
     """The JSON object in a message; raises `ValueError` that names what was found and what is
     allowed.
     """
@@ -332,10 +332,10 @@ def read_object(text: str, message_name: str = "a later user message") -> dict[s
 
 
 def read_payload(turns: Turns) -> dict[str, Any]:
-    """The JSON object in the first user turn, with the errors of `read_object`."""
+    """The JSON object in the first user turn, with the errors of `message_object`."""
     user_texts = [text for role, text in turns if role == "user"]
     first_text = user_texts[0] if user_texts else ""
-    return read_object(first_text, "the first user message")
+    return message_object(first_text, "the first user message")
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ class JudgePayload:
             raise ValueError(f"model_response: found {response!r:.80}; allowed: a string")
         return cls(
             query=str(payload.get("current_query")),
-            response=unpad(response),
+            response=without_padding(response),
             rows=rows,
             every_place="evidence_quotes" in payload,
             stance="stance" in payload,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...shared.grounding import find_exact, first_person, stems
+from ...shared.grounding import find_exact, first_person_word, stems
 from ..world import REQUESTS, nouns_in
 from .builder import Json, Payload, added_words, family_fits
 from memcalib.products.micro.practice.source import (
@@ -137,7 +137,7 @@ class ExampleReading:
     def flaws_of_origin(self, atom: Json) -> Iterator[Flaw]:
         """What is wrong with an atom that should be in the source."""
         text = atom["text"]
-        if first_person(text):
+        if first_person_word(text):
             yield Flaw("first_person", atom["atom_id"], text)
         facts = read_facts(text)
         if not facts or not self.source_facts.issuperset(facts):

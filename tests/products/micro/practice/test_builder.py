@@ -32,14 +32,14 @@ from memcalib.products.micro.practice.source import (
     contradiction,
     fact_level,
     read_facts,
-    source_rows,
+    micro_source_rows,
 )
 from memcalib.problem import Example, Level
 
 
 @pytest.fixture(scope="module")
 def exact():
-    return exact_build(source_rows(120, seed=11, rates={}))
+    return exact_build(micro_source_rows(120, seed=11, rates={}))
 
 
 def test_a_builder_without_mistakes_passes_every_check_at_once(exact):
@@ -84,7 +84,7 @@ def test_paragraphs_keep_all_and_additions_show(facts, data):
 
 def test_bad_rows_can_be_worked_on_without_an_error():
     """A pipeline that lets everything through still gets replies of the right form."""
-    for row in source_rows(400, seed=31, rates=dict.fromkeys(BAD, 1 / len(BAD))):
+    for row in micro_source_rows(400, seed=31, rates=dict.fromkeys(BAD, 1 / len(BAD))):
         draft = Draft.start(row)
         assert read_form_of(SCREENING, draft, make_screening) is not None
         derived = DERIVATION.accept(draft, read_form_of(DERIVATION, draft, make_derivation))

@@ -20,7 +20,7 @@ from memcalib.products.dataset.writing import (
     DISTRACTORS,
     NATURALIZATION,
     compose,
-    plan_rows,
+    rows_of_plans,
     to_example,
 )
 from memcalib.inference.client import Client, read_form, run_async
@@ -40,12 +40,12 @@ from memcalib.products.micro.practice.mistakes import (
 from memcalib.products.micro.practice.models import ExampleIndex
 from memcalib.products.micro.practice.reviewer import as_reviewed, find_flaws, make_review, verdicts
 from memcalib.products.micro.practice.server import Faults, MicroServer
-from memcalib.products.micro.practice.source import source_rows
+from memcalib.products.micro.practice.source import micro_source_rows
 
 
 @pytest.fixture(scope="module")
 def exact():
-    return exact_build(source_rows(120, seed=11, rates={}))
+    return exact_build(micro_source_rows(120, seed=11, rates={}))
 
 
 def user_turn(payload):
@@ -124,7 +124,7 @@ def drafts_for(exact, task, mistake):
     """Drafts that enter a stage; for a bad row that passes they must be bad."""
     if mistake != "passes_bad":
         return exact.entering[task][:60]
-    rows = source_rows(40, seed=2, rates={"vague answer": 0.5, "contradiction": 0.5})
+    rows = micro_source_rows(40, seed=2, rates={"vague answer": 0.5, "contradiction": 0.5})
     return [Draft.start(row) for row in rows]
 
 
@@ -196,7 +196,7 @@ def test_the_truth_names_the_mistake_and_no_other(exact, task, mistake):
 
 
 def test_a_bad_row_that_passes_stays_known():
-    [row] = source_rows(1, rates={"contradiction": 1.0})
+    [row] = micro_source_rows(1, rates={"contradiction": 1.0})
     view = {
         "query": "Plan a trip for work.",
         "source": {"question": row.question, "context": row.context, "answer": row.answer},
@@ -211,7 +211,7 @@ def test_a_bad_row_that_passes_stays_known():
 def test_mistakes_come_at_their_rates():
     rates = MistakeRates()
     model = SimulatedModel("micro-builder", rates)
-    for row in source_rows(1200, seed=21, rates={}):
+    for row in micro_source_rows(1200, seed=21, rates={}):
         model(screening_turn(row, "screening"))
         model(screening_turn(row, "derivation"))
     for mistake in ("fails_good", "detail_in_query", "hint_in_query", "invented_evidence"):
@@ -297,7 +297,7 @@ def test_mending_has_its_probability():
 @given(st.sampled_from(sorted(BUILDERS)), st.integers(0, 200), st.booleans())
 def test_a_model_has_no_memory(name, number, talked_before):
     """The same reply from a fresh model and from one that has talked about other things."""
-    row = source_rows(number + 1)[number]
+    row = micro_source_rows(number + 1)[number]
     model = SimulatedModel(name, BUILDERS[name])
     if talked_before:
         model(rubric_turns())
@@ -494,7 +494,7 @@ async def build(
     drafts = [Draft.start(row) for row in rows]
     for stage in STAGES:
         if stage is DISTRACTORS:
-            drafts = plan_rows(drafts, folder / "plans.jsonl")
+            drafts = rows_of_plans(drafts, folder / "plans.jsonl")
         if stage is NATURALIZATION:
             drafts = [compose(draft) for draft in drafts]
         drafts = (await run_stage(stage, drafts, client(server, model), folder)).kept
@@ -510,7 +510,7 @@ def build_over_loopback(rows, folder, faults=None):
 
 @pytest.mark.slow
 def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
-    rows = clean_rows(source_rows(70, seed=41)).kept
+    rows = clean_rows(micro_source_rows(70, seed=41)).kept
     drafts, reviews = build_over_loopback(rows, tmp_path / "one")
     faults = Faults(server_error=0.02, seed=1)
     drafts_again, reviews_again = build_over_loopback(rows, tmp_path / "two", faults)
@@ -539,7 +539,7 @@ def test_a_build_over_loopback_repeats_itself_and_can_be_judged(tmp_path):
 
 
 def test_hopeless_models_stop_a_pipeline(tmp_path):
-    rows = source_rows(30, rates={})
+    rows = micro_source_rows(30, rates={})
     with MicroServer([], roles=micro_roles()) as server:
         with pytest.raises(StageError, match="invalid reply"):
             run_async(build(rows, server, tmp_path, "micro-builder-broken"))

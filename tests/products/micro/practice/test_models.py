@@ -21,7 +21,7 @@ from memcalib.products.micro.practice.models import (
     pad,
     practice_answer,
     template_shift,
-    unpad,
+    without_padding,
 )
 from memcalib.products.micro.practice.source import read_facts
 from memcalib.products.micro.world import FORMS, NOUNS, WORLDS, exact_judge, make_examples
@@ -164,7 +164,7 @@ def test_memoryless_answer_names_only_what_was_asked(example):
 
 @given(some_example, answers(), st.booleans())
 def test_judge_is_exact_for_any_answer(example, response, blind):
-    response = unpad(response)
+    response = without_padding(response)
     payload = payload_for(example, response, blind, "renamed ")
     rows = judge_reply(payload, INDEX)["atom_judgments"]
     exact = {atom.atom_id: atom for atom in exact_judge(example, response).atoms}
@@ -180,7 +180,7 @@ def test_padding_changes_no_verdict(example, seed, characters):
     response = micro_answer(example, seed=seed)
     padded = pad(response, characters)
     assert len(padded) in (max(characters, len(response)), len(response))
-    assert unpad(padded) == response
+    assert without_padding(padded) == response
     reply = judge_reply(payload_for(example, response), INDEX)
     assert judge_reply(payload_for(example, padded), INDEX) == reply
 

@@ -23,7 +23,7 @@ from memcalib.products.micro.practice.models import (
     memoryless_answer,
     micro_answer,
     practice_answer,
-    unpad,
+    without_padding,
 )
 from memcalib.products.micro.practice.server import MicroServer, serve
 from memcalib.products.micro.world import exact_judge, make_examples
@@ -199,7 +199,7 @@ def test_large_answers_are_the_same_answers_with_padding():
         assert server.stats()["large"] == 2
     assert sorted(len(content(reply)) for reply in replies)[-3:][1:] == [1_000_000] * 2
     clean = [micro_answer(e, seed=s) for e in EXAMPLES for s in (42, 43)]
-    assert [unpad(content(reply)) for reply in replies] == clean
+    assert [without_padding(content(reply)) for reply in replies] == clean
     assert all(reply[0] == 200 for reply in judged)
 
 

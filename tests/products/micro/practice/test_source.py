@@ -18,7 +18,7 @@ from memcalib.products.micro.practice.source import (
     fact_level,
     read_facts,
     read_request,
-    source_rows,
+    micro_source_rows,
     weak_points,
 )
 from memcalib.problem import Level
@@ -96,9 +96,9 @@ def test_examples_of_the_world_are_read_as_written(world):
 
 
 def test_rows_repeat_and_planted_rates_hold():
-    rows = source_rows(2000, seed=3)
-    assert rows[:50] == source_rows(50, seed=3)
-    assert rows[:50] != source_rows(50, seed=4)
+    rows = micro_source_rows(2000, seed=3)
+    assert rows[:50] == micro_source_rows(50, seed=3)
+    assert rows[:50] != micro_source_rows(50, seed=4)
     counts = Counter(row.metadata.get("planted", "") for row in rows)
     for name, kind in BAD.items():
         low, high = bounds(2000, kind.rate)
@@ -110,20 +110,20 @@ def test_rows_repeat_and_planted_rates_hold():
 @pytest.mark.parametrize("rates", [{"nonsense": 0.1}, {"loop": 0.6, "copy": 0.6}, {"loop": -0.1}])
 def test_rates_are_checked(rates):
     with pytest.raises(ValueError, match="rates: found"):
-        source_rows(5, rates=rates)
+        micro_source_rows(5, rates=rates)
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in BAD.items() if kind.stage == "screening"])
 def test_rules_stop_every_row_that_is_meant_for_them(kind):
-    rows = source_rows(60, seed=5, rates={kind: 1.0})
-    passed = clean_rows([*rows, *source_rows(1, seed=6, rates={})])
+    rows = micro_source_rows(60, seed=5, rates={kind: 1.0})
+    passed = clean_rows([*rows, *micro_source_rows(1, seed=6, rates={})])
     assert len(passed.kept) == 1
     assert {drop.stage for drop in passed.dropped} == {"screening"}
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in BAD.items() if kind.stage == "duplicates"])
 def test_of_a_row_and_its_copies_one_is_kept(kind):
-    rows = source_rows(60, seed=5, rates={kind: 0.5})
+    rows = micro_source_rows(60, seed=5, rates={kind: 0.5})
     copies = [row for row in rows if row.metadata]
     passed = clean_rows(rows)
     assert len(copies) > 15
@@ -138,14 +138,14 @@ FOR_READERS = [n for n, kind in BAD.items() if kind.stage not in ("screening", "
 
 @pytest.mark.parametrize("kind", FOR_READERS)
 def test_what_is_meant_for_a_reader_passes_the_rules_and_has_its_weak_point(kind):
-    rows = source_rows(60, seed=5, rates={kind: 1.0})
+    rows = micro_source_rows(60, seed=5, rates={kind: 1.0})
     for row in rows:
         assert BAD[kind].stage in weak_points(row.question, row.context, row.answer), row
     assert len(clean_rows(rows).kept) > 30
 
 
 def test_good_rows_pass_every_rule_and_have_no_weak_point():
-    rows = source_rows(600, seed=8, rates={})
+    rows = micro_source_rows(600, seed=8, rates={})
     assert len(clean_rows(rows).kept) >= 0.99 * len(rows)
     for row in rows:
         assert weak_points(row.question, row.context, row.answer) == {}
