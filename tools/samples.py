@@ -124,7 +124,7 @@ class Workplace:
     def server(self, *options: str) -> Iterator[str]:
         """The address of a practice server."""
         program = subprocess.Popen(
-            [*self.command, "microserve", "--port", "0", *options],
+            [*self.command, "practice", "--port", "0", *options],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,

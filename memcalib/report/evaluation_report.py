@@ -7,7 +7,8 @@ __all__ = ['BREAKDOWNS', 'ASSUMES', 'MODEL_BASED', 'EVALUATION_FILES', 'SHOWN_FA
            'memory_effect', 'second_judge', 'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction',
            'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances',
            'evaluation_tables', 'protocol', 'settings_of_rows', 'notices', 'banners', 'model_card',
-           'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'evaluation_text']
+           'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline',
+           'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
@@ -1100,6 +1101,7 @@ def _page_values(run: RunData, tables: "Mapping[str, pd.DataFrame]") -> dict[str
         absent = f"none of {len(run.judgments)} judged answers could be scored"
     provenance = flatten({"parameters": run.parameters}) if run.parameters else []
     return {
+        "headline": [],
         "about": evaluation_summary(run),
         "facts": _facts(run),
         "notices": run.notes,
@@ -1127,6 +1129,17 @@ def _page_values(run: RunData, tables: "Mapping[str, pd.DataFrame]") -> dict[str
     }
 
 
+_HEADLINES = 4  # models whose result the first lines of a page say
+
+
+def headline(row: Mapping[str, Any]) -> str:
+    """A score row in a sentence for a reader who knows none of the metrics."""
+    return (
+        f"{row['model']} uses memory too strongly in {row['AOR']:.0f} % of answers and too weakly in "
+        f"{row['AUR']:.0f} %. In {row['Exact']:.0f} % of answers it uses every memory as it should."
+    )
+
+
 def _score_values(
     run: RunData, tables: "Mapping[str, pd.DataFrame]", worst_count: int
 ) -> dict[str, Any]:
@@ -1143,6 +1156,7 @@ def _score_values(
         card["html"] = Markup(card["html"])
         card["has_stance"] = any(atom["stance"] for atom in card["atoms"])
     values = {
+        "headline": [headline(row) for row in measured.head(_HEADLINES).to_dict("records")],
         "notices": notices(run, scores),
         "tiles": tiles,
         "beside": quality_lines(run.responses)

@@ -400,6 +400,10 @@ class _Trainer(SFTTrainer):
             self.checkpoints.make_room()
         super().save_model(output_dir, _internal_call)
 
+    def create_model_card(self, *args, **kwargs):
+        # overridden: TRL's card says nothing of this training; `memcalib train` writes one of its own
+        pass
+
 # %% ../../nbs/trainer/07_sft.ipynb #5e67a449
 def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | None:
     """The checkpoint a run goes on from, if any, after the rows were cut back to it;

@@ -883,7 +883,7 @@ def test_the_practice_server_plays_every_part_of_a_demonstration(tmp_path, capsy
         sys.executable,
         "-m",
         "memcalib",
-        "microserve",
+        "practice",
         str(tmp_path / "examples.jsonl"),
         "--count",
         "3",
@@ -953,7 +953,7 @@ def test_the_verb_says_why_nothing_was_accepted_and_how_to_go_on(tmp_path, capsy
     first_error, same = capsys.readouterr().err.split("memcalib: ")[1:]
     assert caught.value.code == 1 and "3 rows (3 rejected: leak)" in first_error
     assert (
-        first_error.count("go on with: memcalib demonstrations") == 1
+        first_error.count("continue with: memcalib demonstrations") == 1
         and "twice; allowed: two different models" in same
     )
     assert (

@@ -19,7 +19,7 @@ from ...io.settings import package_data
 from ...io.tasks import Task, TasksFailed, run_tasks
 from .jobs import Job, Jobs, alone, run_job
 from .plan import PYTHON, STEP, Plan
-from .plan_rows import assemble_run, read_rows
+from .plan_rows import assemble_run, planned_results
 from .profiles import Model, Profile, load_profile
 from ...settings.files import Bar
 
@@ -150,7 +150,7 @@ def run_quickstart(
     plan = quick_plan(out, loaded)
     plan.write_rows()
     run_in_processes(plan.jobs(), loaded.processes)
-    assemble_run(folder.path, read_rows(folder.path, "main_results"), folder.path)
+    assemble_run(folder.path, planned_results(folder.path, "main_results"), folder.path)
     parameters["profile"] = Path(profile).stem
     seeds = {"train": loaded.train_seeds, "eval": loaded.eval_seeds}
     judge = find_part("judge", "micro-exact").name

@@ -87,7 +87,7 @@ def test_wrong_calls_say_what_is_allowed(capsys, tmp_path, arguments, code, mess
 
 
 def test_help_and_exit_code_of_a_wrong_call_agree(capsys, tmp_path):
-    assert "2 wrong call" in " ".join(run(capsys, "gate", "--help")[1].split())
+    assert "2 for a wrong call" in " ".join(run(capsys, "gate", "--help")[1].split())
     log = tmp_path / "log.jsonl"
     log.write_text('{"query": "a", "memories": ["b"]}\n')
     code, _, errors = run(capsys, "sweep", log, "--top-k", "two")
