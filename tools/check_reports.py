@@ -41,7 +41,9 @@ def report_faults(pages: Iterable[Path], pictures: Path | None = None) -> Iterat
 
     chromium = chromium_on_path()
     if chromium is None:
-        raise FileNotFoundError("found no Chromium on the path; allowed: `apt-get install chromium`")
+        raise FileNotFoundError(
+            "found no Chromium on the path; allowed: `apt-get install chromium`"
+        )
     with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for page in pages:
