@@ -1365,7 +1365,9 @@ def generate(
 
 @app.command(cls=_EVALUATION)
 def judge(
-    rollouts: Annotated[Path, typer.Argument(help="File of answers, as `generate` writes it.")],
+    rollouts: Annotated[
+        Path, typer.Argument(help="File of answers that `memcalib generate` wrote.")
+    ],
     data: Annotated[
         str | None, typer.Option(help="The examples whose questions were asked.")
     ] = None,
@@ -2416,10 +2418,10 @@ def grid(
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Trainings at once, of one thread each.")
+        int, typer.Option(min=1, help="Number of trainings that run at once, each in one thread.")
     ] = 2,
     stage: Annotated[
-        list[str] | None, typer.Option(help="Only this stage; may be given more than once.")
+        list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
     ] = None,
     set_: Set = None,
     dry_run: DryRun = False,

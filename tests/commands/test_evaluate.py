@@ -388,7 +388,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, stop):
         _, err = process.communicate(timeout=60)
         if stop == signal.SIGINT:
             assert process.returncode == 130, err
-            assert "interrupted" in err and "go on with: memcalib evaluate" in err
+            assert "interrupted" in err and "continue with: memcalib evaluate" in err
         process = _start(arguments)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err

@@ -566,8 +566,8 @@ class StageError(RuntimeError):
         super().__init__(
             f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for one "
             f"reason, {self.reason}. The last one, {drops[-1].id}: "
-            f"{printable(drops[-1].detail[:300])}. What is done is in {path}. When the cause is "
-            f"mended, go on with: {command}"
+            f"{printable(drops[-1].detail[:300])}. What is done is in {path}. When this is "
+            f"fixed, continue with: {command}"
         )
 
 # %% ../../../nbs/products/dataset/04_stages.ipynb #bf0cae1b
