@@ -523,7 +523,8 @@ def _joined_messages(parts: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 # %% ../nbs/00_problem.ipynb #7fa1d0a2
 def family_of(atom: object) -> str:
-    """The family of a hard distractor (`hard_a_family` of a record's atom), "" for any other atom."""
+    """The family of a hard distractor (`hard_a_family` of a record's atom), "" for any other atom.
+    """
     return str(getattr(atom, "hard_a_family", "") or "")
 
 # %% ../nbs/00_problem.ipynb #db909b74
@@ -731,11 +732,11 @@ class JudgeLike(Protocol):
 
 
 def judgment_of(example: Example, verdict: object, judge_name: str, **fields: Any) -> Judgment:
-    """What a judge returned as a judgment: a `Judgment` as it is, or a mapping from atom id to level
-    ("Ignore", "Bound", "Control", "A", "B", "C", a `Level`, or `None` for unscored).
+    """What a judge returned as a judgment: a `Judgment` as it is, or a mapping from atom id to
+    level ("Ignore", "Bound", "Control", "A", "B", "C", a `Level`, or `None` for unscored).
 
-    Raises `TypeError` for anything else, `DataError` for an atom that the example does not have, and
-    `ValueError` for a level that does not exist.
+    Raises `TypeError` for anything else, `DataError` for an atom that the example does not have,
+    and `ValueError` for a level that does not exist.
     """
     if isinstance(verdict, Judgment):
         return verdict

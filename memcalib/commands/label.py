@@ -374,7 +374,8 @@ def _judgments_of(folder: str | Path, items: Iterable[LabelItem]) -> list[Judgme
 
 
 def second_reading_text(table: "pd.DataFrame") -> str:
-    """A line for each sample: how many agree, Wilson's interval, kappa, and what is not labelled."""
+    """A line for each sample: how many agree, Wilson's interval, kappa, and what is not labelled.
+    """
     names = {"natural": "drawn at random", "stratified": "dealt over the nine cells"}
     lines = []
     for row in table.to_dict("records"):

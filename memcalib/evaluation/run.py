@@ -132,8 +132,8 @@ def existing_answers(
 
     That is a folder with examples.jsonl and rollouts.jsonl; rows or a frame with example, model and
     response; or a log, a file or rows, which `log` describes (map, consent, model and the rest of
-    `LogPlan` in `products.memory_logs`). Of a log what does not enter is said in a warning. Raises `DataError` and
-    `FileNotFoundError`.
+    `LogPlan` in `products.memory_logs`). Of a log what does not enter is said in a warning. Raises
+    `DataError` and `FileNotFoundError`.
     """
     if isinstance(source, str | Path) and Path(source).is_dir():
         folder = Path(source)

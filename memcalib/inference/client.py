@@ -1232,8 +1232,8 @@ def _end_of_block(text: str, opening: re.Match[str]) -> int:
 
 
 def _is_mention(text: str, closing: re.Match[str]) -> bool:
-    """Whether a closing mark without an opening one belongs to the text: it stands in code or in the
-    middle of a sentence, or something before it opens it."""
+    """Whether a closing mark without an opening one belongs to the text: it stands in code or in
+    the middle of a sentence, or something before it opens it."""
     before = text[: closing.start()]
     name = re.sub(r"[\W_]", "", closing[0])
     if re.search(rf"[<\[◁]{name}\b", before, re.I) or before.count("```") % 2:

@@ -594,7 +594,8 @@ def find_world(name: str) -> RecipeWorld:
 
 
 def policy_folder(name: str) -> Path:
-    """The folder of a policy that ships with the package. Raises `ValueError` naming all of them."""
+    """The folder of a policy that ships with the package. Raises `ValueError` naming all of them.
+    """
     try:
         folder_of = find_part("policy", name)
     except LookupError as error:

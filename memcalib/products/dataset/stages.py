@@ -188,7 +188,8 @@ def system_text(prompt: str, form: type[Form], language: str = "", numbers: str 
     it is not English, numbers in the place of those that the prompt names, and the schema.
 
     `prompt` is the name of a shipped prompt or the path of a text file, `language` an English name
-    ("German"; empty: English), `numbers` words such as "two to twenty atoms". Raises `ValueError` for a prompt that is neither.
+    ("German"; empty: English), `numbers` words such as "two to twenty atoms". Raises `ValueError`
+    for a prompt that is neither.
     """
     paragraphs = [load_build_prompt(prompt), load_build_prompt("parts/reply-1")]
     if language:

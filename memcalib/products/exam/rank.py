@@ -105,8 +105,8 @@ def paired_difference(
 def rank_judges(
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]], resamples: int = 2000, seed: int = 0
 ) -> "pd.DataFrame":
-    """Judges in order, best first: percent of pairs right with 95 % bounds, and the places that each
-    may have (`best`, `worst`).
+    """Judges in order, best first: percent of pairs right with 95 % bounds, and the places that
+    each may have (`best`, `worst`).
 
     `outcomes` are those of `rank_numbers` by judge. A judge is surely better than another where the
     interval of their paired difference lies above 0.

@@ -160,8 +160,8 @@ def level_reading(text: str, example: Example, finish_reason: str = "stop") -> L
 
 
 def read_levels(text: str, example: Example) -> dict[str, _ProposedLevel]:
-    """The proposals of a reply by atom id; of a reply that cannot be read none, and of a memory that
-    comes twice or is not the example's neither.
+    """The proposals of a reply by atom id; of a reply that cannot be read none, and of a memory
+    that comes twice or is not the example's neither.
     """
     return level_reading(text, example).levels
 
