@@ -523,8 +523,7 @@ def _joined_messages(parts: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 # %% ../nbs/00_problem.ipynb #7fa1d0a2
 def family_of(atom: object) -> str:
-    """The family of a hard distractor (`hard_a_family` of a record's atom), "" for any other atom.
-    """
+    """The family of a hard distractor (`hard_a_family` of a record's atom); "" of other atoms."""
     return str(getattr(atom, "hard_a_family", "") or "")
 
 # %% ../nbs/00_problem.ipynb #db909b74

@@ -808,9 +808,9 @@ class _Server:
     def _redirect(self, refused: _RedirectRefused) -> CallError:
         """The error for a server that sends a prompt on to another place."""
         message = (
-            f"{self.endpoint.url} sends requests on to {self._clean(str(refused))}; nothing was sent there, "
-            "because a prompt goes to the address that the settings name and nowhere else. "
-            "Name the other address in base_url if it is meant"
+            f"{self.endpoint.url} sends requests on to {self._clean(str(refused))}; nothing was "
+            "sent there, because a prompt goes to the address that the settings name and nowhere "
+            "else. Name the other address in base_url if it is meant"
         )
         return CallError("not_found", message)
 

@@ -401,7 +401,7 @@ class _Trainer(SFTTrainer):
         super().save_model(output_dir, _internal_call)
 
     def create_model_card(self, *args, **kwargs):
-        # overridden: TRL's card says nothing of this training; `memcalib train` writes one of its own
+        # overridden: TRL's card says nothing of this training; `memcalib train` writes another
         pass
 
 # %% ../../nbs/trainer/07_sft.ipynb #5e67a449

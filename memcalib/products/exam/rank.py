@@ -288,8 +288,9 @@ def help_line(help_of_rubric: Mapping[str, Any] | None) -> str:
     if not help_of_rubric:
         return "How much the rubric helps: not measured, since no pair was read both ways."
     line = (
-        f"Of {help_of_rubric['pairs']} hard pairs read both ways {help_of_rubric['with_rubric']:.1f} "
-        f"% are right with ideal levels and rubrics, {help_of_rubric['blind']:.1f} % without"
+        f"Of {help_of_rubric['pairs']} hard pairs read both ways "
+        f"{help_of_rubric['with_rubric']:.1f} % are right with ideal levels and "
+        f"rubrics, {help_of_rubric['blind']:.1f} % without"
     )
     if help_of_rubric["low"] is None:
         return f"{line}."

@@ -609,8 +609,7 @@ def _history_row(gate: Gate) -> dict[str, Any]:
 
 
 def _with_this_run(gate: Gate, folder: Path) -> list[dict[str, Any]]:
-    """The history with this gate at its end; in the place of the last one, where it was the same.
-    """
+    """The history with this gate at its end; it replaces the last one where that was the same."""
     history = gate_history(folder)
     row = _history_row(gate)
     same = ("run", "verdict", "scores")

@@ -506,8 +506,8 @@ class LevelsFile:
             faults = Counter(self.proposals[item].first_fault for item in without)
             reasons = "; ".join(f"{fault or 'no reply'}: {n:,}" for fault, n in faults.items())
             lines.append(
-                f"{len(without):,} memories got no level in either pass, and their questions are not "
-                f"scored ({reasons})."
+                f"{len(without):,} memories got no level in either pass, and their questions are "
+                f"not scored ({reasons})."
             )
         disagreeing = len(open_items) - len(without)
         if disagreeing:

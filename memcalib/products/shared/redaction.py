@@ -968,14 +968,14 @@ SAID_PHONE = only_with(
             "phone by word",
             "phone",
             (
-                "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
-                "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
+                "numbers behind a word for telephone, and numbers spoken figure by figure "
+                "(English, German, French, Spanish, Russian, Chinese, Japanese, Korean)"
             ),
             pattern_rule(
                 "noun",
                 (
-                    rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
-                    rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+                    rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is"
+                    rf"| ist| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
                 ),
                 flags=re.I,
             ),
@@ -1020,7 +1020,8 @@ SAID_PHONE = only_with(
             unless(
                 pattern_rule(
                     "words",
-                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}"
+                    r"(?<![ ,.-])",
                     flags=re.I,
                 ),
                 lambda text, start, end: all(
@@ -1320,7 +1321,8 @@ _STATED = re.compile(
         rf"\s*(?:\b(?P<passive>{_either('passive')})?"
         rf"(?P<said>{_either('stated', 'stated_phrases')})"
         rf"|(?P<sign>[:=—])"
-        rf"|\b(?:c['’])?{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        rf"|\b(?:c['’])?{_either('is')})"
+        r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
     re.I,
