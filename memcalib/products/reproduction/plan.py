@@ -600,7 +600,7 @@ class Plan:
                 tuple(words),
                 facts,
                 tuple(dict.fromkeys(reads)),
-                makes=("policy", "steps.jsonl"),
+                makes=("policy",) if method == "sft" else ("policy", "steps.jsonl"),
                 code=kind_code("train", model.world_name),
                 data=self._training_data(recipe, method, config, bool(start_reads)),
                 title=f"{model.model.label}: train {row or method}, seed {seed}",

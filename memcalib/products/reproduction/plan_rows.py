@@ -95,10 +95,15 @@ class ResultRow:
         ]
 
     def steps(self) -> list[dict[str, Any]]:
-        """The rows of its steps; none for a start as it is."""
+        """The rows of its steps; none for a start as it is, nor for fine-tuning that was too short
+        to write one.
+        """
         if "train" not in self.folders:
             return []
-        rows, _ = whole_rows(self.file("train", "steps.jsonl"))
+        file = self.folders["train"] / "steps.jsonl"
+        if not (self.folders["train"] / "policy").exists():
+            file = self.file("train", "steps.jsonl")
+        rows, _ = whole_rows(file)
         return [{**row, "method": self.row, "seed": self.seed} for row in rows]
 
 
