@@ -403,7 +403,7 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
     (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
     code, _, err = run(capsys, *options(data, server, tmp_path))
     assert code == 1 and "No space left" in err and "rollouts.jsonl" in err
-    assert "continue with: memcalib evaluate" in err
+    assert "the same command goes on from there" in err
 
 
 def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(

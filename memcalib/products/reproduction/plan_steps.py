@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'examples', 'taught', 'split', 'join', 'choose', 'traces', 'preferences', 'grid_run', 'grid_rows',
-           'grid_policy', 'run_notebook', 'notebook', 'main']
+           'grid_policy', 'run_notebook', 'notebook', 'step_main']
 
 # %% ../../../nbs/products/reproduction/19_plan_steps.ipynb #8e9096b8
 import json
@@ -298,7 +298,7 @@ STEPS = {
 }
 
 
-def main() -> None:
+def step_main() -> None:
     """Call a step by its name with arguments as JSON, the two words of the command; ends the
     process with 1 and one line for an error that was foreseen.
     """
