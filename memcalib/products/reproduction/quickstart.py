@@ -78,7 +78,7 @@ def run_in_processes(jobs: Jobs, processes: int, say: Callable[[str], None] = pr
         tasks.sort(key=lambda task: -task.seconds)
         errors = run_tasks(tasks, processes, say) if tasks else {}
     if errors:
-        raise TasksFailed(errors, "what was made stays; the same command goes on from there")
+        raise TasksFailed(errors, "what was made stays; run the same command again to continue")
 
 
 def _task(jobs: Jobs, job: Job, names: Sequence[str]) -> Task:
