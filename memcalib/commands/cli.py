@@ -921,10 +921,11 @@ def logs(
         plan = plan.model_copy(update={"without_consent": True})
     log_answers = own_answers(plan, answers_needed=False, shown=rows)
     print(log_answers.preview(rows))
-    if consent is None and log_answers.consent["none on record"]:
+    without = log_answers.consent["none on record"]
+    if consent is None and without:
         print(
-            f"\n{log_answers.consent['none on record']} rows have no consent on record: to send "
-            "them, name the agreement that covers them with --consent."
+            f"\nwithout a consent on record: {without:,} of the rows. To send them, name the agreement "
+            "that covers them with --consent."
         )
 
 

@@ -424,6 +424,16 @@ def test_one_rule_for_bytes_in_every_suffix(tmp_path, suffix, encoding):
         assert "byte 0xfc" in str(error.value) and "iconv" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")]
+)
+def test_two_bytes_without_a_mark_get_the_command_that_converts_them(tmp_path, encoding, name):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(json.dumps({"query": "Q?"}).encode(encoding))
+    with pytest.raises(DataError, match=f"without a byte order mark.*iconv -f {name} -t UTF-8"):
+        read_all(path)
+
+
 def test_json_in_a_text_and_arrays_in_lines(tmp_path):
     row = {"query": "?", "memories": ["Rows"]}
     (tmp_path / "a.jsonl").write_text(json.dumps(json.dumps(row)) + "\n")
