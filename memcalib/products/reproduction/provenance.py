@@ -239,7 +239,7 @@ class Claim(NamedTuple):
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n\s*\n|\s\|\s|\n\s*[-*] ")
-_THE_PAPERS = re.compile(r"\bpaper's\b")
+_THE_PAPERS = re.compile(r"\bpaper's\b|\bas in the paper\b")
 _ALL_DEFAULTS = re.compile(
     r"\b(?:defaults|default, which)\b[^.;]{0,60}\bpaper's\b|\bpaper's values? by default\b"
 )
