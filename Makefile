@@ -77,10 +77,10 @@ outputs: setup ## name stored outputs of the pages that are no longer what comes
 
 # Modules are cells of the pages, word for word, so their form is that of the pages.
 lint: setup ## ruff on the package, the form of pages, tests, tools and benchmarks, and which part may import which
+	$(BIN)/lint-imports --no-logo || $(BIN)/lint-imports
 	$(BIN)/ruff check memcalib tests tools benchmarks setup.py
 	$(BIN)/ruff check --select E731,E501 nbs
 	$(BIN)/ruff format --check nbs tests tools benchmarks setup.py
-	$(BIN)/lint-imports --no-logo || $(BIN)/lint-imports
 
 types: setup ## pyright on the public API, the chapters and credit (settings in pyrightconfig.json)
 	$(BIN)/pyright

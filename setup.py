@@ -18,6 +18,7 @@ SHIPPED_KINDS = [
     "md",
     "safetensors",
     "sh",
+    "smk",
     "yaml",
 ]  # of files beside the code
 config = ConfigParser(delimiters=["="])
@@ -26,7 +27,7 @@ with (ROOT / "settings.ini").open(encoding="utf-8") as settings:
 cfg = config["DEFAULT"]
 extras = {
     name: cfg[f"{name}_requirements"].split()
-    for name in ("data", "train", "build", "notebook", "inspect", "vllm", "spacy")
+    for name in ("data", "train", "build", "notebook", "plan", "inspect", "vllm", "spacy")
 }
 extras["dev"] = [
     *cfg["dev_requirements"].split(),
@@ -73,7 +74,8 @@ setup(
         "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
         # under the name of its module: `pytest -p` with that name then loads it once
         "pytest11": [
-            "memcalib.products.integrations.pytest_plugin = memcalib.products.integrations.pytest_plugin"
+            "memcalib.products.integrations.pytest_plugin"
+            " = memcalib.products.integrations.pytest_plugin"
         ],
         "nbdev": ["memcalib = memcalib._modidx:d"],
     },

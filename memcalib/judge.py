@@ -53,6 +53,7 @@ from memcalib.inference.client import (
     strict_json,
     to_data,
     unwrapped,
+    withheld_text,
 )
 from .inference.endpoint import CallError, Endpoint
 from .inference.rollout import for_each
@@ -99,6 +100,8 @@ class JudgeConfig(BaseModel):
     # How memory is written, where a rollout does not say.
     text: Literal["fluent", "concat"] = "fluent"
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    # The share of probability that tokens are drawn from; None leaves it to the server.
+    top_p: float | None = Field(default=None, gt=0, le=1, exclude_if=lambda value: value is None)
     max_tokens: int = Field(default=16384, ge=1)
     repair: bool = True  # one more try for a reply at fault
     # Whether the judge quotes every place at which an atom shows, and not one.
@@ -434,8 +437,8 @@ class ReplyReading:
     """What a reply says: valid verdicts by short atom name, findings on the whole
     answer, and faults in plain words.
 
-    `removed` names what was taken off around the object (`thoughts`, `fence`, `prose`);
-    `opening` is how the reply begins.
+    `removed` names what was taken off around the object (`thoughts`, `fence`, `prose`) and each
+    field that nobody asked for (`unasked_field`); `opening` is how the reply begins.
     """
 
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -502,9 +505,12 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     try:
         request.reply_form.model_validate(reply)
     except ValidationError as error:
-        for field_path, fault in form_faults(error):
+        listed_faults = zip(error.errors(include_url=False), form_faults(error), strict=True)
+        for details, (field_path, fault) in listed_faults:
+            if details["type"] == "extra_forbidden":  # more than was asked for: nothing is missing
+                reading.removed.append("unasked_field")
+                continue
             reading.faults.append(f"{field_path or 'the reply'}: {fault}")
-        for details in error.errors(include_url=False):
             malformed |= {details["loc"][:1], details["loc"][:2]}
     if not isinstance(reply, dict):
         return reading
@@ -720,6 +726,8 @@ class LLMJudge(Judge):
             "temperature": config.temperature,
             "max_tokens": config.max_tokens,
         }
+        if config.top_p is not None:
+            self._call["top_p"] = config.top_p
 
     def __repr__(self) -> str:
         return f"LLMJudge({self.name!r})"
@@ -784,6 +792,9 @@ class LLMJudge(Judge):
                     return
                 reply = await self.client.ask(messages, attempt=attempt, **self._call)
                 reading = read_reply(reply.text, request, reply.finish_reason)
+                withheld = withheld_text(reply.usage)
+                if withheld:
+                    reading.faults = [withheld]
                 if reply.answered_by:
                     fields["answered_by"] = reply.answered_by
                 usage.update(reply.usage)
@@ -792,7 +803,7 @@ class LLMJudge(Judge):
                     usage["fenced"] += 1
                 usage.update(name for name in reading.removed if name != "fence")
                 yield reading
-                if not reading.faults:
+                if not reading.faults or withheld:  # a second try would go the same way
                     return
                 messages = repair_messages(request, reply.text, reading.faults)
 
@@ -914,7 +925,8 @@ class _AnswersFile:
         fields = self.judgment_fields(row)
         fields["judge"] = judge_name
         if row.withheld:
-            fields["error"] = f"not an answer: {_WITHHELD[row.finish_reason]}"
+            reason = _WITHHELD.get(row.finish_reason) or withheld_text(row.usage)
+            fields["error"] = f"not an answer: {reason}"
             return judgment_for(example, {}, **fields)
         if row.finish_reason == "error":
             fields["error"] = printable(f"no answer: {row.error}")

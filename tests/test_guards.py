@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import venv
 from configparser import ConfigParser, SectionProxy
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -86,11 +86,8 @@ def copy(tmp_path_factory) -> Path:
 
 
 def run(command: str, cwd: Path) -> None:
-    """Run a verb of nbdev; under IN_TEST, which a page that ran in this process may leave,
-    it would do nothing.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != "IN_TEST"}
-    options = dict(cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    """Run a verb of nbdev."""
+    options = dict(cwd=cwd, capture_output=True, text=True, timeout=120)
     done = subprocess.run([Path(sys.executable).parent / command], **options)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -189,6 +186,19 @@ def test_each_chapter_has_one_module():
 def test_no_two_pages_of_a_folder_have_the_same_number():
     numbers = Counter((page.parent, page.name.partition("_")[0]) for page in CHAPTERS)
     assert [number for number, count in numbers.items() if count > 1] == []
+
+
+def test_numbers_of_pages_follow_the_reading_order():
+    numbers = defaultdict(list)
+    for page in PAGES:
+        folder, _, name = page.rpartition("/")
+        numbers[folder].append(int(name.partition("_")[0]))
+    wrong = {
+        folder: found
+        for folder, found in numbers.items()
+        if found != list(range(found[0], found[0] + len(found)))
+    }
+    assert wrong == {}
 
 
 def test_exported_code_imports_what_stands_before_it():

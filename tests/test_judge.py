@@ -640,15 +640,11 @@ def plain_check(text, request):
     keys = {"atom_id", "predicted_usage_level", "evidence_quote", "reason"} | (
         {"u_star"} if request.ideal_letters else set()
     )
-    if (
-        not isinstance(parsed, dict)
-        or set(parsed) != {"atom_judgments"}
-        or not isinstance(parsed["atom_judgments"], list)
-    ):
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("atom_judgments"), list):
         return None
     rows = parsed["atom_judgments"]
     if not all(
-        isinstance(r, dict) and set(r) == keys and all(isinstance(v, str) for v in r.values())
+        isinstance(r, dict) and keys <= set(r) and all(isinstance(r[key], str) for key in keys)
         for r in rows
     ):
         return None
@@ -746,6 +742,17 @@ def test_reading_never_raises(text):
 GOOD = json.dumps(reply_for(REQUEST))
 
 
+@pytest.mark.parametrize("place", ["reply", "row"])
+def test_a_field_that_nobody_asked_for_is_ignored_and_counted(place):
+    reply = reply_for(REQUEST)
+    target = reply if place == "reply" else reply["atom_judgments"][0]
+    target["summary"] = "nothing was used"
+    reading = read_reply(json.dumps(reply), REQUEST)
+    assert reading.faults == []
+    assert reading.removed == ["unasked_field"]
+    assert set(reading.verdicts) == set(REQUEST.atom_ids)
+
+
 @pytest.mark.parametrize(
     "text, fragment",
     [
@@ -766,7 +773,6 @@ GOOD = json.dumps(reply_for(REQUEST))
         (GOOD.replace('"so"', "9" * 5000, 1), "alone"),
         ("[" * 100_000, "alone"),
         ('{"atom_judgments":' * 50_000, "alone"),
-        (GOOD[:-1] + ', "task_quality": 4}', "task_quality"),
         (json.dumps({"atom_judgments": []}), "missing"),
         (json.dumps({"atom_judgments": {}}), "atom_judgments"),
         (GOOD.replace('"m1_a1"', '["m1_a1"]', 1), "m1_a1 is missing"),
@@ -944,6 +950,7 @@ def test_one_repair_and_no_more():
     assert (
         client.conversations[0][1]["temperature"] == 0
         and client.conversations[0][1]["max_tokens"] == 16384
+        and "top_p" not in client.conversations[0][1]
     )
     client = Scripted("?", "never asked")
     assert (

@@ -29,7 +29,9 @@ def setup(clone, *options):
 def test_a_python_that_does_not_fit_is_named_and_makes_nothing(clone):
     done = setup(clone, "PYTHON=./old-python")
     assert done.returncode != 0
-    assert "./old-python is Python 3.9.18; this package needs Python 3.11, 3.12 or 3.13" in done.stderr
+    assert (
+        "./old-python is Python 3.9.18; this package needs Python 3.11, 3.12 or 3.13" in done.stderr
+    )
     assert "make setup PYTHON=python3.12" in done.stderr
     assert not (clone / ".venv").exists()
 

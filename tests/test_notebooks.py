@@ -66,7 +66,7 @@ def processes(request):
 
 
 def _run(page: Path, printed: Path) -> None:
-    """Execute a page; the exit status says whether it passed, and `printed` gets what it printed."""
+    """Execute a page. The exit status says whether it passed; what it prints goes to `printed`."""
     with printed.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

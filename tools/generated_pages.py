@@ -148,8 +148,8 @@ def samples_page() -> str:
     return (
         front("Sample reports", "Reports as the commands write them, opened in the browser.")
         + "Each is one HTML file that asks no other host. The models and judges are those of the "
-        + "[practice server](products/practice/03_server.ipynb), on the synthetic micro-world: the "
-        + "numbers say nothing about real models.\n\n"
+        + "[practice server](products/micro/practice/03_server.ipynb), on the synthetic "
+        + "micro-world: the numbers say nothing about real models.\n\n"
         + "\n\n".join(rows)
         + "\n"
     )

@@ -69,10 +69,11 @@ REPORTS = {
     "sweep": "sweep/sweep.html",
 }  # where the commands write them, below runs/
 QUICK = [
-    part
-    for setting in ("train.steps=10", "train.eval_every=5", "eval_examples=60", "path_examples=40")
-    for part in ("--set", setting)
-]  # a training that is short enough for a site's build
+    "--set",
+    "models.short.settings.train={steps: 10, eval_every: 5}",
+    "--set",
+    "models.short.settings.data={world: {validation: 40, test: 60}}",
+]  # trainings that are short enough for a site's build
 FACTS = (
     ("Is allergic to peanuts", "What can I bake?", "A lemon cake: you are allergic to peanuts."),
     ("Moved to Hull in May", "Which train do I take?", "The 7:05; you moved to Hull in May."),
@@ -123,7 +124,7 @@ class Workplace:
     def server(self, *options: str) -> Iterator[str]:
         """The address of a practice server."""
         program = subprocess.Popen(
-            [*self.command, "microserve", "--port", "0", *options],
+            [*self.command, "practice", "--port", "0", *options],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,

@@ -48,7 +48,10 @@ TUTORIALS = (
     "evaluate_your_model",
     "evaluate_your_logs",
     "does_my_memory_help",
+    "a_memory_that_hijacks",
     "benchmark_from_logs",
+    "evaluate_what_you_built",
+    "score_and_plot",
     "train",
     "training_loop",
 )

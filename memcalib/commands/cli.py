@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['VERB_GROUPS', 'RENAMED', 'app', 'WRONG_CALL', 'RESUMED', 'KEPT_ROWS', 'NOTHING_KEPT', 'SET_UP', 'Set', 'DryRun',
-           'AllowHost', 'ResumeAnyway', 'RetryUnscored', 'Config', 'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv',
-           'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache', 'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES',
-           'LogMap', 'LogStore', 'LogConsent', 'LogLevels', 'Yes', 'Profile', 'cache_verbs', 'Verbs', 'WrongCall',
-           'stop', 'main', 'setting_places', 'SettingsCommand', 'role_options', 'judge_options', 'cache_of',
-           'command_line', 'validate', 'lint', 'split', 'part_sizes', 'show', 'forecast_text', 'log_options',
-           'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'spot_check', 'generate', 'judge', 'report', 'compare',
-           'metric_limits', 'gate', 'memories', 'numbers_of', 'known_words', 'words_of', 'sweep',
-           'rows_of_another_kind', 'score', 'named_role', 'demonstrations', 'build', 'default_folder', 'train',
-           'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats', 'clear', 'practice']
+           'AllowHost', 'Yes', 'FilledBy', 'DrawSeed', 'EvaluatedRun', 'ResumeAnyway', 'RetryUnscored', 'Config',
+           'Data', 'Limit', 'Quick', 'Model', 'Url', 'KeyEnv', 'WeightsPath', 'JudgeModel', 'JudgeUrl', 'Cache',
+           'NoCache', 'AnswerTokens', 'File', 'Split', 'LARGE_FILES', 'LogMap', 'LogStore', 'LogConsent', 'LogLevels',
+           'Profile', 'cache_verbs', 'Verbs', 'WrongCall', 'stop', 'main', 'setting_places', 'SettingsCommand',
+           'role_options', 'judge_options', 'cache_of', 'command_line', 'validate', 'lint', 'split', 'part_sizes',
+           'show', 'forecast_text', 'log_options', 'lines_for', 'logs', 'levels', 'evaluate', 'exam', 'spot_check',
+           'generate', 'judge', 'report', 'compare', 'metric_limits', 'gate', 'memories', 'numbers_of', 'known_words',
+           'words_of', 'sweep', 'rows_of_another_kind', 'score', 'named_role', 'demonstrations', 'build',
+           'default_folder', 'train', 'traces', 'roles', 'quickstart', 'reproduce', 'coldstart', 'grid', 'stats',
+           'clear', 'practice']
 
 # %% ../../nbs/commands/09_cli.ipynb #27e2a824
 import os
@@ -24,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 
@@ -385,6 +385,10 @@ AllowHost = Annotated[
         help="A host that may get the key which a settings file names for it.",
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
+FilledBy = Annotated[str, typer.Option(help="Who filled in the sheet.")]
+DrawSeed = Annotated[int, typer.Option(help="Seed of the draw.")]
+EvaluatedRun = Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]
 ResumeAnyway = Annotated[
     bool,
     typer.Option(
@@ -704,7 +708,7 @@ def split(
             "[cold_start=4000 rl=8000 validation=1500]."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     hub_split: Annotated[
         str, typer.Option("--from", help="Which split of a data set is read.")
     ] = "train",
@@ -837,7 +841,6 @@ LogLevels = Annotated[
         "one of `memcalib levels --candidates`."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
 
 
 def log_options(
@@ -942,7 +945,7 @@ def levels(
     sheet: Annotated[
         Path | None, typer.Option(help="Read the decisions from a filled sheet.")
     ] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
     yes: Yes = False,
     cache: Cache = None,
     no_cache: NoCache = False,
@@ -1216,7 +1219,7 @@ def exam(
 # %% ../../nbs/commands/09_cli.ipynb #9d2058b8
 @app.command(cls=_command_with("memcalib.commands.label:SecondReading"))
 def spot_check(
-    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    run: EvaluatedRun,
     out: Annotated[Path, typer.Option(help="File of labels.")] = Path("labels.jsonl"),
     answers: Annotated[
         int | None, typer.Option(help="Draw this many answers at random, to be labelled.")
@@ -1228,7 +1231,7 @@ def spot_check(
             "of ideal and judged level, to audit the judge (the paper draws 150)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     model: Annotated[
         str | None, typer.Option(help="Whose answers, where the run has several models.")
     ] = None,
@@ -1236,7 +1239,7 @@ def spot_check(
         str | None, typer.Option(help="Which treatment of memory, where the run has several.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Read the levels from a filled sheet.")] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
     judge: JudgeModel = None,
     judge_url: JudgeUrl = None,
     judge_key_env: KeyEnv = None,
@@ -1362,7 +1365,9 @@ def generate(
 
 @app.command(cls=_EVALUATION)
 def judge(
-    rollouts: Annotated[Path, typer.Argument(help="File of answers, as `generate` writes it.")],
+    rollouts: Annotated[
+        Path, typer.Argument(help="File of answers that `memcalib generate` wrote.")
+    ],
     data: Annotated[
         str | None, typer.Option(help="The examples whose questions were asked.")
     ] = None,
@@ -1414,7 +1419,7 @@ def judge(
 # %% ../../nbs/commands/09_cli.ipynb #4848c507
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    folder: EvaluatedRun,
     hub_results: Annotated[
         Path | None,
         typer.Option(
@@ -1544,7 +1549,10 @@ def gate(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for gate.md (Markdown), gate.xml (JUnit) and gate.json.")
+        Path,
+        typer.Option(
+            help="Folder for gate.md (Markdown), gate.xml (JUnit), gate.json and a history of runs."
+        ),
     ] = Path("runs/gate"),
     strict: Annotated[bool, typer.Option("--strict", help="Fail undecided checks, too.")] = False,
     side: Annotated[str | None, typer.Option(help="Which model, where a run has several.")] = None,
@@ -1600,6 +1608,7 @@ def gate(
         save_baseline,
         workflow_text,
     )
+    from memcalib.products.memory_logs.gate import gate_history, trend_line
     from memcalib.products.memory_logs.gate import workflow_settings_text, write_gate, write_refusal
     from memcalib.io.runs import private_files
 
@@ -1639,14 +1648,15 @@ def gate(
             write_refusal(_message(error), out, run, baseline, settings)
             raise
         write_gate(checked, out)
-    print("\n".join([checked.line, *checked.sees, *checked.notes]))
+    trend = trend_line(gate_history(out))
+    print("\n".join([checked.line, *checked.sees, *checked.notes, *([trend] if trend else [])]))
     if not checked.passed:
         raise typer.Exit(3)
 
 # %% ../../nbs/commands/09_cli.ipynb #cbd1c6e3
 @app.command()
 def memories(
-    run: Annotated[Path, typer.Argument(help="Run folder of an evaluation.")],
+    run: EvaluatedRun,
     out: Annotated[
         Path | None, typer.Option(help="Folder for memories.html and tables [the run folder].")
     ] = None,
@@ -2001,7 +2011,7 @@ def build(
     reviews: Annotated[
         Path | None, typer.Option(help="Read the filled review sheet (CSV) of the latest batch.")
     ] = None,
-    reviewer: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    reviewer: FilledBy = "",
     freeze: Annotated[
         bool,
         typer.Option(
@@ -2031,9 +2041,7 @@ def build(
             "--preview", callback=_look_only, help="Show what would be sent where, and stop."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree to send what the preview shows.")
-    ] = False,
+    yes: Yes = False,
     set_: Set = None,
     allow_host: AllowHost = None,
     dry_run: DryRun = False,
@@ -2129,7 +2137,7 @@ def _build_command(
     if rows is not None:
         words += ["--rows", str(rows)]
     if from_memory is not None:
-        words += ["--from-memory", from_memory]
+        words += ["--log", from_memory]
     for setting in settings:
         words += ["--set", setting]
     if cache is not None:
@@ -2258,14 +2266,14 @@ def roles(
     per_channel: Annotated[
         int, typer.Option(min=1, help="Pairs of an answer and a channel to draw from each channel.")
     ] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: DrawSeed = 0,
     data: Annotated[
         str | None, typer.Option(help="The training's examples [those of its recipe].")
     ] = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Read a filled sheet, and compare it with the credit.")
     ] = None,
-    labeller: Annotated[str, typer.Option(help="Who filled in the sheet.")] = "",
+    labeller: FilledBy = "",
 ) -> None:
     """Check by hand whether a training put its credit on the right sentences.
 
@@ -2314,11 +2322,13 @@ def quickstart(
 
     Example: memcalib quickstart --out runs/quickstart
     """
-    from memcalib.products.reproduction.main_results import load_profile, run_quickstart
-    from memcalib.settings.files import settings_text
+    from memcalib.products.reproduction.engine import plan_text
+    from memcalib.products.reproduction.profiles import load_profile
+    from memcalib.products.reproduction.quickstart import quick_plan, run_quickstart
 
     if dry_run:
-        print(settings_text(load_profile(profile, set_ or ())))
+        loaded = load_profile(profile, set_ or ())
+        print(plan_text(quick_plan(out, loaded).jobs(), [], loaded.processes))
     else:
         run_quickstart(out, profile, from_scratch=from_scratch, settings=set_ or ())
 
@@ -2332,19 +2342,32 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
     set_: Set = None,
     allow_host: AllowHost = None,
+    accept: Annotated[
+        str,
+        typer.Option(
+            help="A reason: results of the same settings that other code made are taken as those "
+            "of this code, and the reason is written into their records."
+        ),
+    ] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Run the paper's experiments again, and write its tables and figures.
 
-    Each experiment is a notebook, executed into OUT/PROFILE/NAME/; an index lists all tables and
-    figures. Work that is done and still valid is not repeated. If the command is stopped, run it
-    again and it continues.
+    A profile says what is run: micro (small worlds, two hours on two cores), small (real weights, some
+    eight hours of one core), registered (one comparison on real weights), paper (three models on nodes
+    of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings, evaluations and
+    notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run shows jobs, hours,
+    calls and cost. Work that is done and still valid is not repeated. If the command is stopped, run
+    it again and it continues. This needs the plan extra: `pip install "memcalib[plan]"`. On a cluster
+    the variable SNAKEMAKE_PROFILE names a profile of Snakemake with an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
     """
     from memcalib.products.reproduction.experiments import reproduce_experiments
 
-    reproduce_experiments(names or [], profile, out, dry_run=dry_run, settings=set_ or ())
+    reproduce_experiments(
+        names or [], profile, out, dry_run=dry_run, accept=accept, settings=set_ or ()
+    )
 
 
 @app.command()
@@ -2358,7 +2381,7 @@ def coldstart(
 
     Example: memcalib coldstart --world short --out policies
     """
-    from memcalib.products.reproduction.main_results import rebuild_policies
+    from memcalib.products.reproduction.quickstart import rebuild_policies
 
     rebuild_policies(out, world)
 
@@ -2395,32 +2418,35 @@ def grid(
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Trainings at once, of one thread each.")
+        int, typer.Option(min=1, help="Number of trainings that run at once, each in one thread.")
     ] = 2,
     stage: Annotated[
-        list[str] | None, typer.Option(help="Only this stage; may be given more than once.")
+        list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
     ] = None,
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
     """Compare rules of credit by many small trainings: those of the package, or one of your own.
 
-    A plan says which trainings. Those that are done are not repeated. With --rule, and with the plan
+    A plan says which trainings. Those that are done are not repeated. Snakemake starts them, so this
+    needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
     testbed, the command also writes a page with the gain and the cost of each rule, and how well it
     agrees with exact credit.
 
     Example: memcalib grid smoke --dry-run
     """
+    from memcalib.products.reproduction.engine import run_jobs
+    from memcalib.products.reproduction.jobs import Jobs
     from memcalib.products.reproduction.rule_grid import (
         TESTBED,
         grid_counts,
+        grid_jobs,
         load_plan,
         plan_rows,
-        run_plan,
     )
     from memcalib.products.reproduction.rule_report import resampled_differences, write_rule_report
-    from memcalib.settings.files import settings_text
     from memcalib.products.reproduction.rule_runs import stored_rows
+    from memcalib.settings.files import settings_text
 
     rules = rule or []
     plan = plan or (TESTBED if rules else "micro")
@@ -2433,23 +2459,16 @@ def grid(
         faults = ",".join(f"[levels,{rate}]" for rate in noise)
         settings.append(f"stages.noisy judge.faults=[{faults}]")
     grid_plan = load_plan(plan, settings, rules)
+    jobs = Jobs(out, grid_jobs(out, "", grid_plan, stage or ()))
     if dry_run:
         print(settings_text(grid_plan))
     else:
-        run_plan(
-            out,
-            plan,
-            processes=processes,
-            stages=stage or (),
-            settings=settings,
-            rules=rules,
-            tell=lambda line: print(line, flush=True),
-        )
+        run_jobs(jobs, processes=processes, say=lambda line: print(line, flush=True))
     rows = stored_rows(out)
     for name, (runs, done) in grid_counts(grid_plan, rows).items():
         print(f"{name}: {done} of {runs} runs")
     if not dry_run and (is_testbed or rules):
-        rows_of_plan = list(chain.from_iterable(plan_rows(grid_plan, rows).values()))
+        rows_of_plan = plan_rows(grid_plan, rows)
         if resampled_differences(rows_of_plan).empty:
             print("no report yet: it needs test runs of GDPO and another rule under one judge")
         else:
@@ -2498,7 +2517,8 @@ def practice(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults to find.",
+            help="Also write the log of an invented assistant, whose memory has faults to find. A file "
+            "that exists is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,
@@ -2544,11 +2564,8 @@ def practice(
         players["micro-memory-model"] = memory_assistant
         return players
 
-    if log is not None:
-        if log.exists():
-            print(f"{log} is there already and stays as it is")
-        else:
-            print(f"{write_practice_log(log, rows)}: {rows} rows of an invented assistant")
+    if log is not None and not log.exists():
+        write_practice_log(log, rows)
     serve(
         world,
         examples,

@@ -46,7 +46,7 @@ from ..products.memory_logs.formats import log_records
 from ..products.memory_logs.field_maps import understood
 from ..products.memory_logs.own_answers import LogPlan, OwnAnswers, own_answers
 from ..problem import Example, Judgment, Rollout, render, text_hash
-from ..products.memory_logs.sweep_report import write_sweep_report
+from ..products.memory_logs.sweep_report import with_p_as_text, write_sweep_report
 
 # %% ../../nbs/commands/02_sweep.ipynb #f935cb46
 if TYPE_CHECKING:
@@ -397,7 +397,8 @@ class SweepRun:
         table = sweep_table(judged, tokens)
         recommendation = recommend(table)
         page = self._write(table, recommendation)
-        shown = table[["setting", "SCS", "sMOS", "sMUS", "tokens", "difference", "p_holm"]]
+        columns = ["setting", "SCS", "sMOS", "sMUS", "tokens", "difference", "corrected p"]
+        shown = with_p_as_text(table)[columns]
         text = shown.round(2).to_string(index=False)
         words = f"{TODAY_MEANS}\n\n{recommendation.sentence}"
         return printable(f"{text}\n{words}\n\nReport: {page}", keep="\n")

@@ -27,6 +27,7 @@ EXTRAS = {
     ),
     "build": ("anyascii", "phonenumbers", "rensa", "stdnum"),
     "notebook": ("ipywidgets", "jupyterlab", "papermill"),
+    "plan": ("snakemake",),
     "inspect": ("inspect_ai",),
     "vllm": ("vllm",),
     "spacy": ("spacy",),

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS_FILE', 'ExampleFacts', 'example_facts', 'facts_differ', 'Side', 'read_sides', 'check_judges', 'check_sides',
-           'Comparison', 'compare_runs', 'comparison_text', 'comparison_tables', 'write_comparison']
+           'Comparison', 'compare_runs', 'comparison_verdicts', 'comparison_text', 'comparison_tables',
+           'write_comparison']
 
 # %% ../../nbs/report/08_comparison.ipynb #d6e43a77
 import json
@@ -536,17 +537,42 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
         for name, rows in tests[~of_six].groupby("metric", sort=False)
     )
     notes.append(
-        f"p is corrected for the {of_six.sum()} tests of the six metrics on this page (Holm){apart}; "
-        "the intervals are not corrected for their number."
+        f"p is corrected for the {of_six.sum()} tests of the six metrics on this page (Holm)"
+        f"{apart}; the intervals are not corrected for their number."
     )
     return [printable(note) for note in notes]
 
 # %% ../../nbs/report/08_comparison.ipynb #cda5c76e
+def comparison_verdicts(comparison: Comparison) -> list[str]:
+    """The difference in SCS of each run to the baseline, in a sentence."""
+    sentences = []
+    rows = comparison.differences
+    for row in rows[(rows["domain"] == "all") & (rows["metric"] == "SCS")].to_dict("records"):
+        difference = row["difference"]
+        if not math.isfinite(difference):
+            sentences.append(
+                f"{row['run']} and {comparison.baseline} have no scored question in common."
+            )
+            continue
+        direction = "higher" if difference > 0 else "lower"
+        how = f"scores {abs(difference):.1f} points of SCS {direction} than {comparison.baseline}"
+        is_significant = row["p_holm"] < 0.05
+        verdict = f"The difference is {'' if is_significant else 'not '}statistically significant"
+        bounds = ""
+        if math.isfinite(row["low"]):
+            bounds = f"95 % confidence interval {row['low']:+.1f} to {row['high']:+.1f}, "
+        sentences.append(
+            f"{row['run']} {how}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
+            f"{row['questions']:,} questions)."
+        )
+    return sentences
+
+
 def comparison_text(comparison: Comparison) -> str:
-    """Differences as text for a terminal: each run against the baseline over all,
-    SCS by domain, and the notes.
+    """The result in sentences and differences as text for a terminal: each run against the
+    baseline over all, SCS by domain, and the notes.
     """
-    lines = [f"baseline: {comparison.baseline}"]
+    lines = [*comparison_verdicts(comparison), "", f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
         lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
         for row in rows[rows["domain"] == "all"].to_dict("records"):
@@ -609,6 +635,7 @@ def write_comparison(comparison: Comparison, folder: str | Path) -> Path:
         "comparison.html.j2",
         inline_figures(files),
         title=f"Compared with {comparison.baseline}",
+        verdicts=comparison_verdicts(comparison),
         baseline=comparison.baseline,
         notes=comparison.notes,
         results=results_grid(scores),

@@ -1228,7 +1228,9 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
     rows = list(judgments)
     if kind == "plane":
         table = score(rows)
-        names = [_source_name(*source) for source in zip(table["model"], table["condition"])]
+        names = [
+            _source_name(*source) for source in zip(table["model"], table["condition"], strict=True)
+        ]
         return plane_figure(table.assign(model=names), None, None, controls(rows))
     groups: dict[str, list[Judgment]] = {}
     for judgment in rows:

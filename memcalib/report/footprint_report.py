@@ -19,7 +19,7 @@ from ..io.records import printable
 from ..problem import Level
 from .page import find_examples, grid_html, render_page, write_page
 from .run_data import RunData, exam_in_reports, load_run
-from .tables import write_tables
+from .tables import reasons_table, write_tables
 
 # %% ../../nbs/report/09_footprint_report.ipynb #1ec905c7
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def write_footprint_report(folder: str | Path) -> Path:
     run = load_run(folder, ("judgments.jsonl",))
     frame = _frame_of(run)
     memories = memory_frame(frame)
-    tables = {"Footprints": frame, "Memories": memories}
+    reasons = reasons_table(run.judgments or [], run.answers)
+    tables = {"Footprints": frame, "Memories": memories, "Unscored": reasons}
     write_tables(run.folder / "tables", {name: t for name, t in tables.items() if len(t)})
     about_exam = exam_in_reports()
     judge_lines = []
@@ -92,6 +93,7 @@ def write_footprint_report(folder: str | Path) -> Path:
         title="Footprints of memory",
         sentence=footprint_sentence(frame),
         notices=[*run.notes, *(run.manifest.get("notes") or []), *judge_lines],
+        reasons=grid_html(reasons) if len(reasons) else None,
         memories=grid_html(memories.head(500)) if len(memories) else None,
         memory_count=len(memories),
         cards=_question_cards(frame),

@@ -281,7 +281,7 @@ def _control_letter(name: str) -> str:
 
 
 def control_letters(
-    values: Iterable[tuple[str, float]], apart: float = 7.0
+    values: Iterable[tuple[str, float]], apart: float = 12.0
 ) -> list[tuple[str, float]]:
     """The first letter of each control with its value; values closer than `apart` share one."""
     scored = [(name, float(value)) for name, value in values if not _is_missing(value)]

@@ -89,4 +89,4 @@ def judge_reply_tokens(atoms: float, every_quote: bool = False) -> float:
 
 # %% ../../nbs/settings/02_judges.ipynb #5d3a9902
 RPEVAL_SAMPLING = Sampling(seeds=(42, 43, 44), temperature=1.0, top_p=1.0, thinking=False)
-RPEVAL_JUDGE = JudgeConfig(prompt="rpeval-1", blind=True, temperature=1.0)
+RPEVAL_JUDGE = JudgeConfig(prompt="rpeval-1", blind=True, temperature=1.0, top_p=1.0)

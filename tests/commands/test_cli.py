@@ -74,7 +74,7 @@ def test_wrong_calls(capsys, good):
 
 def test_unknown_option_in_a_profile(capsys, tmp_path):
     profile = tmp_path / "p.yaml"
-    profile.write_text("world: short\nstepz: 3\ntrain: {steps: 2}\n")
+    profile.write_text("models: {}\nstepz: 3\n")
     code, _, err = run(
         capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o")
     )
@@ -84,7 +84,7 @@ def test_unknown_option_in_a_profile(capsys, tmp_path):
         capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o")
     )
     assert code == 1 and "p.yaml" in err
-    profile.write_text("train: {eta: 1.5}\n")
+    profile.write_text("extends: quickstart\nrows: {MemCalib-RL: {settings: {eta: 1.5}}}\n")
     code, _, err = run(
         capsys, "quickstart", "--profile", str(profile), "--out", str(tmp_path / "o")
     )

@@ -182,7 +182,7 @@ def test_bad_calls_are_named(arguments, named, tmp_path, monkeypatch):
 
 
 def test_a_sheet_for_people_is_written_and_read_and_a_bad_level_is_named(tmp_path):
-    code, text = call("exam", "--sheet", tmp_path / "people.csv")
+    code, text = call("exam", "--write-sheet", tmp_path / "people.csv")
     lines = (tmp_path / "people.csv").read_text(encoding="utf-8-sig").splitlines()
     assert (
         code == 0 and "people.csv" in text and "ideal" not in lines[0] and "actual" not in lines[0]
@@ -296,7 +296,7 @@ def test_the_rank_is_read_blind_and_stands_beside_those_of_others(tmp_path):
                 assert again.forecast()["to ask"] == 0 and again.run() == exams[name]
                 assert server.stats()["requests"] == asked
     good = exams["good"]
-    assert good["rank"]["right"] == 100 and good["rank"]["read"] == 12
+    assert good["rank"]["right"] == good["rank"]["flawless"] == 100 and good["rank"]["read"] == 12
     assert good["rank"]["judge"] != good["judge"]
     assert good["rubric_help"]["pairs"] == 3 and good["rubric_help"]["difference"] == 0
     assert good["numbers"]["used_accuracy"] == 100

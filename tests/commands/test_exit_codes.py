@@ -126,7 +126,7 @@ def test_a_judge_that_dies_in_the_middle_ends_in_code_1_and_the_same_command_goe
     assert (
         code == 1
         and "20 judgments in a row failed alike" in err
-        and "go on with: memcalib evaluate" in err
+        and "continue with: memcalib evaluate" in err
     )
     judge.dies = 10**9
     assert run(capsys, *command, *judge_settings, "--set", "sampling.seeds=[1,2,3,4]")[0] == 0
@@ -183,5 +183,5 @@ def test_answers_and_judgments_on_their_own_files(capsys, command, judge, server
 @pytest.mark.parametrize("verb", ["evaluate", "generate", "judge"])
 def test_exit_codes_are_documented(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
-    assert code == 0 and "Exit code: 0" in out and "3 finished" in " ".join(out.split())
+    assert code == 0 and "Exit codes: 0" in out and "3 when some" in " ".join(out.split())
     assert ("--retry-unscored" in out) == (verb != "generate")

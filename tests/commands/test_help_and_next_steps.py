@@ -106,9 +106,7 @@ def test_an_old_name_works_with_a_note(old, new, capsys):
 
 # The commands that are printed -------------------------------------------------------------------
 
-PRINTED = re.compile(
-    rf"(?:^|[\s:`(])(memcalib (?:{'|'.join(COMMANDS)})\b[^`\n]*?)(?=`|\n|$)", re.M
-)
+PRINTED = re.compile(rf"(?:^|[\s:`(])(memcalib (?:{'|'.join(COMMANDS)})\b[^`\n]*?)(?=`|\n|$)", re.M)
 
 
 def printed_commands(text: str) -> list[str]:
@@ -184,7 +182,8 @@ def test_what_each_verb_prints_can_be_typed(capsys, place):
 
 def test_what_levels_prints_runs_as_it_stands(capsys, place):
     start = (
-        f"memcalib levels log.jsonl --consent 'terms of 2026' --map text=memory --model micro-levels "
+        "memcalib levels log.jsonl --consent 'terms of 2026' --map text=memory "
+        f"--model micro-levels "
         f"--base-url {place} --yes --out runs/levels"
     )
     printed = type_all(capsys, [start])

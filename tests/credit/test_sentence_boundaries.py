@@ -44,6 +44,21 @@ def cut(text: str, sentences=no_sentences) -> list[str]:
     return [text[start:end] for start, end in pairwise(edges)]
 
 
+@pytest.mark.parametrize("blank", ["\n\n", "  \n", "\r\n \n"])
+def test_blank_lines_before_an_answer_move_its_blocks_and_change_nothing_else(blank):
+    answer = "# Plan\n\nEat oats. Drink milk.\n\n- one\n- two\n"
+    moved = [
+        (block.kind, block.start - len(blank), block.end - len(blank))
+        for block in blocks(blank + answer)
+    ]
+    assert moved == [(block.kind, block.start, block.end) for block in blocks(answer)]
+    starts = [*boundaries(answer, no_sentences).starts]
+    assert [*boundaries(blank + answer, no_sentences).starts] == [
+        0,
+        *(len(blank) + start for start in starts),
+    ]
+
+
 CASES = {
     "heading joins": ["## Plan\n\nOats. ", "Milk."],
     "paragraphs": ["Oats\n\n", "Milk"],

@@ -144,6 +144,11 @@ def test_allocation_refuses_impossible_sizes(n):
         allocate([4, 2], n)
 
 
+def test_a_remainder_goes_to_rare_cells():
+    assert allocate([5, 1, 9], 4) == [2, 1, 1]
+    assert allocate([9, 5, 2], 5) == [1, 2, 2]
+
+
 def many(count=60, seed=0):
     rng = np.random.default_rng(seed)
 

@@ -126,6 +126,13 @@ def test_a_level_without_scored_atoms_has_no_accuracy():
     assert table.loc["Bound", "unscored_atoms"] == 1
 
 
+def test_kinds_of_your_own_slice_the_atoms():
+    kinds = {"first": r"p1_", "later": r"p\d"}
+    table = breakdown.atom_table([make([0, 1, 2], [0, 2, 2])], by="kind", kinds=kinds)
+    by_kind = table.set_index("kind")["atoms"].to_dict()
+    assert by_kind == {"first": 1, "later": 2}
+
+
 def test_kinds_of_the_micro_world_are_known():
     from memcalib.products.micro import world as microworld
 

@@ -6,7 +6,7 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.evaluation.footprints import memory_frame
+from memcalib.evaluation.footprints import footprint_sentence, memory_frame
 
 ROWS = st.lists(
     st.tuples(
@@ -42,3 +42,13 @@ def test_memories_are_counted_over_answers_and_sorted_by_harm(rows):
     if len(table):
         order = table[["misread", "decided the answer", "left a trace"]].to_numpy().tolist()
         assert order == sorted(order, reverse=True)
+
+
+def test_the_sentence_counts_traces_and_decisions_apart():
+    rows = [("e1", "m", 0, 0.0), ("e1", "m", 0, 1.0), ("e1", "m", 1, 2.0), ("e2", "m", 0, math.nan)]
+    frame = pd.DataFrame(rows, columns=["example_id", "model", "sample", "footprint"])
+    sentence = footprint_sentence(frame.assign(stance=["", "misreads", "", ""]))
+    assert sentence == (
+        "In 3 answers, 2 of 3 memories left a trace, 1 decided the answer. 1 are misread. 1 are "
+        "unscored."
+    )

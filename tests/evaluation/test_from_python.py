@@ -99,9 +99,7 @@ def test_a_readable_table_is_printed_whole_in_a_terminal():
         "j = mc.judgment_for(e, e.levels, model='a model with a name that takes much room')\n"
         "print(mc.readable(mc.score([j])))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "..." not in done.stdout and "unscored" in done.stdout.splitlines()[0], done.stderr
 
 

@@ -723,9 +723,8 @@ def test_from_file_to_table_over_http(tmp_path, stub):
         for model in ("model", "judge")
     )
     assert sorted(request["seed"] for request in model_requests) == sorted([42, 43, 44] * 3)
-    assert {request["temperature"] for request in received} == {1.0} and {
-        request["top_p"] for request in model_requests
-    } == {1.0}
+    assert {request["temperature"] for request in received} == {1.0}
+    assert {request["top_p"] for request in received} == {1.0}, "the model's and the judge's"
     assert all(request["chat_template_kwargs"]["enable_thinking"] is False for request in received)
     data = json.loads(judging[0]["messages"][1]["content"])
     assert {a["text"] for a in data["atomic_rubrics"]} == set(ROW["persona"])
@@ -747,8 +746,8 @@ def test_settings_are_the_papers():
         False,
     )
     assert len(RPEVAL_SAMPLING.seeds) == 3 and RPEVAL_SAMPLING.prompt_template == "plain"
-    assert (RPEVAL_JUDGE.temperature, RPEVAL_JUDGE.blind, RPEVAL_JUDGE.prompt) == (
-        1,
+    assert (RPEVAL_JUDGE.temperature, RPEVAL_JUDGE.top_p) == (1, 1)
+    assert (RPEVAL_JUDGE.blind, RPEVAL_JUDGE.prompt) == (
         True,
         "rpeval-1",
     )

@@ -29,7 +29,7 @@ from memcalib.io.settings import (
     shipped_names,
 )
 from memcalib.inference.rollout import load_prompt_template
-from memcalib.products.reproduction.main_results import load_profile
+from memcalib.products.reproduction.profiles import load_profile
 from memcalib.products.dataset.writing import load_phrases
 from memcalib.trainer.recipe import load_recipe
 from memcalib.products.shared.redaction import load_redactor

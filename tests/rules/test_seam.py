@@ -23,13 +23,7 @@ from memcalib.localization import Signal, weigh
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge
-from memcalib.products.reproduction.rule_runs import (
-    GridPlan,
-    GridRun,
-    GridStage,
-    run_grid,
-    train_one,
-)
+from memcalib.products.reproduction.rule_runs import GridPlan, GridRun, GridStage, train_one
 from memcalib.products.reproduction.rule_tables import grid_frame
 from memcalib.rules.base import (
     LOG_PROBABILITIES,
@@ -137,14 +131,14 @@ def test_the_loop_for_small_policies_trains_by_it():
     assert loop.token_credit.last.stats["localized"] > 0
 
 
-def test_a_grid_compares_it(tmp_path):
+def test_a_grid_compares_it():
     run = GridRun(rule=PATH, lr=1e-3, seed=1, world="short", steps=1, tests=4, generations=4)
     assert train_one(run).scores["SCS"] is not None
     plan = GridPlan(
         plain=dict(world="short", steps=1, tests=4, generations=4),
         stages={"rules": GridStage(rules=("gdpo", PATH), lr=(1e-3,), seeds=(1,))},
     )
-    rows = run_grid(tmp_path, plan)
+    rows = [train_one(run) for run in plan.runs("rules")]
     assert set(grid_frame(plan, rows)["label"]) == {"GDPO", "last sentence"}
     with pytest.raises(ValueError, match="no_such_module"):
         GridRun(rule="no_such_module:Rule", lr=1e-3, seed=1)
@@ -508,9 +502,9 @@ import memcalib.report.credit_viewer, memcalib.products.reproduction.rule_grid
 import memcalib.trainer.traces, memcalib.training
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
-from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
+from memcalib.products.micro.world import WORLDS, exact_judge
 from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule
-from memcalib.trainer.forecast import forecast
+from memcalib.trainer.forecast import training_forecast
 from memcalib.trainer.recipe import load_recipe
 from memcalib.trainer.train_config import world_config
 print(*CREDIT_RULES)
@@ -525,7 +519,8 @@ model, tokenizer = load_policy("cold-short")
 loop = CreditLoop(model, tokenizer, config, make_examples("short", 4, 0), exact_judge)
 loop.step()
 assert loop.token_credit.last.stats["localized"] > 0
-assert forecast(load_recipe("micro"), "memcalib-rl").work["tokens read by counterfactuals"] > 0
+plan = training_forecast(load_recipe("micro"), "memcalib-rl")
+assert plan.work["tokens read by counterfactuals"] > 0
 """
 
 

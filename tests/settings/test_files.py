@@ -103,7 +103,8 @@ def test_a_command_that_is_not_known_is_answered_with_the_nearest(capsys):
 def test_a_later_place_wins(tmp_path):
     file = tmp_path / "e.yaml"
     file.write_text(
-        "data: a.jsonl\nmodel: {model: m}\njudge: micro-exact\nsampling: {temperature: 0.1, top_p: 0.2}\n"
+        "data: a.jsonl\nmodel: {model: m}\njudge: micro-exact\n"
+        "sampling: {temperature: 0.1, top_p: 0.2}\n"
     )
     evaluation = load_settings(
         Evaluation,
@@ -229,7 +230,7 @@ def test_a_source_of_ones_own_is_read(module):
     ("typed", "shown"),
     [
         (["build", "micro", "--rows", "5"], "rows: 5"),
-        (["quickstart", "--profile", "smoke", "--set", "eval_examples=7"], "eval_examples: 7"),
+        (["grid", "smoke", "--set", "plain.tests=7"], "tests: 7"),
         (["demonstrations", "--set", "making.rounds=2", "--limit", "2"], "rounds: 2"),
     ],
 )

@@ -218,6 +218,27 @@ def test_the_script_starts_what_accelerate_understands(tmp_path, name):
     assert arguments.config_file == str(FOLDERS / name / "accelerate.yaml")
 
 
+def test_in_an_allocation_of_slurm_the_script_starts_itself_on_each_node(tmp_path):
+    """`srun` and `scontrol` are stand-ins: the first runs the command once, as the second node."""
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/srun.words\nshift 4\n'
+        'SLURM_NODEID=1 exec "$@"\n'
+    )
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nprintf 'node7\\nnode8\\n'\n")
+    for file in (srun, scontrol):
+        file.chmod(file.stat().st_mode | stat.S_IEXEC)
+    slurm = dict(SLURM_JOB_ID="12", SLURM_JOB_NODELIST="node[7-8]")
+    done, words = run_script(tmp_path, "qwen3.5-35b-a3b", "gdpo", "--seed", "5", **slurm)
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "srun.words").read_text().splitlines()
+    assert asked[:4] == ["--nodes", "2", "--ntasks-per-node", "1"]
+    arguments = launch_command_parser().parse_args(words[2:])
+    assert (arguments.machine_rank, arguments.main_process_ip) == (1, "node7")
+    assert arguments.training_script_args[-2:] == ["--seed", "5"]
+
+
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_what_the_script_would_start_passes_a_dry_run(tmp_path, name, method):
     variables = dict(MACHINE_RANK="0", MAIN_ADDRESS="node0") if name == "qwen3.5-35b-a3b" else {}

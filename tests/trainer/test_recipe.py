@@ -254,7 +254,8 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
         (
             "judge=human",
-            "judge: found 'human'; allowed are micro-exact, micro-english, package.module:name, or an endpoint",
+            "judge: found 'human'; allowed are micro-exact, micro-english, package.module:name, "
+            "or an endpoint",
         ),
         ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
         ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),
@@ -290,10 +291,10 @@ WIDE = {
     "lr": (5, "numbers above 0, at most 1"),
     "lora_rank": (10**6, "whole numbers from 0 to 4,096"),
     "generations": (1, "whole numbers from 2 to 10,000"),
-    "prompts": (10**9, "whole numbers from 1 to 1,000,000"),
+    "prompts": (10**9, "whole numbers from 1 to 1,048,576"),
     "cap": (0.5, "numbers from 1 to 1,000"),
     "eta": (1.5, "numbers from 0 to 1, or mappings"),
-    "top_k": (0, "whole numbers from 1 to 1,000,000"),
+    "top_k": (0, "whole numbers from 1 to 1,048,576"),
     "max_tokens": (10**9, "whole numbers from 1 to 1,048,576"),
     "drift_length": (1, "numbers above 1, at most 1,000, or null"),
     "temperature": (float("inf"), "numbers above 0, at most 100"),

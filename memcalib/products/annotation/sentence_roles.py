@@ -8,7 +8,7 @@ __all__ = ['ASKED', 'Role', 'ROLE_RULES', 'Target', 'RoleItem', 'cut_sentences',
            'true_roles']
 
 # %% ../../../nbs/products/annotation/02_sentence_roles.ipynb #f8ba30a5
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -457,13 +457,16 @@ def _sentence_role(item: RoleItem, spans: Iterable[Sentence], start: int, end: i
 
 
 def true_roles(
-    items: Sequence[RoleItem], examples: Iterable[Example], labeller: str = "micro-world"
+    items: Sequence[RoleItem],
+    examples: Iterable[Example],
+    roles_in: Callable[[Example, str], Sequence[Sentence]] = sentence_roles,
+    labeller: str = "micro-world",
 ) -> list[RoleLabel]:
-    """Labels for items of the micro-world, by `sentence_roles`."""
+    """Labels for items of a world that knows the roles of an answer's sentences (`roles_in`)."""
     example_by_id = {example.id: example for example in examples}
     labels = []
     for item in items:
-        spans = sentence_roles(example_by_id[item.example_id], "".join(item.sentences))
+        spans = roles_in(example_by_id[item.example_id], "".join(item.sentences))
         edges = np.cumsum([0, *map(len, item.sentences)]).tolist()
         for number, (start, end) in enumerate(pairwise(edges), 1):
             labels.append(

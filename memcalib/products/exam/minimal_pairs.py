@@ -221,7 +221,7 @@ def pair_frame(pairs: Sequence[MinimalPair], frame: "pd.DataFrame") -> "pd.DataF
     """A row for each pair of which both answers stand in the frame of an exam (`exam_frame`).
 
     `read` is false where a level, or the stance in a pair that changes it alone, is missing;
-    `changed`, `unchanged` and `right` are then `None`.
+    `changed`, `unchanged`, `right` and `flawless` are then `None`.
     """
     import pandas as pd
 
@@ -249,6 +249,7 @@ PAIR_COLUMNS = (
     "changed",
     "unchanged",
     "right",
+    "flawless",
 )
 
 
@@ -266,6 +267,7 @@ def _pair_row(pair: MinimalPair, before: "pd.DataFrame", after: "pd.DataFrame") 
         "changed": None,
         "unchanged": None,
         "right": None,
+        "flawless": None,
     }
     edited = [before.loc[edit.atom_id], after.loc[edit.atom_id]]
     only_stance = edit.direction == "stance"
@@ -278,14 +280,21 @@ def _pair_row(pair: MinimalPair, before: "pd.DataFrame", after: "pd.DataFrame") 
         changed = changed and all(atom["judged_stance"] == atom["stance"] for atom in edited)
     others = before.index != edit.atom_id
     unchanged = bool((before["judged"] == after["judged"])[others].all())
-    return {**row, "changed": changed, "unchanged": unchanged, "right": changed and unchanged}
+    as_labelled = all((side["judged"] == side["actual"]).all() for side in (before, after))
+    return {
+        **row,
+        "changed": changed,
+        "unchanged": unchanged,
+        "right": changed and unchanged,
+        "flawless": changed and as_labelled,
+    }
 
 
 def pair_table(
     pairs: "pd.DataFrame", by: str | None = None, resamples: int = 2000, seed: int = 0
 ) -> "pd.DataFrame":
     """Percent of pairs right, with changed and unchanged atoms apart and 95 % bounds (questions
-    resampled), in all or for each value of a column.
+    resampled), and percent flawless, in all or for each value of a column.
 
     Where every pair is right, or none, or one question alone was read, the bounds are Wilson's. NaN
     where no pair was read.
@@ -298,14 +307,23 @@ def pair_table(
         read = group[group["read"]]
         low, high = _bounds_of_right(read, resamples, seed)
         row: dict[str, Any] = {by or "pairs of": name, "pairs": len(group), "read": len(read)}
-        for column in ("right", "changed", "unchanged"):
+        for column in ("right", "changed", "unchanged", "flawless"):
             row[column] = 100 * read[column].astype(float).mean() if len(read) else np.nan
         rows.append({**row, "right_low": low, "right_high": high})
     columns = [by or "pairs of", *_PAIR_SHARES]
     return pd.DataFrame(rows, columns=columns)
 
 
-_PAIR_SHARES = ("pairs", "read", "right", "right_low", "right_high", "changed", "unchanged")
+_PAIR_SHARES = (
+    "pairs",
+    "read",
+    "right",
+    "right_low",
+    "right_high",
+    "changed",
+    "unchanged",
+    "flawless",
+)
 
 
 def _bounds_of_right(read: "pd.DataFrame", resamples: int, seed: int) -> tuple[float, float]:

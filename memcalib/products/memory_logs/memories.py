@@ -154,6 +154,7 @@ FINDINGS = {
 _PAGE_COLUMNS = {
     "text": "memory",
     "memory": "id",
+    "lost": "SCS lost",
     "retrieved": "retrieved",
     "in_prompt": "in prompts",
     "cited": "cited",
@@ -163,7 +164,6 @@ _PAGE_COLUMNS = {
     "under_used": "under-used",
     "wrong_stance": "wrong stance",
     "unscored": "unscored",
-    "lost": "SCS lost",
     "source": "source",
     "type": "type",
     "time": "time",
@@ -175,6 +175,9 @@ def _page_table(memories: "pd.DataFrame") -> "pd.DataFrame":
     table = memories.head(_SHOWN_MEMORIES)[list(_PAGE_COLUMNS)].copy()
     for name in ("source", "type", "time"):
         if not table[name].astype(bool).any():
+            table = table.drop(columns=name)
+    for name in ("wrong_stance", "unscored"):
+        if not table[name].fillna(0).any():
             table = table.drop(columns=name)
     for name in ("retrieved", "cited", "over_used", "under_used"):
         if table[name].isna().all():

@@ -13,7 +13,7 @@
 #   ACCUMULATE                parts of a mini-batch on each GPU [the recipe's]
 #   JUDGE_URL                 the judge's address [the recipe's]
 #   START                     weights that a server begins with [the recipe's start]
-#   MACHINE_RANK, MAIN_ADDRESS, MAIN_PORT   for more than one node
+#   MACHINE_RANK, MAIN_ADDRESS, MAIN_PORT   for more than one node; in an allocation of SLURM found by itself
 #   OUT                       folder of the run [runs/FOLDER/METHOD]
 set -euo pipefail
 beside="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -51,6 +51,16 @@ if [[ "$method" == serve ]]; then
   export VLLM_SERVER_DEV_MODE=1 # opens the routes through which the trainer sends weights
   exec vllm serve "${START:-$start}" --port "${url##*:}" --tensor-parallel-size "${GPUS:-$server_gpus}" \
     --max-model-len "$longest" --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1 "$@"
+fi
+
+# In an allocation of SLURM this script starts itself once on each node.
+if ((nodes > 1)) && [[ -n "${SLURM_JOB_ID:-}" && -z "${MACHINE_RANK:-}" ]]; then
+  if [[ -z "${ON_EACH_NODE:-}" ]]; then
+    MAIN_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+    export MAIN_ADDRESS ON_EACH_NODE=1
+    exec srun --nodes "$nodes" --ntasks-per-node 1 bash "${BASH_SOURCE[0]}" "$here" "$method" "$@"
+  fi
+  MACHINE_RANK="$SLURM_NODEID"
 fi
 
 processes=$((nodes * ${GPUS:-$per_node}))

@@ -148,12 +148,12 @@ def levels(slow, trams, phone):
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ((1, 0, 2), (0, 0, 2), (True, True, True, True)),
-        ((1, 1, 1), (0, 1, 1), (True, True, True, True)),  # others wrong, yet unchanged
-        ((1, 0, 2), (0, 0, 1), (True, True, False, False)),
-        ((1, 0, 2), (1, 0, 2), (True, False, True, False)),
-        ((2, 0, 2), (0, 0, 2), (True, False, True, False)),
-        ((None, 0, 2), (0, 0, 2), (False, None, None, None)),
+        ((1, 0, 2), (0, 0, 2), (True, True, True, True, True)),
+        ((1, 1, 1), (0, 1, 1), (True, True, True, True, False)),  # others wrong, yet unchanged
+        ((1, 0, 2), (0, 0, 1), (True, True, False, False, False)),
+        ((1, 0, 2), (1, 0, 2), (True, False, True, False, False)),
+        ((2, 0, 2), (0, 0, 2), (True, False, True, False, False)),
+        ((None, 0, 2), (0, 0, 2), (False, None, None, None, None)),
     ],
 )
 def test_when_a_pair_is_right(before, after, expected):
@@ -162,7 +162,8 @@ def test_when_a_pair_is_right(before, after, expected):
         "after": (levels(*after), "follows"),
     }
     (row,) = frame_of(MinimalPair.model_validate(ROW), readings_by_side).to_dict("records")
-    assert (row["read"], row["changed"], row["unchanged"], row["right"]) == expected
+    names = ("read", "changed", "unchanged", "right", "flawless")
+    assert tuple(row[name] for name in names) == expected
 
 
 def test_a_pair_of_stances_needs_a_judge_that_says_them():
@@ -174,6 +175,7 @@ def test_a_pair_of_stances_needs_a_judge_that_says_them():
     wrong = frame_of(pair, {"before": (same, "follows"), "after": (same, "follows")})
     silent = frame_of(pair, {"before": (same, None), "after": (same, None)})
     assert right["right"].tolist() == [True] and wrong["right"].tolist() == [False]
+    assert right["flawless"].tolist() == [True] and wrong["flawless"].tolist() == [False]
     assert silent["read"].tolist() == [False] and right["direction"].tolist() == ["stance"]
     table = pair_table(silent)
     assert table["read"].tolist() == [0] and np.isnan(table["right"].iloc[0])
@@ -184,4 +186,5 @@ def test_shares_of_pairs_have_bounds():
     one = frame_of(MinimalPair.model_validate(ROW), readings_by_side)
     (row,) = pair_table(one).to_dict("records")
     assert row["right"] == 100 and row["right_low"] < 30 and row["right_high"] == 100
+    assert row["flawless"] == 100
     assert pair_table(one, by="form")["form"].tolist() == ["plain"]

@@ -107,7 +107,8 @@ def test_lines_say_what_was_not_measured():
     assert "not measured" in x.rank_line(None) and "not measured" in x.help_line(None)
     rank = {"right": 61.0, "right_low": 50.0, "right_high": 71.0, "read": 60}
     line = x.rank_line(rank, [{"hard pairs": 0.0}, {"hard pairs": None}, {"hard pairs": 4.2}])
-    assert "61.0 % of 60" in line and "4.2 %" in line
+    assert "61.0 % of 60" in line and "4.2 %" in line and "every atom" not in line
+    assert "44.0 % with every atom of both answers right" in x.rank_line(rank | {"flawless": 44.0})
     no_bounds = {"pairs": 3, "with_rubric": 100.0, "blind": 100.0, "difference": 0.0}
     no_bounds |= {"low": None, "high": None}
     assert x.help_line(no_bounds).endswith("100.0 % without.")

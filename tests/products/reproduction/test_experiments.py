@@ -4,14 +4,14 @@ resumed after a fault, listed by label.
 
 import errno
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import run as call
-from filelock import FileLock
+from plan_runs import run_jobs_here
 
 import memcalib.products.reproduction.experiments as driver
+import memcalib.products.reproduction.plan_steps as plan_steps
 from memcalib.products.reproduction.experiments import (
     PAPER_ITEMS,
     Run,
@@ -19,11 +19,17 @@ from memcalib.products.reproduction.experiments import (
     item_rows,
     notebook_parameters,
 )
-from memcalib.products.reproduction.main_results import load_profile, main_trainings, training_grid
-from memcalib.products.reproduction.training_store import Training, TrainingStore, code_modules
+from memcalib.products.reproduction.code_hash import code_modules
+from memcalib.products.reproduction.jobs import RECORD, STARTED, alone
+from memcalib.products.reproduction.plan import TRAINED_BY
+from memcalib.products.reproduction.profiles import load_profile
+from memcalib.io.records import ForeseenError
 from memcalib.io.settings import package_data
 
-SMOKE = load_profile("smoke")
+PROFILE = """
+models: {short: {label: short, recipe: micro}}
+traces: 0
+"""
 
 
 def notebook(path: Path, *sources: str) -> Path:
@@ -80,6 +86,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
     items |= {"tab:third": ("another", {"third": ""})}
     monkeypatch.setattr(driver, "PAPER_ITEMS", PAPER_ITEMS | items)
     monkeypatch.chdir(folder.parents[1])
+    Path("smoke.yaml").write_text(PROFILE)
     return folder.parents[1]
 
 
@@ -101,31 +108,20 @@ def in_process(monkeypatch) -> list[str]:
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001
-                raise RuntimeError(f"{path.name}, cell {k + 1}: {error}") from None
+                raise ForeseenError(f"{path.name}, cell {k + 1}: {error}") from None
             space |= parameters if k == 0 else {}
         return folder / "notebook.ipynb"
 
-    def run_tasks(tasks, processes, say=print):
-        failed = {}
-        for task in tasks:
-            broken = sorted(task.needs & failed.keys())
-            if broken:
-                failed[task.name] = f"needs {broken[0]}, which failed"
-                continue
-            ran.append(task.name)
-            try:
-                task.work(*task.arguments)
-            except Exception as error:  # noqa: BLE001
-                failed[task.name] = str(error)
-        return failed
+    def run(*arguments, **options):
+        run_jobs_here(*arguments, **options, ran=ran)
 
-    monkeypatch.setattr(driver, "run_notebook", execute)
-    monkeypatch.setattr(driver, "run_tasks", run_tasks)
+    monkeypatch.setattr(driver, "run_jobs", run)
+    monkeypatch.setattr(plan_steps, "run_notebook", execute)
     return ran
 
 
 def states(out: Path) -> dict[str, str]:
-    run = Run(out.resolve() / "smoke", SMOKE, "smoke")
+    run = driver.open_run("smoke.yaml", out)
     return {
         row["label"]: row["status"]
         for row in item_rows(run)
@@ -134,7 +130,7 @@ def states(out: Path) -> dict[str, str]:
 
 
 def test_an_experiment_brings_what_it_reads_and_nothing_is_done_twice(checkout, in_process):
-    done = driver.reproduce_experiments(["second"], "smoke", "runs")
+    done = driver.reproduce_experiments(["second"], "smoke.yaml", "runs")
     assert in_process == ["first", "second"] and [path.parent.name for path in done] == [
         "first",
         "second",
@@ -149,12 +145,11 @@ def test_an_experiment_brings_what_it_reads_and_nothing_is_done_twice(checkout, 
     before = {
         path: path.read_bytes()
         for path in Path("runs").rglob("*")
-        if path.is_file() and "index" not in path.name
+        if path.is_file() and "index" not in path.name and path.name != "plan.json"
     }
-    driver.reproduce_experiments([], "smoke", "runs")
-    assert in_process == ["first", "second"] and all(
-        path.read_bytes() == content for path, content in before.items()
-    )
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
+    assert in_process == ["first", "second"]
+    assert [path for path, content in before.items() if path.read_bytes() != content] == []
     page = Path("runs/smoke/index.html").read_text()
     assert (
         "tab:eta-sweep" in page
@@ -166,20 +161,17 @@ def test_an_experiment_brings_what_it_reads_and_nothing_is_done_twice(checkout, 
 def test_a_stale_folder_is_shown_moved_away_and_made_again_with_all_that_reads_it(
     checkout, in_process, capsys
 ):
-    driver.reproduce_experiments([], "smoke", "runs")
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     Path("runs/smoke/first/left.txt").write_text("of the earlier run")
     notebook(
         checkout / "nbs/experiments/e01_first.ipynb",
         *(text.replace("rows = 3", "rows = 4") for text in FIRST),
     )
     assert states(Path("runs")) == {"tab:eta-sweep": "stale", "tab:judge-stability": "stale"}
-    driver.reproduce_experiments([], "smoke", "runs", dry_run=True)
+    driver.reproduce_experiments([], "smoke.yaml", "runs", dry_run=True)
     text = capsys.readouterr().out
-    assert (
-        "first                    stale (notebook, rows changed)" in text
-        and "stale (reads changed)" in text
-    )
-    driver.reproduce_experiments([], "smoke", "runs")
+    assert "stale (code, rows changed)" in text and "stale (first changed)" in text
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "second"] * 2
     assert (
         not Path("runs/smoke/first/left.txt").exists()
@@ -193,7 +185,7 @@ def test_a_stale_folder_is_shown_moved_away_and_made_again_with_all_that_reads_i
 def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeats_nothing(
     checkout, in_process
 ):
-    driver.reproduce_experiments([], "smoke", "runs")
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     source = checkout / "nbs/experiments/e01_first.ipynb"
     executed = Path("runs/smoke/first/notebook.ipynb")
     looked_at = json.loads(executed.read_text())
@@ -211,7 +203,7 @@ def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeat
     )
     source.write_text(json.dumps(written))
     for _ in range(2):
-        driver.reproduce_experiments([], "smoke", "runs")
+        driver.reproduce_experiments([], "smoke.yaml", "runs")
         cells = json.loads(executed.read_text())["cells"]
         assert [cell["id"] for cell in cells] == ["c0", "m0", "injected", "c1"] and in_process == [
             "first",
@@ -223,20 +215,21 @@ def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeat
 
 
 def test_two_commands_do_not_work_in_one_folder(checkout, in_process):
-    Path("runs/smoke").mkdir(parents=True)
     with (
-        FileLock("runs/smoke/.lock"),
+        alone(Path("runs/smoke"), "plan", ""),
         pytest.raises(RuntimeError, match="another command is at work there"),
     ):
-        driver.reproduce_experiments([], "smoke", "runs")
+        driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == []
 
 
 def test_a_parameter_of_the_profile_arrives_and_makes_only_its_experiment_stale(
     checkout, in_process
 ):
-    driver.reproduce_experiments([], "smoke", "runs")
-    driver.reproduce_experiments([], "smoke", "runs", settings=["experiments.second.factor=10"])
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
+    driver.reproduce_experiments(
+        [], "smoke.yaml", "runs", settings=["experiments.second.factor=10"]
+    )
     assert in_process == ["first", "second", "second"]
     assert (
         Path("runs/smoke/second/tables/tab-judge-stability-published.csv").read_text() == "n\n30\n"
@@ -245,24 +238,21 @@ def test_a_parameter_of_the_profile_arrives_and_makes_only_its_experiment_stale(
 
 def test_a_failing_cell_is_named_and_the_command_goes_on_where_it_stopped(checkout, in_process):
     with pytest.raises(RuntimeError) as error:
-        driver.reproduce_experiments([], "smoke", "runs", settings=["experiments.second.fail=true"])
-    assert "second: e02_second.ipynb, cell 3: as asked" in str(error.value)
-    command = str(error.value).partition("go on with: ")[2]
-    assert (
-        command
-        == "memcalib reproduce second --profile smoke --out runs --set experiments.second.fail=true"
-    )
-    run = Run(
-        Path("runs/smoke").resolve(),
-        load_profile("smoke", ["experiments.second.fail=true"]),
-        "smoke.yaml",
-    )
-    assert run.experiments["second"].state() == ("failed", "e02_second.ipynb, cell 3: as asked")
+        driver.reproduce_experiments(
+            [], "smoke.yaml", "runs", settings=["experiments.second.fail=true"]
+        )
+    assert "e02_second.ipynb, cell 3: as asked" in str(error.value)
+    command = str(error.value).partition("continue with: ")[2]
+    asked = "--set experiments.second.fail=true"
+    assert command == f"memcalib reproduce --profile smoke.yaml --out runs {asked}"
+    run = driver.open_run("smoke.yaml", "runs", ["experiments.second.fail=true"])
+    state, reason = run.experiments["second"].state()
+    assert state == "failed" and "e02_second.ipynb, cell 3: as asked" in reason
     assert (
         Path("runs/smoke/second/notebook.ipynb").is_file()
-        and "failed: e02" in Path("runs/smoke/index.html").read_text()
+        and "failed: notebook: e02" in Path("runs/smoke/index.html").read_text()
     )
-    driver.reproduce_experiments([], "smoke", "runs")
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "second", "second"], (
         "what was right before the fault is not done again"
     )
@@ -272,8 +262,8 @@ def test_a_fault_stops_those_that_need_it_and_no_others(checkout, in_process):
     folder = checkout / "nbs/experiments"
     notebook(folder / "e01_first.ipynb", FIRST[0], "1 / 0")
     notebook(folder / "e03_third.ipynb", *FIRST)
-    with pytest.raises(RuntimeError, match="second: needs first, which failed"):
-        driver.reproduce_experiments([], "smoke", "runs")
+    with pytest.raises(RuntimeError, match="second: needs first, which is not there"):
+        driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "third"]
 
 
@@ -281,59 +271,62 @@ def test_a_full_disk_is_one_line_and_a_way_on(checkout, in_process):
     full = f"raise OSError({errno.ENOSPC}, 'No space left on device')"
     notebook(checkout / "nbs/experiments/e01_first.ipynb", FIRST[0], full)
     with pytest.raises(RuntimeError, match="No space left on device") as error:
-        driver.reproduce_experiments(["first"], "smoke", "runs")
-    assert "go on with: memcalib reproduce first" in str(error.value)
+        driver.reproduce_experiments(["first"], "smoke.yaml", "runs")
+    assert "continue with: memcalib reproduce first" in str(error.value)
 
 
 def test_a_run_that_was_killed_goes_on_in_its_folder(checkout, in_process, monkeypatch):
     with monkeypatch.context() as killed:
-        killed.setattr(driver, "run_notebook", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        stop = (_ for _ in ()).throw
+        killed.setattr(plan_steps, "run_notebook", lambda *_: stop(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            driver.run_experiment(
-                Run(Path("runs/smoke").resolve(), SMOKE, "smoke").experiments["first"]
-            )
+            driver.reproduce_experiments(["first"], "smoke.yaml", "runs")
     Path("runs/smoke/first/half.txt").write_text("made before the kill")
+    assert Path("runs/smoke/first", STARTED).is_file()
     assert states(Path("runs"))["tab:eta-sweep"] == "unfinished"
-    driver.reproduce_experiments(["first"], "smoke", "runs")
-    assert (
-        Path("runs/smoke/first/half.txt").exists()
-        and states(Path("runs"))["tab:eta-sweep"] == "measured"
-    )
+    driver.reproduce_experiments(["first"], "smoke.yaml", "runs")
+    assert Path("runs/smoke/first/half.txt").exists()
+    assert states(Path("runs"))["tab:eta-sweep"] == "measured"
 
 
 def test_rows_that_are_not_kept_are_made_again_only_for_those_that_read_them(checkout, in_process):
-    driver.reproduce_experiments([], "smoke", "runs")
-    record = Path("runs/smoke/first/experiment.json")
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
+    record = Path("runs/smoke/first", RECORD)
     content = json.loads(record.read_text())
-    record.write_text(
-        json.dumps(content | {"files": [*content["files"], "judgments.jsonl"]})
-    )  # as in a clone of the repository
-    driver.reproduce_experiments([], "smoke", "runs")
+    record.write_text(json.dumps(content | {"rows": ["judgments.jsonl"]}))  # as in a clone
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "second"], "all is shown and valid"
     driver.reproduce_experiments(
-        ["second"], "smoke", "runs", settings=["experiments.second.factor=1"]
+        ["second"], "smoke.yaml", "runs", settings=["experiments.second.factor=1"]
     )
     assert in_process == ["first", "second", "first", "second"]
 
 
 def test_packed_rows_are_read_in_a_clone_instead_of_a_second_run(checkout, in_process):
-    driver.reproduce_experiments([], "smoke", "runs")
+    write = "Path(out_dir, 'judgments.jsonl').write_text('{}\\n')"
+    notebook(checkout / "nbs/experiments/e01_first.ipynb", *FIRST, write)
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     folder = Path("runs/smoke/first")
-    (folder / "asked").mkdir()
-    (folder / "asked/judgments.jsonl").write_text('{"example_id": "e1"}\n')
-    (folder / "parts").mkdir()
-    (folder / "parts/judgments.jsonl").write_text("{}\n")
-    experiment = driver.open_run("smoke", "runs").experiments["first"]
-    packed = experiment.pack_rows()
-    assert packed == ["rows/asked/judgments.jsonl.gz"] == experiment.pack_rows()
-    content = experiment.record | {"rows": experiment.rows(), "packed": packed}
-    (folder / "experiment.json").write_text(json.dumps(content))
-    (folder / "asked/judgments.jsonl").unlink()  # as in a clone of the repository
+    assert json.loads((folder / RECORD).read_text())["rows"] == ["judgments.jsonl"]
+    assert (folder / "rows/judgments.jsonl.gz").is_file()
+    (folder / "judgments.jsonl").unlink()  # as in a clone of the repository
     driver.reproduce_experiments(
-        ["second"], "smoke", "runs", settings=["experiments.second.factor=1"]
+        ["second"], "smoke.yaml", "runs", settings=["experiments.second.factor=1"]
     )
     assert in_process == ["first", "second", "second"]
-    assert (folder / "asked/judgments.jsonl").read_text() == '{"example_id": "e1"}\n'
+    assert (folder / "judgments.jsonl").read_text() == "{}\n"
+
+
+def test_results_of_other_code_are_accepted_with_a_reason(checkout, in_process, capsys):
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
+    path = checkout / "nbs/experiments/e01_first.ipynb"
+    notebook(path, *FIRST, "# a remark")
+    assert states(Path("runs"))["tab:eta-sweep"] == "stale"
+    driver.reproduce_experiments([], "smoke.yaml", "runs", accept="a remark changes nothing")
+    assert "2 results accepted: first, second" in capsys.readouterr().out
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
+    assert in_process == ["first", "second"]
+    assert json.loads(Path("runs/smoke/first", RECORD).read_text())["accepted"]["reason"]
 
 
 def test_the_packed_rows_of_the_committed_run_stay_small():
@@ -343,9 +336,9 @@ def test_the_packed_rows_of_the_committed_run_stay_small():
 
 def test_what_goes_beyond_the_paper_runs_only_when_it_is_named(checkout, in_process):
     notebook(checkout / "nbs/experiments/e04_more.ipynb", *FIRST)
-    driver.reproduce_experiments([], "smoke", "runs")
+    driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "second"]
-    driver.reproduce_experiments(["more"], "smoke", "runs")
+    driver.reproduce_experiments(["more"], "smoke.yaml", "runs")
     assert in_process == ["first", "second", "more"]
 
 
@@ -360,7 +353,7 @@ def test_what_goes_beyond_the_paper_runs_only_when_it_is_named(checkout, in_proc
 )
 def test_mistakes_are_named_before_anything_runs(checkout, in_process, names, settings, needle):
     with pytest.raises(ValueError, match="allowed") as error:
-        driver.reproduce_experiments(names, "smoke", "runs", settings=settings)
+        driver.reproduce_experiments(names, "smoke.yaml", "runs", settings=settings)
     assert needle in str(error.value) and not in_process and not Path("runs/smoke/first").exists()
 
 
@@ -401,97 +394,7 @@ def test_every_label_of_the_paper_is_listed_once():
     assert all(parts for _, parts in PAPER_ITEMS.values())
 
 
-# -- trainings -------------------------------------------------------------------------------------
-
-
-def test_what_decides_a_training_decides_its_folder(monkeypatch):
-    base = main_trainings(SMOKE)["GDPO", 1]
-
-    def other(**changes):
-        return main_trainings(SMOKE.model_copy(update=changes))["GDPO", 1].key
-
-    assert other() == base.key and other(eval_examples=77, eval_seeds=(1,), traces=9) == base.key
-    different = [
-        other(train=SMOKE.train.model_copy(update={"lr": 1e-5})),
-        other(train_examples=99),
-        other(path_examples=3),
-        other(data_seed=8),
-    ]
-    different += [replace(base, seed=2).key, replace(base, method="grpo").key]
-    monkeypatch.setattr(
-        "memcalib.products.reproduction.training_store.code_hash", lambda modules: "other code"
-    )
-    different += [main_trainings(SMOKE)["GDPO", 1].key]
-    assert len({base.key, *different}) == 1 + len(different)
-
-
-def test_a_grid_shares_cells_with_the_main_results():
-    arms = {"GDPO": {"method": "gdpo"}, "ordered": {}, "absolute": {"mode": "absolute"}}
-    grid = training_grid(
-        SMOKE, arms, {"short": {}, "long": {"steps": 1, "train_examples": 8}}, [1, 2]
-    )
-    main = {training.key for training in main_trainings(SMOKE).values()}
-    assert len(grid) == 12 and len({training.key for training in grid.values()}) == 12
-    assert {cell for cell, training in grid.items() if training.key in main} == {
-        ("short", "GDPO", 1),
-        ("short", "ordered", 1),
-    }
-    assert (
-        grid["long", "absolute", 2].config.steps == 1
-        and grid["long", "absolute", 2].config.mode == "absolute"
-    )
-
-
-def test_what_an_arm_says_counts_more_than_what_the_profile_says_of_its_method():
-    profile = load_profile("smoke", ["overrides.memcalib-rl.eta=0.5"])
-    grid = training_grid(profile, {"low": {"eta": 0.25}, "as it is": {}}, {"short": {}}, [1])
-    assert [grid["short", arm, 1].config.eta for arm in ("low", "as it is")] == [0.25, 0.5]
-
-
-@pytest.mark.parametrize("arm", [{"mode": "sideways"}, {"method": "ppo"}, {"stepz": 3}])
-def test_settings_of_an_arm_at_fault_are_named(arm):
-    with pytest.raises(ValueError, match="world short, arm wrong: "):
-        training_grid(SMOKE, {"wrong": arm}, {"short": {}}, [1])
-
-
-def test_a_training_needs_a_world():
-    from memcalib.trainer.recipe import Recipe
-
-    files = Recipe.model_validate(
-        {"start": {"model": "cold-short"}, "data": {"train": "x.jsonl"}, "judge": "micro-exact"}
-    )
-    with pytest.raises(ValueError, match="allowed here: one that draws them from a world"):
-        Training(files, "gdpo", 1)
-
-
-def test_a_training_is_made_once_and_a_killed_one_begins_anew(tmp_path, monkeypatch):
-    trained = []
-    store = TrainingStore(tmp_path)
-    one = main_trainings(SMOKE)["GDPO", 1]
-    unfinished = tmp_path / f"{one.key}.part" / "work"
-    unfinished.mkdir(parents=True)
-    (unfinished / "steps.jsonl").write_text('{"step": 1}\n{"st')
-    assert store.steps_so_far(one) == 0, "a torn line is no step"
-    (unfinished / "steps.jsonl").write_text('{"step": 1}\n')
-    assert store.steps_so_far(one) == 1 and one not in store
-
-    def train(training, out, report=None):
-        trained.append(training.key)
-        Path(out).mkdir(parents=True)
-        (Path(out) / "steps.jsonl").write_text('{"step": 1, "loss": 0}\n{"step": 2, "loss": 0}\n')
-
-    monkeypatch.setattr("memcalib.products.reproduction.training_store.train_policy", train)
-    monkeypatch.setattr(
-        "memcalib.products.micro.policy.save_policy", lambda model, path, story: Path(path).mkdir()
-    )
-    assert store.make(one) == store.make(one) == tmp_path / one.key and trained == [one.key]
-    assert store.missing([one]) == [] and [row["step"] for row in store.steps(one)] == [1, 2]
-    assert json.loads((tmp_path / one.key / "training.json").read_text())["seed"] == 1
-
-
 def test_code_that_a_training_never_reads_does_not_decide_it():
-    from memcalib.products.reproduction.training_store import TRAINED_BY
-
     modules = code_modules(TRAINED_BY)
     assert {
         "memcalib.redistribution",
@@ -509,21 +412,19 @@ def test_code_that_a_training_never_reads_does_not_decide_it():
 # -- the shipped notebooks -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", experiments())
-@pytest.mark.parametrize("profile", ["smoke", "micro"])
-def test_every_notebook_can_be_planned(name, profile, tmp_path):
-    """Its parameters can be read, those of the profile are known, and its trainings resolve."""
+LABELLED = {name for _, parts in PAPER_ITEMS.values() for name in parts}
+
+
+@pytest.mark.parametrize("profile", ["smoke", "micro", "small", "paper"])
+def test_every_notebook_can_be_planned(profile, tmp_path):
+    """Its parameters can be read, those of the profile are known, and what it reads has jobs."""
     run = Run(tmp_path, load_profile(profile), profile)
-    experiment = run.experiments[name]
-    assert (
-        experiment.parameters.keys() == experiment.defaults.keys()
-        and "out_dir" in experiment.defaults
-    )
-    assert all(
-        training.config.steps if training.method != "sft" else training.steps
-        for training in experiment.trainings
-    )
-    assert run.chosen([name])[-1] is experiment
+    assert set(run.experiments) >= LABELLED
+    if profile in ("smoke", "micro"):
+        assert set(run.experiments) == set(experiments())
+    for name, experiment in run.experiments.items():
+        assert experiment.parameters.keys() == experiment.defaults.keys(), name
+        assert run.jobs.needed([name])[-1] == name and "out_dir" in experiment.defaults
 
 
 @pytest.mark.parametrize("name", experiments())

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from memcalib.io.records import ForeseenError
 from memcalib.products.reproduction.experiments import (
     PAPER_ITEMS,
     Run,
@@ -22,7 +23,8 @@ from memcalib.products.reproduction.experiments import (
     item_rows,
     reproduce_experiments,
 )
-from memcalib.products.reproduction.main_results import load_profile
+from memcalib.products.reproduction.jobs import unpack_rows
+from memcalib.products.reproduction.profiles import load_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -34,13 +36,13 @@ CHANGED = {
     "model_survey": "examples=5",
     "main_results": "published_model=Qwen3.5-35B-A3B",
     "channel_proportions": "end=GDPO",
-    "localization_ablation": "eval_seeds=[43]",
-    "eta_sensitivity": "eval_seeds=[43]",
-    "training_dynamics": "arms={MemCalib-RL: {}}",
+    "localization_ablation": "ddof=1",
+    "eta_sensitivity": "ddof=1",
+    "training_dynamics": "window=1",
     "localization_audit": "examples=6",
     "judge_audit": "n=40",
     "judge_stability": "strengths=[0, 2]",
-    "rpeval_transfer": "rows=12",
+    "rpeval_transfer": "ddof=0",
     "diagrams": "example_seed=4",
 }
 
@@ -110,15 +112,17 @@ def test_the_rows_of_each_table_are_kept_packed_and_come_back(smoke):
         experiment = run.experiments[name]
         record = experiment.record
         assert file in {Path(row).name for row in record["rows"]}, name
-        assert len(record["packed"]) == len(record["rows"])
+        assert record["rows"]
         for row in record["rows"]:
-            packed_file = experiment.packed(row)
+            packed_file = experiment.folder / "rows" / f"{row}.gz"
             assert (
                 gzip.decompress(packed_file.read_bytes()) == (experiment.folder / row).read_bytes()
             )
     # a figure is computed again from the rows that a repository keeps
     experiment = run.experiments["eta_sensitivity"]
-    rows = pd.read_json(experiment.packed("answers.jsonl"), lines=True, dtype={"arm": str})
+    rows = pd.read_json(
+        experiment.folder / "rows" / "answers.jsonl.gz", lines=True, dtype={"arm": str}
+    )
     exact = 100 * (rows["ideal"] == rows["actual"]).groupby(rows["arm"]).mean()
     table = pd.read_csv(
         experiment.folder / "tables" / "tab-eta-sweep-by-training.csv", dtype={"arm": str}
@@ -127,8 +131,8 @@ def test_the_rows_of_each_table_are_kept_packed_and_come_back(smoke):
     survey = run.experiments["main_results"]
     before = (survey.folder / "judgments.jsonl").read_bytes()
     (survey.folder / "judgments.jsonl").unlink()
-    assert survey.complete
-    survey.unpack_rows()
+    assert not run.jobs.lost("main_results")
+    unpack_rows(survey.folder)
     assert (survey.folder / "judgments.jsonl").read_bytes() == before
 
 
@@ -153,7 +157,7 @@ def test_a_run_with_nothing_changed_makes_nothing(smoke):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (
         done.returncode == 0
-        and "0 trainings, 0 minutes; 0 notebooks" in done.stdout
+        and "79 jobs, 0 to do" in done.stdout
         and time.monotonic() - started < 60
     )
     assert {file: file.stat().st_mtime_ns for file in before} == before
@@ -173,9 +177,7 @@ def test_a_parameter_of_every_other_notebook_is_changed():
 
 @pytest.mark.parametrize("name", sorted(CHANGED))
 def test_a_parameter_arrives_and_changes_the_output(shared, smoke, name):
-    trainings = (shared / "smoke" / "trainings").glob(
-        "*/policy"
-    )  # starting policies have evaluations alone
+    trainings = (shared / "smoke" / "trainings").glob("*/*/policy")
     before = {path: path.stat().st_mtime_ns for path in trainings}
     reproduce_experiments([name], "smoke", shared, settings=[f"experiments.{name}.{CHANGED[name]}"])
     old, new = (folder / name / "notebook.ipynb" for folder in (smoke[0], shared / "smoke"))
@@ -212,18 +214,23 @@ def test_two_runs_with_the_same_seeds_give_the_same_tables(smoke, tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while (
-        len(list(tmp_path.glob("smoke/trainings/*/policy"))) < 2
+        len(list(tmp_path.glob("smoke/trainings/*/*/job.json"))) < 2
         and time.monotonic() < deadline
         and process.poll() is None
     ):
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    finished = list(tmp_path.glob("smoke/trainings/*/training.json"))
+    finished = list(tmp_path.glob("smoke/trainings/*/*/job.json"))
     assert len(finished) >= 2 and not (tmp_path / "smoke" / "eta_sensitivity").exists()
-    time.sleep(3)  # its workers end by themselves
     before = {path: path.stat().st_mtime_ns for path in finished}
-    reproduce_experiments(names, "smoke", tmp_path)
+    while True:  # killed outright, the engine itself works on and holds the folder
+        try:
+            reproduce_experiments(names, "smoke", tmp_path)
+            break
+        except ForeseenError as error:
+            assert "another command is at work" in str(error) and time.monotonic() < deadline + 600
+            time.sleep(5)
     assert {path: path.stat().st_mtime_ns for path in finished} == before, (
         "what was made before the kill is kept"
     )
@@ -254,7 +261,7 @@ def test_a_failing_cell_leaves_its_notebook_and_says_how_to_go_on(smoke, tmp_pat
     )
     assert (
         "executed so far" in done.stderr
-        and "go on with: memcalib reproduce channel_proportions" in done.stderr
+        and "continue with: memcalib reproduce channel_proportions" in done.stderr
     )
     assert (
         '"output_type": "error"'

@@ -1,6 +1,5 @@
-"""Judges with faults, plans, and a grid that is stopped and goes on."""
+"""Judges with faults, plans, and the jobs of a grid."""
 
-import json
 import random
 
 import pytest
@@ -8,6 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plan_runs import run_jobs_here
+
+from memcalib.products.reproduction.jobs import Jobs
+from memcalib.products.reproduction.rule_grid import grid_jobs, plan_rows
 from memcalib.scoring.quotes import evidence_spans
 from memcalib.products.reproduction import rule_runs as grid
 from memcalib.products.reproduction.rule_runs import (
@@ -17,7 +20,6 @@ from memcalib.products.reproduction.rule_runs import (
     GridRun,
     GridStage,
     derailments,
-    run_grid,
     said_once,
     stored_rows,
     train_one,
@@ -147,19 +149,6 @@ def invented(run, policies=""):
     )
 
 
-@pytest.fixture
-def fast(monkeypatch):
-    """No training: rows with invented scores; `made` lists the runs."""
-    runs_made = []
-
-    def one(run, policies=""):
-        runs_made.append(run)
-        return invented(run)
-
-    monkeypatch.setattr(grid, "train_one", one)
-    return runs_made
-
-
 PLAN = GridPlan(
     cells={"few": {"atoms": (3, 4)}, "slow": {"prompts": 4, "lr": 1e-5}},
     stages={
@@ -179,16 +168,14 @@ PLAN = GridPlan(
 )
 
 
-def test_rates_are_chosen_on_validation_and_a_cell_may_fix_its_own(fast, tmp_path):
-    rows = run_grid(tmp_path, PLAN)
-    assert len(rows) == len(fast) == 8 + 9 + 2
-    tested = [row.run for row in rows if row.run.split == "test"]
+def test_rates_are_chosen_on_validation_and_a_cell_may_fix_its_own():
+    rows = [invented(run) for run in PLAN.runs("rates")]
+    assert len(rows) == 8
+    tested = [run for stage in ("rules", "judges") for run in PLAN.runs(stage, rows)]
+    assert len(tested) == 9 + 2
     rates = {(run.rule, PLAN.cell_of(run)): run.lr for run in tested}
-    assert (
-        rates[("gdpo", "plain")] == 1e-3
-        and rates[("exact", "few")] == 2e-3
-        and rates[("gdpo", "slow")] == 1e-5
-    )
+    assert rates[("gdpo", "plain")] == 1e-3 and rates[("exact", "few")] == 2e-3
+    assert rates[("gdpo", "slow")] == 1e-5
     assert {(run.fault, run.rate) for run in tested} == {
         ("none", 0.0),
         ("missing", 0.5),
@@ -196,35 +183,21 @@ def test_rates_are_chosen_on_validation_and_a_cell_may_fix_its_own(fast, tmp_pat
     }
 
 
-def test_stopped_grid_goes_on_and_makes_nothing_twice(fast, tmp_path, monkeypatch):
-    calls = []
-
-    def third_fails(run, policies=""):
-        calls.append(run)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return invented(run)
-
-    monkeypatch.setattr(grid, "train_one", third_fails)
-    with pytest.raises(KeyboardInterrupt):
-        run_grid(tmp_path, PLAN)
-    assert len(stored_rows(tmp_path)) == 2
-    with open(tmp_path / "runs.jsonl", "a") as file:
-        file.write('{"run": {"rule": "gd')  # a kill in the middle of a line
-    monkeypatch.setattr(
-        grid, "train_one", lambda run, policies="": fast.append(run) or invented(run)
-    )
-    rows = run_grid(tmp_path, PLAN)
-    assert len(rows) == 19 and len(fast) == 17
-    assert (
-        len(
-            {
-                json.dumps(json.loads(line)["run"])
-                for line in (tmp_path / "runs.jsonl").read_text().splitlines()
-            }
-        )
-        == 19
-    )
+def test_each_run_is_a_job_and_a_tuned_one_waits_for_its_tries(tmp_path):
+    jobs = Jobs(tmp_path, grid_jobs(tmp_path, "grid", PLAN))
+    runs = [job for job in jobs if job.kind == "run"]
+    assert len(runs) == 8 + 9 + 2 and len({job.name for job in runs}) == 19
+    tries = [job for job in runs if job.settings.get("split") == "validation"]
+    fixed = [job for job in runs if job.settings["lr"] == 1e-5]
+    tuned = [job for job in runs if isinstance(job.settings["lr"], list)]
+    assert (len(tries), len(fixed), len(tuned)) == (8, 3, 8)
+    assert all(not job.reads for job in (*tries, *fixed))
+    assert all(len(job.reads) == 4 for job in tuned), "two rates, two seeds"
+    assert set(jobs["grid/gathered"].reads) == {job.name for job in runs}
+    some = Jobs(tmp_path, grid_jobs(tmp_path, "grid", PLAN, ["rates"]))
+    assert {job.name for job in tries} == {job.name for job in some if job.kind == "run"}
+    with pytest.raises(ValueError, match="stage 'rule': allowed are rates, rules, judges"):
+        grid_jobs(tmp_path, "grid", PLAN, ["rule"])
 
 
 @pytest.mark.parametrize(
@@ -263,22 +236,6 @@ def test_a_cell_with_a_mistake_is_refused_before_anything_runs(settings, message
         GridPlan.model_validate(content)
 
 
-def test_rows_of_other_code_stay_in_the_file_and_are_not_used(fast, tmp_path):
-    before = run_grid(tmp_path, PLAN, code="one")
-    with open(tmp_path / "runs.jsonl", "a") as file:  # a row as it was before rows knew their code
-        file.write(
-            json.dumps({"run": {"rule": "gdpo", "lr": 1e-3, "seed": 1}, "scores": {"SCS": 99.0}})
-            + "\n"
-        )
-    fast.clear()
-    assert run_grid(tmp_path, PLAN, code="one") == before and not fast
-    rows_made = run_grid(tmp_path, PLAN, code="two", stages=["rates"])
-    assert len(fast) == 8 and {row.code for row in rows_made} == {"two"}
-    with pytest.raises(ValueError, match="4 of 4 runs that tune its learning rate are missing"):
-        run_grid(tmp_path, PLAN, code="three", stages=["rules"])
-    assert [row.code for row in stored_rows(tmp_path)] == ["one"] * 19 + [""] + ["two"] * 8
-
-
 def test_a_rate_is_tuned_by_all_of_its_runs_or_not_at_all():
     plan = GridPlan.model_validate(
         PLAN.model_dump()
@@ -312,17 +269,17 @@ def test_a_rate_is_tuned_by_all_of_its_runs_or_not_at_all():
     assert plan.tuned("exact", "few", rows + few) == 1e-3
 
 
-def test_a_rate_that_was_never_tuned_is_refused(fast, tmp_path):
+def test_a_rate_that_was_never_tuned_is_refused(tmp_path):
     with pytest.raises(
         ValueError,
         match="4 of 4 runs that tune its learning rate are missing; run stage 'rates' first",
     ):
-        run_grid(tmp_path, PLAN, stages=["rules"])
+        PLAN.runs("rules")
     with pytest.raises(ValueError, match="no learning rate was tuned"):
         PLAN.tuned("grpo", "plain", [])
-    with pytest.raises(ValueError, match="stage 'rule': allowed are rates, rules, judges"):
-        run_grid(tmp_path, PLAN, stages=["rule"])
-    assert not fast
+    untuned = GridPlan(stages={"rules": GridStage(rules=("gdpo",), seeds=(1,))})
+    with pytest.raises(ValueError, match="no learning rate was tuned"):
+        grid_jobs(tmp_path, "", untuned)
 
 
 def test_key_of_a_run_does_not_depend_on_how_defaults_were_written():
@@ -347,25 +304,27 @@ def test_derailed_by_each_of_its_signs():
 
 
 @pytest.mark.slow
-def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
+def test_a_grid_runs_job_by_job_and_keeps_rows_of_other_plans(tmp_path):
     plan = GridPlan(
         plain=dict(generations=4, steps=2, tests=8),
         stages={
-            "rates": GridStage(
-                rules=("gdpo", "evidence-kl"), lr=(1e-3,), seeds=(900,), split="validation"
-            )
+            "rates": GridStage(rules=("gdpo",), lr=(1e-3,), seeds=(900,), split="validation"),
+            "rules": GridStage(rules=("gdpo",), seeds=(901,)),
         },
     )
-    apart = run_grid(tmp_path / "two", plan, processes=2)
-    alone = run_grid(tmp_path / "one", plan)
+    other = invented(GridRun(rule="exact", lr=1e-3, seed=5))
+    (tmp_path / "runs.jsonl").write_text(other.to_json() + "\n")
+    jobs = Jobs(tmp_path, grid_jobs(tmp_path, "", plan))
+    run_jobs_here(jobs)
+    rows = stored_rows(tmp_path)
+    assert [row.run.rule for row in rows] == ["exact", "gdpo", "gdpo"]
+    assert len(plan_rows(plan, rows)) == 2 and jobs.to_do() == []
+    alone = train_one(rows[1].run)
 
     def timeless(row):
         return {name: value for name, value in row.scores.items() if not name.endswith("seconds")}
 
-    assert [row.run for row in apart] == [row.run for row in alone]
-    assert [timeless(row) for row in apart] == [
-        pytest.approx(timeless(row), abs=1e-3) for row in alone
-    ]
+    assert timeless(rows[1]) == pytest.approx(timeless(alone), abs=1e-3)
 
 
 def test_numbers_that_are_not_finite_end_a_run_and_not_the_grid(monkeypatch):

@@ -160,7 +160,7 @@ def test_main_results_have_the_rows_and_columns_of_the_paper():
             measured(["SFT"], status="not run"),
         ]
     )
-    form = main_results_form(rows, "measured, dice")
+    form = main_results_form({"measured, dice": rows})
     assert form.cells["", "method"].tolist() == [
         *("Base", "Cold-start", "SFT", "OPSD-PG", "OPSD-GKD", "GRPO", "GDPO", "MemCalib-RL"),
         "evidence-kl",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalib.products.reproduction.paper_runs import load_paper_runs
+from memcalib.products.reproduction.profiles import load_profile
 from memcalib.products.reproduction.rule_costs import (
     gdpo_steps,
     priced_steps,
@@ -14,7 +14,7 @@ PRICE = {"prompt": 0.3, "completion": 1.2}
 
 
 def test_costs_are_the_sums_of_the_forecast():
-    costs = rule_costs(load_paper_runs(), ["gdpo", "ordered"], PRICE)
+    costs = rule_costs(load_profile("paper"), ["gdpo", "ordered"], PRICE)
     assert list(costs["recipe"].unique()) == ["qwen3-8b", "ministral-3-8b", "qwen3.5-35b-a3b"]
     rows = costs[costs["recipe"] == "qwen3-8b"].set_index("rule")
     row_tokens = 1500
@@ -41,7 +41,7 @@ def test_a_step_lies_between_its_answer_and_its_judgment():
 
 
 def test_a_panel_for_each_model_and_a_line_for_each_rule():
-    costs = rule_costs(load_paper_runs(), ["gdpo", "evidence-kl"], PRICE)
+    costs = rule_costs(load_profile("paper"), ["gdpo", "evidence-kl"], PRICE)
     figure = rule_costs_figure(costs, gpu_hour=2.0)
     assert len(figure.axes) == 3
     curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
@@ -52,4 +52,4 @@ def test_a_panel_for_each_model_and_a_line_for_each_rule():
 
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="allowed"):
-        rule_costs(load_paper_runs(), ["nosuch"], PRICE)
+        rule_costs(load_profile("paper"), ["nosuch"], PRICE)

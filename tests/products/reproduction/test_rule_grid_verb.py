@@ -3,23 +3,24 @@
 import json
 
 import pytest
+from plan_runs import run_jobs_here
 
 from memcalib.commands.cli import main
+from memcalib.products.reproduction import rule_runs as grid
+from memcalib.products.reproduction.jobs import Jobs
 from memcalib.products.reproduction.rule_grid import (
     grid_code,
     grid_counts,
+    grid_jobs,
     load_plan,
-    other_rows,
     plan_names,
-    run_plan,
 )
-from memcalib.products.reproduction import rule_runs as grid
 from memcalib.products.reproduction.rule_runs import GridRow, stored_rows
 
 
 @pytest.fixture
 def fast(monkeypatch):
-    """No training: rows with invented scores."""
+    """No training: rows with invented scores, made in this process."""
     runs_made = []
 
     def one(run, policies=""):
@@ -27,6 +28,7 @@ def fast(monkeypatch):
         return GridRow(run=run, scores={"SCS": 10.0, "wall_seconds": 1.0})
 
     monkeypatch.setattr(grid, "train_one", one)
+    monkeypatch.setattr("memcalib.products.reproduction.engine.run_jobs", run_jobs_here)
     return runs_made
 
 
@@ -55,47 +57,38 @@ def test_shipped_plans_are_sound_and_share_the_runs_that_decide():
     }
 
 
-def test_micro_first_and_full_later_pays_for_the_rest_only(fast, tmp_path):
-    run_plan(tmp_path, "micro", processes=1, stages=["rates", "rules"])
-    before = len(fast)
-    run_plan(tmp_path, "full", processes=1, stages=["rates", "rules"])
-    assert before == 80 + 60 and len(fast) - before == 5  # five more seeds of exact credit
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["config"]["plan"] == "full" and manifest["config"]["code"] == grid_code()
-    assert manifest["seeds"]["rules"] == [*range(101, 111)]
+def test_micro_first_and_full_later_pays_for_the_rest_only(tmp_path):
+    both = ["rates", "rules"]
+    first, second = (
+        {job.name for job in grid_jobs(tmp_path, "", load_plan(name), both) if job.kind == "run"}
+        for name in ("micro", "full")
+    )
+    assert len(first) == 80 + 60 and len(second - first) == 5  # five more seeds of exact credit
 
 
-def test_rows_of_other_code_are_named_and_made_again(fast, tmp_path):
-    run_plan(tmp_path, "smoke", processes=1, stages=["rates"])
-    old = [
-        row.model_copy(update={"code": code})
-        for row, code in zip(stored_rows(tmp_path), ["", *["old"] * 7], strict=True)
-    ]
-    (tmp_path / "runs.jsonl").write_text(
-        "".join(row.to_json() + "\n" for row in old).replace('"code":"",', "", 1)
-    )
-    assert other_rows(tmp_path) == 8 and grid_counts(load_plan("smoke"), stored_rows(tmp_path))[
-        "rates"
-    ] == (8, 0)
-    messages = []
-    run_plan(tmp_path, "smoke", processes=1, stages=["rates"], tell=messages.append)
-    assert (
-        "8 rows of other code are there; they are not used" in messages[0]
-        and len(messages) == 9
-        and len(fast) == 16
-    )
-    assert len(stored_rows(tmp_path)) == 16 and other_rows(tmp_path) == 8
+def test_a_run_of_other_code_is_made_again(fast, tmp_path, monkeypatch):
+    plan = load_plan("smoke")
+    run_jobs_here(Jobs(tmp_path, grid_jobs(tmp_path, "", plan, ["rates"])))
+    assert len(fast) == 8
+    later = "memcalib.products.reproduction.rule_grid.grid_code"
+    monkeypatch.setattr(later, lambda: "other code")
+    jobs = Jobs(tmp_path, grid_jobs(tmp_path, "", plan, ["rates"]))
+    assert {jobs.state(job.name) for job in jobs if job.kind == "run"} == {
+        ("stale", "code changed")
+    }
+    run_jobs_here(jobs)
+    assert len(fast) == 16 and {row.code for row in stored_rows(tmp_path)} == {"other code"}
 
 
 def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
     assert run("grid", "smoke", "--out", tmp_path, "--processes", 1, "--stage", "rates") == 0
     out = capsys.readouterr().out
-    assert (
-        "rates: 8 of 8 runs\nrules: 0 of 8 runs" in out
-        and "rates, 8 of 8: SCS 10.0, 1 s, {" in out
-        and len(stored_rows(tmp_path)) == 8
-    )
+    assert "rates: 8 of 8 runs\nrules: 0 of 8 runs" in out and len(stored_rows(tmp_path)) == 8
     assert grid_counts(load_plan("smoke"), stored_rows(tmp_path))["rates"] == (8, 8)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["config"]["code"] == grid_code() and manifest["seeds"]["rates"] == [900]
+    assert run("grid", "smoke", "--out", tmp_path, "--stage", "rates") == 0
+    assert len(fast) == 8, "nothing is made twice"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from plan_runs import run_jobs_here
 
 from memcalib.commands.cli import main
 from memcalib.products.reproduction import rule_report, rule_runs
-from memcalib.products.reproduction.rule_grid import grid_code, grid_counts, load_plan, plan_rows
+from memcalib.products.reproduction.jobs import Jobs
+from memcalib.products.reproduction.rule_grid import (
+    grid_code,
+    grid_counts,
+    grid_jobs,
+    load_plan,
+    rows_by_stage,
+)
 from memcalib.products.reproduction.rule_report import (
     resampled_differences,
     placement_table,
@@ -64,6 +72,7 @@ def trained(monkeypatch):
         )
 
     monkeypatch.setattr(rule_runs, "train_one", one)
+    monkeypatch.setattr("memcalib.products.reproduction.engine.run_jobs", run_jobs_here)
     return runs_made
 
 
@@ -168,17 +177,20 @@ def test_a_rule_joins_every_stage_that_compares(rule_file):
 def test_after_an_edit_of_the_rule_only_its_own_rows_are_made_again(rule_file, trained, tmp_path):
     plan = load_plan("testbed", ["stages.exact judge.seeds=[1,2]"], [MINE])
     out = tmp_path / "rows"
-    options = dict(stages=["exact judge"], code=grid_code())
-    rule_runs.run_grid(out, plan, **options)
+
+    def jobs():
+        return Jobs(out, grid_jobs(out, "", plan, ["exact judge"]))
+
+    run_jobs_here(jobs())
     assert len(trained) == 6
-    rule_runs.run_grid(out, plan, **options)
+    run_jobs_here(jobs())
     assert len(trained) == 6
     rule_file.write_text(SOURCE + "\n# another thought\n")
-    rule_runs.run_grid(out, plan, **options)
+    run_jobs_here(jobs())
     assert [run.rule for run in trained[6:]] == [MINE] * 2
-    rows_by_stage = plan_rows(plan, stored_rows(out))
-    assert len(rows_by_stage["exact judge"]) == 6 and rows_by_stage["noisy judge"] == []
-    codes = {row.run.rule: row.code for row in rows_by_stage["exact judge"]}
+    found = rows_by_stage(plan, stored_rows(out))
+    assert len(found["exact judge"]) == 6 and found["noisy judge"] == []
+    codes = {row.run.rule: row.code for row in found["exact judge"]}
     assert codes["gdpo"] == codes["evidence-kl"] == grid_code()
     assert codes[MINE].startswith(grid_code() + "+")
     assert row_code(GridRun(rule="ordered-two-sided", lr=1, seed=1), "x") == "x"

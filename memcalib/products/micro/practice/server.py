@@ -889,7 +889,8 @@ def _practice_commands(url: str, examples: str | Path | None, log: str | Path | 
         judge = f"--judge micro-judge --judge-url {url}"
         file = shlex.quote(str(log))
         commands += [
-            f'  memcalib evaluate --log {file} --consent "practice data" {judge} --yes --out runs/first',
+            f'  memcalib evaluate --log {file} --consent "practice data" {judge} --yes'
+            " --out runs/first",
             "  memcalib memories runs/first",
         ]
     return commands
@@ -937,6 +938,8 @@ def serve(
     try:
         print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
         print(models)
+        if log is not None:
+            print(f"log of an invented assistant: {log}")
         print("Try these commands in a second terminal:")
         print("\n".join(_practice_commands(server.base_url, examples, log)), flush=True)
         threading.Event().wait()
