@@ -59,6 +59,10 @@ def test_blank_lines_before_an_answer_move_its_blocks_and_change_nothing_else(bl
     ]
 
 
+def test_pysbd_gives_the_start_of_every_sentence():
+    assert PYSBD("Eat oats. Drink milk. Sleep well.").starts == [0, 10, 22]
+
+
 CASES = {
     "heading joins": ["## Plan\n\nOats. ", "Milk."],
     "paragraphs": ["Oats\n\n", "Milk"],

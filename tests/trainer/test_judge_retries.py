@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -561,3 +562,16 @@ def test_two_processes_stop_and_go_on_together(tmp_path):
     whole = timeless(tmp_path / "whole", "judge_")
     assert [row["step"] for row in whole] == [0, 1, 2, 3]
     assert timeless(tmp_path / "cut", "judge_") == whole
+
+
+def test_a_signal_ends_the_wait_even_of_work_that_is_to_be_finished():
+    time = Time()
+    signals = StopSignals(active=True)
+    signals.received = signal.SIGTERM
+
+    def judge(example, response):
+        raise TimeoutError("slow")
+
+    with pytest.raises(Interrupted):
+        patient(judge, time, signals=signals).batch(EXAMPLES[:2], ["a", "b"], finish=True)
+    assert not time.waits

@@ -239,13 +239,14 @@ class Claim(NamedTuple):
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n\s*\n|\s\|\s|\n\s*[-*] ")
-_THE_PAPERS = re.compile(r"\bpaper's\b")
+_THE_PAPERS = re.compile(r"\bpaper's\b|\bas in the paper\b")
 _ALL_DEFAULTS = re.compile(
     r"\b(?:defaults|default, which)\b[^.;]{0,60}\bpaper's\b|\bpaper's values? by default\b"
 )
 _CALLED_BY_NAME = ("method", "training", "judging", "evaluation")  # topics of which names are rare
 _DENIES = re.compile(
-    r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
+    r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's"
+    r"|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
     r"|\bpublished (?:code|recipe)|\bnot (?:what|published)|\bunpublished\b|\bdepart"
 )
 

@@ -12,13 +12,14 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
+from ...io.parts import find_part
 from ...io.records import ForeseenError
 from ...io.runs import RunFolder
 from ...io.settings import package_data
 from ...io.tasks import Task, TasksFailed, run_tasks
 from .jobs import Job, Jobs, alone, run_job
 from .plan import PYTHON, STEP, Plan
-from .plan_rows import ResultRow, assemble_run, read_rows
+from .plan_rows import ResultRow, assemble_run, planned_results
 from .profiles import Model, Profile, load_profile
 from ...settings.files import Bar
 
@@ -123,8 +124,10 @@ def quick_plan(out: str | Path, profile: Profile) -> Plan:
 
 def _finished_rows(rows: Sequence[ResultRow], jobs: Jobs) -> list[ResultRow]:
     """The rows of which every job is done."""
-    unfinished = {jobs.root / name for name in jobs.to_do()}
-    return [row for row in rows if not unfinished & set(row.folders.values())]
+    unfinished = {(jobs.root / name).resolve() for name in jobs.to_do()}
+    return [
+        row for row in rows if not unfinished & {path.resolve() for path in row.folders.values()}
+    ]
 
 
 def run_quickstart(
@@ -138,11 +141,10 @@ def run_quickstart(
     report.html, print the table; returns the path of the report.
 
     The report is written as soon as the first training is measured, and again after each of the
-    others. A run that was stopped continues, a finished one is only assembled again. Raises `ValueError` for
-    a bad profile, or a folder that holds a run of other settings, and `TasksFailed` with the error
-    of each job that failed.
+    others. A run that was stopped continues, a finished one is only assembled again. Raises
+    `ValueError` for a bad profile, or a folder that holds a run of other settings, and
+    `TasksFailed` with the error of each job that failed.
     """
-    from memcalib.products.micro.world import JUDGE
     from memcalib.report.run_data import load_run
     from memcalib.report.tables import results_text
     from memcalib.report.training_report import write_report
@@ -156,13 +158,15 @@ def run_quickstart(
         loaded = _starts_made(loaded, folder.path)
     plan = quick_plan(out, loaded)
     plan.write_rows()
-    rows = read_rows(folder.path, "main_results")
+    rows = planned_results(folder.path, "main_results")
     parameters["profile"] = Path(profile).stem
     seeds = {"train": loaded.train_seeds, "eval": loaded.eval_seeds}
 
+    judge = find_part("judge", "micro-exact").name
+
     def report_of(finished: Sequence[ResultRow]) -> Path:
         assemble_run(folder.path, finished, folder.path)
-        folder.write_manifest(["examples.jsonl"], seeds, JUDGE, config=parameters)
+        folder.write_manifest(["examples.jsonl"], seeds, judge, config=parameters)
         return write_report(folder.path)
 
     jobs = plan.jobs()

@@ -245,3 +245,15 @@ def test_trainings_at_the_papers_size_go_through_the_launcher(plans):
             assert job.gpus == 8 and job.environment["OUT"].endswith(job.name)
     nodes = {job.nodes for job in plan.jobs() if "/qwen3.5-35b-a3b/" in job.name}
     assert nodes == {1, 2}, "evaluations on one node, trainings on two"
+
+
+def test_demonstrations_are_written_and_checked_by_the_papers_models():
+    """Appendix E.1 names the teacher and the two evaluators."""
+    profile = load_profile("paper")
+    models = {role: endpoint["model"] for role, endpoint in profile.demonstrations.items()}
+    assert models == {
+        "teacher": "qwen3.7-max",
+        "evaluator": "qwen3.7-plus",
+        "evaluator2": "deepseek-v4-pro",
+    }
+    assert profile.second_judge.model == "qwen3.8-max"
