@@ -22,7 +22,7 @@ import torch
 from memcalib.inference.sampling import answer_and_judge
 from memcalib.localization import ablation_pairs
 from memcalib.credit.logprobs import response_logps, response_logps_reference
-from memcalib.credit.logprobs import Job, Scorer, score_plain
+from memcalib.credit.logprobs import AnswerToScore, Scorer, score_plain
 from memcalib.credit.tree_attention import tree_logps
 from memcalib.credit.prefix_groups import split_model, token_logps
 from memcalib.products.micro.world import exact_judge, make_examples
@@ -64,7 +64,7 @@ def every_row(model, prompts, responses, budget):
     as a plain scorer does.
     """
     scorer = Scorer(*split_model(model), token_logps, model.device)
-    jobs = [Job(row, list(response)) for row, response in enumerate(responses)]
+    jobs = [AnswerToScore(row, list(response)) for row, response in enumerate(responses)]
     with torch.no_grad():
         return score_plain(scorer, [list(p) for p in prompts], jobs, budget)
 

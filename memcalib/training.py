@@ -751,6 +751,10 @@ class CreditTrainer(GRPOTrainer):
             self.checkpoints.make_room()
         super().save_model(output_dir, _internal_call)
 
+    def create_model_card(self, *args, **kwargs):
+        # overridden: TRL's card says nothing of this training; `memcalib train` writes another
+        pass
+
 # %% ../nbs/07_training.ipynb #e8f4ad67
 _REPLACED = ("environment_factory", "reward_processing_classes", "rollout_func", "tools")
 

@@ -86,11 +86,8 @@ def copy(tmp_path_factory) -> Path:
 
 
 def run(command: str, cwd: Path) -> None:
-    """Run a verb of nbdev; under IN_TEST, which a page that ran in this process may leave,
-    it would do nothing.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != "IN_TEST"}
-    options = dict(cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    """Run a verb of nbdev."""
+    options = dict(cwd=cwd, capture_output=True, text=True, timeout=120)
     done = subprocess.run([Path(sys.executable).parent / command], **options)
     assert done.returncode == 0, done.stdout + done.stderr
 

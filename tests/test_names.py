@@ -50,3 +50,20 @@ def test_every_allowed_name_still_stands_twice():
             counts[name] += 1
     once = [name for names in ALLOWED.values() for name in names if counts[name] < 2]
     assert once == []
+
+
+def test_no_module_adds_a_part_when_it_is_imported():
+    """The set of metrics, worlds and judges never depends on what was imported before: parts of the
+    package stand in tables, and functions alone call `add_part` or `add_metric`.
+    """
+    adding = ("add_part", "add_metric", "remove_part")
+    wrong = []
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+            names = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+            if names & set(adding):
+                wrong.append((path.relative_to(PACKAGE).as_posix(), node.lineno))
+    assert wrong == []

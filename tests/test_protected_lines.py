@@ -4,10 +4,18 @@ import pytest
 import torch
 
 from memcalib import training
+from memcalib.credit.sentences import Boundaries, first_segments
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.redistribution import _check_means, place_pairs
-from memcalib.rules.base import ChannelWeights, CreditConfig, CreditRule, JudgedBatch, Pairs
+from memcalib.redistribution import _check_means, _with_own, place_pairs
+from memcalib.rules.base import (
+    ChannelWeights,
+    CreditConfig,
+    CreditRule,
+    JudgedBatch,
+    OwnAdvantages,
+    Pairs,
+)
 from memcalib.trainer.train_config import TrainConfig, world_config
 
 LIVE = torch.ones(1, 4, dtype=torch.bool)
@@ -102,3 +110,42 @@ def test_an_adapter_of_the_reinforcement_learning_recipe_has_the_scale_one(monke
             out=tmp_path / "run",
         )
     assert (seen["config"].r, seen["config"].lora_alpha) == (4, 4)
+
+
+def test_only_the_boundaries_that_a_token_passed_make_its_segment_hard():
+    """Three tokens of one character, each the start of a segment: the second start is hard, the
+    third is soft.
+    """
+    marks = Boundaries({0: False, 1: True, 2: False, 3: False}, lambda position: False, [])
+    starts, hard = first_segments("abc", [(0, 1), (1, 2), (2, 3)], marks)
+    assert starts == [0, 1, 2]
+    assert hard == {0, 1}
+
+
+class Outright(CreditRule):
+    """A rule that gives advantages of its own."""
+
+    name = "outright"
+    keeps_means = False
+
+
+def test_advantages_of_a_rules_own_are_zero_outside_the_answer():
+    """Zeros behind a short answer are what is wanted; any other value there is refused."""
+    batch = JudgedBatch(
+        config=CreditConfig(mode="tests.test_protected_lines:Outright"),
+        rewards=torch.ones(2, 9),
+        advantages=torch.ones(2, 9),
+        group=torch.tensor([0, 0]),
+        valid=torch.tensor([True, True]),
+        mask=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(),
+        thresholds=torch.full((9,), 0.02),
+    )
+    values = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 4.0]])
+    final = torch.ones(2, 3)
+    shared = _with_own(OwnAdvantages(values, 0.5), final, batch, lambda rows: rows)
+    scale = ((1 + 2**2) / 2) ** 0.5  # the root mean square of the answers' means 1 and 2
+    expected = 0.5 * final + 0.5 * values / scale
+    assert torch.allclose(shared, expected, atol=1e-5)
+    values[0, 2] = 3.0
+    with pytest.raises(ValueError, match=r"row 0, token 2: found 3; allowed: .* 0 outside"):
+        _with_own(OwnAdvantages(values, 0.5), final, batch, lambda rows: rows)

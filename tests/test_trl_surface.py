@@ -118,6 +118,12 @@ OVERRIDDEN = {
             "self output_dir _internal_call",
             "CreditTrainer.save_model: weights that are no numbers are not saved",
         ),
+        Member(
+            GRPOTrainer,
+            "create_model_card",
+            "self model_name dataset_name tags",
+            "nobody: `memcalib train` writes a card of its own",
+        ),
     ],
     OpsdPG: [],
     OpsdGKD: [
@@ -137,6 +143,12 @@ OVERRIDDEN = {
             "memcalib.trainer.sft: log-probabilities of answers alone without Triton",
         ),
         Member(SFTTrainer, "save_model", "self output_dir _internal_call", "memcalib.trainer.sft"),
+        Member(
+            SFTTrainer,
+            "create_model_card",
+            "self model_name dataset_name tags",
+            "nobody: `memcalib train` writes a card of its own",
+        ),
     ],
 }
 CALLED = [

@@ -70,10 +70,11 @@ def tokens_in(places: Sequence[tuple], ends: Sequence[int]) -> np.ndarray:
 
 
 def sentence_numbers(response: str, ends: Sequence[int]) -> np.ndarray:
-    """The number of the sentence in which each token ends."""
+    """The number of the sentence in which each token begins."""
     sentences, _ = read_answer(response)
     limits = [sentence.end for sentence in sentences]
-    numbers = np.searchsorted(limits, ends, side="left")
+    starts = [0, *ends][: len(ends)]
+    numbers = np.searchsorted(limits, starts, side="right")
     return np.minimum(numbers, max(len(limits) - 1, 0))
 
 

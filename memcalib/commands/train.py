@@ -407,7 +407,40 @@ class TrainRun:
                 self._teach(bar)
             else:
                 self._reinforce(bar)
+            if self.main:
+                self._write_card()
         return self.folder / "policy"
+
+    def _write_card(self) -> None:
+        """Write README.md, the model card of the policy."""
+        start = self.recipe.start.model or "the policy that ships with the package"
+        judge = self.recipe.judge
+        judge_name = judge.model if isinstance(judge, Endpoint) else judge or "micro-exact"
+        lines = [
+            f"# A policy trained with memcalib: {self.method}",
+            "",
+            "This model was trained to use the memory of an assistant: to let each piece of memory "
+            "shape an answer as far as it should, and no further.",
+            "",
+            f"- Start: {start}",
+            f"- Method: {self.method}, seed {self.config.seed}",
+            f"- Examples: {len(self.examples.train):,} for training, "
+            f"{len(self.examples.validation):,} for validation",
+            f"- Judge: {'none (supervised)' if self.method == 'sft' else judge_name}",
+            "- Settings: `parameters.json`; versions: `versions.json`; data: `manifest.json`",
+            "",
+            "## Result",
+            "",
+            "```text",
+            self.text(),
+            "```",
+            "",
+            "These are scores on validation examples, which chose the best policy, so expect less "
+            "on new examples. The model has been measured on nothing else: not on safety, not on "
+            "other tasks, not by people. The license of the starting weights and of the examples "
+            "applies.",
+        ]
+        write_whole(self.folder / "README.md", "\n".join(lines) + "\n")
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -563,6 +596,7 @@ _WRITTEN = (
     "parameters.json",
     "versions.json",
     "recipe.yaml",
+    "README.md",
     "test.jsonl",
     "overlong.jsonl",
     "steps.jsonl",

@@ -182,7 +182,7 @@ def test_bad_calls_are_named(arguments, named, tmp_path, monkeypatch):
 
 
 def test_a_sheet_for_people_is_written_and_read_and_a_bad_level_is_named(tmp_path):
-    code, text = call("exam", "--sheet", tmp_path / "people.csv")
+    code, text = call("exam", "--write-sheet", tmp_path / "people.csv")
     lines = (tmp_path / "people.csv").read_text(encoding="utf-8-sig").splitlines()
     assert (
         code == 0 and "people.csv" in text and "ideal" not in lines[0] and "actual" not in lines[0]

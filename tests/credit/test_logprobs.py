@@ -573,3 +573,27 @@ def test_noise_is_measured_between_two_batches():
     assert half.max() > 100 * exact.max()
     damaged = batch_noise(model, prompts, responses, context=40)
     assert damaged.isnan().any(), "a row that was not scored has no known noise"
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "passes"),
+    [
+        (9, 1),  # a cache of 8 tokens: a quarter of 4 + 8 is less than the 4 tokens of an answer
+        (37, 3),  # a cache of 36 tokens: an answer counts as 10 tokens, and two make a pass
+    ],
+)
+def test_a_long_cache_leaves_room_for_fewer_answers(model, monkeypatch, prompt_tokens, passes):
+    """Six answers of four tokens behind one prompt, with room for 24 new tokens in a pass."""
+    prompt = [2 + k % 30 for k in range(prompt_tokens)]
+    answers = [[3 + k, 4, 5, 6] for k in range(6)]
+    forward = model.model.forward
+    widths = []
+
+    def counting(**options):
+        inputs = options.get("input_ids")
+        widths.append((inputs if inputs is not None else options["inputs_embeds"]).shape[1])
+        return forward(**options)
+
+    monkeypatch.setattr(model.model, "forward", counting)
+    response_logps(model, [prompt] * 6, answers, share=True, token_budget=24)
+    assert widths.count(4) == passes, widths

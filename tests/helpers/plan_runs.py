@@ -11,6 +11,8 @@ def run_jobs_here(jobs: Jobs, targets=(), processes=2, say=print, advice="", ran
     errors = {}
     with alone(jobs.root, "plan", "another command is at work there; wait for it"):
         names = jobs.to_do(targets)
+        if not names:
+            return []
         jobs.write(names)
         for name in names:
             failed = [other for other in jobs[name].reads if other in errors]

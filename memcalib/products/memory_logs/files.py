@@ -57,11 +57,12 @@ def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, place: int)
     """The refusal of a file whose byte at this place cannot be read, with a command that helps."""
     byte = error.object[error.start]
     found = f"byte 0x{byte:02x} at place {place:,}, which is not {encoding.upper()}"
+    kind, name = "a file of Windows", "WINDOWS-1252"
     if encoding == "utf-8" and byte == 0:
         found = f"byte 0x00 at place {place:,}, as in UTF-16 without a byte order mark"
+        kind, name = "it", "UTF-16LE" if place % 2 == 0 else "UTF-16BE"
     allowed = (
-        f"{_ALLOWED_ENCODING}. To convert a file of Windows: "
-        f"iconv -f WINDOWS-1252 -t UTF-8 {file} > utf8-{file}"
+        f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {file} > utf8-{file}"
     )
     return DataError([Violation("encoding", found, allowed, file=file)])
 

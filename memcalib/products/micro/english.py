@@ -519,7 +519,7 @@ _FORCES = {"decide": Level.CONTROL, "offer": Level.BOUND}
 # %% ../../../nbs/products/micro/07_english.ipynb #e900001b
 MAX_SENTENCES = 10
 MAX_CHARACTERS = 2000
-JUDGE = "micro-english-v1"
+JUDGE = "micro-english-v2"
 
 
 def _unreadable(response: str, sentences: Sequence[Sentence]) -> str:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECORD', 'STARTED', 'FAILED', 'LOG', 'PLAN', 'Caller', 'Job', 'read_json', 'changed_parts', 'Jobs', 'row_files',
-           'pack_rows', 'unpack_rows', 'shown_files', 'alone', 'resolved_word', 'run_job', 'main']
+           'pack_rows', 'unpack_rows', 'shown_files', 'alone', 'resolved_word', 'run_job', 'job_main']
 
 # %% ../../../nbs/products/reproduction/06_jobs.ipynb #e212c07e
 import gzip
@@ -493,7 +493,7 @@ def _run_command(
         raise
 
 
-def main(arguments: Sequence[str]) -> int:
+def job_main(arguments: Sequence[str]) -> int:
     """Run one job: ROOT NAME; 0, or 1 with the error on standard error."""
     root, name = arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)

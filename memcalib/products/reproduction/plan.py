@@ -127,7 +127,11 @@ def row_settings(recipe_method: str, changes: Mapping[str, Any]) -> dict[str, An
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #970c9417
 PYTHON = (sys.executable, "-m", "memcalib")
-STEP = (sys.executable, "-c", "from memcalib.products.reproduction.plan_steps import main; main()")
+STEP = (
+    sys.executable,
+    "-c",
+    "from memcalib.products.reproduction.plan_steps import step_main; step_main()",
+)
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -596,7 +600,7 @@ class Plan:
                 tuple(words),
                 facts,
                 tuple(dict.fromkeys(reads)),
-                makes=("policy", "steps.jsonl"),
+                makes=("policy",) if method == "sft" else ("policy", "steps.jsonl"),
                 code=kind_code("train", model.world_name),
                 data=self._training_data(recipe, method, config, bool(start_reads)),
                 title=f"{model.model.label}: train {row or method}, seed {seed}",

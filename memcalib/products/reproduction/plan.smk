@@ -7,7 +7,7 @@ from pathlib import Path
 
 with open("plan.json", encoding="utf-8") as file:
     JOBS = {job["name"]: job for job in json.load(file)["jobs"]}
-RUN = "import sys; from memcalib.products.reproduction.jobs import main; sys.exit(main(sys.argv[1:]))"
+RUN = "import sys; from memcalib.products.reproduction.jobs import job_main; sys.exit(job_main(sys.argv[1:]))"
 
 
 def minutes(wildcards):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'examples', 'taught', 'split', 'join', 'choose', 'traces', 'preferences', 'grid_run', 'grid_rows',
-           'grid_policy', 'run_notebook', 'notebook', 'main']
+           'grid_policy', 'run_notebook', 'notebook', 'step_main']
 
 # %% ../../../nbs/products/reproduction/19_plan_steps.ipynb #8e9096b8
 import json
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...io.parts import find_part
 from ...io.extras import needs
 from ...io.records import ForeseenError, one_line, write_jsonl, write_whole
 from .plan import QUIET
@@ -193,7 +194,6 @@ def grid_rows(files: Sequence[str], plan: dict[str, Any], code: str, out: str) -
     import yaml
 
     from memcalib.io.runs import manifest, write_manifest
-    from memcalib.products.micro.world import JUDGE
     from memcalib.products.reproduction.rule_runs import RUNS, GridPlan, GridRow, stored_rows
 
     made = [GridRow.model_validate_json(Path(file).read_bytes()) for file in files]
@@ -206,15 +206,16 @@ def grid_rows(files: Sequence[str], plan: dict[str, Any], code: str, out: str) -
     for name, stage in GridPlan.model_validate(plan).stages.items():
         seeds[name] = list(dict.fromkeys(stage.seeds_of(*stage.rules)))
     settings = {"code": code, **plan}
-    content = manifest(settings, data=Path(out) / RUNS, seeds=seeds, judge=JUDGE)
+    judge = find_part("judge", "micro-exact").name
+    content = manifest(settings, data=Path(out) / RUNS, seeds=seeds, judge=judge)
     write_manifest(out, content)
 
 
 def grid_policy(name: str, out: str) -> None:
     """Make a starting policy that a cell of a grid needs, in `out/policies`."""
-    from memcalib.products.reproduction.rule_grid import POLICIES
+    from memcalib.products.reproduction.rule_grid import GRID_POLICIES
 
-    POLICIES[name](out)
+    GRID_POLICIES[name](out)
 
 # %% ../../../nbs/products/reproduction/19_plan_steps.ipynb #7291c6c1
 @contextmanager
@@ -297,7 +298,7 @@ STEPS = {
 }
 
 
-def main() -> None:
+def step_main() -> None:
     """Call a step by its name with arguments as JSON, the two words of the command; ends the
     process with 1 and one line for an error that was foreseen.
     """

@@ -119,6 +119,7 @@ def test_chance_is_the_share_of_all_draws(sentences):
         assert chance_of_a_hit(sentences, with_role) == pytest.approx(hits / len(draws))
 
 
-def test_a_token_belongs_to_the_sentence_in_which_it_ends():
+def test_a_token_belongs_to_the_sentence_in_which_it_begins():
     text = "Go on. Take tea."
     assert sentence_numbers(text, ends_of(text)).tolist() == [0, 0, 1, 1]
+    assert sentence_numbers(text, [2, 5, 6, 11, 15, 16]).tolist() == [0, 0, 0, 1, 1, 1]

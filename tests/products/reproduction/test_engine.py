@@ -17,7 +17,7 @@ from memcalib.products.reproduction import engine
 from memcalib.products.reproduction.engine import check_gpus, plan_text, run_jobs, snakemake_words
 from memcalib.products.reproduction.jobs import Job, Jobs
 from memcalib.products.reproduction.plan import Plan
-from memcalib.products.reproduction.plan_rows import read_rows
+from memcalib.products.reproduction.plan_rows import planned_results
 from memcalib.products.reproduction.profiles import load_profile
 
 TINY = [
@@ -51,12 +51,12 @@ def test_a_tiny_plan_runs_through_its_public_commands_and_only_once(tmp_path, mo
     plan.write_rows()
     run_jobs(jobs, say=said.append)
     assert jobs.to_do() == [] and sum("done" in line for line in said) == 4
-    rows = read_rows(plan.root, "main_results")
+    rows = planned_results(plan.root, "main_results")
     assert [row.row for row in rows] == ["Cold-start", "GDPO"]
     assert [step["step"] for step in rows[1].steps()] == [0, 1, 2]
     assert len(rows[1].judgments()) == 6 and {j.model for j in rows[1].judgments()} == {"GDPO"}
     assert len(rows[0].judgments(memory=False)) == 6
-    [arm] = read_rows(plan.root, "eta_sensitivity")
+    [arm] = planned_results(plan.root, "eta_sensitivity")
     assert arm.folders == rows[1].folders and {j.model for j in arm.judgments()} == {"0.00"}
     monkeypatch.setattr(engine.subprocess, "Popen", None)
     run_jobs(jobs, say=said.append)  # nothing is started
@@ -77,10 +77,10 @@ def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):
         ],
     )
     with pytest.raises(TasksFailed) as error:
-        run_jobs(jobs, say=quiet, advice="go on with: memcalib reproduce")
+        run_jobs(jobs, say=quiet, advice="continue with: memcalib reproduce")
     text = str(error.value)
     assert "8B: train gdpo: no such weights (exit code 1" in text
-    assert "after: needs bad, which is not there" in text and "go on with: memcalib" in text
+    assert "after: needs bad, which is not there" in text and "continue with: memcalib" in text
     assert jobs.state("good") == ("done", "")
     repaired = Jobs(
         tmp_path, [shell("bad", "true"), shell("after", "true", reads=("bad",), kind="evaluate")]

@@ -26,7 +26,8 @@ from memcalib.products.reproduction.jobs import (
 )
 
 RUN = (
-    "import sys; from memcalib.products.reproduction.jobs import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; from memcalib.products.reproduction.jobs import job_main; "
+    "sys.exit(job_main(sys.argv[1:]))"
 )
 
 

@@ -454,19 +454,21 @@ def test_nothing_is_logged_about_faults(caplog):
 def test_serve_in_the_foreground_until_interrupted(tmp_path):
     path = tmp_path / "examples.jsonl"
     code = (
-        f"from memcalib.products.micro.practice.server import serve; print(serve('short', {str(path)!r}, 7, "
-        "port=0)['requests'])"
+        "from memcalib.products.micro.practice.server import serve; "
+        f"print(serve('short', {str(path)!r}, 7, port=0)['requests'])"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         first = process.stdout.readline()
         assert first.startswith("7 examples at http://127.0.0.1:")
         url = first.split()[3]
-        assert url in process.stdout.readline() + process.stdout.readline()
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert lines[1] == "Try these commands in a second terminal:\n"
+        assert url in lines[2]
         with urllib.request.urlopen(f"{url}/models") as reply:
             assert reply.status == 200
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=20)[0].split() == ["0"]
+        assert process.communicate(timeout=20)[0].split()[-1] == "0"
         assert process.returncode == 0
     finally:
         process.kill()
