@@ -22,7 +22,16 @@ from ...io.extras import needs
 from ...io.records import ForeseenError, one_line
 from ...io.settings import package_data
 from ...io.tasks import Task, TaskProgress, TasksFailed
-from .jobs import FAILED, LOG, STARTED, Job, Jobs, alone, read_json
+from memcalib.products.reproduction.jobs import (
+    FAILED,
+    LOG,
+    STARTED,
+    Job,
+    Jobs,
+    alone,
+    read_json,
+    set_aside,
+)
 
 # %% ../../../nbs/products/reproduction/11_engine.ipynb #7ea56b4b
 START_SECONDS = 8.0  # of a process that imports torch, on a core of its own
@@ -168,6 +177,7 @@ def snakemake_words(root: Path, processes: int, gpus: int) -> list[str]:
     words += [str(package_data("products", "reproduction", "plan.smk"))]
     words += ["--directory", str(root), "--keep-going", "--keep-incomplete", "--nolock"]
     words += ["--rerun-triggers", "software-env", "--scheduler", "greedy"]
+    words += ["--forceall"]  # the file lists what has to run, stale results included
     if not os.environ.get(PROFILE_VARIABLE):
         words += ["--cores", str(processes), "--resources", f"gpu={gpus}"]
     return words
@@ -257,6 +267,8 @@ def run_jobs(
         check_gpus(to_do, gpus)
         for name in names:
             (jobs.folder(name) / FAILED).unlink(missing_ok=True)
+            if jobs.state(name)[0] == "stale":
+                set_aside(jobs.root, name)
         jobs.write(names)
         log = jobs.root / "plan.log"
         with open(log, "ab") as output:

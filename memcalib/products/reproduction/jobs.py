@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECORD', 'STARTED', 'FAILED', 'LOG', 'PLAN', 'Caller', 'Job', 'read_json', 'changed_parts', 'Jobs', 'row_files',
-           'pack_rows', 'unpack_rows', 'shown_files', 'alone', 'resolved_word', 'run_job', 'job_main']
+           'pack_rows', 'unpack_rows', 'shown_files', 'alone', 'resolved_word', 'set_aside', 'run_job', 'job_main']
 
 # %% ../../../nbs/products/reproduction/06_jobs.ipynb #e212c07e
 import gzip
@@ -391,7 +391,7 @@ def _last_lines(log: Path, lines: int = 3) -> str:
     return one_line("; ".join([line for line in written if line][-lines:]))
 
 
-def _set_aside(root: Path, name: str) -> None:
+def set_aside(root: Path, name: str) -> None:
     """Move what a job of another identity left out of the way; what lies there from before goes."""
     aside = root / "stale" / name
     shutil.rmtree(aside, ignore_errors=True)
@@ -423,7 +423,7 @@ def _run_alone(root: Path, entry: Mapping[str, Any], cwd: Path, call: Caller | N
     folder = root / entry["name"]
     begun = read_json(folder / STARTED) or read_json(folder / RECORD)
     if begun and begun.get("identity") != entry["identity"]:
-        _set_aside(root, entry["name"])
+        set_aside(root, entry["name"])
     folder.mkdir(parents=True, exist_ok=True)
     for other in entry["reads"]:
         unpack_rows(root / other)

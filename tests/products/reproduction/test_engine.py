@@ -87,6 +87,13 @@ def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):
     )
     run_jobs(repaired, say=quiet)
     assert repaired.to_do() == []
+    (tmp_path / "good" / "left").touch()
+    changed = Job("good", "say", ("true",), {"of": "another"})
+    stale = Jobs(tmp_path, [changed])
+    assert stale.state("good")[0] == "stale"
+    run_jobs(stale, say=quiet)  # its record of then is there, and is no reason to leave it out
+    assert stale.state("good") == ("done", "") and not (tmp_path / "good" / "left").exists()
+    assert (tmp_path / "stale" / "good" / "left").exists()
 
 
 DRIVER = """
