@@ -58,7 +58,7 @@ RENAMED = {"microserve": "practice", "label": "spot-check", "citations": "memori
 
 
 class Verbs(TyperGroup):
-    """The commands in groups, each with what it takes and a whole sentence; old names still work."""
+    """The commands in groups, each with what it takes and a whole sentence; old names work too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in RENAMED:
@@ -717,8 +717,8 @@ def split(
     question.
 
     Without --size, the parts are those that the paper makes of its 13,500 training examples. The
-    command writes NAME.jsonl and NAME-ids.txt for each part, and splits.json. It counts the examples
-    that are in no part.
+    command writes NAME.jsonl and NAME-ids.txt for each part, and splits.json. It counts the
+    examples that are in no part.
 
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
@@ -766,7 +766,8 @@ def show(
         bool, typer.Option("--html", help="Print an HTML page instead of a terminal card.")
     ] = False,
 ) -> None:
-    """Show one example: the question, its memories, and how far each of them should shape an answer.
+    """Show one example: the question, its memories, and how far each of them should shape an
+    answer.
 
     Without an ID, the command lists the ids.
 
@@ -898,8 +899,8 @@ def logs(
     """Show what memcalib understands of a log, and what it leaves out and why. Nothing is sent.
 
     It reads logs with field names of your own; answers of mem0, Zep, LangGraph, LangChain and
-    LlamaIndex; agent files and messages of Letta; exports of ChatGPT and Claude; Assistants threads;
-    sessions of Claude Code, Codex and OpenClaw; traces of Langfuse, LangSmith, Phoenix and
+    LlamaIndex; agent files and messages of Letta; exports of ChatGPT and Claude; Assistants
+    threads; sessions of Claude Code, Codex and OpenClaw; traces of Langfuse, LangSmith, Phoenix and
     OpenTelemetry; conversations with memories in the system message; LoCoMo, LongMemEval and
     PersonaMem. If a file has no usable row, the error names the file and says what would help.
     Markdown notes, the memories of an MCP server and other stores are given with --store.
@@ -924,8 +925,8 @@ def logs(
     without = log_answers.consent["none on record"]
     if consent is None and without:
         print(
-            f"\nwithout a consent on record: {without:,} of the rows. To send them, name the agreement "
-            "that covers them with --consent."
+            f"\nwithout a consent on record: {without:,} of the rows. To send them, name the "
+            "agreement that covers them with --consent."
         )
 
 
@@ -954,8 +955,8 @@ def levels(
     """Have a model propose how far each memory of a log should count, and write a sheet on which a
     person decides the doubtful ones.
 
-    The model is asked twice. The sheet has the memories on which the two passes disagree, and twenty
-    others drawn at random. Give the filled sheet back with --sheet. `memcalib evaluate --log FILE
+    The model is asked twice. The sheet has the memories on which the two passes disagree, and
+    twenty others drawn at random. Give the filled sheet back with --sheet. `memcalib evaluate --log FILE
     --levels FOLDER` uses the levels.
 
     Example: memcalib levels service.jsonl --consent "terms of 2026" --model deepseek-chat
@@ -1010,7 +1011,8 @@ def levels(
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
     print(
-        f"{to_settle} memories are for a person to decide, in {sheet_to_fill}. When it is filled in:"
+        f"{to_settle} memories are for a person to decide, in {sheet_to_fill}. "
+        "When it is filled in:"
     )
     print(f"  memcalib {shlex.join(read_sheet)}")
     print(
@@ -1072,9 +1074,10 @@ def evaluate(
 ) -> None:
     """Ask a model, or take the answers of a log; have them judged; score them, and write a report.
 
-    Every reply is written to the run folder as soon as it arrives. If the command is stopped, run it
-    again and it continues; a finished run only writes its report again. With --log the answers exist
-    already: the command first shows what it understands of the log, and sends nothing without --yes.
+    Every reply is written to the run folder as soon as it arrives. If the command is stopped, run
+    it again and it continues; a finished run only writes its report again. With --log the answers
+    exist already: the command first shows what it understands of the log, and sends nothing without
+    --yes.
 
     Exit codes: 0 when all answers are scored; 3 when some are not scored (the command that asks for
     those again is printed); 1 after an error; 2 for a wrong call; 130 when interrupted.
@@ -1152,7 +1155,8 @@ def exam(
         typer.Option(
             "--sheet",
             "--labels",
-            help="For people: read a filled sheet, and say how far it agrees with the known levels.",
+            help="For people: read a filled sheet, and say how far it agrees with the known "
+            "levels.",
         ),
     ] = None,
     write_sheet: Annotated[
@@ -1169,8 +1173,8 @@ def exam(
 
     The page exam.html has the judge's accuracy, what its errors do to a score, and a verdict. The
     exam takes at most 730 calls. The exit code is 0 when the judge passed, and 3 when it failed or
-    the verdict is undecided. `memcalib evaluate` finds the result under runs/exam. Frequent settings:
-    answers, pairs, rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
+    the verdict is undecided. `memcalib evaluate` finds the result under runs/exam. Frequent
+    settings: answers, pairs, rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1
     --judge-key-env DEEPSEEK_API_KEY
@@ -1191,8 +1195,8 @@ def exam(
     if sheet:
         if not sheet.is_file():
             raise FileNotFoundError(
-                f"{sheet}: found no such sheet; `memcalib exam --write-sheet {sheet}` writes one to "
-                "fill in"
+                f"{sheet}: found no such sheet; `memcalib exam --write-sheet {sheet}` writes one "
+                "to fill in"
             )
         print(read_label_sheet(sheet).round(2).to_string(index=False))
         return
@@ -1252,8 +1256,8 @@ def spot_check(
     errors.
 
     Without further options, the command shows how precise the estimate would be with how many
-    labels. With --answers it draws a sample and writes a sheet to fill in; with --sheet it reads the
-    filled sheet; with --judge a second judge labels the sample instead of a person. `memcalib
+    labels. With --answers it draws a sample and writes a sheet to fill in; with --sheet it reads
+    the filled sheet; with --judge a second judge labels the sample instead of a person. `memcalib
     evaluate --target-labels` uses the labels. With --audit it draws atoms for the paper's audit of
     the judge instead, and the filled sheet gives their agreement.
 
@@ -1283,8 +1287,8 @@ def spot_check(
         if audit is not None and sheet is None:
             sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
             print(
-                f"{out}: {audit} atoms drawn at random and {audit} dealt over nine cells, with seed "
-                f"{seed}; the sheet to fill in: {sheet_to_fill}"
+                f"{out}: {audit} atoms drawn at random and {audit} dealt over nine cells, with "
+                f"seed {seed}; the sheet to fill in: {sheet_to_fill}"
             )
         elif sheet is not None and out.is_file() and is_audit(out):
             print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
@@ -1387,8 +1391,8 @@ def judge(
     """Have the answers in a file judged, atom by atom, and write the judgments to a file.
 
     If the command is stopped, run it again and it continues. Exit codes: 0 when all answers are
-    scored; 3 when some are not scored (the command that asks for those again is printed); 1 after an
-    error; 2 for a wrong call; 130 when interrupted.
+    scored; 3 when some are not scored (the command that asks for those again is printed); 1 after
+    an error; 2 for a wrong call; 130 when interrupted.
 
     Example: memcalib judge rollouts.jsonl --data samples --model deepseek-chat
     --base-url https://api.deepseek.com/v1 --key-env DEEPSEEK_API_KEY --out judgments.jsonl
@@ -1786,8 +1790,8 @@ def sweep(
     The log says what retrieval found and what entered the prompt (`candidates` beside the memories,
     or `in_prompt` in each), or a function of yours finds it again. A memory that a setting does not
     show counts as ignored. The command first says what it will cost, and sends nothing without
-    --yes. If it is stopped, run it again and it continues. Frequent settings: grid.full, grid.scores,
-    grid.times, grid.today.top_k, sampling.seeds, model.price.
+    --yes. If it is stopped, run it again and it continues. Frequent settings: grid.full,
+    grid.scores, grid.times, grid.today.top_k, sampling.seeds, model.price.
 
     Example: memcalib sweep log.jsonl --top-k 2,4,8 --framing advice,facts --today-framing facts
     --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat --judge-url
@@ -1862,16 +1866,16 @@ def score(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Labels of a random sample of the answers, from `memcalib spot-check`. They add an "
-            "estimate without the judge's errors."
+            help="Labels of a random sample of the answers, from `memcalib spot-check`. They add "
+            "an estimate without the judge's errors."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print the scores of a file of judgments, with intervals and controls.
 
-    It also prints the proportions of the nine channels, the number of unscored atoms, and quality and
-    safety where they were rated.
+    It also prints the proportions of the nine channels, the number of unscored atoms, and quality
+    and safety where they were rated.
 
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """
@@ -1954,12 +1958,13 @@ def demonstrations(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Make answers for supervised fine-tuning: a teacher writes them, and two evaluators must accept
-    them.
+    """Make answers for supervised fine-tuning: a teacher writes them, and two evaluators must
+    accept them.
 
     Every reply is written as soon as it arrives. If the command is stopped, run it again and it
-    continues; with a larger making.rounds it tries refused rows again. Frequent settings: making.rounds,
-    making.min_quality, making.text, making.prompt_template, teacher.price, evaluator2.key_env.
+    continues; with a larger making.rounds it tries refused rows again. Frequent settings:
+    making.rounds, making.min_quality, making.text, making.prompt_template, teacher.price,
+    evaluator2.key_env.
 
     Example: memcalib demonstrations train.jsonl --teacher qwen-max --teacher-url
     https://api.example.com/v1 --evaluator qwen-plus --evaluator2 deepseek-chat --evaluator2-url
@@ -2032,8 +2037,8 @@ def build(
             "--log",
             "--from-memory",
             metavar="FILE",
-            help="Build from this log, in any form that `memcalib logs` reads; micro for an invented "
-            "one.",
+            help="Build from this log, in any form that `memcalib logs` reads; micro for an "
+            "invented one.",
         ),
     ] = None,
     preview: Annotated[
@@ -2054,8 +2059,8 @@ def build(
 ) -> None:
     """Build a benchmark from questions, or from the log of a memory system.
 
-    The order of the steps: run it with --pilot 50, read the page and fill in the sheet, give it back
-    with --reviews SHEET, run it with --freeze, and then without any of these options. At the end,
+    The order of the steps: run it with --pilot 50, read the page and fill in the sheet, give it
+    back with --reviews SHEET, run it with --freeze, and then without any of these options. At the end,
     --hub FOLDER lays the data set out for a hub. If the command is stopped, run it again and it
     continues; no call is paid twice.
 
@@ -2181,7 +2186,8 @@ def train(
         typer.Option(
             "--set",
             metavar="PLACE=VALUE",
-            help="Change one value of the recipe, such as train.lr=2e-6; may be given several times.",
+            help="Change one value of the recipe, such as train.lr=2e-6; may be given several "
+            "times.",
         ),
     ] = None,
     cache: Cache = None,
@@ -2280,8 +2286,8 @@ def roles(
 
     The command draws answers and writes a page to read (page.html) and a sheet to fill in
     (sheet.csv); neither shows where the credit went. With --sheet it reads the filled sheet and
-    prints how tokens and credit are shared among Key, Partial and Irrelevant sentences, and how often
-    the sentences with most credit are the right ones.
+    prints how tokens and credit are shared among Key, Partial and Irrelevant sentences, and how
+    often the sentences with most credit are the right ones.
 
     Example: memcalib roles runs/train/mine --out roles
     """
@@ -2318,8 +2324,9 @@ def quickstart(
 ) -> None:
     """Train three methods in a small world, evaluate them and write a report, in a few minutes.
 
-    This needs the training extra: `pip install "memcalib[train]"`, or `make setup` in a clone. If the
-    command is stopped, run it again and it continues; a finished run only writes its report again.
+    This needs the training extra: `pip install "memcalib[train]"`, or `make setup` in a clone. If
+    the command is stopped, run it again and it continues; a finished run only writes its report
+    again.
 
     Example: memcalib quickstart --out runs/quickstart
     """
@@ -2354,13 +2361,14 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments again, and write its tables and figures.
 
-    A profile says what is run: micro (small worlds, two hours on two cores), small (real weights, some
-    eight hours of one core), registered (one comparison on real weights), paper (three models on nodes
-    of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings, evaluations and
-    notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run shows jobs, hours,
-    calls and cost. Work that is done and still valid is not repeated. If the command is stopped, run
-    it again and it continues. This needs the plan extra: `pip install "memcalib[plan]"`. On a cluster
-    the variable SNAKEMAKE_PROFILE names a profile of Snakemake with an executor.
+    A profile says what is run: micro (small worlds, two hours on two cores), small (real weights,
+    some eight hours of one core), registered (one comparison on real weights), paper (three models
+    on nodes of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings,
+    evaluations and notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run
+    shows jobs, hours, calls and cost. Work that is done and still valid is not repeated. If the
+    command is stopped, run it again and it continues. This needs the plan extra: `pip install
+    "memcalib[plan]"`. On a cluster the variable SNAKEMAKE_PROFILE names a profile of Snakemake with
+    an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
     """
@@ -2429,8 +2437,8 @@ def grid(
 ) -> None:
     """Compare rules of credit by many small trainings: those of the package, or one of your own.
 
-    A plan says which trainings. Those that are done are not repeated. Snakemake starts them, so this
-    needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
+    A plan says which trainings. Those that are done are not repeated. Snakemake starts them, so
+    this needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
     testbed, the command also writes a page with the gain and the cost of each rule, and how well it
     agrees with exact credit.
 
@@ -2518,8 +2526,8 @@ def practice(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults to find. A file "
-            "that exists is kept.",
+            help="Also write the log of an invented assistant, whose memory has faults to find. A "
+            "file that exists is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,
@@ -2543,8 +2551,8 @@ def practice(
 ) -> None:
     """Start a practice server, which plays the model and the judge without a key.
 
-    It speaks the protocol of OpenAI's API and also plays models that build, review and teach. Stop it
-    with Ctrl-C.
+    It speaks the protocol of OpenAI's API and also plays models that build, review and teach. Stop
+    it with Ctrl-C.
 
     Example: memcalib practice --log log.jsonl
     """

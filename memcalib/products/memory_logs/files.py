@@ -353,8 +353,8 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz")
 LOG_SUFFIXES = (*JSON_SUFFIXES, *TABLE_SUFFIXES, ".parquet", ".zip")
 _BESIDES = re.compile(  # files of an archive that hold no conversation
     r"(?:^|/)(?:users?|user_settings|message_feedback|shared_conversations|model_comparisons"
-    r"|shopping|group_chats|sora|projects|design_chats|export_manifest|conversation_asset_file_names"
-    r"|library_files)\.json$"
+    r"|shopping|group_chats|sora|projects|design_chats|export_manifest"
+    r"|conversation_asset_file_names|library_files)\.json$"
 )
 
 

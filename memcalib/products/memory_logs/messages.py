@@ -294,7 +294,8 @@ _MEMORY_IN_WORDS = re.compile(
     r"<[a-z_]*memor[a-z_]*\b|<FACTS>|<user_facts>|<system-reminder>", re.I
 )
 _WRAPPED = re.compile(
-    r"<([a-z_]*memor[a-z_]*|user_facts|system-reminder)\b[^>]*>.*?</\1>\s*|<([A-Z][A-Z_]+)>.*?</\2>\s*",
+    r"<([a-z_]*memor[a-z_]*|user_facts|system-reminder)\b[^>]*>.*?</\1>\s*"
+    r"|<([A-Z][A-Z_]+)>.*?</\2>\s*",
     re.S | re.I,
 )
 
