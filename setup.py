@@ -74,7 +74,8 @@ setup(
         "inspect_ai": ["memcalib = memcalib.evaluation.inspect_task"],
         # under the name of its module: `pytest -p` with that name then loads it once
         "pytest11": [
-            "memcalib.products.integrations.pytest_plugin = memcalib.products.integrations.pytest_plugin"
+            "memcalib.products.integrations.pytest_plugin"
+            " = memcalib.products.integrations.pytest_plugin"
         ],
         "nbdev": ["memcalib = memcalib._modidx:d"],
     },

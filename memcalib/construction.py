@@ -326,8 +326,8 @@ ATOM_COUNT = 3, 12  # fewest and most in a row
 def check_annotation(
     draft: Draft, reply: AnnotationReply, allowed: tuple[int, int] = ATOM_COUNT
 ) -> list[Fault]:
-    """Faults of the list (fewer or more atoms than `allowed`, passages without one) and of each atom
-    (`atom_faults`, `contract_faults`, nearly the same as an earlier one)."""
+    """Faults of the list (fewer or more atoms than `allowed`, passages without one) and of each
+    atom (`atom_faults`, `contract_faults`, nearly the same as an earlier one)."""
     fewest, most = allowed
     faults = []
     if not fewest <= len(reply.atoms) <= most:

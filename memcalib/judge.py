@@ -53,6 +53,7 @@ from memcalib.inference.client import (
     strict_json,
     to_data,
     unwrapped,
+    withheld_text,
 )
 from .inference.endpoint import CallError, Endpoint
 from .inference.rollout import for_each
@@ -791,6 +792,9 @@ class LLMJudge(Judge):
                     return
                 reply = await self.client.ask(messages, attempt=attempt, **self._call)
                 reading = read_reply(reply.text, request, reply.finish_reason)
+                withheld = withheld_text(reply.usage)
+                if withheld:
+                    reading.faults = [withheld]
                 if reply.answered_by:
                     fields["answered_by"] = reply.answered_by
                 usage.update(reply.usage)
@@ -799,7 +803,7 @@ class LLMJudge(Judge):
                     usage["fenced"] += 1
                 usage.update(name for name in reading.removed if name != "fence")
                 yield reading
-                if not reading.faults:
+                if not reading.faults or withheld:  # a second try would go the same way
                     return
                 messages = repair_messages(request, reply.text, reading.faults)
 
@@ -921,7 +925,8 @@ class _AnswersFile:
         fields = self.judgment_fields(row)
         fields["judge"] = judge_name
         if row.withheld:
-            fields["error"] = f"not an answer: {_WITHHELD[row.finish_reason]}"
+            reason = _WITHHELD.get(row.finish_reason) or withheld_text(row.usage)
+            fields["error"] = f"not an answer: {reason}"
             return judgment_for(example, {}, **fields)
         if row.finish_reason == "error":
             fields["error"] = printable(f"no answer: {row.error}")

@@ -344,8 +344,9 @@ class Thresholds:
             )
         else:
             why = (
-                f"in all {self.pooled} batches of a channel with {self.minimum} scores or more, the "
-                f"quantile {self.quantile:g} of the scores lay at or below the floor {self.floor:g}"
+                f"in all {self.pooled} batches of a channel with {self.minimum} scores or more, "
+                f"the quantile {self.quantile:g} of the scores lay at or below the floor "
+                f"{self.floor:g}"
             )
         return f"in {self.batches} batches every channel's stayed at {self.start:g}: {why}"
 

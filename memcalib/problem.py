@@ -523,7 +523,7 @@ def _joined_messages(parts: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 # %% ../nbs/00_problem.ipynb #7fa1d0a2
 def family_of(atom: object) -> str:
-    """The family of a hard distractor (`hard_a_family` of a record's atom), "" for any other atom."""
+    """The family of a hard distractor (`hard_a_family` of a record's atom); "" of other atoms."""
     return str(getattr(atom, "hard_a_family", "") or "")
 
 # %% ../nbs/00_problem.ipynb #db909b74
@@ -602,10 +602,14 @@ class Rollout(Record):
 
     @property
     def withheld(self) -> bool:
-        """True when there is no text because a content filter or a tool call stands in its place:
-        that is not a silent answer.
+        """True when there is no text because something stands in its place, which is not a silent
+        answer: a content filter, a tool call, or reasoning that a server sent instead.
         """
-        return self.finish_reason in ("content_filter", "tool_calls") and not self.response.strip()
+        if self.response.strip():
+            return False
+        if self.finish_reason == "stop":
+            return bool(self.usage.get("reasoning_characters"))
+        return self.finish_reason in ("content_filter", "tool_calls")
 
     @property
     def key(self) -> tuple:
@@ -727,11 +731,11 @@ class JudgeLike(Protocol):
 
 
 def judgment_of(example: Example, verdict: object, judge_name: str, **fields: Any) -> Judgment:
-    """What a judge returned as a judgment: a `Judgment` as it is, or a mapping from atom id to level
-    ("Ignore", "Bound", "Control", "A", "B", "C", a `Level`, or `None` for unscored).
+    """What a judge returned as a judgment: a `Judgment` as it is, or a mapping from atom id to
+    level ("Ignore", "Bound", "Control", "A", "B", "C", a `Level`, or `None` for unscored).
 
-    Raises `TypeError` for anything else, `DataError` for an atom that the example does not have, and
-    `ValueError` for a level that does not exist.
+    Raises `TypeError` for anything else, `DataError` for an atom that the example does not have,
+    and `ValueError` for a level that does not exist.
     """
     if isinstance(verdict, Judgment):
         return verdict

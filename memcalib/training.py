@@ -752,7 +752,7 @@ class CreditTrainer(GRPOTrainer):
         super().save_model(output_dir, _internal_call)
 
     def create_model_card(self, *args, **kwargs):
-        # overridden: TRL's card says nothing of this training; `memcalib train` writes one of its own
+        # overridden: TRL's card says nothing of this training; `memcalib train` writes another
         pass
 
 # %% ../nbs/07_training.ipynb #e8f4ad67

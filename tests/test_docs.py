@@ -104,7 +104,9 @@ def test_every_link_of_every_page_leads_somewhere(shown):
     assert list(link_faults(shown, NBS, ROOT)) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LOG.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LOG.md", "LOG-archive.md"]
+)
 def test_every_link_of_a_file_beside_the_notebooks_leads_somewhere(name, shown):
     beside = [replace(a_page, path=f"nbs/{a_page.path}") for a_page in shown]
     file = page(name, ("markdown", (ROOT / name).read_text(encoding="utf-8"), []))

@@ -1,5 +1,5 @@
-"""Each tutorial as a reader types it: hidden cells do not run, the practice server is started by the
-command on the page, lines with `!` are typed in a terminal, and code is Python.
+"""Each tutorial as a reader types it: hidden cells do not run, the practice server is started by
+the command on the page, lines with `!` are typed in a terminal, and code is Python.
 """
 
 import json

@@ -18,12 +18,14 @@ SPLIT_WORDS = r"""() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const parent = node.parentElement;
-    if (!parent || parent.closest('code, pre, svg, .said, script, style') || !parent.checkVisibility()) continue;
+    if (!parent || parent.closest('code, pre, svg, .said, script, style')) continue;
+    if (!parent.checkVisibility()) continue;
     for (const word of node.textContent.matchAll(/[A-Za-z]{4,24}/g)) {
       const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
-      const lines = new Set([...range.getClientRects()].filter(r => r.width > 0).map(r => Math.round(r.top)));
+      const visible = [...range.getClientRects()].filter(r => r.width > 0);
+      const lines = new Set(visible.map(r => Math.round(r.top)));
       if (lines.size > 1) faults.push(word[0]);
     }
   }

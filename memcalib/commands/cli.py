@@ -1365,7 +1365,9 @@ def generate(
 
 @app.command(cls=_EVALUATION)
 def judge(
-    rollouts: Annotated[Path, typer.Argument(help="File of answers, as `generate` writes it.")],
+    rollouts: Annotated[
+        Path, typer.Argument(help="File of answers that `memcalib generate` wrote.")
+    ],
     data: Annotated[
         str | None, typer.Option(help="The examples whose questions were asked.")
     ] = None,
@@ -1547,7 +1549,10 @@ def gate(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for gate.md (Markdown), gate.xml (JUnit) and gate.json.")
+        Path,
+        typer.Option(
+            help="Folder for gate.md (Markdown), gate.xml (JUnit), gate.json and a history of runs."
+        ),
     ] = Path("runs/gate"),
     strict: Annotated[bool, typer.Option("--strict", help="Fail undecided checks, too.")] = False,
     side: Annotated[str | None, typer.Option(help="Which model, where a run has several.")] = None,
@@ -1603,6 +1608,7 @@ def gate(
         save_baseline,
         workflow_text,
     )
+    from memcalib.products.memory_logs.gate import gate_history, trend_line
     from memcalib.products.memory_logs.gate import workflow_settings_text, write_gate, write_refusal
     from memcalib.io.runs import private_files
 
@@ -1642,7 +1648,8 @@ def gate(
             write_refusal(_message(error), out, run, baseline, settings)
             raise
         write_gate(checked, out)
-    print("\n".join([checked.line, *checked.sees, *checked.notes]))
+    trend = trend_line(gate_history(out))
+    print("\n".join([checked.line, *checked.sees, *checked.notes, *([trend] if trend else [])]))
     if not checked.passed:
         raise typer.Exit(3)
 
@@ -2411,10 +2418,10 @@ def grid(
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Trainings at once, of one thread each.")
+        int, typer.Option(min=1, help="Number of trainings that run at once, each in one thread.")
     ] = 2,
     stage: Annotated[
-        list[str] | None, typer.Option(help="Only this stage; may be given more than once.")
+        list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
     ] = None,
     set_: Set = None,
     dry_run: DryRun = False,

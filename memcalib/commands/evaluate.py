@@ -11,6 +11,7 @@ __all__ = ['JUDGMENTS', 'RolloutKey', 'UNREAD_STARTER', 'NOT_READ_BLIND', 'QUICK
 # %% ../../nbs/commands/01_evaluate.ipynb #579137d5
 import json
 import random
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +38,7 @@ from memcalib.scoring.target_labels import (
     load_target_labels,
 )
 from ..inference.cache import CallCache
-from ..inference.client import Totals
+from ..inference.client import Totals, withheld_text
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxies_in
 from memcalib.inference.rollout import (
     Backend,
@@ -973,6 +974,8 @@ def _cost_of(rows: Iterable[Rollout | Judgment]) -> dict[str, float | None]:
     total: Counter[str] = Counter()
     for row in rows:
         total["rows"] += 1
+        if isinstance(row, Rollout):
+            total["thoughts"] += bool((row.model_extra or {}).get("thoughts"))
         total["unpriced"] += int(bool(row.usage) and "cost" not in row.usage)
         for name, value in row.usage.items():
             if isinstance(value, int | float):
@@ -985,16 +988,31 @@ def _cost_of(rows: Iterable[Rollout | Judgment]) -> dict[str, float | None]:
 UNFINISHED = 3
 
 
+_AS_REASONING = "the server sent the text as reasoning and no answer"
+_OF_REASONING = (
+    "Asking again mostly brings the same: start the server without its reasoning parser, or with "
+    "thinking off, and give another --out"
+)
+
+
+def _withheld_characters(row: Rollout | Judgment) -> int:
+    """How many characters came as reasoning in the place of this answer or judgment."""
+    told = row.error or ""
+    if isinstance(row, Rollout) and row.withheld:
+        told = withheld_text(row.usage)
+    sent = re.search(r"sent ([\d,]+) characters as reasoning and no answer", told)
+    return int(sent[1].replace(",", "")) if sent else 0
+
+
 def _why_lost(row: Rollout | Judgment) -> str:
     """Why an answer failed or is not scored, without what differs from one to the next; "" for any
     other."""
+    if _withheld_characters(row):
+        return _AS_REASONING
     if isinstance(row, Rollout):
         return one_line(row.error or "", 120) if row.finish_reason == "error" else ""
     if row.scored:
         return ""
-    thoughts = row.usage.get("reasoning_characters")
-    if thoughts:
-        return "the server sent its text as reasoning and no answer"
     reasons = [row.error or "", *(atom.reason for atom in row.atoms if atom.actual is None)]
     return one_line(next(filter(None, reasons), "no reason is recorded"), 120)
 
@@ -1006,21 +1024,24 @@ def unfinished(
     for them again; empty when there are none.
     """
     rows = list(rows_so_far(Path(file), kind))
-    if kind is Rollout:
-        lost = sum(row.finish_reason == "error" for row in rows)
-        failure = "answers failed"
-    else:
-        lost = sum(not row.scored for row in rows)
-        failure = "answers are not scored"
+    reasons: Counter[str] = Counter()
+    withheld_characters = 0
+    for row in rows:
+        why = _why_lost(row)
+        reasons.update([why] if why else [])
+        withheld_characters += _withheld_characters(row)
+    lost = reasons.total()
     if not lost:
         return ""
-    reasons = Counter(why for row in rows if (why := _why_lost(row)))
-    told = "; ".join(f"{why}: {count:,}" for why, count in reasons.most_common(5))
-    failure += f" ({told})" if told else ""
+    failure = "answers failed" if kind is Rollout else "answers are not scored"
+    failure += f" ({'; '.join(f'{why}: {count:,}' for why, count in reasons.most_common(5))})"
     command_again = command or "the same command"
     if kind is Judgment and "--retry-unscored" not in command_again:
         command_again += " --retry-unscored"
-    return f"{file}: {lost} of {len(rows)} {failure}; ask for those again with: {command_again}"
+    message = f"{file}: {lost} of {len(rows)} {failure}; ask for those again with: {command_again}"
+    if withheld_characters:
+        message += f"\n{withheld_characters:,} characters came as reasoning. {_OF_REASONING}"
+    return message
 
 # %% ../../nbs/commands/01_evaluate.ipynb #0f2c319b
 _ENDINGS = {

@@ -181,8 +181,8 @@ def drawn_pairs(
 def pairs_with_rubrics(
     pairs: Sequence[MinimalPair], count: int | None, seed: int = 0
 ) -> list[MinimalPair]:
-    """The pairs that are read with the settings of the evaluation: half of them from the hard forms,
-    which are those that the rank begins with, so that some pairs are read both ways.
+    """The pairs that are read with the settings of the evaluation: half of them from the hard
+    forms, which are those that the rank begins with, so that some pairs are read both ways.
     """
     if count is None or count > len(pairs):
         return drawn_pairs(pairs, count, seed)

@@ -176,8 +176,8 @@ def unfinished_line(folder: str | Path, answers: Sequence[Judgment]) -> str:
     if len(answers) >= planned:
         return ""
     return (
-        f"{folder} is not finished: {len(answers)} of {planned} answers are judged, and the draw is "
-        "of these. Once it is finished the same command carries the draw on over the others; "
+        f"{folder} is not finished: {len(answers)} of {planned} answers are judged, and the draw "
+        "is of these. Once it is finished the same command carries the draw on over the others; "
         "levels that were given stay."
     )
 
@@ -374,7 +374,7 @@ def _judgments_of(folder: str | Path, items: Iterable[LabelItem]) -> list[Judgme
 
 
 def second_reading_text(table: "pd.DataFrame") -> str:
-    """A line for each sample: how many agree, Wilson's interval, kappa, and what is not labelled."""
+    """A line for each sample: how many agree, Wilson's interval, kappa, and what has no label."""
     names = {"natural": "drawn at random", "stratified": "dealt over the nine cells"}
     lines = []
     for row in table.to_dict("records"):

@@ -427,7 +427,7 @@ class TrainRun:
             f"- Examples: {len(self.examples.train):,} for training, "
             f"{len(self.examples.validation):,} for validation",
             f"- Judge: {'none (supervised)' if self.method == 'sft' else judge_name}",
-            "- Settings: `parameters.json`; versions: `versions.json`; data hashes: `manifest.json`",
+            "- Settings: `parameters.json`; versions: `versions.json`; data: `manifest.json`",
             "",
             "## Result",
             "",
@@ -435,9 +435,10 @@ class TrainRun:
             self.text(),
             "```",
             "",
-            "These are scores on validation examples, which chose the best policy, so expect less on "
-            "new examples. The model has been measured on nothing else: not on safety, not on other "
-            "tasks, not by people. The license of the starting weights and of the examples applies.",
+            "These are scores on validation examples, which chose the best policy, so expect less "
+            "on new examples. The model has been measured on nothing else: not on safety, not on "
+            "other tasks, not by people. The license of the starting weights and of the examples "
+            "applies.",
         ]
         write_whole(self.folder / "README.md", "\n".join(lines) + "\n")
 

@@ -68,8 +68,8 @@ def _as_backend(model: "Endpoint | Backend | ModelFunction") -> Backend:
     if isinstance(model, str):
         raise TypeError(
             f"model: found the text {model!r}; allowed: mc.Endpoint(model={model!r}) for OpenAI's "
-            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another one, or a "
-            "function from messages to a text"
+            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another one, or "
+            "a function from messages to a text"
         )
     if isinstance(model, Endpoint):
         return EndpointBackend(model)
@@ -132,8 +132,8 @@ def existing_answers(
 
     That is a folder with examples.jsonl and rollouts.jsonl; rows or a frame with example, model and
     response; or a log, a file or rows, which `log` describes (map, consent, model and the rest of
-    `LogPlan` in `products.memory_logs`). Of a log what does not enter is said in a warning. Raises `DataError` and
-    `FileNotFoundError`.
+    `LogPlan` in `products.memory_logs`). Of a log what does not enter is said in a warning. Raises
+    `DataError` and `FileNotFoundError`.
     """
     if isinstance(source, str | Path) and Path(source).is_dir():
         folder = Path(source)
@@ -201,21 +201,22 @@ def evaluate(
 
     - `examples`: anything that `load_examples` takes; or, without a `model`, rows, a frame, a file
       or a folder with answers (`existing_answers`).
-    - `model`: an `Endpoint`, a function from chat messages to a text, or `None` if the answers exist.
+    - `model`: an `Endpoint`, a function from chat messages to a text, or `None` if there are
+      answers.
     - `judge`: an `Endpoint`, a `Judge`, or a function of (example, response) that returns
       {atom id: level} or a `Judgment`. A level is "Ignore", "Bound", "Control" or `None`.
     - `sampling`: seeds (default 42, 43, 44), temperature and the other fields of `Sampling`.
     - `no_memory`: also ask everything once without memory, as a control.
-    - `out`: a folder in which answers and judgments are kept as they arrive. The same call continues
-      from them.
+    - `out`: a folder in which answers and judgments are kept as they arrive. The same call
+      continues from them.
     - `log`: how to read a log with answers: {"consent": "the agreement that covers these rows",
       "map": {"query": "request.text"}, "store": "export.json"}. Rows without a consent of their own
       need `consent`.
 
-    Where the ideal level of a memory is unknown, the judgments are footprints, which `score` refuses.
-    Before anything else the judge is asked one question. Raises `TypeError` for a model or a judge of
-    another kind, and what `load_examples`, `check_judge_answers`, `generate` and `judge_rollouts`
-    raise.
+    Where the ideal level of a memory is unknown, the judgments are footprints, which `score`
+    refuses. Before anything else the judge is asked one question. Raises `TypeError` for a model or
+    a judge of another kind, and what `load_examples`, `check_judge_answers`, `generate` and
+    `judge_rollouts` raise.
     """
     _check_judge(judge)
     if model is None:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['log', 'Item', 'Result', 'FINISH_SECONDS', 'ALIVE', 'LARGEST_REPLY', 'Messages', 'LONGEST_HEADER', 'LONGEST_ERROR',
            'FormT', 'run_async', 'run_many', 'receive_within', 'FailureStreak', 'Reply', 'Totals', 'Pacer',
-           'HttpRequest', 'http_library', 'other_model', 'Client', 'split_thoughts', 'Form', 'json_format', 'escaped',
-           'to_data', 'without_fence', 'strict_json', 'unwrapped', 'form_faults', 'read_form']
+           'HttpRequest', 'http_library', 'withheld_text', 'other_model', 'Client', 'split_thoughts', 'Form',
+           'json_format', 'escaped', 'to_data', 'without_fence', 'strict_json', 'unwrapped', 'form_faults', 'read_form']
 
 # %% ../../nbs/inference/03_client.ipynb #85862924
 import asyncio
@@ -455,6 +455,12 @@ def _usage(completion: "ChatCompletion", seconds: float) -> dict[str, float]:
     return {name: count for name, count in counts.items() if _is_count(count)}
 
 
+def withheld_text(usage: Mapping[str, Any]) -> str:
+    """Why a reply of this usage has no text, where the server sent it as reasoning; else ""."""
+    count = usage.get("reasoning_characters")
+    return f"the server sent {count:,.0f} characters as reasoning and no answer" if count else ""
+
+
 def _unanswered_thoughts(completion: "ChatCompletion") -> int | None:
     """The characters that a server sent as reasoning in the place of an answer; None where there is
     an answer, or no reasoning.
@@ -802,9 +808,9 @@ class _Server:
     def _redirect(self, refused: _RedirectRefused) -> CallError:
         """The error for a server that sends a prompt on to another place."""
         message = (
-            f"{self.endpoint.url} sends requests on to {self._clean(str(refused))}; nothing was sent there, "
-            "because a prompt goes to the address that the settings name and nowhere else. "
-            "Name the other address in base_url if it is meant"
+            f"{self.endpoint.url} sends requests on to {self._clean(str(refused))}; nothing was "
+            "sent there, because a prompt goes to the address that the settings name and nowhere "
+            "else. Name the other address in base_url if it is meant"
         )
         return CallError("not_found", message)
 
@@ -1226,8 +1232,8 @@ def _end_of_block(text: str, opening: re.Match[str]) -> int:
 
 
 def _is_mention(text: str, closing: re.Match[str]) -> bool:
-    """Whether a closing mark without an opening one belongs to the text: it stands in code or in the
-    middle of a sentence, or something before it opens it."""
+    """Whether a closing mark without an opening one belongs to the text: it stands in code or in
+    the middle of a sentence, or something before it opens it."""
     before = text[: closing.start()]
     name = re.sub(r"[\W_]", "", closing[0])
     if re.search(rf"[<\[◁]{name}\b", before, re.I) or before.count("```") % 2:
@@ -1381,16 +1387,25 @@ def form_faults(error: ValidationError) -> list[tuple[str, str]]:
     return faults
 
 
+def _asked_for(value: Any, form: type[Form]) -> Any:
+    """The value without fields at its top that the form does not have."""
+    if not isinstance(value, dict):
+        return value
+    names = set(form.model_fields) | {info.alias for info in form.model_fields.values()}
+    return {name: part for name, part in value.items() if name in names}
+
+
 def read_form(
     text: str, form: type[FormT], finish_reason: str = "stop"
 ) -> tuple[FormT | None, list[tuple[str, str]]]:
-    """The reply as an object and no complaints, or None and (place, complaint) pairs. Never raises
-    for a bad reply.
+    """The reply as an object and no complaints, or None and (place, complaint) pairs. What stands
+    around the object, and a field more at its top, are no fault. Never raises for a bad reply.
     """
     if finish_reason == "length":
         return None, [("", "the reply was cut off at the limit of its length; be brief")]
+    body, _ = unwrapped(text)
     try:
-        return form.model_validate(strict_json(text)), []
+        return form.model_validate(_asked_for(strict_json(body), form)), []
     except ValidationError as error:
         return None, form_faults(error)
     except ValueError as error:

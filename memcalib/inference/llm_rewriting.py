@@ -53,7 +53,8 @@ def rewrite_fault(block: Block, go: Sequence[str], text: str) -> str:
     if held:
         return f"the paragraph still says {held[0]!r}"
     if len(text) > len(block.memory_text):
-        return f"the paragraph has {len(text)} characters, more than the {len(block.memory_text)} before"
+        before = len(block.memory_text)
+        return f"the paragraph has {len(text)} characters, more than the {before} before"
     return ""
 
 

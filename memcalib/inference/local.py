@@ -128,9 +128,9 @@ def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
         if own_name in _OWN_ATTENTION or (package and find_spec(package)):
             continue
         raise ValueError(
-            f"{path}: config.json: {place}: found {short_repr(name)}, which is fetched as code from "
-            f"a hub, and such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, and "
-            "flash_attention_2 where the package flash_attn is installed"
+            f"{path}: config.json: {place}: found {short_repr(name)}, which is fetched as code "
+            f"from a hub, and such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, "
+            "and flash_attention_2 where the package flash_attn is installed"
         )
 
 

@@ -127,7 +127,7 @@ class Journal(Generic[RecordT]):
         except OSError as error:
             reason = error.strerror or error
             raise OSError(
-                f"{self.path}: {reason}; its rows are safe, and the same command goes on from there"
+                f"{self.path}: {reason}; its rows are safe. Run the same command again to continue"
             ) from None
         _close(self._file)
         self._file = descriptor

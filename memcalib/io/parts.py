@@ -61,7 +61,7 @@ def remove_part(kind: str, name: str) -> None:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    """Every part by kind and name: those of the package, of other distributions, of this program."""
+    """Every part by kind and name: of the package, of other distributions, of this program."""
     table: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     others = [entry.value for entry in entry_points(group=GROUP)]
     for module in [*_modules, *others]:

@@ -537,8 +537,8 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
         for name, rows in tests[~of_six].groupby("metric", sort=False)
     )
     notes.append(
-        f"p is corrected for the {of_six.sum()} tests of the six metrics on this page (Holm){apart}; "
-        "the intervals are not corrected for their number."
+        f"p is corrected for the {of_six.sum()} tests of the six metrics on this page (Holm)"
+        f"{apart}; the intervals are not corrected for their number."
     )
     return [printable(note) for note in notes]
 

@@ -4,18 +4,18 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'ASSUMES', 'MODEL_BASED', 'EVALUATION_FILES', 'SHOWN_FAULTY', 'subset_scores', 'breakdown_tables',
-           'memory_effect', 'second_judge', 'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction',
-           'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances',
-           'evaluation_tables', 'protocol', 'settings_of_rows', 'notices', 'banners', 'model_card',
-           'evaluation_figures', 'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline',
-           'evaluation_text']
+           'memory_effect', 'memory_price', 'memory_price_lines', 'same_again', 'same_again_lines', 'second_judge',
+           'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction', 'corrections',
+           'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances', 'evaluation_tables', 'protocol',
+           'settings_of_rows', 'notices', 'answer_lines', 'banners', 'model_card', 'evaluation_figures',
+           'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from memcalib.metrics import (
     LEAST_GROUPS,
     METRICS,
     SOURCE,
+    answer_scores,
     controls,
     few_questions,
     metric_named,
@@ -185,6 +186,100 @@ def memory_effect(run: RunData) -> "pd.DataFrame":
     if not tables:
         return pd.DataFrame()
     return with_holm(pd.concat(tables, ignore_index=True))[_EFFECT_COLUMNS]
+
+# %% ../../nbs/report/07_evaluation_report.ipynb #a1b2c302
+_PRICES = {
+    "prompt_tokens": "tokens of the prompt",
+    "completion_tokens": "tokens of the answer",
+    "seconds": "seconds",
+    "cost": "cost, USD",
+}
+
+
+def memory_price(run: RunData) -> "pd.DataFrame":
+    """What an answer takes on average with each treatment of memory, and how much more that is than
+    without memory (`more ...`; NaN where a server did not say); no row without the control, and for
+    answers of a log.
+    """
+    import pandas as pd
+
+    if run.answers is None or _of_log(run):
+        return pd.DataFrame()
+    rows = []
+    for _, answers in run.answers.groupby("model", sort=False):
+        means = answers.groupby("condition", sort=False)[list(_PRICES)].mean()
+        if "no_memory" not in means.index:
+            continue
+        for condition in means.index.drop("no_memory"):
+            treated = answers[answers["condition"] == condition]
+            row = {"method": source_names(treated[["model", "condition"]]).iloc[0]}
+            row["answers"] = len(treated)
+            for name, heading in _PRICES.items():
+                value = means.loc[condition, name]
+                row[heading] = value
+                row[f"more {heading}"] = value - means.loc["no_memory", name]
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def memory_price_lines(price: "pd.DataFrame") -> list[str]:
+    """One line for each treatment of memory: what it takes more than an answer without memory."""
+    lines = []
+    for row in price.to_dict("records"):
+        forms = {
+            "tokens of the prompt": "{:+,.0f} tokens of the prompt",
+            "tokens of the answer": "{:+,.0f} tokens of the answer",
+            "seconds": "{:+,.2f} s",
+            "cost, USD": "{:+,.6f} USD",
+        }
+        told = [
+            form.format(row[f"more {heading}"])
+            for heading, form in forms.items()
+            if row[f"more {heading}"] == row[f"more {heading}"]
+        ]
+        if told:
+            lines.append(
+                f"{row['method']}, an answer against one without memory: {', '.join(told)}."
+            )
+    return lines
+
+
+def same_again(run: RunData) -> "pd.DataFrame":
+    """The A/A comparison: how far the same model with the same memory is from itself when it is
+    asked again with another seed, as differences of SCS between all pairs of seeds; no row for one
+    seed.
+    """
+    import pandas as pd
+
+    rows = []
+    scored = run.responses[run.responses["scored"]]
+    scored = scored.assign(SCS=answer_scores(scored)["SCS"], method=source_names(scored))
+    for name, responses in scored.groupby("method", sort=False):
+        by_seed = responses.pivot_table(index="question_id", columns="seed", values="SCS").dropna()
+        scores = by_seed.mean()
+        gaps = [abs(scores[a] - scores[b]) for a, b in combinations(scores.index, 2)]
+        if gaps and len(by_seed):
+            rows.append(
+                {
+                    "method": name,
+                    "questions": len(by_seed),
+                    "pairs of seeds": len(gaps),
+                    "mean difference": sum(gaps) / len(gaps),
+                    "largest difference": max(gaps),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def same_again_lines(table: "pd.DataFrame") -> list[str]:
+    """The A/A comparison in words, one line for each method that differs from itself at all."""
+    return [
+        f"A/A: {row['method']}, asked again with another seed, differs from itself by "
+        f"{row['mean difference']:.1f} points of SCS on average and by "
+        f"{row['largest difference']:.1f} at most ({row['pairs of seeds']} pairs of seeds, "
+        f"{row['questions']} questions): a difference of that size may be chance."
+        for row in table.to_dict("records")
+    ]
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
 def second_judge(run: RunData) -> "dict[str, pd.DataFrame]":
@@ -546,6 +641,8 @@ def evaluation_tables(run: RunData) -> "dict[str, pd.DataFrame]":
         tables["Results"] = results_frame(scores)
         tables["Scores"] = scores
         tables["Effect of memory"] = memory_effect(run)
+        tables["Price of memory"] = memory_price(run)
+        tables["A/A"] = same_again(run)
         tables["Prediction-powered"] = run.target_estimates
         tables["Judge-corrected"] = judge_corrected(run)
         tables["Disputed levels"] = run.disputed_scores
@@ -724,24 +821,43 @@ def _answer_notices(run: RunData) -> list[str]:
         texts.append(
             f"{_of_all(unscored, judged)} judged answers are unscored. They are in no metric."
         )
+    texts += answer_lines(run)
+    waiting = 0 if run.answers is None else len(run.answers) - judged
+    if waiting > 0:
+        texts.append(
+            f"{_of_all(waiting, len(run.answers))} answers have not been judged yet: this page is "
+            "about the others."
+        )
+    return texts
+
+
+def answer_lines(run: RunData) -> list[str]:
+    """How many answers ended early, came with thoughts or as reasoning alone, or are blank."""
     answers = run.answers
     if answers is None:
-        return texts
+        return []
+    texts = []
     for reason, words in _ENDS.items():
         count = int((answers["finish_reason"] == reason).sum())
         if count:
             texts.append(f"{_of_all(count, len(answers))} answers {words}.")
-    blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"])
+    thoughts = answers["thoughts"] > 0
+    if thoughts.any():
+        texts.append(
+            f"Thoughts were taken off {_of_all(int(thoughts.sum()), len(answers))} answers: the "
+            "judge did not read them."
+        )
+    as_reasoning = answers["withheld"] & (answers["finish_reason"] == "stop")
+    if as_reasoning.any():
+        texts.append(
+            f"{_of_all(int(as_reasoning.sum()), len(answers))} answers came as reasoning alone: "
+            "the server sent no answer. They are in no metric."
+        )
+    blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"]) & ~as_reasoning
     if blank.any():
         texts.append(
             f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, "
             "and count so."
-        )
-    waiting = len(answers) - judged
-    if waiting > 0:
-        texts.append(
-            f"{_of_all(waiting, len(answers))} answers have not been judged yet: this page is "
-            "about the others."
         )
     return texts
 
@@ -1043,6 +1159,8 @@ _IN_OWN_SECTION = (
     "Failures",
     "Reasons",
     "Cost",
+    "Price of memory",
+    "A/A",
     "Evidence",
     "Quality",
     "Stance",
@@ -1135,8 +1253,9 @@ _HEADLINES = 4  # models whose result the first lines of a page say
 def headline(row: Mapping[str, Any]) -> str:
     """A score row in a sentence for a reader who knows none of the metrics."""
     return (
-        f"{row['model']} uses memory too strongly in {row['AOR']:.0f} % of answers and too weakly in "
-        f"{row['AUR']:.0f} %. In {row['Exact']:.0f} % of answers it uses every memory as it should."
+        f"{row['model']} uses memory too strongly in {row['AOR']:.0f} % of answers and too weakly "
+        f"in {row['AUR']:.0f} %. In {row['Exact']:.0f} % of answers it uses every memory "
+        "as it should."
     )
 
 
@@ -1246,6 +1365,9 @@ def evaluation_text(folder: str | Path) -> str:
     questions = run.responses["question_id"].nunique()
     if questions < LEAST_GROUPS:
         lines.append(few_questions(questions))
+    lines += answer_lines(run)
+    lines += memory_price_lines(memory_price(run))
+    lines += same_again_lines(same_again(run))
     lines += quality_lines(run.responses)
     lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)

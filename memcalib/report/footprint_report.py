@@ -93,6 +93,7 @@ def write_footprint_report(folder: str | Path) -> Path:
         title="Footprints of memory",
         sentence=footprint_sentence(frame),
         notices=[*run.notes, *(run.manifest.get("notes") or []), *judge_lines],
+        reasons=grid_html(reasons) if len(reasons) else None,
         memories=grid_html(memories.head(500)) if len(memories) else None,
         memory_count=len(memories),
         cards=_question_cards(frame),

@@ -67,7 +67,8 @@ def other_name(row: Rollout | Judgment) -> str:
 
 def answer_frame(rollouts: Iterable[Rollout]) -> "pd.DataFrame":
     """One row for each answer without its text: who, how it ended, `characters`, `blank`,
-    `answered_by` (`other_name`), and usage (NaN where unknown).
+    `withheld`, `thoughts` (characters taken off), `answered_by` (`other_name`), and usage (NaN
+    where unknown).
     """
     import pandas as pd
 
@@ -76,9 +77,12 @@ def answer_frame(rollouts: Iterable[Rollout]) -> "pd.DataFrame":
         described = [getattr(rollout, column) for column in _ANSWER_COLUMNS]
         usage = [rollout.usage.get(name) for name in USAGE]
         response = rollout.response
-        described += [len(response), not response.strip(), other_name(rollout)]
+        is_blank = not response.strip()
+        thoughts = (rollout.model_extra or {}).get("thoughts", 0)
+        described += [len(response), is_blank, rollout.withheld, thoughts, other_name(rollout)]
         rows.append((*described, *usage))
-    columns = [*_ANSWER_COLUMNS, "characters", "blank", "answered_by", *USAGE]
+    of_text = ["characters", "blank", "withheld", "thoughts", "answered_by"]
+    columns = [*_ANSWER_COLUMNS, *of_text, *USAGE]
     frame = pd.DataFrame(rows, columns=columns)
     return frame.assign(**plausible_usage(frame[list(USAGE)].astype(float)))
 

@@ -107,10 +107,11 @@ def baseline_of(run: RunData) -> str:
 def differences_table(
     run: RunData, metrics: Sequence[str] = ("SCS", "Exact", "sMOS", "sMUS")
 ) -> "pd.DataFrame":
-    """Each method minus the start on common questions: difference, 95 % interval,
-    questions better and worse, p and corrected p.
+    """Each method minus the start on common questions: difference, 95 % interval, questions better
+    and worse, p and corrected p.
 
-    `metrics` are those of the six; metrics beside the six, which are corrected apart, are all there.
+    `metrics` are those of the six; metrics beside the six, which are corrected apart, are all
+    there.
     """
     import pandas as pd
 

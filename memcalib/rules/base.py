@@ -326,8 +326,9 @@ def _known_mode(mode: str) -> str:
 
 
 class CreditSettings(FrozenSettings):
-    """The settings of credit assignment, the paper's by default where it gives a value: each is right by itself, not
-    yet all of them together. `TrainSettings` (trainer/train_config.py) has them too."""
+    """The settings of credit assignment, the paper's by default where it gives a value: each is
+    right by itself, not yet all of them together. `TrainSettings` (trainer/train_config.py) has
+    them too."""
 
     # how much is moved
     eta: Share | dict[str, Share] = 0.75  # strength, or one per channel name (others 0)
@@ -372,8 +373,8 @@ class CreditSettings(FrozenSettings):
 
 
 class CreditConfig(CreditSettings):
-    """Credit assignment: the paper's settings by default where it gives one. `ValueError` names a field
-    and the value that is not allowed."""
+    """Credit assignment: the paper's settings by default where it gives one. `ValueError` names a
+    field and the value that is not allowed."""
 
     # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of
     # 'gdpo'

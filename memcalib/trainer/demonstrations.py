@@ -681,7 +681,7 @@ class DemonstrationError(RuntimeError):
         counts = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
         extent = f"the first {len(rows)} rows, so the run stopped" if early else f"{len(rows)} rows"
         last = rows[-1]
-        hint = f"; go on with: {command}" if command else ""
+        hint = f"; continue with: {command}" if command else ""
         super().__init__(
             f"no demonstration was accepted in {extent} ({counts}). The last one, "
             f"{last.example_id!r}: {last.detail[:300]}. "

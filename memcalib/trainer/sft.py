@@ -149,8 +149,8 @@ class SftSettings(FrozenSettings):
 
 # %% ../../nbs/trainer/07_sft.ipynb #f2d1d244
 class SftConfig(SftSettings):
-    """Settings of supervised fine-tuning; defaults are what the paper gives for Qwen3-8B (app:training-details).
-    Unknown options raise, naming the value."""
+    """Settings of supervised fine-tuning; defaults are what the paper gives for Qwen3-8B
+    (app:training-details). Unknown options raise, naming the value."""
 
     @model_validator(mode="after")
     def _fits(self) -> "SftConfig":
@@ -401,7 +401,7 @@ class _Trainer(SFTTrainer):
         super().save_model(output_dir, _internal_call)
 
     def create_model_card(self, *args, **kwargs):
-        # overridden: TRL's card says nothing of this training; `memcalib train` writes one of its own
+        # overridden: TRL's card says nothing of this training; `memcalib train` writes another
         pass
 
 # %% ../../nbs/trainer/07_sft.ipynb #5e67a449

@@ -594,7 +594,7 @@ def find_world(name: str) -> RecipeWorld:
 
 
 def policy_folder(name: str) -> Path:
-    """The folder of a policy that ships with the package. Raises `ValueError` naming all of them."""
+    """The folder of a policy that ships with the package; raises `ValueError` naming them all."""
     try:
         folder_of = find_part("policy", name)
     except LookupError as error:

@@ -207,7 +207,7 @@ def test_sources_that_give_no_row(capsys, tmp_path, server, name, content, messa
     code, _, err = run(capsys, "build", file, *folder_options(tmp_path), "--pilot", 2)
     assert code == 1 and message in err and server.stats()["requests"] == 0
     if "accepted" in err:
-        assert "losses.jsonl" in err and f"go on with: memcalib build {file}" in err
+        assert "losses.jsonl" in err and f"continue with: memcalib build {file}" in err
         assert err.strip().endswith("--pilot 2")
         assert (tmp_path / "b" / "losses.jsonl").stat().st_size
 
@@ -262,7 +262,7 @@ def test_few_rows_and_a_reviewer_that_never_approves(tmp_path, server):
     message = r"stage review-1: found every row lost \(\d+ by 'not approved'"
     with pytest.raises(DataError, match=message) as error:
         build_run.pilot(4)
-    assert "go on with: memcalib build own.yaml --pilot 4" in str(error.value)
+    assert "continue with: memcalib build own.yaml --pilot 4" in str(error.value)
 
 
 def test_one_model_is_not_two_reviewers(tmp_path, server):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from memcalib.commands.cli import main
@@ -108,6 +109,24 @@ def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
     requests = server.stats()["requests"]
     code, out, _ = run(capsys, *options(data, server, tmp_path))
     assert code == 0 and server.stats()["requests"] == requests
+
+
+def test_price_and_chance_stand_beside_the_effect_of_memory(capsys, data, server, tmp_path):
+    code, out, err = run(capsys, *options(data, server, tmp_path))
+    assert code == 0, err
+    assert "an answer against one without memory: +" in out and "tokens of the prompt" in out
+    assert "A/A: micro-model, asked again with another seed, differs from itself by" in out
+    prices = pd.read_csv(tmp_path / "run/tables/price-of-memory.csv").iloc[0]
+    answers = list(read_jsonl(tmp_path / "run/rollouts.jsonl", Rollout))
+    for condition, sign in (("full_memory", 1), ("no_memory", -1)):
+        tokens = [a.usage["prompt_tokens"] for a in answers if a.condition == condition]
+        prices["more tokens of the prompt"] -= sign * sum(tokens) / len(tokens)
+    assert prices["more tokens of the prompt"] == pytest.approx(0, abs=1e-6)
+    again = pd.read_csv(tmp_path / "run/tables/a-a.csv").iloc[0]
+    assert again["pairs of seeds"] == 3
+    assert 0 <= again["mean difference"] <= again["largest difference"] <= 100
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Price of memory" in page and "A/A" in page
 
 
 def test_dry_run_asks_nobody_and_writes_nothing(capsys, data, server, tmp_path):
@@ -369,7 +388,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, stop):
         _, err = process.communicate(timeout=60)
         if stop == signal.SIGINT:
             assert process.returncode == 130, err
-            assert "interrupted" in err and "go on with: memcalib evaluate" in err
+            assert "interrupted" in err and "continue with: memcalib evaluate" in err
         process = _start(arguments)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err

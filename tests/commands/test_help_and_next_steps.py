@@ -182,7 +182,8 @@ def test_what_each_verb_prints_can_be_typed(capsys, place):
 
 def test_what_levels_prints_runs_as_it_stands(capsys, place):
     start = (
-        f"memcalib levels log.jsonl --consent 'terms of 2026' --map text=memory --model micro-levels "
+        "memcalib levels log.jsonl --consent 'terms of 2026' --map text=memory "
+        f"--model micro-levels "
         f"--base-url {place} --yes --out runs/levels"
     )
     printed = type_all(capsys, [start])

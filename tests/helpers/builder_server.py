@@ -110,7 +110,7 @@ def fallible(messages: list[dict], requests_so_far: int = 0) -> str:
     if number < 0.2 and turn < 2:
         return json.dumps(reply)[:-1]
     if number < 0.25:
-        reply["remark"] = "none"
+        reply.popitem()
     elif number < 0.4 and task == "screening":
         reply = screening(request, plausibility={"pass": False, "evidence": ""})
     elif number < 0.4 and task == "derivation" and turn == 0:

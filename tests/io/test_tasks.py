@@ -58,8 +58,9 @@ def test_in_turn_an_error_is_the_tasks_own_and_what_stood_before_it_is_done():
 
 
 def test_failed_tasks_keep_their_errors_and_the_advice_comes_last():
-    error = TasksFailed({"a": "disk full", "b": "needs a, which failed"}, "go on with: x")
-    assert str(error).splitlines() == ["a: disk full", "b: needs a, which failed", "go on with: x"]
+    error = TasksFailed({"a": "disk full", "b": "needs a, which failed"}, "continue with: x")
+    lines = ["a: disk full", "b: needs a, which failed", "continue with: x"]
+    assert str(error).splitlines() == lines
     assert error.errors["a"] == "disk full"
 
 

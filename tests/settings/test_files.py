@@ -103,7 +103,8 @@ def test_a_command_that_is_not_known_is_answered_with_the_nearest(capsys):
 def test_a_later_place_wins(tmp_path):
     file = tmp_path / "e.yaml"
     file.write_text(
-        "data: a.jsonl\nmodel: {model: m}\njudge: micro-exact\nsampling: {temperature: 0.1, top_p: 0.2}\n"
+        "data: a.jsonl\nmodel: {model: m}\njudge: micro-exact\n"
+        "sampling: {temperature: 0.1, top_p: 0.2}\n"
     )
     evaluation = load_settings(
         Evaluation,

@@ -418,7 +418,7 @@ def test_all_rejected_names_counts_and_command(server, tmp_path):
     message = str(caught.value)
     assert (
         "6 rows (6 rejected: leak)" in message
-        and "go on with: memcalib demonstrations x.jsonl" in message
+        and "continue with: memcalib demonstrations x.jsonl" in message
     )
     assert EXAMPLES[0].id[:12] in message and str(tmp_path / FILE) in message
     assert clients[1][0].totals.calls == 0  # nobody is paid to read an answer that a rule refuses
@@ -844,7 +844,7 @@ def test_killed_and_resumed_pays_no_call_twice(tmp_path, signal_sent):
         before = read_demonstrations(out)
         assert 5 <= len(before) < 40
         if signal_sent == signal.SIGINT:
-            assert process.returncode == 130 and "go on with: memcalib demonstrations" in errors
+            assert process.returncode == 130 and "continue with: memcalib demonstrations" in errors
             assert len((out / ACCEPTED).read_text().splitlines()) == sum(
                 row.status == "accepted" for row in before
             )

@@ -254,7 +254,8 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("methods.gdpo={prompts: 3, generations: 3}", "9 answers"),
         (
             "judge=human",
-            "judge: found 'human'; allowed are micro-exact, micro-english, package.module:name, or an endpoint",
+            "judge: found 'human'; allowed are micro-exact, micro-english, package.module:name, "
+            "or an endpoint",
         ),
         ("train={1: 2}", "train: found 1 as the name of an option; allowed are texts: prompts"),
         ("sft={1: 2}", "sft: found 1 as the name of an option; allowed are texts: lora_rank"),

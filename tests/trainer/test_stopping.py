@@ -292,7 +292,7 @@ def test_told_to_stop_anywhere_and_gone_on_bit_for_bit(
     assert error.value.exit_code == 128 + number
     assert newest_checkpoint(tmp_path) == folder
     name = signal.Signals(number).name
-    advice = "go on with resume=True, or with --resume on the command line"
+    advice = "continue with resume=True, or with --resume on the command line"
     assert str(error.value) == (
         f"{name}: the run was stopped by a signal. Everything so far is saved in {folder}: {advice}"
     )

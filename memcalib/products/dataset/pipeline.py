@@ -169,7 +169,7 @@ class NoRowLeft(DataError):
     def __str__(self) -> str:
         return (
             f"{super().__str__()}\n"
-            f"Every loss is in {self.file}. When the cause is mended, go on with: {self.command}"
+            f"Every loss is in {self.file}. When this is fixed, continue with: {self.command}"
         )
 
 

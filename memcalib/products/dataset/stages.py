@@ -31,6 +31,7 @@ from memcalib.inference.client import (
     escaped,
     json_format,
     read_form,
+    withheld_text,
     to_data,
 )
 from ...io.jsonl import Journal
@@ -187,7 +188,8 @@ def system_text(prompt: str, form: type[Form], language: str = "", numbers: str 
     it is not English, numbers in the place of those that the prompt names, and the schema.
 
     `prompt` is the name of a shipped prompt or the path of a text file, `language` an English name
-    ("German"; empty: English), `numbers` words such as "two to twenty atoms". Raises `ValueError` for a prompt that is neither.
+    ("German"; empty: English), `numbers` words such as "two to twenty atoms". Raises `ValueError`
+    for a prompt that is neither.
     """
     paragraphs = [load_build_prompt(prompt), load_build_prompt("parts/reply-1")]
     if language:
@@ -401,6 +403,9 @@ async def _settled_reply(
         )
         _count_call(spent, answer)
         form, complaints = read_form(answer.text, stage.reply, answer.finish_reason)
+        withheld = withheld_text(answer.usage)
+        if withheld:
+            return None, [Fault("", INVALID, withheld)]  # a repair would go the same way
         unreadable = [Fault(item_id, INVALID, complaint) for item_id, complaint in complaints]
         if form is not None:
             if not _needs_whole_reply(stage, reply, faults):
@@ -562,8 +567,8 @@ class StageError(RuntimeError):
         super().__init__(
             f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for one "
             f"reason, {self.reason}. The last one, {drops[-1].id}: "
-            f"{printable(drops[-1].detail[:300])}. What is done is in {path}. When the cause is "
-            f"mended, go on with: {command}"
+            f"{printable(drops[-1].detail[:300])}. What is done is in {path}. When this is "
+            f"fixed, continue with: {command}"
         )
 
 # %% ../../../nbs/products/dataset/04_stages.ipynb #bf0cae1b

@@ -867,7 +867,8 @@ def corrected_score(
     `atoms` has a row for each judged atom: response, question_id, ideal and judged rank. `exam` are
     the counts of the same judge's exam. The corrected value is NaN where the judge's confusion
     cannot be inverted, its bounds where more than one resample in twenty cannot, and both for a
-    metric without values of atoms. Both metrics weigh each scored response alike. Raises `ValueError` when no response is scored.
+    metric without values of atoms. Both metrics weigh each scored response alike. Raises
+    `ValueError` when no response is scored.
     """
     import pandas as pd
 

@@ -105,8 +105,8 @@ def paired_difference(
 def rank_judges(
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]], resamples: int = 2000, seed: int = 0
 ) -> "pd.DataFrame":
-    """Judges in order, best first: percent of pairs right with 95 % bounds, and the places that each
-    may have (`best`, `worst`).
+    """Judges in order, best first: percent of pairs right with 95 % bounds, and the places that
+    each may have (`best`, `worst`).
 
     `outcomes` are those of `rank_numbers` by judge. A judge is surely better than another where the
     interval of their paired difference lies above 0.
@@ -288,8 +288,9 @@ def help_line(help_of_rubric: Mapping[str, Any] | None) -> str:
     if not help_of_rubric:
         return "How much the rubric helps: not measured, since no pair was read both ways."
     line = (
-        f"Of {help_of_rubric['pairs']} hard pairs read both ways {help_of_rubric['with_rubric']:.1f} "
-        f"% are right with ideal levels and rubrics, {help_of_rubric['blind']:.1f} % without"
+        f"Of {help_of_rubric['pairs']} hard pairs read both ways "
+        f"{help_of_rubric['with_rubric']:.1f} % are right with ideal levels and "
+        f"rubrics, {help_of_rubric['blind']:.1f} % without"
     )
     if help_of_rubric["low"] is None:
         return f"{line}."

@@ -20,9 +20,11 @@ from ..shared.words import words
 MISUSE_FIELDS = ("under_use", "over_use", "failure_direction")
 SHARED_WORDS = 2  # so many words of a misuse in an answer make a leak
 _MENTIONS = re.compile(
-    r"(?<!not )(?<!no )(?<!no se )\b(?:mention(?:ed|s)?|noted|cited|quoted|acknowledged|stated|an? (?:side )?(?:note|remark|aside|"
-    r"footnote|caution|mention)|(?:closing|passing|last|mere|final) (?:note|remark)|in passing|aside|"
-    r"one (?:line|bullet|clause|sentence)|(?:is|are|only|merely) named|erwähnt|genannt|am Rand|eine Zeile|"
+    r"(?<!not )(?<!no )(?<!no se )\b(?:mention(?:ed|s)?|noted|cited|quoted|acknowledged|stated|"
+    r"an? (?:side )?(?:note|remark|aside|footnote|caution|mention)|"
+    r"(?:closing|passing|last|mere|final) (?:note|remark)|in passing|aside|"
+    r"one (?:line|bullet|clause|sentence)|(?:is|are|only|merely) named|"
+    r"erwähnt|genannt|am Rand|eine Zeile|"
     r"(?:se )?(?:menciona|cita|nombra|comenta)n?|comentario|una nota|mencionad[oa]s?|citad[oa]s?|"
     r"uma nota|évoquée?s?|mentionnée?s?|remarque)\b|提到|提一句|补充一句|一句|挨拶程度|一言",
     re.IGNORECASE,

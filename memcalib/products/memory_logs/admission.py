@@ -59,9 +59,8 @@ def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
             "no consent",
             "nothing",
             (
-                "rows whose users agreed; an agreement that covers the others is named in "
-                "`consent` (memcalib evaluate --log: --consent NAME; memcalib build: --set "
-                'memory.consent=NAME; Python: log={"consent": NAME})'
+                "rows whose users agreed, or the name of an agreement: --consent NAME (evaluate), "
+                '--set memory.consent=NAME (build), log={"consent": NAME} (Python)'
             ),
         )
     best_memories = row.memories[: config.memories]

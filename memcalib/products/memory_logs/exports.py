@@ -118,16 +118,42 @@ def value_text(value: object) -> str:
     return "; ".join(named_fields)
 
 # %% ../../../nbs/products/memory_logs/04_exports.ipynb #bad8012a
+_MONTHS = (
+    "January February March April May June July August September October November December"
+).split()
+_MONTH_NAMES = {name[:n].lower(): i for i, name in enumerate(_MONTHS, 1) for n in (3, len(name))}
+_CLOCK = r"\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]m)?"
+_SPELLED_DAY = re.compile(  # as LoCoMo and LongMemEval write it, and with the month in letters
+    rf"(?:{_CLOCK} on )?"
+    r"(?:(?P<year>\d{4})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?: \([A-Z][a-z]{2}\))?"
+    r"|(?P<day_first>\d{1,2}) (?P<name_second>[A-Za-z]{3,9}),? (?P<year_third>\d{4})"
+    r"|(?P<name_first>[A-Za-z]{3,9}) (?P<day_second>\d{1,2}),? (?P<year_last>\d{4}))"
+    rf"(?:,? {_CLOCK})?",
+    re.I,
+)
+
+
+def _spelled_day(match: re.Match[str]) -> str:
+    """The day of a match of `_SPELLED_DAY`; raises `ValueError` for a month or day that is none."""
+    found = match.groupdict()
+    year = found["year"] or found["year_third"] or found["year_last"]
+    name = found["name_second"] or found["name_first"]
+    month = int(found["month"]) if found["month"] else _MONTH_NAMES.get(name.lower(), 0)
+    day = found["day"] or found["day_first"] or found["day_second"]
+    return str(datetime(int(year), month, int(day)).date())
+
+
 def day_of(time: object) -> str:
-    """The day of a time in ISO 8601 or of a Unix time in seconds or finer, as YYYY-MM-DD; "" for
-    None. Raises `ValueError` for anything else.
+    """The day of a time in ISO 8601, with the month in letters (8 May, 2023), or of a Unix time in
+    seconds or finer, as YYYY-MM-DD; "" for None. Raises `ValueError` for anything else.
     """
     if time is None or time != time:  # NaN is no time
         return ""
     if isinstance(time, str) and re.fullmatch(r"\d{9,19}(?:\.\d+)?", time):
         time = float(time)
     if isinstance(time, str):
-        return str(datetime.fromisoformat(time).date())
+        spelled = _SPELLED_DAY.fullmatch(time.strip())
+        return _spelled_day(spelled) if spelled else str(datetime.fromisoformat(time).date())
     if isinstance(time, bool) or not isinstance(time, int | float) or not 1e8 <= time < 1e20:
         raise ValueError(
             f"found {type(time).__name__}; allowed are ISO 8601 and Unix times from 1973 on"
@@ -464,6 +490,9 @@ def _memories_of_object(answer: dict) -> list | None:
         memories = find_memories(answer.get(name))
         if memories is not None:
             break
+    entities = answer.get("entities")
+    if isinstance(entities, list) and entities and all(map(_is_entity, entities)):
+        memories = [*(memories or []), *entities]
     for name in GRAPH_LISTS:
         if isinstance(answer.get(name), list):
             memories = [*(memories or []), *answer[name]]

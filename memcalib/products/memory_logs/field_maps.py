@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'GOLD_FIELDS', 'MISSING', 'read_map', 'value_at', 'places_of', 'rival_answers',
-           'guess_fields', 'FieldNames', 'understood', 'is_mapped', 'counted', 'grouped_losses', 'LogReading',
+           'guess_fields', 'FieldNames', 'understood', 'mapped_places', 'counted', 'grouped_losses', 'LogReading',
            'start_reading', 'stream_rows', 'read_all', 'rows_text']
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #b0b2a86e
@@ -215,7 +215,10 @@ def _is_text(value: object) -> bool:
 
 _FITS: dict[str, Callable[[object], bool]] = {
     "query": _is_text,
-    "memories": lambda value: isinstance(value, list | Mapping) and bool(_memory_items(value)),
+    "memories": lambda value: (
+        (isinstance(value, list | Mapping) or _structure(value) is not None)
+        and bool(_memory_items(value))
+    ),
     "candidates": lambda value: candidate_items({"candidates": value}) is not None,
     "answer": lambda value: _is_text(_answer_text(value)),
     "turns": lambda value: isinstance(value, list) or bool(_structure(value)),
@@ -456,7 +459,7 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     Raises `DataError` for a place of the map that none of them has, naming those that are there,
     and `FileNotFoundError`.
     """
-    reading = LogContext(mapped=is_mapped(given))
+    reading = LogContext(mapped=mapped_places(given))
     found = [row for row in islice(found_rows(source, reading), 100) if isinstance(row, FoundRow)]
     rows = [row.fields for row in found if row.format == "rows" and isinstance(row.fields, Mapping)]
     items: list[object] = []
@@ -481,9 +484,10 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     return names
 
 
-def is_mapped(given: Mapping[str, str]) -> bool:
-    """Whether a map says what a row is, so that every record is one."""
-    return not given.keys().isdisjoint(("query", "memories"))
+def mapped_places(given: Mapping[str, str]) -> tuple[str, ...]:
+    """Where a map says that query and memories stand, so that every record is a row; none without
+    them."""
+    return tuple(given[name] for name in ("query", "memories") if name in given)
 
 
 def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str, str]:
@@ -721,7 +725,7 @@ def start_reading(source: LogSource, given: Mapping[str, str] = {}) -> LogReadin
     """A reading of a log of which nothing is read but the names of its fields; raises as
     `understood` does."""
     names = understood(source, given)
-    return LogReading(source_name(source), names, source=LogContext(mapped=is_mapped(given)))
+    return LogReading(source_name(source), names, source=LogContext(mapped=mapped_places(given)))
 
 
 def stream_rows(

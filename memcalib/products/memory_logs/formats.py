@@ -84,7 +84,8 @@ class LogContext:
     account: Account = field(default_factory=Account)
     standing: list = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)  # format -> records
-    mapped: bool = False  # whether a map says where query or memories stand: then all are rows
+    # where a map says that query or memories stand: then all records are rows
+    mapped: tuple[str, ...] = ()
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -177,19 +178,25 @@ _MESSAGE_LISTS = (
     "dialog",
     "chat",
     "items",
+    "input",
 )
+_AROUND_MESSAGES = ("request", "values", "channel_values", "thread", "chat")
 _QUERY_FIELDS = ("query", "question", "prompt", "user_message", "user_input", "user_query")
 
 
 def _message_list(record: Mapping[str, Any]) -> list | None:
-    """The messages of a record: a list under a usual name, or in a `request`; None for none."""
+    """The messages of a record: a list under a usual name, also in a `request` or in the state of a
+    thread; None for none."""
     for name in _MESSAGE_LISTS:
         value = record.get(name)
         value = structure_in(value) if isinstance(value, str) else value
         if isinstance(value, list) and any(is_message(item) for item in value):
             return value
-    request = record.get("request")
-    return _message_list(request) if isinstance(request, Mapping) else None
+    for name in _AROUND_MESSAGES:
+        inner = _message_list(record[name]) if isinstance(record.get(name), Mapping) else None
+        if inner is not None:
+            return inner
+    return None
 
 
 def is_conversation(record: object) -> bool:
@@ -202,6 +209,7 @@ def is_conversation(record: object) -> bool:
 def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     request = record.get("request")
     inner = request if isinstance(request, Mapping) else record
+    talk_only = [name for name in record if name in (*_MESSAGE_LISTS, *_AROUND_MESSAGES)]
     messages = [
         read_message(raw) if isinstance(raw, Mapping) else _no_message()
         for raw in _message_list(record) or []
@@ -212,9 +220,7 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     for name in ("response", "completion", "output"):
         if name in record:
             messages += messages_in(record[name])
-    beside = {
-        name: value for name, value in record.items() if name not in (*_MESSAGE_LISTS, "response")
-    }
+    beside = {name: value for name, value in record.items() if name not in (*talk_only, "response")}
     standing = [*source.standing, *(find_memories(beside) or _retrieved(beside) or [])]
     fields = _copied(record)
     yield from conversation_rows(messages, source.account, _name_of(record, line), fields, standing)
@@ -512,6 +518,7 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
         texts += projects.values() if isinstance(projects, Mapping) else []
         for text in texts:
             if isinstance(text, str):
+                text = re.sub(r"(?m)^\*\*([^*\n]+)\*\*:?\s*$", r"# \1", text)  # its headings
                 entries = [entry for _, entry in note_entries(text)]
                 source.standing += [{"text": entry} for entry in entries]
         source.account.use("record")
@@ -761,7 +768,20 @@ def is_question_list(record: dict) -> bool:
 
 
 def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
-    if not source.standing:
+    context = str(record.get("shared_context_id") or "")
+    end = record.get("end_index_in_shared_context")
+    end = int(float(end)) if str(end).replace(".", "", 1).isdigit() else None
+    standing = []
+    for item in source.standing:
+        is_other = isinstance(item, dict) and item.get("context") not in (None, context)
+        is_later = isinstance(item, dict) and end is not None and item.get("place", 0) >= end
+        if is_other or is_later:
+            continue
+        if isinstance(item, dict) and item.get("speaker") == "assistant":
+            source.account.remark("turns of the assistant in the contexts, which are no memories")
+        else:
+            standing.append(item)
+    if not standing:
         return
     if record.get("correct_answer") is not None:
         source.account.remark(_GOLD)
@@ -770,7 +790,7 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         record.get("user_question_or_message") or record.get("user_query") or record.get("question")
     )
     row = {"id": record.get("question_id") or f"line-{line}", "query": query, "answer": answer}
-    row["memories"] = list(source.standing)
+    row["memories"] = standing
     row["group"] = str(record.get("shared_context_id") or record.get("persona_id") or "")
     yield row
 
@@ -1109,16 +1129,34 @@ def _looks_like_row(record: Mapping[str, Any]) -> bool:
     return not record.keys().isdisjoint((*_QUERY_FIELDS, "input", "user_query", "inputs"))
 
 
-def _unwrapped(record: dict) -> list[dict] | None:
-    """The records inside one that an interface or a table put around them; None for any other."""
+def _unwrapped(record: dict, places: Sequence[str] = ()) -> list[dict] | None:
+    """The records inside one that an interface or a table put around them; None for any other.
+
+    Where a map names `places`, these are the objects of a list that have one of them.
+    """
+    names = [place.partition(".")[0] for place in places]
+    if names and record.keys().isdisjoint(names):
+        for inner in record.values():
+            if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
+                if not inner[0].keys().isdisjoint(names):
+                    return inner
     if _looks_like_row(record) or len(record) > 12:
         return None
+    pages = [value for value in record.values() if isinstance(value, dict)]
+    if pages and len(pages) == len(record) and all(map(_is_page, pages)):
+        return [item for page in pages for item in page["data"]]
     for name in _ENVELOPES:
         inner = record.get(name)
         if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
             if _looks_like_row(inner[0]) or format_of(inner[0]).name not in ("rows", "memories"):
                 return inner
     return None
+
+
+def _is_page(value: dict) -> bool:
+    """Whether an object is a list as OpenAI's interface returns it."""
+    data = value.get("data")
+    return value.get("object") == "list" and isinstance(data, list) and only_dicts(data) == data
 
 
 def _columns(record: dict) -> list[dict] | None:
@@ -1132,8 +1170,11 @@ def _columns(record: dict) -> list[dict] | None:
     return [{name: column[key] for name, column in record.items()} for key in keys]
 
 
-def _raw_records(source: LogSource, account: Account) -> Iterator[tuple[int, object]]:
-    """(line, record or `Violation`) of a source, each counted in the account."""
+def _raw_records(
+    source: LogSource, account: Account, places: Sequence[str] = ()
+) -> Iterator[tuple[int, object]]:
+    """(line, record or `Violation`) of a source, each counted in the account; `places` are those
+    that a map names."""
     if isinstance(source, str | Path):
         values: Iterable[tuple[int, object]] = _file_records(Path(source), source)
     else:
@@ -1141,7 +1182,9 @@ def _raw_records(source: LogSource, account: Account) -> Iterator[tuple[int, obj
     for line, value in values:
         if isinstance(value, Mapping) and not isinstance(value, dict):
             value = dict(value)
-        inner = (_unwrapped(value) or _columns(value)) if isinstance(value, dict) else None
+        inner = None
+        if isinstance(value, dict):
+            inner = _unwrapped(value, places) or _columns(value)
         if inner is None:
             account.find("record")
             yield line, value
@@ -1171,7 +1214,7 @@ def found_rows(
     account = reading.account
 
     def labelled() -> Iterator[tuple[Format | None, tuple[int, Any]]]:
-        for line, record in _raw_records(source, account):
+        for line, record in _raw_records(source, account, reading.mapped):
             if isinstance(record, dict):
                 form = FORMATS[-1] if reading.mapped else format_of(record)
                 reading.seen[form.name] += 1
@@ -1251,6 +1294,9 @@ def _store_items(record: object) -> list:
         return [
             memory for agent in letta_agents(record) or [] for memory in _core_memory(agent, record)
         ]
+    contexts = _shared_contexts(record)
+    if contexts:
+        return contexts
     if not record.keys().isdisjoint(("conversations_memory", "project_memories")):
         reading = LogContext()
         list(_claude_memories([(1, record)], reading))
@@ -1264,6 +1310,22 @@ def _store_items(record: object) -> list:
         graph = [record.get(name) for name in ("entities", "blocks", "memory", "memories")]
         found = [item for items in graph for item in (items if isinstance(items, list) else [])]
     return [item for item in found or [] if shape_of(item)]
+
+
+def _shared_contexts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns of PersonaMem's contexts, each with its context and its place in it; none where a
+    record holds anything but lists of messages under ids of its own."""
+    if not record or not record.keys().isdisjoint((*_MESSAGE_LISTS, *ANSWER_FIELDS)):
+        return []
+    turns = []
+    for name, messages in record.items():
+        if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
+            return []
+        for place, message in enumerate(map(read_message, messages)):
+            if message.text.strip():
+                turn = {"text": message.text, "context": str(name), "place": place}
+                turns.append({**turn, "speaker": message.role})
+    return turns
 
 
 def join_store(record: object, store: Store) -> object:

@@ -32,6 +32,7 @@ from memcalib.inference.client import (
     strict_json,
     to_data,
     unwrapped,
+    withheld_text,
 )
 from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
@@ -159,8 +160,8 @@ def level_reading(text: str, example: Example, finish_reason: str = "stop") -> L
 
 
 def read_levels(text: str, example: Example) -> dict[str, _ProposedLevel]:
-    """The proposals of a reply by atom id; of a reply that cannot be read none, and of a memory that
-    comes twice or is not the example's neither.
+    """The proposals of a reply by atom id; of a reply that cannot be read none, and of a memory
+    that comes twice or is not the example's neither.
     """
     return level_reading(text, example).levels
 
@@ -216,12 +217,10 @@ def propose_levels(
                 temperature=0.0,
                 max_tokens=16384,
             )
-            reading = level_reading(reply.text, examples[number], reply.finish_reason)
-            thought = reply.usage.get("reasoning_characters")
-            if thought and not reply.text.strip():
-                fault = f"the server sent {thought:,.0f} characters as reasoning and no answer"
-                return LevelReading({}, fault)
-            return reading
+            withheld = withheld_text(reply.usage)
+            if withheld:
+                return LevelReading({}, withheld)
+            return level_reading(reply.text, examples[number], reply.finish_reason)
 
         calls = list(product(range(len(examples)), (False, True)))
         async with client, aclosing(run_many(calls, ask, endpoint.concurrency)) as finished:
@@ -507,8 +506,8 @@ class LevelsFile:
             faults = Counter(self.proposals[item].first_fault for item in without)
             reasons = "; ".join(f"{fault or 'no reply'}: {n:,}" for fault, n in faults.items())
             lines.append(
-                f"{len(without):,} memories got no level in either pass, and their questions are not "
-                f"scored ({reasons})."
+                f"{len(without):,} memories got no level in either pass, and their questions are "
+                f"not scored ({reasons})."
             )
         disagreeing = len(open_items) - len(without)
         if disagreeing:

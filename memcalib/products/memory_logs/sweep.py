@@ -21,9 +21,11 @@ from ...inference.endpoint import estimate_tokens
 from ...inference.rollout import find_prompt_template
 from ...io.settings import FrozenSettings
 from ...metrics import metrics_among, response_frame, score
+from .memory_use import same_subject
 from memcalib.problem import (
     PROMPT_TEMPLATES,
     AtomJudgment,
+    Block,
     Example,
     Judgment,
     Level,
@@ -57,6 +59,7 @@ class PromptSetting(FrozenSettings):
 
     top_k: int | None = Field(default=None, ge=0)  # the first so many
     threshold: float | None = None  # of this score or better
+    stale_only: bool = False  # those alone beside which a newer memory on their subject stands
     framing: Framing = "advice"
     role: MemoryRole = "user"  # in which message the memories stand
     times: bool = True  # shown where they are known
@@ -71,6 +74,8 @@ class PromptSetting(FrozenSettings):
         if self.threshold is not None:
             words.append(f"score {self.threshold:g}")
         words = words or ["as in the log"]
+        if self.stale_only:
+            words.append("stale only")
         words.append(self.framing)
         if self.role == "system":
             words.append("system")
@@ -91,6 +96,7 @@ class SweepGrid(FrozenSettings):
     roles: tuple[MemoryRole, ...] = ("user",)
     times: tuple[bool, ...] = ()
     scores: tuple[bool, ...] = ()
+    stale_only: bool = False  # today's setting with stale memories alone, to see their pull
     full: bool = False  # every combination, not one knob at a time
 
     @model_validator(mode="after")
@@ -130,6 +136,8 @@ class SweepGrid(FrozenSettings):
         else:
             settings += [today.model_copy(update=choice) for choice in chosen]
             settings += [today.model_copy(update=words) for words in worded]
+        if self.stale_only:
+            settings.append(today.model_copy(update={"stale_only": True}))
         return list({setting.name: setting for setting in settings}.values())
 
 # %% ../../../nbs/products/memory_logs/14_sweep.ipynb #915cba9b
@@ -139,6 +147,17 @@ def _is_in_prompt(example: Example, block_id: str) -> bool:
         if block.parent_memory_id == block_id:
             return (block.model_extra or {}).get("in_prompt") is not False
     return False
+
+
+def _has_newer(block: Block, others: Iterable[Block]) -> bool:
+    """Whether a newer memory on the same subject stands among others."""
+    return any(
+        bool(block.time)
+        and bool(other.time)
+        and other.time > block.time
+        and same_subject(block.memory_text, other.memory_text)
+        for other in others
+    )
 
 
 def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = False) -> list[str]:
@@ -164,6 +183,8 @@ def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = F
         blocks = kept
     if setting.top_k is not None:
         blocks = blocks[: setting.top_k]
+    if setting.stale_only:
+        blocks = [block for block in blocks if _has_newer(block, example.blocks)]
     return [block.parent_memory_id for block in blocks]
 
 
@@ -336,9 +357,12 @@ class Recommendation:
 
 
 def recommend(table: "pd.DataFrame") -> Recommendation:
-    """What a `sweep_table` recommends; of settings with equal SCS the one with fewer tokens."""
+    """What a `sweep_table` recommends; of settings with equal SCS the one with fewer tokens. Stale
+    memories alone are no setting for use, and are not recommended.
+    """
     today = table.iloc[0]
-    ranked = table.sort_values(["SCS", "tokens"], ascending=[False, True], kind="stable")
+    for_use = table[~table["setting"].str.contains("stale only")]
+    ranked = for_use.sort_values(["SCS", "tokens"], ascending=[False, True], kind="stable")
     best = ranked.iloc[0]
     name = str(best["setting"])
     numbers = f"SCS {best['SCS']:.1f} at {best['tokens']:,.0f} tokens a prompt"

@@ -16,6 +16,7 @@ from .account import Account
 from .exports import find_memories, shape_of
 from .files import structure_in
 from memcalib.products.memory_logs.messages import (
+    ITEMS,
     Message,
     conversation_rows,
     is_memory_search,
@@ -84,9 +85,11 @@ def messages_in(value: object) -> list[Message]:
         elif isinstance(item, Mapping):
             inner = item.get("message")
             message = inner if isinstance(inner, Mapping) else item
-            if is_message(message):
+            if is_message(message) or message.get("type") in ITEMS:
                 messages.append(read_message(message))
-    return messages
+            else:
+                messages.append(Message("", reason="in no form that is known (a role and content)"))
+    return messages if any(message.role or message.calls for message in messages) else []
 
 
 def _system(value: object) -> Message:

@@ -719,7 +719,7 @@ def reproduce_experiments(
     failed: TasksFailed | None = None
     try:
         run.plan.write_rows()
-        hint = f"what was made stays; go on with: {shlex.join(advice)}"
+        hint = f"what was made stays; continue with: {shlex.join(advice)}"
         run_jobs(run.jobs, targets, run.profile.processes, advice=hint)
     except TasksFailed as error:
         failed = error

@@ -245,7 +245,8 @@ _ALL_DEFAULTS = re.compile(
 )
 _CALLED_BY_NAME = ("method", "training", "judging", "evaluation")  # topics of which names are rare
 _DENIES = re.compile(
-    r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
+    r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's"
+    r"|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
     r"|\bpublished (?:code|recipe)|\bnot (?:what|published)|\bunpublished\b|\bdepart"
 )
 

@@ -19,7 +19,7 @@ from ...io.settings import package_data
 from ...io.tasks import Task, TasksFailed, run_tasks
 from .jobs import Job, Jobs, alone, run_job
 from .plan import PYTHON, STEP, Plan
-from .plan_rows import assemble_run, planned_results
+from .plan_rows import ResultRow, assemble_run, planned_results
 from .profiles import Model, Profile, load_profile
 from ...settings.files import Bar
 
@@ -78,7 +78,7 @@ def run_in_processes(jobs: Jobs, processes: int, say: Callable[[str], None] = pr
         tasks.sort(key=lambda task: -task.seconds)
         errors = run_tasks(tasks, processes, say) if tasks else {}
     if errors:
-        raise TasksFailed(errors, "what was made stays; the same command goes on from there")
+        raise TasksFailed(errors, "what was made stays; run the same command again to continue")
 
 
 def _task(jobs: Jobs, job: Job, names: Sequence[str]) -> Task:
@@ -122,6 +122,12 @@ def quick_plan(out: str | Path, profile: Profile) -> Plan:
     return Plan(profile, out)
 
 
+def _finished_rows(rows: Sequence[ResultRow], jobs: Jobs) -> list[ResultRow]:
+    """The rows of which every job is done."""
+    unfinished = {jobs.root / name for name in jobs.to_do()}
+    return [row for row in rows if not unfinished & set(row.folders.values())]
+
+
 def run_quickstart(
     out: str | Path,
     profile: str | Path = "quickstart",
@@ -132,9 +138,10 @@ def run_quickstart(
     """Run a profile of one model, its jobs beside each other, write tables, figures and
     report.html, print the table; returns the path of the report.
 
-    A run that was stopped goes on, a finished one is only assembled again. Raises `ValueError` for
-    a bad profile, or a folder that holds a run of other settings, and `TasksFailed` with the error
-    of each job that failed.
+    The report is written as soon as the first training is measured, and again after each of the
+    others. A run that was stopped continues, a finished one is only assembled again. Raises
+    `ValueError` for a bad profile, or a folder that holds a run of other settings, and
+    `TasksFailed` with the error of each job that failed.
     """
     from memcalib.report.run_data import load_run
     from memcalib.report.tables import results_text
@@ -149,13 +156,30 @@ def run_quickstart(
         loaded = _starts_made(loaded, folder.path)
     plan = quick_plan(out, loaded)
     plan.write_rows()
-    run_in_processes(plan.jobs(), loaded.processes)
-    assemble_run(folder.path, planned_results(folder.path, "main_results"), folder.path)
+    rows = planned_results(folder.path, "main_results")
     parameters["profile"] = Path(profile).stem
     seeds = {"train": loaded.train_seeds, "eval": loaded.eval_seeds}
+
     judge = find_part("judge", "micro-exact").name
-    folder.write_manifest(["examples.jsonl"], seeds, judge, config=parameters)
-    report = write_report(folder.path)
+
+    def report_of(finished: Sequence[ResultRow]) -> Path:
+        assemble_run(folder.path, finished, folder.path)
+        folder.write_manifest(["examples.jsonl"], seeds, judge, config=parameters)
+        return write_report(folder.path)
+
+    jobs = plan.jobs()
+    reported = {row.row for row in _finished_rows(rows, jobs) if row.seed is not None}
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        finished = _finished_rows(rows, jobs) if ": done" in line else []
+        trained = {row.row for row in finished if row.seed is not None}
+        if trained - reported and len(finished) < len(rows):
+            reported.update(trained)
+            print(f"Report so far: {report_of(finished)}", flush=True)
+
+    run_in_processes(jobs, loaded.processes, say)
+    report = report_of(rows)
     print(results_text(load_run(folder.path)))
     print(
         "A demonstration on a synthetic world: the order of the methods is what this run measured."

@@ -47,9 +47,10 @@ _NEGATIVE = re.compile(
 _THOUSANDS_SEPARATOR = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
-def short_stems(text: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def short_stems(text: str) -> tuple[str, ...]:
     """The content words of a text, each cut to its first five letters."""
-    return [word[:5] if word.isalpha() else word for word in content_words(text)]
+    return tuple(word[:5] if word.isalpha() else word for word in content_words(text))
 
 
 @lru_cache(1 << 16)

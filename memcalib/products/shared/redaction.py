@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Span', 'EMAIL', 'URL_LOGIN', 'URL_QUERY', 'WEBHOOK', 'HANDLE', 'CARD', 'IBAN', 'IP', 'PHONE', 'SAID_PHONE', 'KEY',
            'BEARER', 'RANDOM', 'PASSWORD', 'SAID_PASSWORD', 'CODE', 'Forms', 'RULES', 'EDITION', 'NEVER_LOOKED_FOR',
-           'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'only_with', 'as_seen',
-           'Redaction', 'redact_row', 'is_decorator', 'without_dates', 'between_dates', 'scan_rule', 'is_card',
-           'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones', 'figure_words', 'turns',
-           'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms', 'common_words', 'spelling',
-           'name_stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
+           'compact', 'RedactionRule', 'value_span', 'pattern_rule', 'unless', 'joined', 'only_with', 'shortest_parts',
+           'as_seen', 'Redaction', 'redact_row', 'is_decorator', 'has_number', 'without_dates', 'between_dates',
+           'scan_rule', 'is_card', 'is_account', 'nobodys_ip', 'is_phone', 'is_counted', 'national_phones',
+           'figure_words', 'turns', 'is_encoded', 'is_random', 'secret_kind', 'is_secret_value', 'name_forms',
+           'common_words', 'spelling', 'name_stems', 'name_rule', 'Redactor', 'own_rule', 'load_redactor']
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #28bd6000
 import base64
@@ -60,6 +60,13 @@ class RedactionRule:
     again: bool = True  # whether its finds are looked for in the whole row
     numbered: bool = True  # whether its placeholders count
     seeks: str = ""  # what it looks for, in words
+    needed: Callable[[str], object] = bool  # a quick test of what every find needs
+
+    def spans(self, text: str) -> list[Span]:
+        """Where it finds something, in order; of several that begin together the longest first."""
+        if not self.needed(text):
+            return []
+        return sorted(self.find(text), key=lambda span: (span[0], -span[1]))
 
 
 def value_span(match: Any) -> Span:
@@ -116,7 +123,35 @@ def only_with(rule: RedactionRule, needed: Callable[[str], object]) -> Redaction
     """The rule, applied to texts alone that have what every find of it needs: a quick test that
     spares most texts a slow search, and changes nothing that is found.
     """
-    return replace(rule, find=lambda text: rule.find(text) if needed(text) else ())
+    return replace(rule, needed=needed)
+
+
+@lru_cache(maxsize=64)
+def _lowered(text: str) -> str:
+    return text.lower()
+
+
+def _with_any(*parts: str) -> Callable[[str], bool]:
+    """A quick test for texts that have one of these parts, in either case; what is not ASCII
+    passes, since case is less simple there."""
+    lowered_parts = shortest_parts(part.lower() for part in parts if part.isascii())
+
+    def needed(text: str) -> bool:
+        if not text.isascii():
+            return True
+        return any(map(_lowered(text).__contains__, lowered_parts))
+
+    return needed
+
+
+def shortest_parts(words: Iterable[str]) -> tuple[str, ...]:
+    """The words in which no other one of them occurs: a text with any of the words has one of
+    these."""
+    kept: list[str] = []
+    for word in sorted(set(words), key=lambda word: (len(word), word)):
+        if not any(shorter in word for shorter in kept):
+            kept.append(word)
+    return tuple(kept)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
@@ -159,6 +194,7 @@ _SCRIPT_BORDER = re.compile(
 )
 
 
+@lru_cache(maxsize=64)
 def as_seen(text: str) -> tuple[str, Sequence[int]]:
     """The text as it looks, in plain characters, and the place in the text of each of them.
 
@@ -197,6 +233,13 @@ class Redaction:
     values: Counter[str] = field(default_factory=Counter)
 
 
+@lru_cache(maxsize=64)
+def _marks_of(labels: tuple[tuple[str, bool], ...]) -> re.Pattern[str]:
+    """What finds the placeholders of rules with these labels, numbered or not."""
+    patterns = sorted({re.escape(label) + r" \d+" * is_numbered for label, is_numbered in labels})
+    return re.compile(rf"(\[(?:{'|'.join(patterns)})\])")
+
+
 class _Row:
     """The placeholders of one row: which value has which number, and which values to look for
     everywhere.
@@ -211,11 +254,11 @@ class _Row:
         self.numbers = {}
         self.replaced_values: dict[str, RedactionRule] = {}
         self.last = Counter()
-        labels = sorted({re.escape(rule.label) + r" \d+" * rule.numbered for rule in rules})
-        self.marks = re.compile(rf"(\[(?:{'|'.join(labels)})\])")
+        self.marks = _marks_of(tuple((rule.label, rule.numbered) for rule in rules))
         for text in texts:
-            for mark in self.marks.findall(text):
-                self._count_on_from(mark)
+            if "[" in text:
+                for mark in self.marks.findall(text):
+                    self._count_on_from(mark)
 
     def _count_on_from(self, mark: str) -> None:
         """New placeholders have higher numbers than those that a text came with."""
@@ -233,7 +276,7 @@ class _Row:
             self.replaced_values.setdefault(value, rule)
         return f"[{rule.label} {self.numbers[key][0]}]" if rule.numbered else f"[{rule.label}]"
 
-    def replace(self, text: str, rule: RedactionRule, find: Callable[[str], Iterable[Span]]) -> str:
+    def replace(self, text: str, rule: RedactionRule, find: Callable[[str], list[Span]]) -> str:
         if "[" not in text and text.isascii():  # no placeholder, and as it looks
             return self._marked(text, text, range(len(text)), rule, find)
         parts = self.marks.split(text)
@@ -252,9 +295,9 @@ class _Row:
         plain: str,
         positions: Sequence[int],
         rule: RedactionRule,
-        find: Callable[[str], Iterable[Span]],
+        find: Callable[[str], list[Span]],
     ) -> str:
-        spans = sorted(find(plain), key=lambda span: (span[0], -span[1]))
+        spans = find(plain)
         if not spans:
             return text
         pieces = []
@@ -270,12 +313,13 @@ class _Row:
 
     def one_pass(self, texts: list[str]) -> list[str]:
         before = texts
+        texts = list(texts)
         for rule in self.rules:
             of_user = rule.name == "user"
-            texts = [
-                text if not of_user and text in self.clean else self.replace(text, rule, rule.find)
-                for text in texts
-            ]
+            for number, text in enumerate(texts):
+                is_clean = not of_user and text in self.clean
+                if not is_clean and (rule.needed(text) or not text.isascii()):
+                    texts[number] = self.replace(text, rule, rule.spans)
         self._remember(text for text, old in zip(texts, before, strict=True) if text == old)
         longest_first = sorted(self.replaced_values.items(), key=lambda item: -len(item[0]))
         for value, rule in longest_first:
@@ -293,7 +337,7 @@ class _Row:
 _MOST_CLEAN = 50_000
 
 
-def _finder_of_word(value: str) -> Callable[[str], Iterable[Span]]:
+def _finder_of_word(value: str) -> Callable[[str], list[Span]]:
     """What finds a value wherever it stands as a word of its own."""
     whole = re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.I)
     return lambda text: [match.span() for match in whole.finditer(text)]
@@ -375,13 +419,17 @@ _MAILS = (
         rf"{_LABEL}(?:\.{_LABEL}){{0,6}}\.[a-z]{{2,63}})"
     ),
 )
-_AT_SIGN = re.compile(
-    rf"@|%40|=40|u0040|&#|&commat|AT|\b{_either('at')}\b|{_either('at_unspaced')}", re.I
-)
-_DOT_SIGN = re.compile(
-    rf"[.。]\w|\s[.。]\s?\w|[(\[{{<]\s?[.。]|%2e|=2e|u002e|&#|&period|\b{_either('dot')}\b|DOT|{_either('dot_unspaced')}"
-    rf"| ?[.,]{_either('tops')}\b|\b{_either('mail_hosts')}\b",
-    re.I,
+_AT_WORD = re.compile(r"\bat\b|AT|%40|=40|&#").search
+_has_at = _with_any("u0040", "&commat", *(word for word in _listed("at") if len(word) > 2))
+_DOT_BEFORE = re.compile(r"[.,]\w|\s\.|[(\[{<]\s?\.").search
+_has_dot = _with_any(
+    "%2e",
+    "=2e",
+    "u002e",
+    "&#",
+    "&period",
+    *(word for word in _listed("dot") if len(word) > 2),
+    *_listed("mail_hosts"),
 )
 
 
@@ -389,7 +437,8 @@ def _may_have_mail(text: str) -> bool:
     """Whether a text has something for the sign of an address, and something for its dot."""
     if "@" in text or not text.isascii():
         return True
-    return bool(_DOT_SIGN.search(text) and _AT_SIGN.search(text))
+    has_at = _AT_WORD(text) or " At " in text or " aT " in text or _has_at(text)
+    return bool(has_at and (_DOT_BEFORE(text) or _has_dot(text)))
 
 
 EMAIL = only_with(
@@ -401,23 +450,30 @@ EMAIL = only_with(
     ),
     _may_have_mail,
 )
-URL_LOGIN = pattern_rule(
-    "URL login",
-    r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@",
-    "login",
-    re.I,
-    "users and passwords before the host of a web address",
+_has_address = _with_any("://")
+URL_LOGIN = only_with(
+    pattern_rule(
+        "URL login",
+        r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@",
+        "login",
+        re.I,
+        "users and passwords before the host of a web address",
+    ),
+    _has_address,
 )
 # up to the next link, which is found from its own start
 _PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"
 _QUERY = rf"\b[a-z][a-z0-9+]*://{_PATH}[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])"
 URL_QUERY = unless(
-    pattern_rule(
-        "URL query",
-        _QUERY,
-        "query",
-        re.I,
-        "what follows ? in a web address, or # when it is more than a heading",
+    only_with(
+        pattern_rule(
+            "URL query",
+            _QUERY,
+            "query",
+            re.I,
+            "what follows ? in a web address, or # when it is more than a heading",
+        ),
+        _has_address,
     ),
     lambda text, start, end: (
         text[start - 1] == "#"
@@ -427,12 +483,15 @@ URL_QUERY = unless(
 _HOOK_HOST = r"[\w.-]*hooks?[\w.-]*(?:/(?:services|triggers|workflows|hooks|catch|webhookb?\d*))*"
 _HOOK_PATH = r"[\w.-]+/(?:[\w.-]+/)*?(?:[\w-]*hooks?\w*|key|token)"
 WEBHOOK = unless(
-    pattern_rule(
-        "webhook",
-        rf"\bhttps?://(?:{_HOOK_HOST}|{_HOOK_PATH})/(?P<value>[^\s<>\"')\]]*\w)",
-        "key",
-        re.I,
-        "the keys in addresses of webhooks",
+    only_with(
+        pattern_rule(
+            "webhook",
+            rf"\bhttps?://(?:{_HOOK_HOST}|{_HOOK_PATH})/(?P<value>[^\s<>\"')\]]*\w)",
+            "key",
+            re.I,
+            "the keys in addresses of webhooks",
+        ),
+        _has_address,
     ),
     lambda text, start, end: (
         len(re.findall(r"\d", text[start:end])) < 2
@@ -473,11 +532,14 @@ def is_decorator(text: str, start: int, end: int) -> bool:
 
 
 HANDLE = unless(
-    pattern_rule(
-        "handle",
-        rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/]|\.\w|:\d)|{_PROFILE}",
-        flags=re.I,
-        seeks="names behind @ and in addresses of profiles",
+    only_with(
+        pattern_rule(
+            "handle",
+            rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/]|\.\w|:\d)|{_PROFILE}",
+            flags=re.I,
+            seeks="names behind @ and in addresses of profiles",
+        ),
+        _with_any("@", "/"),
     ),
     is_decorator,
 )
@@ -533,6 +595,17 @@ _UNCLEAR = re.compile(
 
 
 _ROW = re.compile(r"\d[\d ()./:_·•-]{2,}\d").search  # of figures, as a date or a number is
+
+
+_FIGURES_AND_SIGNS = re.compile(r"\d[\d ()./_·•-]{3,}\d").findall
+_DAY_ALONE = re.compile(r"(?:19|20)\d\d-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])").fullmatch
+
+
+@lru_cache(maxsize=64)
+def has_number(text: str) -> bool:
+    """Whether a text may hold the number of a telephone or card: figures and signs in a row that
+    are more than one day of a calendar."""
+    return not text.isascii() or not all(map(_DAY_ALONE, _FIGURES_AND_SIGNS(text)))
 
 
 def _blanked(text: str, pattern: re.Pattern[str]) -> str:
@@ -610,6 +683,8 @@ def is_account(text: str) -> bool:
     """Whether a text is an account number after ISO 13616, in groups or not."""
     from stdnum import iban
 
+    if text[:2].isalpha() and not _has_accounts(text[:2].upper()):
+        return False  # as "on 2025-03-12", which is no account of any country
     account = compact(text)
     return (
         15 <= len(account) <= 34
@@ -617,6 +692,21 @@ def is_account(text: str) -> bool:
         and _remainder_is_one(account)
         and iban.is_valid(account, check_country=False)
     )
+
+
+@lru_cache(maxsize=2048)
+def _has_accounts(country: str) -> bool:
+    """Whether two letters name a country whose accounts stdnum knows."""
+    from stdnum import iban
+    from stdnum.exceptions import InvalidComponent, ValidationError
+
+    try:
+        iban.validate(f"{country}{iban.calc_check_digits(f'{country}00')}", check_country=False)
+    except InvalidComponent:
+        return False
+    except (ValidationError, ValueError):
+        return country.isascii()
+    return True
 
 
 def _remainder_is_one(account: str) -> bool:
@@ -628,11 +718,14 @@ def _remainder_is_one(account: str) -> bool:
 
 CARD = unless(
     between_dates(
-        scan_rule(
-            "card",
-            r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
-            is_card,
-            seeks="card numbers with a right check digit",
+        only_with(
+            scan_rule(
+                "card",
+                r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
+                is_card,
+                seeks="card numbers with a right check digit",
+            ),
+            has_number,
         )
     ),
     lambda text, start, end: (
@@ -640,19 +733,34 @@ CARD = unless(
         or _is_row_of_numbers(text[start:end])
     ),
 )
-IBAN = joined(
-    "IBAN",
-    "IBAN",
-    "account numbers (IBAN) with right check digits, or behind the word",
-    scan_rule("IBAN", r"(?<!\w)[A-Za-z]{2}[ ._/-]?\d\d(?:[ ._/-]?[A-Za-z0-9]){11,30}", is_account),
-    pattern_rule(
+_COUNTRY = re.compile(r"([A-Za-z]{2})[ ._/-]?\d\d").findall
+_has_iban = _with_any("iban")
+
+
+def _may_have_account(text: str) -> bool:
+    """Whether a text has two figures behind a country whose accounts are known, or the word."""
+    return _has_iban(text) or any(_has_accounts(country.upper()) for country in _COUNTRY(text))
+
+
+IBAN = only_with(
+    joined(
         "IBAN",
-        (
-            r"\bIBAN\b\W{0,3}"
-            r"(?P<value>[A-Z]{2}[ .-]?\d\d(?:[ ._-]?[A-Z0-9]{2,4}){3,8}(?:[ ._-]?[A-Z0-9])?)(?!\w)"
+        "IBAN",
+        "account numbers (IBAN) with right check digits, or behind the word",
+        scan_rule(
+            "IBAN", r"(?<!\w)[A-Za-z]{2}[ ._/-]?\d\d(?:[ ._/-]?[A-Za-z0-9]){11,30}", is_account
         ),
-        flags=re.I,
+        pattern_rule(
+            "IBAN",
+            (
+                r"\bIBAN\b\W{0,3}"
+                r"(?P<value>[A-Z]{2}[ .-]?\d\d(?:[ ._-]?[A-Z0-9]{2,4}){3,8}(?:[ ._-]?[A-Z0-9])?)"
+                r"(?!\w)"
+            ),
+            flags=re.I,
+        ),
     ),
+    _may_have_account,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #c9b5743f
@@ -689,13 +797,28 @@ def nobodys_ip(text: str, start: int, end: int) -> bool:
 
 
 _V4 = rf"(?<![\w.])\d{{1,3}}(?:{_IP_DOT}\d{{1,3}}){{3}}(?!\.\d| ?[点點])"
-_V6 = r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}"
+_V6 = (
+    r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){2,7}"
+    r"(?:\d{1,3}(?:\.\d{1,3}){3}(?![\d.])|[0-9A-Fa-f]{0,4})"
+)
+_DOT_OF_IP = re.compile(r"\d\.\d|[\s(\[{<]\.").search
+_said_dot = _with_any(*(word for word in _listed("dot") if len(word) > 2))
+
+
+def _may_have_ip(text: str) -> bool:
+    """Whether a text has two colons, or figures and something for a dot."""
+    return text.count(":") > 1 or bool(_DOT_OF_IP(text)) or _said_dot(text)
+
+
 IP = unless(
-    scan_rule(
-        "IP address",
-        f"{_V4}|{_V6}",
-        _is_ip,
-        seeks="addresses of machines, but not of this machine or of whole networks",
+    only_with(
+        scan_rule(
+            "IP address",
+            f"{_V4}|{_V6}",
+            _is_ip,
+            seeks="addresses of machines, but not of this machine or of whole networks",
+        ),
+        _may_have_ip,
     ),
     nobodys_ip,
 )
@@ -798,11 +921,16 @@ def _is_no_national_phone(text: str, start: int, end: int) -> bool:
 _PHONE = r"(?<![\w.,/+-])(?:\+\d|\(\+?\d|\d)[\d ()./_·•-]{5,24}\d"
 PHONE = unless(
     between_dates(
-        scan_rule(
-            "phone",
-            _PHONE,
-            is_phone,
-            seeks="telephone numbers with a leading + or 0, in American groups, or of ten digits",
+        only_with(
+            scan_rule(
+                "phone",
+                _PHONE,
+                is_phone,
+                seeks=(
+                    "telephone numbers with a leading + or 0, in American groups, or of ten digits"
+                ),
+            ),
+            has_number,
         )
     ),
     is_counted,
@@ -816,14 +944,20 @@ _CHINESE_FIGURES = "〇零一幺二三四五六七八九"
 _FIGURES_IN_A_ROW = re.compile(r"\d[\d ()./-]{3,}\d").search
 
 
+_WORD = re.compile(r"[^\W\d]+").findall
+
+
+@lru_cache(maxsize=64)
 def figure_words(text: str) -> int:
     """How many words of a text say a figure."""
-    return sum(word in _FIGURES for word in re.findall(r"[^\W\d]+", text.lower()))
+    return sum(map(_FIGURES.__contains__, _WORD(_lowered(text))))
 
 
 def _may_say_phone(text: str) -> bool:
     """Whether a text has a row of figures that is no date, or enough words for figures."""
-    if not text.isascii() or _FIGURES_IN_A_ROW(without_dates(text, only_clear=True)):
+    if not text.isascii():
+        return True
+    if has_number(text) and _FIGURES_IN_A_ROW(without_dates(text, only_clear=True)):
         return True
     return figure_words(text) >= 7
 
@@ -834,14 +968,14 @@ SAID_PHONE = only_with(
             "phone by word",
             "phone",
             (
-                "numbers behind a word for telephone, and numbers spoken figure by figure (English, "
-                "German, French, Spanish, Russian, Chinese, Japanese, Korean)"
+                "numbers behind a word for telephone, and numbers spoken figure by figure "
+                "(English, German, French, Spanish, Russian, Chinese, Japanese, Korean)"
             ),
             pattern_rule(
                 "noun",
                 (
-                    rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is| ist"
-                    rf"| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+                    rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is"
+                    rf"| ist| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
                 ),
                 flags=re.I,
             ),
@@ -886,7 +1020,8 @@ SAID_PHONE = only_with(
             unless(
                 pattern_rule(
                     "words",
-                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}(?<![ ,.-])",
+                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}"
+                    r"(?<![ ,.-])",
                     flags=re.I,
                 ),
                 lambda text, start, end: all(
@@ -905,12 +1040,23 @@ SAID_PHONE = only_with(
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #a70dfd3f
+_LONG_WORD = re.compile(r"(?<![\w.:/-])[\w.:/-]{11}").search
+
+
+def _may_have_key(text: str) -> bool:
+    """Whether a text has a word as long as the shortest key, or the frame of a private one."""
+    return "-----BEGIN" in text or _LONG_WORD(text) is not None
+
+
 KEY = unless(
-    pattern_rule(
-        "key",
-        KEY_PATTERN,
-        flags=re.ASCII,
-        seeks="private keys, and keys that begin as those of a known service do",
+    only_with(
+        pattern_rule(
+            "key",
+            KEY_PATTERN,
+            flags=re.ASCII,
+            seeks="private keys, and keys that begin as those of a known service do",
+        ),
+        _may_have_key,
     ),
     lambda text, start, end: (
         not re.search(r"\d|(?:[a-z]+[A-Z]+){4}|[A-Za-z]{20}|PRIVATE", text[start:end])
@@ -918,11 +1064,12 @@ KEY = unless(
 )
 _HEADERS = (
     r"\b(?:bearer\s+(?P<value>[\w.~+/-]{16,}=*)"
-    r"|authorization:\s*basic\s+(?P<value_basic>[\w+/-]{6,}=*)"
+    r"|authorization:\s*(?:basic|token|api-?key|key|digest)\s+(?P<value_basic>[\w+/-]{6,}=*)"
     r"|cookie:\s*(?P<value_cookie>[^\s].*))"
 )
-BEARER = pattern_rule(
-    "bearer", _HEADERS, "key", re.I, "keys and cookies in the headers of requests"
+BEARER = only_with(
+    pattern_rule("bearer", _HEADERS, "key", re.I, "keys and cookies in the headers of requests"),
+    _with_any("bearer", "authorization", "cookie"),
 )
 
 
@@ -970,7 +1117,7 @@ def is_random(token: str) -> bool:
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", letters):
         return (
             letters == token
-            and len(letters) in (32, 48, 56, 64, 96, 128)
+            and len(letters) in (32, 40, 48, 56, 64, 96, 128)
             and len({*letters}) > 5
             and min(digits, upper + lower) > 3
         )
@@ -1002,6 +1149,13 @@ _TOKENS = tuple(
 _OF_HASHES = re.compile(rf"\b{_either('hashes')}(?:sum)?\b[^\n]{{0,30}}$|[/@]$", re.I)
 
 
+_OF_VERSIONS = re.compile(  # a hexadecimal number of 40 figures beside these is a version
+    r"\b(?:git|commit\w*|merge\w*|branch\w*|revision\w*|rebase\w*|cherry|HEAD|sha-?1|checkout"
+    r"|tree)\b",
+    re.I,
+)
+
+
 def _random_spans(text: str) -> Iterator[Span]:
     for pattern in _TOKENS:
         for match in pattern.finditer(text):
@@ -1009,16 +1163,20 @@ def _random_spans(text: str) -> Iterator[Span]:
             is_hash = _OF_HASHES.search(text[max(0, start - 40) : start]) or re.match(
                 r"\s+\*?[\w./-]+\.\w+", text[end : end + 40]
             )
+            is_hash = is_hash or (end - start == 40 and _OF_VERSIONS.search(text))
             if is_random(match[0]) and not (is_hash and re.fullmatch(r"[0-9a-fA-F]+", match[0])):
                 yield start, end
 
 
-RANDOM = RedactionRule(
-    "random string",
-    "key",
-    _random_spans,
-    recipe=" ".join(pattern.pattern for pattern in _TOKENS),
-    seeks="Base64, long hexadecimal numbers and other strings that look random",
+RANDOM = only_with(
+    RedactionRule(
+        "random string",
+        "key",
+        _random_spans,
+        recipe=" ".join(pattern.pattern for pattern in _TOKENS),
+        seeks="Base64, long hexadecimal numbers and other strings that look random",
+    ),
+    lambda text: _LONG_WORD(text) or "+" in text or "=" in text,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #65fb974e
@@ -1035,7 +1193,8 @@ _NO_VALUE = re.compile(
 )
 _OF_PROGRAMS = re.compile(
     (
-        r"[\w.]*\w\(|\w+\[|varchar|(?:self|cls|args|request|req|config|settings|options|opts|os"
+        r"[\w.]*\w\((?![^()\s]*\)\w)|\w+\[|varchar"
+        r"|(?:self|cls|args|request|req|config|settings|options|opts|os"
         r"|process|env|this|ctx|params|props|data|body|secrets|vault|event|db|user|form)\."
     ),
     re.I,
@@ -1111,6 +1270,10 @@ def _assigned_spans(text: str) -> Iterator[Span]:
     at = 0
     while match := _ASSIGNED.search(text, at):
         kind = secret_kind(match["name"])
+        if not kind and match["name"].lower().endswith("key"):  # of any service
+            run = _RUN.match(text, match.end())
+            value = match["quoted"] or (run[0].rstrip(_TAIL) if run else "")
+            kind = "key" if is_random(value) else ""
         at = match.end() if kind else match.end("sign")
         if kind and match["quoted"]:
             named = (
@@ -1135,12 +1298,16 @@ def _assigned_spans(text: str) -> Iterator[Span]:
             yield value_span(match)
 
 
-PASSWORD = RedactionRule(
-    "password",
-    "key",
-    _assigned_spans,
-    recipe=_ASSIGNED.pattern + _ELSEWHERE.pattern,
-    seeks="values of variables, fields and options whose name ends in a word for a secret",
+_SIGN_OR_OPTION = re.compile(r"[:=<>]|(?<![\w-])--?\w|[A-Z0-9]_").search
+PASSWORD = only_with(
+    RedactionRule(
+        "password",
+        "key",
+        _assigned_spans,
+        recipe=_ASSIGNED.pattern + _ELSEWHERE.pattern,
+        seeks="values of variables, fields and options whose name ends in a word for a secret",
+    ),
+    _SIGN_OR_OPTION,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #a0c89239
@@ -1148,10 +1315,14 @@ _NAMED = _either("password", "password_phrases")
 _STATED = re.compile(
     (
         rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
-        rf"|pin)\b(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|für|fürs|zum|zur|vom|du|de"
-        rf"|del|от|для|к|на)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
-        rf"\s*(?:\b(?P<said>{_either('stated', 'stated_phrases')})|(?P<sign>[:=—])"
-        rf"|\b(?:c['’])?{_either('is')})(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        rf"|pin|(?P<own_key>{_either('owners')} (?!{_either('other_keys')}\b)(?:\w+ )?key))\b"
+        rf"(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|at|in|on|from|für|fürs|zum|zur|vom|am|im|bei"
+        rf"|auf|du|de|del|chez|sur|en|от|для|к|на)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
+        rf"\s*(?:\b(?P<passive>{_either('passive')})?"
+        rf"(?P<said>{_either('stated', 'stated_phrases')})"
+        rf"|(?P<sign>[:=—])"
+        rf"|\b(?:c['’])?{_either('is')})"
+        r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
     re.I,
@@ -1200,7 +1371,10 @@ def _stated_spans(text: str) -> Iterator[Span]:
         if match["sign"]:  # other names with a sign are in the rule before
             is_secret = match["password"] and (signed or (last and match["sign"] != "—"))
         elif match["password"]:
-            is_secret = signed or match["said"] or (last and "-" not in value)
+            is_said = match["said"] and (last or not match["passive"])
+            is_secret = signed or is_said or (last and "-" not in value)
+        elif match["own_key"]:
+            is_secret = len(value) > 7 and re.search(r"\d", value) and re.search(r"[a-z]", value)
         else:
             is_secret = signed
         if is_secret:
@@ -1214,18 +1388,33 @@ def _stated_spans(text: str) -> Iterator[Span]:
             yield start, end
 
 
-SAID_PASSWORD = RedactionRule(
-    "password in words",
-    "key",
-    _stated_spans,
-    recipe=_STATED.pattern + _BESIDE.pattern,
-    seeks="what a sentence says a password, key or token is",
+SAID_PASSWORD = only_with(
+    RedactionRule(
+        "password in words",
+        "key",
+        _stated_spans,
+        recipe=_STATED.pattern + _BESIDE.pattern,
+        seeks="what a sentence says a password, key or token is",
+    ),
+    _with_any(
+        *_listed("password"),
+        "pass",
+        "in data",
+        "in-data",
+        "indata",
+        "zugangsdaten",
+        "key",
+        "secret",
+        "token",
+        "pin",
+    ),
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #ca72cee1
 _VALUE = (
     r"(?:[A-Z]-)?(?:\d(?:-\d){3,7}|\d{3}[ -]\d{3,4}|\d\d(?:[ -]\d\d){2}|\d{4,10}(?: \d{4})?#?"
     r"|(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{4,5}(?:-[A-Z0-9]{4,5}){1,5}"
+    r"|(?-i:(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{2,5}(?:-[A-Z0-9]{2,5}){1,5})"
     r"|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
 )
 _FIGURE = rf"(?:(?:double |triple )?(?:{'|'.join(_FIGURES)}))"
@@ -1248,7 +1437,7 @@ _CODES = (
     ),
     (
         rf"(?<![\w-])(?P<value_c>{_VALUE}) (?:is|ist|es|est"
-        rf"|as) {_either('owners')}\b[^.\n]{{0,40}}(?:code|pin|password|passwort|tan)"
+        rf"|as) {_either('owners')}\b[^.\n]{{0,40}}(?:code|pin|password|passwort|tan\b|otp\b)"
     ),
     (
         rf"\b{_either('owners')}(?: (?!{_either('other_codes')}\b)[^\W\d]+){{0,2}} codes? ?(?:is"
@@ -1285,27 +1474,28 @@ def _code_spans(text: str) -> Iterator[Span]:
                     following = _NEXT.match(text, following.end())
 
 
-_CODE_STEMS = tuple(
-    sorted(
-        {
-            *(
-                word.lower()
-                for word in (*_listed("codes"), *_listed("code_short"))
-                if word.isascii()
-            ),
-            *"cod kod pass pin tan authent log sign verif confirm access unlock phrase words".split(),
-        }
-    )
+_has_code_word = _with_any(
+    *_listed("code_short"), *"cod kod kood pass kennw number authenticator pin tan".split()
 )
+_has_order = _with_any("use ", "enter ", "type ")
+_has_purpose = _with_any("log", "sign", "verif", "confirm", "access", "unlock")
+_has_seed = _with_any("seed", "recovery", "mnemonic")
+_has_words = _with_any("phrase", "words")
+_has_code_stem = _with_any(
+    *_listed("codes"), *_listed("code_short"), *"cod kod kood pass pin tan".split()
+)
+_DIGIT = re.compile(r"\d").search
 
 
 def _may_have_code(text: str) -> bool:
     """Whether a text has a part of a word for a code, and a figure or a word for one."""
-    lowered = text.lower()
-    if text.isascii() and not any(stem in lowered for stem in _CODE_STEMS):
-        return False
-    has_value = re.search(r"\d", text) or "phrase" in lowered or "words" in lowered
-    return bool(has_value) or not text.isascii() or figure_words(text) >= 3
+    if not text.isascii():
+        return True
+    if _DIGIT(text) and (_has_code_word(text) or (_has_order(text) and _has_purpose(text))):
+        return True
+    if _has_seed(text) and _has_words(text):
+        return True
+    return _has_code_stem(text) and figure_words(text) >= 3
 
 
 CODE = only_with(
@@ -1560,7 +1750,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "6"  # of the rules; another one when what they find changes
+EDITION = "7"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",
@@ -1626,8 +1816,8 @@ class Redactor:
         """The texts of one row with placeholders; `user` is the name of the user in the log, and is
         replaced as well.
         """
-        common = user.casefold() in _NOT_USERS | common_words() or len(user) < 3
-        if common:
+        name = user.casefold()
+        if len(user) < 3 or name in _NOT_USERS or name in common_words():
             return redact_row(texts, self.rules, self._clean)
         user_rule = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
         return redact_row(texts, (replace(user_rule, numbered=False), *self.rules), self._clean)

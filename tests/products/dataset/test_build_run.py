@@ -282,7 +282,7 @@ def test_when_nothing_passes_the_next_pilot_does_not_draw_the_same_rows(home):
     )
     with pytest.raises(NoRowLeft, match=message) as error:
         run.pilot(3)
-    assert "go on with: memcalib build own.yaml --pilot 3" in str(error.value)
+    assert "continue with: memcalib build own.yaml --pilot 3" in str(error.value)
     assert list_batches(run.pilots) == []
     log = log_text(home)
     assert "18 by review: levels" not in log and log.count("6 by review: levels") == 3

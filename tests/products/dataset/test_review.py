@@ -498,7 +498,7 @@ def test_a_missing_review_is_neither_approval_nor_objection(tmp_path):
 def test_a_reviewer_that_never_approves_stops_the_review(tmp_path):
     never = Scripted(objecting(*(draft.id for draft in DRAFTS)), "never")
     clients = [Scripted(approve, "one"), never]
-    message = r"stage review-2: the first 20 rows .* not approved.*go on with: build again"
+    message = r"stage review-2: the first 20 rows .* not approved.*continue with: build again"
     with pytest.raises(StageError, match=message):
         run_async(review_drafts(DRAFTS, clients, tmp_path, command="build again"))
     assert len((tmp_path / "review-2.jsonl").read_text().splitlines()) == 20

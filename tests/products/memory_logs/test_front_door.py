@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memcalib.io.records import RATIO_ALLOWED, DataError
 from memcalib.products.memory_logs.account import Account, Unbalanced
-from memcalib.products.memory_logs.exports import read_actions
+from memcalib.products.memory_logs.exports import day_of, read_actions
 from memcalib.products.memory_logs.field_maps import read_all
 from memcalib.products.memory_logs.files import file_values, structure_in
 from memcalib.products.memory_logs.messages import conversation_rows, read_message
@@ -853,6 +853,182 @@ def test_a_folder_of_sessions(tmp_path):
         lines(folder / f"{name}.jsonl", *({**line, "sessionId": name} for line in OPENCLAW))
     reading = read_all(folder)
     assert len(reading.rows) == 2
+
+
+# further forms of files that people have
+
+
+def test_the_state_of_a_thread_of_langgraph(tmp_path):
+    call = {"name": "set_theme", "args": {"theme": "dark"}, "id": "t", "type": "tool_call"}
+    state = {
+        "values": {
+            "messages": [
+                {"type": "human", "content": "Which theme?"},
+                {"type": "ai", "content": "", "tool_calls": [call]},
+                {"type": "tool", "content": "ok", "tool_call_id": "t"},
+                {"type": "ai", "content": "Dark."},
+            ]
+        },
+        "next": [],
+        "metadata": {"thread_id": "th1"},
+    }
+    (tmp_path / "thread.json").write_text(json.dumps(state))
+    lines(tmp_path / "store.jsonl", {"namespace": ["m"], "key": "k", "value": {"content": "Dark"}})
+    [row] = read_all(tmp_path / "thread.json", tmp_path / "store.jsonl").rows
+    assert (row.query, row.answer, texts(row)) == ("Which theme?", "Dark.", ["Dark"])
+    assert [action.tool for action in row.actions] == ["set_theme"]
+
+
+def test_entities_and_relations_of_one_search_are_both_read(tmp_path):
+    found = {
+        "entities": [{"name": "Kim", "entityType": "person", "observations": ["Rows", "Bakes"]}],
+        "relations": [{"from": "Kim", "to": "Acme", "relationType": "works_at"}],
+    }
+    call = {"id": "x", "type": "function", "function": {"name": "search_nodes", "arguments": "{}"}}
+    talk = [
+        {"role": "user", "content": "Is Kim free?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": json.dumps(found)},
+        {"role": "assistant", "content": "No."},
+    ]
+    [row] = read_all(lines(tmp_path / "log.jsonl", {"messages": talk})).rows
+    assert texts(row) == ["Kim: Rows", "Kim: Bakes", "Kim works at Acme"]
+
+
+def test_pages_of_an_interface_in_one_file(tmp_path):
+    dump = {
+        "messages": {"object": "list", "data": THREAD[:2], "has_more": False},
+        "runs": {"object": "list", "data": THREAD[2:]},
+    }
+    (tmp_path / "thread.json").write_text(json.dumps(dump))
+    [row] = read_all(tmp_path / "thread.json").rows
+    assert (row.query, row.answer, texts(row)) == ("Dinner?", "Tofu.", ["Is vegan"])
+
+
+def test_contexts_of_personamem_are_a_store_by_context_and_place(tmp_path):
+    talk = [
+        {"role": "system", "content": "Persona: Kai."},
+        {"role": "user", "content": "I loved The Remains of the Day."},
+        {"role": "assistant", "content": "A fine book."},
+        {"role": "user", "content": "Later."},
+    ]
+    other = [{"role": "user", "content": "I hate books."}]
+    lines(tmp_path / "contexts.jsonl", {"c1": talk}, {"c2": other})
+    question = {
+        "persona_id": 0,
+        "question_id": "q",
+        "user_question_or_message": "Any book?",
+        "correct_answer": "(c)",
+        "shared_context_id": "c1",
+        "end_index_in_shared_context": 3,
+        "response": "A novel.",
+    }
+    reading = read_all(lines(tmp_path / "log.jsonl", question), tmp_path / "contexts.jsonl")
+    [row] = reading.rows
+    assert texts(row) == ["Persona: Kai.", "I loved The Remains of the Day."]
+    told = "turns of the assistant in the contexts, which are no memories"
+    assert reading.account.remarks[told] == 1
+
+
+def test_headings_of_what_claude_remembers_are_no_memories(tmp_path):
+    remembered = {"conversations_memory": "**Work context**\n\nDraws.\n\n**Home**\n\nTwo dogs."}
+    lines(tmp_path / "memories.jsonl", remembered)
+    [row] = read_all(lines(tmp_path / "log.jsonl", CLAUDE), tmp_path / "memories.jsonl").rows
+    assert texts(row) == ["Draws.", "Two dogs."]
+
+
+def test_a_request_and_a_reply_of_the_responses_interface(tmp_path):
+    row = {
+        "request": {
+            "instructions": "<memories>\n- Never meets before 10\n</memories>",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "A call?"}]}],
+        },
+        "response": {
+            "output": [
+                {"type": "reasoning", "summary": []},
+                {"type": "function_call", "call_id": "f", "name": "book", "arguments": '{"at": 9}'},
+                {"type": "web_search_call", "id": "w"},
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "Done."}],
+                },
+            ]
+        },
+    }
+    reading = read_all(lines(tmp_path / "log.jsonl", row))
+    [row] = reading.rows
+    assert (row.query, texts(row)) == ("A call?", ["Never meets before 10"])
+    assert row.response == 'Done.\n\n[action] book {"at": 9}'
+    assert (
+        reading.account.tallies["turn"].left["in no form that is known (a role and content)"] == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "result", "memories", "actions"),
+    [
+        (
+            "view",
+            "Here's the content of /memories/a.md with line numbers:\n     1\tSigns J.\n"
+            "     2\tRows",
+            ["Signs J.", "Rows"],
+            0,
+        ),
+        ("create", "File created successfully", [], 1),
+    ],
+)
+def test_the_memory_tool_of_claude(tmp_path, command, result, memories, actions):
+    use = {"type": "tool_use", "id": "t", "name": "memory", "input": {"command": command}}
+    talk = {
+        "system": "<memories>\n- Is vegan\n</memories>",
+        "messages": [
+            {"role": "user", "content": "Draft it"},
+            {"role": "assistant", "content": [use]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": result}],
+            },
+            {"role": "assistant", "content": [{"type": "text", "text": "Hi."}]},
+        ],
+    }
+    [row] = read_all(lines(tmp_path / "log.jsonl", talk)).rows
+    assert texts(row) == ["Is vegan", *memories] and len(row.actions) == actions
+
+
+def test_a_map_reaches_into_the_list_around_the_rows(tmp_path):
+    rows = [{"request": {"text": "When?"}, "recall": [{"body": "In May"}], "reply": "May."}]
+    (tmp_path / "log.json").write_text(json.dumps({"page": 1, "stuff": rows}))
+    places = {"query": "request.text", "memories": "recall", "text": "body"}
+    [row] = read_all(tmp_path / "log.json", given=places).rows
+    assert (row.query, row.answer, texts(row)) == ("When?", "May.", ["In May"])
+
+
+def test_a_table_of_excel_with_a_list_that_numpy_printed(tmp_path):
+    table = "Frage;retrieved_memories;Antwort\r\nWas?;\"['Kein Fleisch' 'Mag Kürbis']\";Suppe.\r\n"
+    (tmp_path / "log.csv").write_bytes(table.encode("utf-8-sig"))
+    [row] = read_all(tmp_path / "log.csv", given={"query": "Frage", "answer": "Antwort"}).rows
+    assert texts(row) == ["Kein Fleisch", "Mag Kürbis"] and row.answer == "Suppe."
+
+
+@pytest.mark.parametrize(
+    ("time", "day"),
+    [
+        ("1:56 pm on 8 May, 2023", "2023-05-08"),
+        ("2023/05/20 (Sat) 02:21", "2023-05-20"),
+        ("8 May 2023", "2023-05-08"),
+        ("Sep 3, 2024", "2024-09-03"),
+        ("September 13 2024, 10:05", "2024-09-13"),
+    ],
+)
+def test_times_with_the_month_in_letters(time, day):
+    assert day_of(time) == day
+
+
+@pytest.mark.parametrize("time", ["8 Smarch, 2023", "31 June 2023", "2023/13/01", "May"])
+def test_times_that_are_no_day(time):
+    with pytest.raises(ValueError):
+        day_of(time)
 
 
 # in the terminal

@@ -11,7 +11,13 @@ from memcalib.io.records import write_jsonl
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 from memcalib.problem import Block, Example, Level, judgment_for
 from memcalib.report.comparison import compare_runs
-from memcalib.products.memory_logs.gate import GateSettings, run_gate, save_baseline
+from memcalib.products.memory_logs.gate import (
+    GateSettings,
+    gate_history,
+    run_gate,
+    save_baseline,
+    trend_line,
+)
 
 
 def make_run(folder, wrong=(), count=40, judge="by hand", unscored=(), model="m", first=0):
@@ -51,6 +57,21 @@ def test_passed_failed_undecided(capsys, tmp_path):
     code, output, _ = run(capsys, "gate", little, "--baseline", base, "--out", out, "--strict")
     assert code == 3 and json.loads((out / "gate.json").read_text())["passed"] is False
     assert ElementTree.parse(out / "gate.xml").getroot().get("failures") == "1"
+
+
+def test_a_gate_keeps_its_runs_and_says_how_they_go(capsys, tmp_path):
+    out = tmp_path / "g"
+    for number, wrong in enumerate((set(), set(), {0, 1, 2})):
+        folder = make_run(tmp_path / f"r{number}", wrong)
+        _, output, _ = run(capsys, "gate", folder, "--min", "SCS=0", "--out", out)
+        assert ("over the last" in output) == (number > 0)
+    first, second, third = gate_history(out)
+    assert first["scores"] == second["scores"] != third["scores"]
+    table = (out / "gate.md").read_text()
+    assert "The last runs of this gate" in table and table.count(third["time"]) >= 1
+    run(capsys, "gate", folder, "--min", "SCS=0", "--out", out)
+    assert len(gate_history(out)) == 3  # the same run again
+    assert trend_line([{"scores": {"SCS": 1.0}}]) == ""
 
 
 def test_limits_need_no_baseline(capsys, tmp_path):

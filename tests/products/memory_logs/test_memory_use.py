@@ -3,6 +3,7 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 from command_line import run
 from hypothesis import given
@@ -18,6 +19,7 @@ from memcalib.products.memory_logs.memory_use import findings, memory_table, use
 from memcalib.products.memory_logs.sweep import (
     PromptSetting,
     SweepGrid,
+    recommend,
     score_scale,
     setting_example,
     shown_blocks,
@@ -333,3 +335,24 @@ def test_wrong_folders_are_named(capsys, tmp_path):
     for verb in ("memories", "citations"):
         code, _, errors = run(capsys, verb, tmp_path)
         assert code == 1 and "found no examples.jsonl" in errors
+
+
+def test_stale_memories_alone_are_those_with_a_newer_one_on_their_subject():
+    example = Example.of(
+        "Where do I live?",
+        {"The user lives in Leeds.": "A"},
+        {"The user lives in Hull.": "C"},
+        {"Plays chess on Sundays.": "A"},
+        {"The user lives in York.": "A"},
+    )
+    days = ("2024-01-05", "2025-03-02", "2024-02-02", None)
+    for block, day in zip(example.blocks, days, strict=True):
+        block.time = day
+    assert shown_blocks(example, PromptSetting(stale_only=True)) == ["m1"]
+    assert shown_blocks(example, PromptSetting()) == ["m1", "m2", "m3", "m4"]
+    names = [setting.name for setting in SweepGrid(stale_only=True).settings()]
+    assert names[-1] == "as in the log, stale only, advice" and len(names) == len(set(names))
+    table = pd.DataFrame(
+        {"setting": ["as in the log, advice", names[-1]], "SCS": [50.0, 90.0], "tokens": [9, 5]}
+    )
+    assert recommend(table).setting == "as in the log, advice"

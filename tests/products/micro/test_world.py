@@ -65,8 +65,8 @@ CLOSING = FORMS["closing"][0]
 def test_the_world_and_its_server_need_no_torch(module):
     """Only the policy does."""
     probe = (
-        f"import sys, memcalib.products.micro.{module}; print([m for m in ('torch', 'transformers', 'pandas') if "
-        "m in sys.modules])"
+        f"import sys, memcalib.products.micro.{module}; "
+        "print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -77,10 +77,10 @@ def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):
         ],
     )
     with pytest.raises(TasksFailed) as error:
-        run_jobs(jobs, say=quiet, advice="go on with: memcalib reproduce")
+        run_jobs(jobs, say=quiet, advice="continue with: memcalib reproduce")
     text = str(error.value)
     assert "8B: train gdpo: no such weights (exit code 1" in text
-    assert "after: needs bad, which is not there" in text and "go on with: memcalib" in text
+    assert "after: needs bad, which is not there" in text and "continue with: memcalib" in text
     assert jobs.state("good") == ("done", "")
     repaired = Jobs(
         tmp_path, [shell("bad", "true"), shell("after", "true", reads=("bad",), kind="evaluate")]

@@ -242,7 +242,7 @@ def test_a_failing_cell_is_named_and_the_command_goes_on_where_it_stopped(checko
             [], "smoke.yaml", "runs", settings=["experiments.second.fail=true"]
         )
     assert "e02_second.ipynb, cell 3: as asked" in str(error.value)
-    command = str(error.value).partition("go on with: ")[2]
+    command = str(error.value).partition("continue with: ")[2]
     asked = "--set experiments.second.fail=true"
     assert command == f"memcalib reproduce --profile smoke.yaml --out runs {asked}"
     run = driver.open_run("smoke.yaml", "runs", ["experiments.second.fail=true"])
@@ -272,7 +272,7 @@ def test_a_full_disk_is_one_line_and_a_way_on(checkout, in_process):
     notebook(checkout / "nbs/experiments/e01_first.ipynb", FIRST[0], full)
     with pytest.raises(RuntimeError, match="No space left on device") as error:
         driver.reproduce_experiments(["first"], "smoke.yaml", "runs")
-    assert "go on with: memcalib reproduce first" in str(error.value)
+    assert "continue with: memcalib reproduce first" in str(error.value)
 
 
 def test_a_run_that_was_killed_goes_on_in_its_folder(checkout, in_process, monkeypatch):

@@ -261,7 +261,7 @@ def test_a_failing_cell_leaves_its_notebook_and_says_how_to_go_on(smoke, tmp_pat
     )
     assert (
         "executed so far" in done.stderr
-        and "go on with: memcalib reproduce channel_proportions" in done.stderr
+        and "continue with: memcalib reproduce channel_proportions" in done.stderr
     )
     assert (
         '"output_type": "error"'

@@ -25,7 +25,10 @@ from memcalib.products.reproduction.jobs import (
     run_job,
 )
 
-RUN = "import sys; from memcalib.products.reproduction.jobs import job_main; sys.exit(job_main(sys.argv[1:]))"
+RUN = (
+    "import sys; from memcalib.products.reproduction.jobs import job_main; "
+    "sys.exit(job_main(sys.argv[1:]))"
+)
 
 
 def shell(name: str, script: str, **fields) -> Job:

@@ -141,6 +141,72 @@ def test_a_list_written_from_the_promise_alone():
     assert not rows_left and not changed, rows_left + changed
 
 
+def test_a_second_list_written_from_the_promise_alone():
+    """Written by another hand in the same way; 3 of 57 were left and none of 60 changed when it was
+    first counted."""
+    private = rows_of("promise_private.jsonl")
+    harmless = rows_of("promise_harmless.jsonl")
+    rows_left = [row for row in private if row["private"] in Redactor().row([row["text"]]).texts[0]]
+    changed = [row for row in harmless if Redactor().row([row["text"]]).texts != [row["text"]]]
+    assert (len(private), len(harmless)) == (57, 60)
+    assert not rows_left and not changed, rows_left + changed
+
+
+HEX = "3f5a9c0e7d1b2a4c6e8f0a1b2c3d4e5f60718293"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("::ffff:203.0.113.77 is the host", "[IP address 1] is the host"),
+        ("64:ff9b::192.0.2.33 answers", "[IP address 1] answers"),
+        (
+            "The password was changed to Tulip-88 today.",
+            "The password was changed to [key 1] today.",
+        ),
+        ("Its password has been changed to Violet-9.", "Its password has been changed to [key 1]."),
+        ("The password was reset to hunter2!", "The password was reset to [key 1]!"),
+        ("The password was set to Marigold.", "The password was set to [key 1]."),
+        (
+            "The wifi password at the hut is moss-and-fern-19.",
+            "The wifi password at the hut is [key 1].",
+        ),
+        (f"paste {HEX} there", "paste [key 1] there"),
+        (f"wandb_key={HEX}", "wandb_key=[key 1]"),
+        ("my wandb key is abc123def", "my wandb key is [key 1]"),
+        ("Authorization: Token pp9word77", "Authorization: Token [key 1]"),
+        ("Authorization: ApiKey pp9word77", "Authorization: ApiKey [key 1]"),
+        ("481-209 is your Amazon OTP", "[key 1] is your Amazon OTP"),
+        ("Your code: X7K-29Q", "Your code: [key 1]"),
+        ("Verification code AB-12-CD-34", "Verification code [key 1]"),
+        ("smtp_pass: Teal(Barrel)5", "smtp_pass: [key 1]"),
+    ],
+)
+def test_kinds_that_an_attack_had_found_left(text, expected):
+    assert Redactor().row([text]).texts == [expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Merged in {HEX} on the main branch",
+        f"commit {HEX}",
+        "The password was changed to meet the new policy.",
+        "The password policy was set to twelve characters.",
+        "my primary key is user_id42",
+        "My house key is under mat22",
+        "password: getpass.getpass()",
+        "password = input('x')",
+        "Our code is UTF-8 encoded",
+        "the password at work is too long",
+        "Mein Passwort im Büro ist zu lang.",
+        "A node answers at 12:30:45 or at 1:2:3.",
+    ],
+)
+def test_what_looks_like_these_kinds_and_is_none(text):
+    assert Redactor().row([text]).texts == [text]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -889,7 +889,8 @@ def _practice_commands(url: str, examples: str | Path | None, log: str | Path | 
         judge = f"--judge micro-judge --judge-url {url}"
         file = shlex.quote(str(log))
         commands += [
-            f'  memcalib evaluate --log {file} --consent "practice data" {judge} --yes --out runs/first',
+            f'  memcalib evaluate --log {file} --consent "practice data" {judge} --yes'
+            " --out runs/first",
             "  memcalib memories runs/first",
         ]
     return commands
