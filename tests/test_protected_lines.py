@@ -149,3 +149,20 @@ def test_advantages_of_a_rules_own_are_zero_outside_the_answer():
     values[0, 2] = 3.0
     with pytest.raises(ValueError, match=r"row 0, token 2: found 3; allowed: .* 0 outside"):
         _with_own(OwnAdvantages(values, 0.5), final, batch, lambda rows: rows)
+
+
+def test_a_token_that_the_atoms_make_likelier_has_a_positive_difference():
+    """Log-probability with the whole memory less that without the atoms of a pair."""
+    batch = JudgedBatch(
+        config=CreditConfig(),
+        rewards=torch.ones(1, 9),
+        advantages=torch.ones(1, 9),
+        group=torch.tensor([0]),
+        valid=torch.tensor([True]),
+        mask=torch.ones(1, 2, dtype=torch.bool),
+        thresholds=torch.full((9,), 0.02),
+        full=torch.tensor([[-0.5, -2.0]]),
+    )
+    without = torch.tensor([[-1.5, -1.0]])
+    differences = CreditConfig().rule.differences(batch, torch.tensor([0]), without)
+    assert differences.tolist() == [[1.0, -1.0]]
