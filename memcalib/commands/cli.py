@@ -956,8 +956,8 @@ def levels(
     person decides the doubtful ones.
 
     The model is asked twice. The sheet has the memories on which the two passes disagree, and
-    twenty others drawn at random. Give the filled sheet back with --sheet. `memcalib evaluate --log FILE
-    --levels FOLDER` uses the levels.
+    twenty others drawn at random. Give the filled sheet back with --sheet. `memcalib evaluate
+    --log FILE --levels FOLDER` uses the levels.
 
     Example: memcalib levels service.jsonl --consent "terms of 2026" --model deepseek-chat
     --base-url https://api.deepseek.com/v1 --key-env DEEPSEEK_API_KEY
@@ -2060,8 +2060,8 @@ def build(
     """Build a benchmark from questions, or from the log of a memory system.
 
     The order of the steps: run it with --pilot 50, read the page and fill in the sheet, give it
-    back with --reviews SHEET, run it with --freeze, and then without any of these options. At the end,
-    --hub FOLDER lays the data set out for a hub. If the command is stopped, run it again and it
+    back with --reviews SHEET, run it with --freeze, and then without any of these options. At the
+    end, --hub FOLDER lays the data set out for a hub. If the command is stopped, run it again and it
     continues; no call is paid twice.
 
     With --log, retrieval results stay as they are, private values are removed, and nothing is sent
