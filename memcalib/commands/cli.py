@@ -2061,8 +2061,8 @@ def build(
 
     The order of the steps: run it with --pilot 50, read the page and fill in the sheet, give it
     back with --reviews SHEET, run it with --freeze, and then without any of these options. At the
-    end, --hub FOLDER lays the data set out for a hub. If the command is stopped, run it again and it
-    continues; no call is paid twice.
+    end, --hub FOLDER lays the data set out for a hub. If the command is stopped, run it again and
+    it continues; no call is paid twice.
 
     With --log, retrieval results stay as they are, private values are removed, and nothing is sent
     without --yes. The six stages are screening, derivation, annotation, distractors and rubrics,
