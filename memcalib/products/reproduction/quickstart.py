@@ -124,8 +124,10 @@ def quick_plan(out: str | Path, profile: Profile) -> Plan:
 
 def _finished_rows(rows: Sequence[ResultRow], jobs: Jobs) -> list[ResultRow]:
     """The rows of which every job is done."""
-    unfinished = {jobs.root / name for name in jobs.to_do()}
-    return [row for row in rows if not unfinished & set(row.folders.values())]
+    unfinished = {(jobs.root / name).resolve() for name in jobs.to_do()}
+    return [
+        row for row in rows if not unfinished & {path.resolve() for path in row.folders.values()}
+    ]
 
 
 def run_quickstart(
@@ -139,9 +141,9 @@ def run_quickstart(
     report.html, print the table; returns the path of the report.
 
     The report is written as soon as the first training is measured, and again after each of the
-    others. A run that was stopped continues, a finished one is only assembled again. Raises `ValueError` for
-    a bad profile, or a folder that holds a run of other settings, and `TasksFailed` with the error
-    of each job that failed.
+    others. A run that was stopped continues, a finished one is only assembled again. Raises
+    `ValueError` for a bad profile, or a folder that holds a run of other settings, and
+    `TasksFailed` with the error of each job that failed.
     """
     from memcalib.report.run_data import load_run
     from memcalib.report.tables import results_text
