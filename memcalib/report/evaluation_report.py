@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BREAKDOWNS', 'ASSUMES', 'MODEL_BASED', 'EVALUATION_FILES', 'SHOWN_FAULTY', 'subset_scores', 'breakdown_tables',
-           'memory_effect', 'memory_price', 'memory_price_lines', 'same_again', 'same_again_lines', 'second_judge',
-           'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction', 'corrections',
-           'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances', 'evaluation_tables', 'protocol',
+           'memory_effect', 'second_judge', 'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction',
+           'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances',
+           'evaluation_tables', 'memory_price', 'memory_price_lines', 'same_again', 'same_again_lines', 'protocol',
            'settings_of_rows', 'notices', 'answer_lines', 'banners', 'model_card', 'evaluation_figures',
            'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline', 'evaluation_text']
 
@@ -186,100 +186,6 @@ def memory_effect(run: RunData) -> "pd.DataFrame":
     if not tables:
         return pd.DataFrame()
     return with_holm(pd.concat(tables, ignore_index=True))[_EFFECT_COLUMNS]
-
-# %% ../../nbs/report/07_evaluation_report.ipynb #a1b2c302
-_PRICES = {
-    "prompt_tokens": "tokens of the prompt",
-    "completion_tokens": "tokens of the answer",
-    "seconds": "seconds",
-    "cost": "cost, USD",
-}
-
-
-def memory_price(run: RunData) -> "pd.DataFrame":
-    """What an answer takes on average with each treatment of memory, and how much more that is than
-    without memory (`more ...`; NaN where a server did not say); no row without the control, and for
-    answers of a log.
-    """
-    import pandas as pd
-
-    if run.answers is None or _of_log(run):
-        return pd.DataFrame()
-    rows = []
-    for _, answers in run.answers.groupby("model", sort=False):
-        means = answers.groupby("condition", sort=False)[list(_PRICES)].mean()
-        if "no_memory" not in means.index:
-            continue
-        for condition in means.index.drop("no_memory"):
-            treated = answers[answers["condition"] == condition]
-            row = {"method": source_names(treated[["model", "condition"]]).iloc[0]}
-            row["answers"] = len(treated)
-            for name, heading in _PRICES.items():
-                value = means.loc[condition, name]
-                row[heading] = value
-                row[f"more {heading}"] = value - means.loc["no_memory", name]
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def memory_price_lines(price: "pd.DataFrame") -> list[str]:
-    """One line for each treatment of memory: what it takes more than an answer without memory."""
-    lines = []
-    for row in price.to_dict("records"):
-        forms = {
-            "tokens of the prompt": "{:+,.0f} tokens of the prompt",
-            "tokens of the answer": "{:+,.0f} tokens of the answer",
-            "seconds": "{:+,.2f} s",
-            "cost, USD": "{:+,.6f} USD",
-        }
-        told = [
-            form.format(row[f"more {heading}"])
-            for heading, form in forms.items()
-            if row[f"more {heading}"] == row[f"more {heading}"]
-        ]
-        if told:
-            lines.append(
-                f"{row['method']}, an answer against one without memory: {', '.join(told)}."
-            )
-    return lines
-
-
-def same_again(run: RunData) -> "pd.DataFrame":
-    """The A/A comparison: how far the same model with the same memory is from itself when it is
-    asked again with another seed, as differences of SCS between all pairs of seeds; no row for one
-    seed.
-    """
-    import pandas as pd
-
-    rows = []
-    scored = run.responses[run.responses["scored"]]
-    scored = scored.assign(SCS=answer_scores(scored)["SCS"], method=source_names(scored))
-    for name, responses in scored.groupby("method", sort=False):
-        by_seed = responses.pivot_table(index="question_id", columns="seed", values="SCS").dropna()
-        scores = by_seed.mean()
-        gaps = [abs(scores[a] - scores[b]) for a, b in combinations(scores.index, 2)]
-        if gaps and len(by_seed):
-            rows.append(
-                {
-                    "method": name,
-                    "questions": len(by_seed),
-                    "pairs of seeds": len(gaps),
-                    "mean difference": sum(gaps) / len(gaps),
-                    "largest difference": max(gaps),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def same_again_lines(table: "pd.DataFrame") -> list[str]:
-    """The A/A comparison in words, one line for each method that differs from itself at all."""
-    return [
-        f"A/A: {row['method']}, asked again with another seed, differs from itself by "
-        f"{row['mean difference']:.1f} points of SCS on average and by "
-        f"{row['largest difference']:.1f} at most ({row['pairs of seeds']} pairs of seeds, "
-        f"{row['questions']} questions): a difference of that size may be chance."
-        for row in table.to_dict("records")
-    ]
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #ca86b2cb
 def second_judge(run: RunData) -> "dict[str, pd.DataFrame]":
@@ -676,6 +582,100 @@ def _second_judge_or_note(run: RunData) -> "dict[str, pd.DataFrame]":
         if note not in run.notes:
             run.notes.append(note)
         return {}
+
+# %% ../../nbs/report/07_evaluation_report.ipynb #a1b2c302
+_PRICES = {
+    "prompt_tokens": "tokens of the prompt",
+    "completion_tokens": "tokens of the answer",
+    "seconds": "seconds",
+    "cost": "cost, USD",
+}
+
+
+def memory_price(run: RunData) -> "pd.DataFrame":
+    """What an answer takes on average with each treatment of memory, and how much more that is than
+    without memory (`more ...`; NaN where a server did not say); no row without the control, and for
+    answers of a log.
+    """
+    import pandas as pd
+
+    if run.answers is None or _of_log(run):
+        return pd.DataFrame()
+    rows = []
+    for _, answers in run.answers.groupby("model", sort=False):
+        means = answers.groupby("condition", sort=False)[list(_PRICES)].mean()
+        if "no_memory" not in means.index:
+            continue
+        for condition in means.index.drop("no_memory"):
+            treated = answers[answers["condition"] == condition]
+            row = {"method": source_names(treated[["model", "condition"]]).iloc[0]}
+            row["answers"] = len(treated)
+            for name, heading in _PRICES.items():
+                value = means.loc[condition, name]
+                row[heading] = value
+                row[f"more {heading}"] = value - means.loc["no_memory", name]
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def memory_price_lines(price: "pd.DataFrame") -> list[str]:
+    """One line for each treatment of memory: what it takes more than an answer without memory."""
+    lines = []
+    for row in price.to_dict("records"):
+        forms = {
+            "tokens of the prompt": "{:+,.0f} tokens of the prompt",
+            "tokens of the answer": "{:+,.0f} tokens of the answer",
+            "seconds": "{:+,.2f} s",
+            "cost, USD": "{:+,.6f} USD",
+        }
+        told = [
+            form.format(row[f"more {heading}"])
+            for heading, form in forms.items()
+            if row[f"more {heading}"] == row[f"more {heading}"]
+        ]
+        if told:
+            lines.append(
+                f"{row['method']}, an answer against one without memory: {', '.join(told)}."
+            )
+    return lines
+
+
+def same_again(run: RunData) -> "pd.DataFrame":
+    """The A/A comparison: how far the same model with the same memory is from itself when it is
+    asked again with another seed, as differences of SCS between all pairs of seeds; no row for one
+    seed.
+    """
+    import pandas as pd
+
+    rows = []
+    scored = run.responses[run.responses["scored"]]
+    scored = scored.assign(SCS=answer_scores(scored)["SCS"], method=source_names(scored))
+    for name, responses in scored.groupby("method", sort=False):
+        by_seed = responses.pivot_table(index="question_id", columns="seed", values="SCS").dropna()
+        scores = by_seed.mean()
+        gaps = [abs(scores[a] - scores[b]) for a, b in combinations(scores.index, 2)]
+        if gaps and len(by_seed):
+            rows.append(
+                {
+                    "method": name,
+                    "questions": len(by_seed),
+                    "pairs of seeds": len(gaps),
+                    "mean difference": sum(gaps) / len(gaps),
+                    "largest difference": max(gaps),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def same_again_lines(table: "pd.DataFrame") -> list[str]:
+    """The A/A comparison in words, one line for each method that differs from itself at all."""
+    return [
+        f"A/A: {row['method']}, asked again with another seed, differs from itself by "
+        f"{row['mean difference']:.1f} points of SCS on average and by "
+        f"{row['largest difference']:.1f} at most ({row['pairs of seeds']} pairs of seeds, "
+        f"{row['questions']} questions): a difference of that size may be chance."
+        for row in table.to_dict("records")
+    ]
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
 def protocol(run: RunData) -> list[tuple[str, str]]:
