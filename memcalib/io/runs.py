@@ -80,7 +80,13 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
 
 # %% ../../nbs/io/07_runs.ipynb #007c4794
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex; raises `FileNotFoundError`."""
+    """SHA-256 of a file's bytes in hex, or of the names and hashes of a folder's files; raises
+    `FileNotFoundError`."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        lines = [f"{file.relative_to(path).as_posix()} {file_hash(file)}\n" for file in files]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from memcalib.io.records import Record, replacing, write_jsonl, write_whole
-from memcalib.io.runs import RunFolder, git_state, holds_rows
+from memcalib.io.runs import RunFolder, file_hash, git_state, holds_rows
 
 SETTINGS = {"model": "tiny", "train": {"steps": 3, "trl": {}, "seeds": (1, 2)}}
 CHANGED = {"model": "tiny", "train": {"steps": 4, "trl": {"warmup": 2}, "seeds": [1, 2]}}
@@ -288,3 +288,15 @@ def test_the_same_libraries_are_not_spoken_of(tmp_path, caplog):
     again.write_manifest()
     assert caplog.records == []
     assert "versions_before" not in json.loads((tmp_path / "run" / "manifest.json").read_text())
+
+
+def test_the_hash_of_a_folder_follows_names_and_contents(tmp_path):
+    folder = tmp_path / "memory"
+    (folder / "days").mkdir(parents=True)
+    (folder / "days" / "one.md").write_text("- Likes soup.\n")
+    first = file_hash(folder)
+    assert file_hash(folder) == first
+    (folder / "days" / "one.md").rename(folder / "days" / "two.md")
+    renamed = file_hash(folder)
+    (folder / "days" / "two.md").write_text("- Likes rye.\n")
+    assert len({first, renamed, file_hash(folder)}) == 3
