@@ -243,7 +243,7 @@ def test_a_model_that_never_does_it(capsys, tmp_path, server, models, stage, rea
     write_description(file, server.base_url, models, micro=120, seed=2)
     code, _, err = run(capsys, "build", file, *folder_options(tmp_path), "--pilot", 30)
     assert code == 1 and f"stage {stage}: the first 20 rows" in err and reason in err
-    assert err.count("go on with") == 1 and "--pilot 30" in err
+    assert err.count("continue with") == 1 and "--pilot 30" in err
     assert ("--set reviewer.model=NAME" in err) == ("reviewer" in models)
     stages = tmp_path / "b" / "pilots" / "draw-01" / "stages"
     assert len(list(stages.glob("*.jsonl"))) == before + 1
