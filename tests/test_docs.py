@@ -449,7 +449,7 @@ def test_a_search_for_what_people_want_finds_the_start_page(notebooks):
     [
         ("judge", "NamedBlock", "class NamedBlock(name: str, block: Block, atoms: list"),
         ("judge", "Judge", "class Judge"),
-        ("judge", "Reading", "    verdicts: dict[str, dict[str, Any]] = dict(),\n"),
+        ("judge", "ReplyReading", "    verdicts: dict[str, dict[str, Any]] = dict(),\n"),
         ("problem", "Level", "class Level(IntEnum)"),
         ("judge", "judge_rollouts", "    *,\n    on_row: Callable[[Judgment], None] | None = None"),
         ("inference.endpoint", "Endpoint", "    rpm: float | None = None,\n"),

@@ -66,11 +66,12 @@ def test_every_link_leads_to_a_page_and_a_heading():
 def test_data_and_commands_of_tables_and_figures_exist():
     from memcalib.commands.cli import app
 
-    verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    verbs = {name.replace("_", "-") for name in names}
     shipped = shipped_names("data", "reference", suffix=".csv")
     assert package_data("data", "reference").is_dir()
     assert {name for name in re.findall(r"`(\w+)\.csv`", CELLS[2])} <= {*shipped}
-    assert {name for name in re.findall(r"`memcalib (\w+)", CELLS[2])} <= verbs
+    assert {name for name in re.findall(r"`memcalib ([\w-]+)", CELLS[2])} <= verbs
     named = {name for name in re.findall(r"`([a-z]\w*_[a-z_]+)`", CELLS[2])}
     assert all(
         any(name in path.read_text() for path in package_data().rglob("*.py")) for name in named

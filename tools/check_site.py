@@ -129,7 +129,7 @@ WANTED = {
     "connection refused": (
         "faq.html#no-connection-to-is-the-address-right-and-is-the-server-running"
     ),
-    "commercial use": "faq.html#what-is-the-licence",
+    "commercial use": "faq.html#what-is-the-license",
     "qwertzuiop": "faq.html",
 }  # what people type, and what must come first
 

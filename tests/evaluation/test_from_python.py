@@ -63,7 +63,7 @@ def test_answers_of_a_log_take_a_judge_that_returns_levels():
 
 def test_rows_without_consent_say_what_to_pass_from_python():
     row = {"query": "Bake?", "memories": [{"text": "No nuts.", "level": "C"}], "answer": "A cake."}
-    with pytest.raises(DataError, match='Python: log={"consent": NAME}'):
+    with pytest.raises(DataError, match=r'log=\{"consent": NAME\}'):
         mc.evaluate([row], judge=everything_bound)
 
 

@@ -502,7 +502,7 @@ import memcalib.report.credit_viewer, memcalib.products.reproduction.rule_grid
 import memcalib.trainer.traces, memcalib.training
 from memcalib.products.micro.loop import CreditLoop
 from memcalib.products.micro.policy import load_policy
-from memcalib.products.micro.world import WORLDS, exact_judge
+from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.rules.base import CREDIT_RULES, CreditConfig, credit_rule
 from memcalib.trainer.forecast import training_forecast
 from memcalib.trainer.recipe import load_recipe

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,11 @@ VERBS_WITH_SETTINGS = ("evaluate", "generate", "judge", "exam", "demonstrations"
 @pytest.mark.parametrize("name", VERBS_WITH_SETTINGS)
 def test_help_shows_every_flag_and_they_are_few(capsys, name):
     code, out, _ = run(capsys, name, "--help")
-    shown = {line.split()[0] for line in out.splitlines() if line.startswith("  --")}
+    shown = set()
+    for line in out.splitlines():
+        if line.startswith("  --"):
+            names = takewhile(lambda word: word.startswith("--"), line.split())
+            shown |= {name.rstrip(",") for name in names}
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
     flags = {option for option in options if option.startswith("--")}
     assert code == 0 and flags <= shown and {"--set", "--dry-run"} <= shown
