@@ -45,7 +45,9 @@ def channel_rewards(
     a level outside 0, 1, 2."""
     if not ideal.shape == actual.shape == mask.shape or mask.dim() != 2:
         shapes = ", ".join(str(tuple(t.shape)) for t in (ideal, actual, mask))
-        raise ValueError(f"ideal, actual and mask must share one [row, atom] shape, found {shapes}")
+        raise ValueError(
+            f"ideal, actual and mask must have the same shape [row, atom]; found {shapes}"
+        )
     _check_levels("ideal", ideal, mask)
     _check_levels("actual", actual, mask)
     ideal = torch.where(mask, ideal, 0).long()
@@ -61,12 +63,12 @@ def _check_levels(name: str, levels: Tensor, mask: Tensor) -> None:
     """Raises `ValueError` for levels that are no signed integers, and for one outside 0, 1, 2."""
     unsigned = levels.dtype in (torch.bool, torch.uint8)
     if levels.is_floating_point() or levels.is_complex() or unsigned:
-        raise ValueError(f"{name} levels are {levels.dtype}, must be signed integers")
+        raise ValueError(f"{name} levels have type {levels.dtype}; they must be signed integers")
     outside = (mask & ((levels < 0) | (levels > 2))).nonzero()
     if len(outside):
         row, atom = outside[0].tolist()
         raise ValueError(
-            f"row {row}, atom {atom}: {name} level {levels[row, atom].item()}, allowed are 0, 1, 2"
+            f"row {row}, atom {atom}: {name} level {levels[row, atom].item()}; allowed are 0, 1, 2"
         )
 
 # %% ../nbs/04_channels.ipynb #8448a694

@@ -84,7 +84,7 @@ def check_screening(draft: Draft, reply: ScreeningReply) -> list[Fault]:
         if name == "memory_extractability" and point.passed:
             fields = ("question", "context")  # the reference answer is not the user's
         if not _exact_quote(point.evidence, draft, fields):
-            detail = f"{point.evidence[:200]!r} is no part of {', '.join(fields)}"
+            detail = f"{point.evidence[:200]!r} does not occur in {', '.join(fields)}"
             faults.append(Fault(f"dimensions.{name}", "evidence", detail))
     return faults
 
@@ -192,7 +192,9 @@ def passage_faults(draft: Draft, passage: PassageReply, query: str) -> Iterator[
     if not content_words(passage.text):
         yield TextFault("empty passage", f"found {passage.text[:80]!r}, allowed is a sentence")
     if not _exact_quote(passage.evidence, draft, ("question", "context")):
-        yield TextFault("evidence", f"{passage.evidence[:200]!r} is no part of question or context")
+        yield TextFault(
+            "evidence", f"{passage.evidence[:200]!r} does not occur in the question or the context"
+        )
     for sentence in sentences(passage.text):
         leak = find_leak(sentence, query)
         if leak:
@@ -274,7 +276,7 @@ def atom_faults(draft: Draft, atom: AtomReply) -> Iterator[TextFault]:
     if atom.level != "A" and not _changes_answer(atom):
         yield TextFault(
             "contrast",
-            f"level {atom.level} needs an answer that differs with the atom, found "
+            f"level {atom.level} needs an answer that changes with the atom; found "
             f"{atom.with_memory[:200]!r}",
         )
 
@@ -362,7 +364,7 @@ def accept_annotation(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
             id=draft.id,
             stage="annotation",
             reason="no bound or control atom",
-            detail=f"all {len(atoms)} atoms are at Ignore",
+            detail=f"all {len(atoms)} atoms have the level Ignore",
         )
     for atom in atoms:
         leak = find_leak(atom.text, draft.query)

@@ -139,11 +139,11 @@ def load_prompt(name: str) -> str:
         raise ValueError(f"prompt: found {name!r}; allowed: {allowed}")
     text = path.read_bytes().decode("utf-8", "replace").strip()
     if not text:
-        raise ValueError(f"prompt: found {name!r}, a file that is empty; allowed: a text in UTF-8")
-    if "\ufffd" in text:
         raise ValueError(
-            f"prompt: found {name!r}, a file that is not UTF-8; allowed: a text in UTF-8"
+            f"prompt: found {name!r}, which is an empty file; allowed: a text in UTF-8"
         )
+    if "\ufffd" in text:
+        raise ValueError(f"prompt: found {name!r}, which is not in UTF-8; allowed: a text in UTF-8")
     try:
         is_whole(text)
     except ValueError as error:
@@ -170,8 +170,8 @@ def is_whole(prompt: str) -> bool:
         return False
     if missing:
         raise ValueError(
-            f"which has no place {' and no place '.join(missing)}; allowed: a whole prompt with "
-            "{query}, {memory}, {answer} and {atoms}, or rules without any of them"
+            f"which lacks the placeholder {' and '.join(missing)}; allowed: a whole prompt with "
+            "{query}, {memory}, {answer} and {atoms}, or only rules, without any of these"
         )
     return True
 
@@ -278,8 +278,8 @@ def system_prompt(config: JudgeConfig) -> str:
         more = [name for name in ("every_quote", "stance", "quality") if getattr(config, name)]
         if more:
             raise ValueError(
-                f"{more[0]}: found true, beside a whole prompt ({config.prompt}), which asks for "
-                "what it asks; allowed: false, or a prompt file with the rules alone"
+                f"{more[0]}: found true, beside a whole prompt ({config.prompt}), which fixes "
+                f"what is asked; allowed: false, or a prompt file with the rules alone"
             )
         return prompt
     parts = [
@@ -457,7 +457,7 @@ def _entry_faults(rows: Sequence[Any], request: JudgeRequest) -> list[str]:
         if name not in request.atom_ids:
             faults.append(f"atom_id {printable(short_repr(name))} was not asked for")
         elif count > 1:
-            faults.append(f"atom_id {name} has {count} entries, allowed is one")
+            faults.append(f"atom_id {name} has {count} entries; it must have one")
     faults += [f"atom_id {name} is missing" for name in request.atom_ids if name not in counts]
     return faults
 
@@ -493,7 +493,7 @@ def read_reply(text: str, request: JudgeRequest, finish_reason: str = "stop") ->
     opening = cut_text(" ".join(text[:400].split()), 160)
     reading = ReplyReading(removed=removed, opening=printable(repr(opening)))
     if finish_reason == "length":
-        reading.faults.append("the reply was cut off at the limit of its length; be brief")
+        reading.faults.append("the reply was cut off at the length limit; be brief")
     if finish_reason == "content_filter":
         reading.faults.append("a content filter withheld the reply")
     try:
@@ -557,7 +557,7 @@ def _reply_error(reading: ReplyReading) -> str | None:
     listed = "; ".join(faults[:5])
     if len(faults) > 5:
         listed += f"; and {len(faults) - 5} more"
-    return f"reply at fault: {listed}; the reply was {reading.opening}"
+    return f"the reply has faults: {listed}; it begins: {reading.opening}"
 
 
 def _take_evidence(atom: AtomJudgment, verdict: Mapping[str, Any], response: str) -> None:
@@ -858,7 +858,7 @@ HUGE = 500_000  # characters of an answer that is worked on in a thread
 
 
 async def _call_at_once(function: Callable[..., Result], *args: Any, **fields: Any) -> Result:
-    """What `asyncio.to_thread` does, without a thread."""
+    """Like `asyncio.to_thread`, but without a thread."""
     return function(*args, **fields)
 
 # %% ../nbs/02_judge.ipynb #1b37e35c
@@ -904,7 +904,7 @@ class _AnswersFile:
                 f"two answers of {row.model!r}, condition {row.condition!r}, seed {row.seed}, "
                 f"sample {row.sample}"
             )
-            allowed = "one: give each set of sampling settings a file of its own"
+            allowed = "one; give each set of sampling settings its own file"
             raise _refusal(self.path, row, "answer", repeated, allowed)
 
     def judgment_fields(self, row: Rollout) -> dict[str, Any]:
@@ -935,7 +935,7 @@ class _AnswersFile:
 
 
 _WITHHELD = {
-    "content_filter": "a content filter withheld it",
+    "content_filter": "a content filter withheld the answer",
     "tool_calls": "the model called a tool and wrote nothing",
 }
 
@@ -1078,8 +1078,8 @@ def _check_streak(failures: FailureStreak, judgment: Judgment) -> None:
     kind = judgment.error.split(":")[0] if judgment.error else None
     if kind not in _ANSWERS_FAULT and failures.add(kind):
         raise ForeseenError(
-            f"{failures.count} judgments in a row failed alike, so the run "
-            f"stopped; the last one: {judgment.error}"
+            f"{failures.count} judgments in a row failed in the same way, so the run stopped; the "
+            f"last error: {judgment.error}"
         )
 
 
@@ -1101,7 +1101,7 @@ def judge_rollouts(
     file.
     """
     if not Path(rollouts).is_file():
-        raise FileNotFoundError(f"{rollouts}: no such file of answers")
+        raise FileNotFoundError(f"{rollouts}: there is no such file of answers")
     answers = _AnswersFile(examples, rollouts)
     name = _name_of(judge, answers.examples.values())
     if retry_unscored and isinstance(judge, LLMJudge):
@@ -1145,6 +1145,6 @@ def check_judge_answers(judge: JudgeLike, example: Example) -> None:
         error = judgment_of(example, verdict, judge_name_of(judge)).error or ""
     if error and not error.startswith("reply at fault"):
         raise ForeseenError(
-            f"the judge was asked one question before any answer is paid for, and did "
-            f"not reply: {error}"
+            f"before any answer was paid for, the judge was asked one question and did not reply: "
+            f"{error}"
         )

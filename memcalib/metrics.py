@@ -168,7 +168,7 @@ def _field_faults(metric: Metric) -> Iterator[tuple[str, object, str]]:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         yield "name", name, "letters, digits and _, a letter first"
     elif name in _NAMES_TAKEN or name.endswith(_SUFFIXES):
-        yield "name", name, f"no name of a column, and none that ends in {', '.join(_SUFFIXES)}"
+        yield "name", name, f"not the name of a column, and not ending in {', '.join(_SUFFIXES)}"
     if not callable(metric.formula):
         yield "formula", metric.formula, "a function of counts and rho"
     if not isinstance(metric.higher_is_better, bool):
@@ -204,7 +204,7 @@ def _check_metric(metric: Metric) -> None:
         values = metric.of_answers(answers, rho)
         in_halves = [metric.of_answers(part, rho) for part in (answers[:half], answers[half:])]
         apart = np.concatenate(in_halves)
-        _check_equal(metric, answers, values, apart, "with fewer answers beside it")
+        _check_equal(metric, answers, values, apart, "with fewer answers around it")
         if metric.atom_values is not None:
             of_atoms = metric.atom_values.of_answers(answers, rho)
             _check_equal(metric, answers, values, of_atoms, "by atom_values")
@@ -297,7 +297,7 @@ SEVERE_SHARE = Metric(
     "severe_share",
     lambda counts, rho: (counts * (np.abs(GAPS) == 2)).sum(axis=(1, 2)) / counts.sum(axis=(1, 2)),
     higher_is_better=False,
-    meaning="share of an answer's memories that are off by two levels",
+    meaning="share of an answer's memories whose level is off by two",
     atom_values=AtomValues(lambda rho: np.abs(GAPS) == 2, "mean"),
 )
 
@@ -319,16 +319,19 @@ def _check_addition(metric: object, name: str, table: Mapping[str, Metric]) -> N
     if not isinstance(metric, Metric):
         raise ValueError(f"metric {name!r}: found {short_repr(metric)}; allowed: a Metric")
     if metric.name != name:
-        raise ValueError(f"metric {name!r}: found one named {metric.name!r}; allowed: one name")
+        raise ValueError(
+            f"metric {name!r}: found a metric named {metric.name!r}; allowed: the "
+            f"same name in both places"
+        )
     if name in table:
         raise ValueError(
-            f"metric {name!r}: found a second one of this name; allowed: a name beside "
+            f"metric {name!r}: found a second metric of this name; allowed: a name other than "
             f"{', '.join(table)}"
         )
     if metric.family == CALIBRATION:
         raise ValueError(
-            f"metric {name!r}: family: found {CALIBRATION!r}, whose six are those of the paper; "
-            "allowed: None, or a name of your own"
+            f"metric {name!r}: family: found {CALIBRATION!r}, which is reserved for the six "
+            f"metrics of the paper; allowed: None, or a name of your own"
         )
 
 
@@ -361,8 +364,8 @@ def _totals(name: str, values) -> Integer[np.ndarray, " response"]:
         raise ValueError(f"{name}: found shape {array.shape}; allowed: one total for each response")
     if not array.size:
         raise ValueError(
-            f"{name}: no scored response, and a metric of nothing is undefined; "
-            "allowed: at least one total"
+            f"{name}: found no scored response, so the metric is undefined; allowed: at least one "
+            f"total"
         )
     if array.dtype.kind not in "iu":
         raise ValueError(f"{name}: found values of type {array.dtype}; allowed: whole numbers")
@@ -453,7 +456,7 @@ def response_frame(
     else:
         frame = _responses_of_judgments(judgments)
     if frame.empty:
-        raise ValueError("no judgments: a metric of nothing is undefined")
+        raise ValueError("found no judgments, so the metrics are undefined")
     frame["atom_count"] = binned(frame["atoms"], ATOM_BINS)
     frame["distractor_count"] = binned(frame["distractors"], DISTRACTOR_BINS)
     return frame
@@ -474,8 +477,8 @@ def _responses_of_judgments(judgments: "Iterable[Judgment]") -> "pd.DataFrame":
             )
         if judgment.settings.get("ideal_levels") == "unknown":
             raise ValueError(
-                f"example {judgment.example_id!r}: found a judgment for which no ideal levels are "
-                "known; allowed: levels for each memory, or footprints "
+                f"example {judgment.example_id!r}: found a judgment without known ideal levels; "
+                f"allowed: a level for each memory, or footprints "
                 "(memcalib.evaluation.footprints)"
             )
         if judgment.key in keys:
@@ -663,8 +666,8 @@ def answer_scores(frame: "pd.DataFrame", rho: float = 0.5, prefix: str = "") -> 
         if (given != counted).any():
             row = int((given != counted).argmax())
             raise ValueError(
-                f"column {prefix}{name}: found {given[row]} in row {frame.index[row]!r}, where the "
-                f"counts of its channels give {counted[row]}; allowed: the same"
+                f"column {prefix}{name}: found {given[row]} in row {frame.index[row]!r}, but the "
+                f"counts of its channels give {counted[row]}; allowed: the same value"
             )
     values = {}
     for name, metric in metric_table().items():
@@ -678,8 +681,8 @@ def _whole_numbers(frame: "pd.DataFrame", name: str) -> Int[np.ndarray, " respon
     missing = np.isnan(values)
     if missing.any():
         raise ValueError(
-            f"column {name}: found no number in row {frame.index[int(missing.argmax())]!r}, an "
-            "answer that is scored; allowed: a number, or a frame without the columns of channels"
+            f"column {name}: found no number in row {frame.index[int(missing.argmax())]!r}, which "
+            f"is a scored answer; allowed: a number, or a frame without the columns of channels"
         )
     return values.astype(np.int64)
 
@@ -804,8 +807,7 @@ def few_questions(count: int) -> str:
     """What a reader has to know of results from fewer than `LEAST_GROUPS` questions."""
     questions = "1 question" if count == 1 else f"{count} questions"
     return (
-        f"Only {questions}: with fewer than {LEAST_GROUPS} no interval is given and no "
-        "difference is marked."
+        f"Only {questions}: below {LEAST_GROUPS}, no interval is given and no difference is marked."
     )
 
 # %% ../nbs/03_metrics.ipynb #e6c2f41d
@@ -907,7 +909,7 @@ def with_labels(
     if not labels.labelled_answers:
         raise ValueError(
             f"{labels.source}: none of {len(labels.rows_by_answer)} drawn answers is labelled; "
-            f"allowed: labels of answers to {LEAST_QUESTIONS} questions or more"
+            f"allowed: labels for answers to at least {LEAST_QUESTIONS} questions"
         )
     answers = _answers_with_atoms(judgments, set(labels.rows_by_answer))
     each_once = frame.drop_duplicates(list(_ANSWER_KEY))
@@ -997,9 +999,7 @@ def score(
     if labels is not None:
         frame = with_labels(frame, cast("list[Judgment] | pd.DataFrame", judgments), labels)
     if not np.any(frame["scored"]):
-        raise ValueError(
-            f"none of {len(frame)} responses is scored: a metric of nothing is undefined"
-        )
+        raise ValueError(f"none of {len(frame)} responses is scored, so the metrics are undefined")
     if by not in (None, *SPLITS):
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SPLITS)}")
     columns = [*SOURCE] if by is None else [*SOURCE, by]

@@ -256,8 +256,8 @@ class Example(Record):
         """
         if "question_id" in fields:
             raise ValueError(
-                f"question_id: found {fields['question_id']!r}; say group=..., from which "
-                "question_id is made"
+                f"question_id: found {fields['question_id']!r}; set group=... instead, and "
+                f"question_id is made from it"
             )
         atoms = []
         blocks = []
@@ -708,7 +708,10 @@ class Judgment(Record):
         if not self.scored:
             unscored = [atom.atom_id for atom in self.atoms if atom.actual is None]
             reason = f"error {self.error!r}" if self.error else f"unscored atoms {unscored}"
-            raise ValueError(f"judgment of {self.example_id!r} has {reason}: it has no O and U")
+            raise ValueError(
+                f"the judgment of {self.example_id!r} has {reason}, so its over-use "
+                f"and under-use are undefined"
+            )
         return [atom.actual - atom.ideal for atom in self.atoms if atom.actual is not None]
 
     @property
@@ -808,7 +811,8 @@ def judge_all(
     """
     if len(examples) != len(responses):
         raise ValueError(
-            f"{len(examples)} examples but {len(responses)} responses: they must pair up"
+            f"{len(examples)} examples but {len(responses)} responses: there must be one response "
+            f"for each example"
         )
     batch = getattr(judge, "batch", None)
     judgments = batch(examples, responses) if batch else map(judge, examples, responses)
@@ -897,7 +901,7 @@ def _atom_rules(atom: dict, index: int) -> Iterator[Violation]:
     yield from _level_rules(atom, item)
     rubric = atom.get("usage_rubric")
     if rubric is not None and not isinstance(rubric, dict):
-        yield Violation("usage_rubric", short_repr(rubric), "an object, or nothing", item)
+        yield Violation("usage_rubric", short_repr(rubric), "an object, or no such field", item)
     yield from _alternative_rules(atom, item)
 
 
@@ -972,7 +976,7 @@ def _atom_in_block_rules(
     block_id = block.get("parent_memory_id")
     parent = atoms[atom_id].get("parent_memory_id")
     if parent != block_id:
-        allowed = f"{short_repr(block_id)}, the block it stands in"
+        allowed = f"{short_repr(block_id)}, the block that contains it"
         yield Violation("parent_memory_id", short_repr(parent), allowed, f"atom {atom_id!r}")
 
 
@@ -1032,7 +1036,7 @@ def _turn_rules(row: dict) -> Iterator[Violation]:
             yield Violation("role", role, ", ".join(TURN_ROLES), item)
         time = parsed_time(turn.get("time"))
         if time and last_time and time < last_time:
-            allowed = f"not before the turn above it, {last_time.isoformat()}"
+            allowed = f"a time no earlier than that of the previous turn, {last_time.isoformat()}"
             yield Violation("time", short_repr(turn["time"]), allowed, item)
         last_time = time or last_time
     roles = [str(turn.get("role")) for turn in only_dicts(row["turns"])]
@@ -1041,21 +1045,21 @@ def _turn_rules(row: dict) -> Iterator[Violation]:
 
 
 def _turn_order_rule(roles: Sequence[str]) -> Iterator[Violation]:
-    """Warnings: no turn of the user, a result of a tool before anybody has spoken, a user who
+    """Warnings: no turn by the user, a result of a tool before anybody has spoken, a user who
     speaks twice in a row, the last time in the query.
     """
     if "user" not in roles:
         allowed = "a turn of the user before the query, or no turns at all"
-        yield Violation("turns", "no turn of the user", allowed, severity="warning")
+        yield Violation("turns", "no turn by the user", allowed, severity="warning")
     if roles[0] == "tool":
         allowed = "user or assistant in the first turn"
         yield Violation("role", "tool", allowed, "turn 1", severity="warning")
     for number, (above, role) in enumerate(pairwise(roles), 2):
         if role == above == "user":
-            allowed = "assistant or tool after the user"
+            allowed = "assistant or tool after a turn of the user"
             yield Violation("role", "user", allowed, f"turn {number}", severity="warning")
     if roles[-1] == "user":
-        allowed = "assistant or tool in the last turn; the query is what the user says after it"
+        allowed = "assistant or tool in the last turn, because the query is what the user says next"
         yield Violation("role", "user", allowed, f"turn {len(roles)}", severity="warning")
 
 
@@ -1078,7 +1082,7 @@ def _id_rule(item: dict, field: str, place: str = "") -> Iterator[Violation]:
     """Two ids that look alike are one id to whoever reads them."""
     value = item.get(field)
     if isinstance(value, str) and _unseen(value):
-        yield Violation(field, ascii(cut_text(value)), "characters that can be seen", place)
+        yield Violation(field, ascii(cut_text(value)), "visible characters", place)
 
 
 def _all_rules(row: dict) -> Iterator[Violation]:
@@ -1295,8 +1299,8 @@ def encode_prompt(
     """
     if not tokenizer.chat_template:
         raise ValueError(
-            f"tokenizer {tokenizer.name_or_path!r} has no chat template: set one to "
-            "build prompts with it"
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template; set one before building "
+            f"prompts"
         )
     added_tokens = cast("Callable[[], dict[str, int]]", tokenizer.get_added_vocab)
     control_tokens = {*tokenizer.all_special_tokens, *added_tokens()}

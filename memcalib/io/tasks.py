@@ -213,8 +213,8 @@ class _TaskQueue:
         except BrokenProcessPool:  # all futures break with the one worker
             names = [task.name, *(other.name for other in self.running.values())]
             raise ForeseenError(
-                f"one of {', '.join(names)}: its process ended without a word, "
-                "killed perhaps for want of memory"
+                f"one of {', '.join(names)}: its process ended without an error message; it may "
+                f"have been killed because memory ran out"
             ) from None
         except Exception as error:  # noqa: BLE001 (another process's, told at the end)
             self.errors[task.name] = one_line(str(error) or type(error).__name__)

@@ -986,7 +986,7 @@ def _check_dots(table: "pd.DataFrame") -> None:
                 f"column {name!r}: not in the table; allowed: {', '.join(_DOTS_COLUMNS)}, panel"
             )
     if table.empty:
-        raise ValueError("no rows: a figure of nothing is undefined; allowed: at least one")
+        raise ValueError("found no rows, so there is nothing to draw; allowed: at least one row")
     for name in ("label", "series", "panel"):
         if name in table and table[name].isna().any():
             line = table.index[table[name].isna()][0]
@@ -1103,7 +1103,7 @@ def _check_case(
     for name, weights in (("credit", credit), ("tokens", tokens)):
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ValueError(
-                f"{name}: found {list(weights)}; allowed: none below 0, and one above it"
+                f"{name}: found {list(weights)}; allowed: none below 0, and at least one above 0"
             )
 
 
@@ -1238,7 +1238,7 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
             name = _source_name(judgment.model, judgment.condition)
             groups.setdefault(name, []).append(judgment)
     if not groups:
-        raise ValueError(f"none of {len(rows)} responses is scored: there is nothing to draw")
+        raise ValueError(f"none of {len(rows)} responses is scored, so there is nothing to draw")
     return channel_figure(groups)
 
 
