@@ -147,7 +147,8 @@ def test_another_model_under_the_judges_name_is_said_with_counts(capsys, folder,
     sentences = (
         "6 of 12 judgments under the name micro-exact-v1 were made by other-cheap-model\\x1b[31m, "
         "according to the server.",
-        "3 of 12 answers under the name micro-model were given by elsewhere, according to the server.",
+        "3 of 12 answers under the name micro-model were given by elsewhere, "
+        "according to the server.",
     )
     page = (folder / "report.html").read_text()
     card = (folder / "model-card.md").read_text().replace("\\\\", "\\").replace("\\_", "_")
