@@ -323,7 +323,7 @@ def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
-    if not is_user_mistake:
+    if not is_user_mistake and not getattr(error, "advice", ""):
         message += _resume_hint(arguments)
     stop(message, _exit_code(error))
 

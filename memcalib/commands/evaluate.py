@@ -479,6 +479,17 @@ LIBRARIES = ("memcalib", "torch", "transformers", "peft", "vllm")
 RowHandler = Callable[[Rollout | Judgment], None]
 
 
+def _log_arguments(log: LogPlan) -> list[str]:
+    """The options with which a command reads a log as `log` does."""
+    words = []
+    for name, place in log.map.items():
+        words += ["--map", f"{name}={place}"]
+    for option, value in (("--store", log.store), ("--consent", log.consent)):
+        if value:
+            words += [option, value]
+    return words
+
+
 class EvaluationRun:
     """An evaluation and its folder. Each step can be run alone, or all of them with `run`; every
     step continues where it stopped.
@@ -948,15 +959,27 @@ class EvaluationRun:
 
     def _after_footprints(self) -> str:
         """The commands that turn footprints into a score."""
-        file = self.evaluation.log.file if self.evaluation.log else "LOG"
+        text = "Footprints have no score, because the ideal levels are not known."
+        log = self.evaluation.log
+        if log is None:
+            return text
+        judge = self.evaluation.judge
+        if isinstance(judge, Endpoint):
+            intro = "To have levels proposed, here by the model that was the judge:"
+            proposer = ["--model", judge.model, "--base-url", judge.url, "--key-env", judge.key_env]
+            judged_by = ["--judge", judge.model, "--judge-url", judge.url]
+            judged_by += ["--judge-key-env", judge.key_env]
+        else:
+            intro = "To have levels proposed by a model, put in its name and address:"
+            proposer = ["--model", "MODEL", "--base-url", "URL"]
+            judged_by = ["--judge", str(judge)]
         levels_folder = "runs/levels"
-        own_folder = str(self._free_folder("levels"))
-        propose = shlex.join(["levels", file, "--out", levels_folder])
-        again = shlex.join(["--log", file, "--levels", levels_folder, "--out", own_folder])
+        levels = ["levels", log.file, *_log_arguments(log), *proposer, "--out", levels_folder]
+        again = ["evaluate", "--log", log.file, *_log_arguments(log), "--levels", levels_folder]
+        again += [*judged_by, "--out", str(self._free_folder("levels"))]
         return (
-            "Footprints have no score, because the ideal levels are not known. To have levels "
-            "proposed:\n"
-            f"  memcalib {propose} ...\nand then:\n  memcalib evaluate {again} ..."
+            f"{text} {intro}\n  memcalib {shlex.join(levels)}\n"
+            f"and then to score the answers:\n  memcalib {shlex.join(again)}"
         )
 
     def finish(self) -> str:

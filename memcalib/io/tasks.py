@@ -51,6 +51,7 @@ class TasksFailed(RuntimeError):
             lines.append(advice)
         super().__init__("\n".join(lines))
         self.errors = errors
+        self.advice = advice  # how to continue; then a command adds no words of its own
 
 # %% ../../nbs/io/08_tasks.ipynb #7a5c0008
 LOG_SECONDS = 30.0  # between two lines about running tasks where there is no terminal

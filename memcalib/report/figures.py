@@ -14,6 +14,7 @@ __all__ = ['WIDTH', 'INK', 'GRID', 'SOFT', 'PAPER', 'OVER_COLOUR', 'UNDER_COLOUR
 # %% ../../nbs/report/03_figures.ipynb #c20ba94a
 import math
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -1226,6 +1227,7 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
     if isinstance(judgments, str | Path):
         judgments = load_judgments(judgments)
     rows = list(judgments)
+    _show_in_notebooks()
     if kind == "plane":
         table = score(rows)
         names = [
@@ -1240,6 +1242,23 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
     if not groups:
         raise ValueError(f"none of {len(rows)} responses is scored, so there is nothing to draw")
     return channel_figure(groups)
+
+
+def _show_in_notebooks() -> None:
+    """Have a running notebook show figures as pictures, unless it already does."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.core.pylabtools import select_figure_formats
+    from matplotlib.figure import Figure
+
+    shell = get_ipython()
+    if shell is None:
+        return
+    for formatter in shell.display_formatter.formatters.values():
+        if "image" in formatter.format_type and Figure in formatter.type_printers:
+            return
+    select_figure_formats(shell, {"png"})
 
 
 def _source_name(model: str, condition: str) -> str:
