@@ -231,6 +231,35 @@ def _resume_hint(arguments: list[str] | None) -> str:
         command.append("--resume")
     return f"\n{KEPT_ROWS}{shlex.join(command)}"
 
+
+def _command_elsewhere(arguments: list[str] | None) -> str:
+    """The same command with a folder that can be written to; empty if its own folder can."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command = get_command(app).commands.get(words[0]) if words else None
+    if command is None or isinstance(command, TyperGroup):
+        return ""
+    with command.make_context(words[0], list(words[1:]), resilient_parsing=True) as context:
+        has_out = "out" in context.params
+        out = Path(context.params.get("out") or Path("runs") / words[0])
+    folder = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    if os.access(folder, os.W_OK):
+        return ""
+    if not has_out:
+        return f"\nYou cannot write to {folder}. Run the same command in another folder."
+    kept = [*_masked_words(words)]
+    for k, word in enumerate(kept):
+        if word == "--out":
+            del kept[k : k + 2]
+            break
+        if word.startswith("--out="):
+            del kept[k]
+            break
+    new_folder = str(Path.home() / "memcalib" / out.name)
+    return (
+        f"\nYou cannot write to {folder}. To write to another folder: "
+        f"{shlex.join(['memcalib', *kept, '--out', new_folder])}"
+    )
+
 # %% ../../nbs/commands/09_cli.ipynb #7807a5dc
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
@@ -323,7 +352,10 @@ def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
-    if not is_user_mistake and not getattr(error, "advice", ""):
+    elsewhere = _command_elsewhere(arguments) if isinstance(error, OSError) else ""
+    if elsewhere:
+        message += elsewhere
+    elif not is_user_mistake and not getattr(error, "advice", ""):
         message += _resume_hint(arguments)
     stop(message, _exit_code(error))
 
