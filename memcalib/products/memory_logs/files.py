@@ -59,7 +59,9 @@ def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, place: int)
     found = f"byte 0x{byte:02x} at place {place:,}, which is not {encoding.upper()}"
     kind, name = "a file of Windows", "WINDOWS-1252"
     if encoding == "utf-8" and byte == 0:
-        found = f"byte 0x00 at place {place:,}, as in UTF-16 without a byte order mark"
+        found = (
+            f"byte 0x00 at place {place:,}, which is typical of UTF-16 without a byte order mark"
+        )
         kind, name = "it", "UTF-16LE" if place % 2 == 0 else "UTF-16BE"
     allowed = (
         f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {file} > utf8-{file}"
@@ -287,7 +289,7 @@ def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
             return
         yield (number if is_inside else line), value
     if is_inside:
-        error = ValueError("the array does not end: the file was cut off")
+        error = ValueError("the array does not end, so the file was cut off")
         yield window.line_here(), _broken(error, window.line_here(), file, "a complete JSON array")
 
 
