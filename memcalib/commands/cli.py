@@ -750,7 +750,7 @@ def split(
         str, typer.Option("--from", help="Which split of a data set to read.")
     ] = "train",
 ) -> None:
-    """Split a file of examples into parts that are alike in domain and difficulty and share no
+    """Split a file of examples into parts that are similar in domain and difficulty and share no
     question.
 
     Without --size, the parts are those that the paper makes of its 13,500 training examples. The
@@ -1238,7 +1238,7 @@ def exam(
     if sheet:
         if not sheet.is_file():
             raise FileNotFoundError(
-                f"{sheet}: there is no such sheet; to write one to fill in: memcalib exam "
+                f"{sheet}: there is no such sheet; to write one: memcalib exam "
                 f"--write-sheet {sheet}"
             )
         print(read_label_sheet(sheet).round(2).to_string(index=False))
@@ -1536,8 +1536,9 @@ def compare(
 ) -> None:
     """Compare runs on the same questions, with paired differences, intervals and tests.
 
-    Differences are given overall and by domain. Files of shared results (results.jsonl) hold no
-    answers, so they are compared as independent samples, if judge, prompt and data are the same.
+    Differences are given overall and by domain. Files of shared results (results.jsonl) contain no
+    answers, so they are compared as independent samples, provided that judge, prompt and data are
+    the same.
 
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
@@ -1810,7 +1811,7 @@ def sweep(
     retrieve: Annotated[
         str | None,
         typer.Option(
-            help="Function of yours that finds candidates for (query, k): package.module:name."
+            help="Your function that finds candidates for (query, k), as package.module:name."
         ),
     ] = None,
     today_framing: Annotated[
@@ -1835,11 +1836,12 @@ def sweep(
     """Find out how many memories to retrieve and how to introduce them, and whether that is better
     than your current setting.
 
-    The log says what retrieval found and what entered the prompt (`candidates` beside the memories,
-    or `in_prompt` in each), or a function of yours finds it again. If a setting does not show a
-    memory, the memory counts as ignored. The command first says what it will cost, and sends
-    nothing without --yes. If it is stopped, run it again and it continues. Frequent settings:
-    grid.full, grid.scores, grid.times, grid.today.top_k, sampling.seeds, model.price.
+    The log must say what retrieval found and what entered the prompt (a field `candidates` next to
+    the memories, or `in_prompt` in each memory). Otherwise, your own function can repeat the
+    retrieval (--retrieve). If a setting does not show a memory, the memory counts as ignored. The
+    command first says what it will cost, and sends nothing without --yes. If it is stopped, run it
+    again and it continues. Frequent settings: grid.full, grid.scores, grid.times, grid.today.top_k,
+    sampling.seeds, model.price.
 
     Example: memcalib sweep log.jsonl --top-k 2,4,8 --framing advice,facts --today-framing facts
     --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat --judge-url
@@ -1927,8 +1929,8 @@ def score(
 ) -> None:
     """Print the scores of a file of judgments, with intervals and controls.
 
-    It also prints the proportions of the nine channels, the number of unscored atoms, and quality
-    and safety where they were rated.
+    It also prints the proportions of the nine channels, the number of unscored atoms, and, if they
+    were rated, quality and safety.
 
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """
@@ -2254,8 +2256,8 @@ def train(
     """Train a model to use memory well: by supervised fine-tuning, by self-distillation, or with
     rewards from a judge (GRPO, GDPO, MemCalib-RL).
 
-    Afterwards the folder holds policy/, best/, steps.jsonl and manifest.json. `memcalib evaluate
-    --weights OUT/policy` measures the policy.
+    Afterwards, the folder contains policy/, best/, steps.jsonl and manifest.json. `memcalib
+    evaluate --weights OUT/policy` measures the policy.
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
@@ -2558,7 +2560,7 @@ app.add_typer(cache_verbs, name="cache")
 
 @cache_verbs.command()
 def stats(cache: Cache = None) -> None:
-    """Print where the cache is, how many replies it holds by model, and its size."""
+    """Print where the cache is, how many replies of each model it contains, and its size."""
     from memcalib.inference.cache import CallCache
 
     for name, value in CallCache(cache).stats().items():
