@@ -558,7 +558,7 @@ def _reply_error(reading: ReplyReading) -> str | None:
     listed = "; ".join(faults[:5])
     if len(faults) > 5:
         listed += f"; and {len(faults) - 5} more"
-    return f"the reply has faults: {listed}; it begins: {reading.opening}"
+    return f"reply at fault: {listed}; the reply was {reading.opening}"
 
 
 def _take_evidence(atom: AtomJudgment, verdict: Mapping[str, Any], response: str) -> None:
