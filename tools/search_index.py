@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.quarto_pages import front_matter, read_notebook, text_of
 
-NO_CONNECTION = "faq.ipynb#no-connection-to-check-that-the-address-is-right-and-that-the-server-is-running"
+NO_CONNECTION = "faq.ipynb#no-connection-to-check-that-the-address-is-right"
 PHRASES = {
     "judge": "products/exam/02_exam.ipynb",
     "which judge": "faq.ipynb#which-judge-should-i-use",

@@ -276,7 +276,7 @@ def test_settings_reach_the_base_trainer(tmp_path):
 
 def test_nothing_to_train_on(tmp_path):
     with pytest.raises(
-        ValueError, match="none of the 24 rows.*allowed: 3, the least of max_length"
+        ValueError, match="none of the 24 rows.*allowed: 3, the smaller of max_length"
     ):
         sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"max_length": 3}), tmp_path)
     with pytest.raises(ValueError, match="none of the 0 rows"):
