@@ -62,7 +62,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in RENAMED:
-            old, name = args[0], RENAMED[args[0]]
+            old = args[0]
+            name = RENAMED[args[0]]
             note = f"`memcalib {old}` is now `memcalib {name}`; the next release drops the old name"
             print(f"memcalib: {note}", file=sys.stderr)
             args = [name, *args[1:]]
@@ -1004,8 +1005,8 @@ def levels(
     sheet_to_fill = str(out / "sheet.csv")
     read_sheet = ["levels", file, "--out", str(out), "--sheet", sheet_to_fill, "--labeller", "NAME"]
     judge_them = ["evaluate", "--log", file, "--levels", str(out)]
-    for place in map_ or ():
-        judge_them += ["--map", place]
+    for path in map_ or ():
+        judge_them += ["--map", path]
     for option, value in (("--store", store), ("--consent", consent)):
         judge_them += [option, value] if value is not None else []
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]

@@ -1392,7 +1392,7 @@ def _asked_for(value: Any, form: type[Form]) -> Any:
     if not isinstance(value, dict):
         return value
     names = set(form.model_fields) | {info.alias for info in form.model_fields.values()}
-    return {name: part for name, part in value.items() if name in names}
+    return {name: field_value for name, field_value in value.items() if name in names}
 
 
 def read_form(

@@ -332,17 +332,17 @@ def other_model_lines(run: RunData) -> list[str]:
     """A sentence, with counts, for each model that answered or judged under another one's name."""
     lines = []
     for kind, of_kind in run.other_models.items():
-        for (asked, named), count in of_kind.items():
+        for (requested, named), count in of_kind.items():
             if kind == "answers":
-                total = int((run.answers["model"] == asked).sum())
+                total = int((run.answers["model"] == requested).sum())
                 done = "given"
             else:
                 judgments = run.judgments if kind == "judgments" else run.second_judgments
-                total = sum(judgment.judge == asked for judgment in judgments)
+                total = sum(judgment.judge == requested for judgment in judgments)
                 done = "made"
             lines.append(
-                f"{count:,} of {total:,} {kind} under the name {printable(asked)} were {done} by "
-                f"{named}, as the server says."
+                f"{count:,} of {total:,} {kind} under the name {printable(requested)} were {done} "
+                f"by {named}, as the server says."
             )
     return lines
 

@@ -308,8 +308,8 @@ _KEYS_BELONG = (
 
 def _pasted_keys(content: Mapping[str, Any]) -> Iterator[SettingError]:
     """An error for each place in these settings that holds what looks like a key."""
-    for place in key_places(content):
-        yield SettingError(place, _KEYS_BELONG, "*** (not repeated)")
+    for name in key_places(content):
+        yield SettingError(name, _KEYS_BELONG, "*** (not repeated)")
 
 
 Settings = TypeVar("Settings", bound=BaseModel)
