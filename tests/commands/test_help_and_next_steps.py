@@ -198,6 +198,19 @@ def test_what_levels_prints_runs_as_it_stands(capsys, place):
     type_all(capsys, [f"{judge_them} --yes --out runs/own"])
 
 
+def test_what_footprints_print_runs_as_it_stands(capsys, place):
+    judge = f"--judge micro-judge --judge-url {place}"
+    start = (
+        "memcalib evaluate --log log.jsonl --unlabelled --consent 'terms of 2026' "
+        f"--map text=memory {judge} --yes --out runs/footprints"
+    )
+    printed = type_all(capsys, [start])
+    levels, again = [command for command in printed_commands(printed) if "--consent" in command]
+    assert "..." not in levels + again and "text=memory" in levels and "text=memory" in again
+    levels = levels.replace("--model micro-judge", "--model micro-levels")
+    type_all(capsys, [f"{levels} --yes", f"{again} --yes"])
+
+
 # What is left behind -----------------------------------------------------------------------------
 
 

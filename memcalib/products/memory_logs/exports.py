@@ -157,7 +157,7 @@ def day_of(time: object) -> str:
         return _spelled_day(spelled) if spelled else str(datetime.fromisoformat(time).date())
     if isinstance(time, bool) or not isinstance(time, int | float) or not 1e8 <= time < 1e20:
         raise ValueError(
-            f"found {type(time).__name__}; allowed are ISO 8601 and Unix times from 1973 on"
+            f"found {type(time).__name__}; allowed are ISO 8601 times and Unix times from 1973 on"
         )
     seconds = time
     while seconds >= 1e11:  # seconds until the year 5138, milliseconds from 1973 on
@@ -701,8 +701,8 @@ class _ReadItem:
         kind = f"{kind_of(self.item)} as memory {number}"
         if not self.shape:
             allowed = (
-                "the place of its text in a map (--map text=PLACE), or a memory as "
-                f"{', '.join(SHAPES)} write it (`known_shapes()`)"
+                "the place of its text in a map (--map text=PLACE), or a memory in the format of "
+                "{', '.join(SHAPES)} (`known_shapes()`)"
             )
             return [RowFault("memory shape", kind, allowed)]
         if self.is_broken:
@@ -730,7 +730,7 @@ def _consent_faults(consent: object) -> Iterator[RowFault]:
             repr(consent) if len(consent) < 40 else kind_of(consent),
             (
                 "true, false, or the name of an agreement, at most 200 characters; a yes or no in "
-                "quotation marks is none"
+                "quotation marks is not a name"
             ),
         )
 
@@ -769,19 +769,25 @@ def _read_row(record: object) -> tuple[list[RowFault], list[_ReadItem], int]:
         if isinstance(record, dict) and "query" in record:
             text = record.get("memories")
             if isinstance(text, str) and text.strip()[:1] in ("[", "{"):
-                allowed = "a list of memories as JSON or as Python prints it, whole"
-                return [RowFault("memories", "a list as text that cannot be read", allowed)], [], 0
+                allowed = "a complete list of memories, as JSON or as Python prints it"
+                return (
+                    [RowFault("memories", "a list written as text that cannot be read", allowed)],
+                    [],
+                    0,
+                )
         allowed = f"an object with a query and one of {', '.join(ANSWER_FIELDS)}"
         return [RowFault("shape", kind_of(record), allowed)], [], 0
     faults = list(_field_faults(record))
     if candidate_items(record) is None and record.get("candidates") is not None:
-        allowed = "a list of memories, or an object that holds one, as a memory system returns it"
+        allowed = (
+            "a list of memories, or an object that contains one, as a memory system returns it"
+        )
         faults.append(RowFault("candidates", kind_of(record["candidates"]), allowed))
     flagged = with_candidates(record)
     in_store = [(item, in_prompt) for item, in_prompt in flagged if item is not NOT_IN_STORE]
     unknown_ids = len(flagged) - len(in_store)
     if not flagged:
-        allowed = "one and more: without them there is nothing to test"
+        allowed = "at least one memory: without memories there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
     elif not in_store:
         found = f"{unknown_ids} ids that are not in the store"
@@ -840,7 +846,7 @@ def read_turns(items: Sequence[object]) -> tuple[list[Turn], Counter[str]]:
             turns.append(item)
             continue
         if not isinstance(item, dict):
-            left_out["in no form that is known (a role and content)"] += 1
+            left_out["in an unknown format (known: a role and content)"] += 1
             continue
         role_name = str(_first_of(item, "role", "type", "from", "speaker")).lower()
         role = _ROLES.get(role_name)
@@ -856,7 +862,7 @@ def read_turns(items: Sequence[object]) -> tuple[list[Turn], Counter[str]]:
         elif role_name in ("system", "developer"):
             left_out["by a system"] += 1
         else:
-            left_out["in no form that is known (a role and content)"] += 1
+            left_out["in an unknown format (known: a role and content)"] += 1
     return turns, left_out
 
 
@@ -1012,9 +1018,9 @@ def _to_log_row(
     turns, left_turns = read_turns(record.get("turns") or [])
     turns_kept = turns_before(turns, query)
     if len(turns) > len(turns_kept):
-        left_turns["the query itself, or after it"] = len(turns) - len(turns_kept)
+        left_turns["the query itself, or a later turn"] = len(turns) - len(turns_kept)
     answer, had_thoughts = _answer_and_thoughts(record.get("answer"))
-    remarks = {"answers from which thoughts were taken off": 1} if had_thoughts else {}
+    remarks = {"answers from which reasoning was removed": 1} if had_thoughts else {}
     return LogRow(
         id=_first_name([record], ("id", "query_id")) or f"line-{line}",
         line=line,

@@ -60,7 +60,9 @@ def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, position: i
     kind = "a file of Windows"
     name = "WINDOWS-1252"
     if encoding == "utf-8" and byte == 0:
-        fault = f"byte 0x00 at place {position:,}, as in UTF-16 without a byte order mark"
+        fault = (
+            f"byte 0x00 at place {position:,}, which is typical of UTF-16 without a byte order mark"
+        )
         kind = "it"
         name = "UTF-16LE" if position % 2 == 0 else "UTF-16BE"
     allowed = (
@@ -291,7 +293,7 @@ def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
             return
         yield (number if is_inside else line), value
     if is_inside:
-        error = ValueError("the array does not end: the file was cut off")
+        error = ValueError("the array does not end, so the file was cut off")
         yield window.line_here(), _broken(error, window.line_here(), file, "a complete JSON array")
 
 

@@ -228,7 +228,7 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
 
 
 def _no_message() -> Message:
-    return Message("", reason="in no form that is known (a role and content)")
+    return Message("", reason="in an unknown format (known: a role and content)")
 
 
 def _first_text(record: Mapping[str, Any], names: Sequence[str]) -> object:
@@ -386,7 +386,7 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         message.reason = "thoughts"
         return message
     if kind == "user_editable_context":
-        message.reason = "custom instructions, which are no memory"
+        message.reason = "custom instructions, which are not a memory"
         return message
     plain = read_message({"role": message.role or "user", "content": content.get("parts") or []})
     message.text = plain.text
@@ -440,7 +440,7 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     ]
     for message in messages:
         if message.role == "system" and not message.text and not message.memories:
-            message.reason = message.reason or "by a system, without memories"
+            message.reason = message.reason or "a system message without memories"
     name = str(record.get("conversation_id") or record.get("id") or f"line-{line}")
     fields = _copied(record)
     rows = conversation_rows([*messages, *aside], source.account, name, fields, source.standing)
@@ -575,7 +575,7 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
     if raw.get("isSidechain"):
         message.reason = "of a helper (sidechain)"
     elif raw.get("isMeta") or raw.get("isCompactSummary"):
-        message.reason = "put in by the agent, not said by the user"
+        message.reason = "inserted by the agent, not said by the user"
     elif message.role == "user" and _COMMAND.match(message.text):
         message.reason = "a command of the terminal"
     elif message.role == "user" and message.text.startswith("[Request interrupted"):
@@ -627,7 +627,7 @@ def _codex_message(record: Mapping[str, Any]) -> Message:
         memories = [{"text": entry, "type": heading} for heading, entry in entries]
         return Message("system", memories=memories)
     if message.role == "user" and message.text.lstrip().startswith("<environment_context>"):
-        message.reason = "put in by the agent, not said by the user"
+        message.reason = "inserted by the agent, not said by the user"
     return message
 
 
@@ -641,7 +641,7 @@ def _codex(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict
     yield from conversation_rows(messages, source.account, name, {}, source.standing)
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70014
-_GOLD = "gold answers, which are nobody's answer"
+_GOLD = "reference answers, which no assistant gave"
 
 
 def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -728,7 +728,7 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
                 memories.append(text)
             else:
                 source.account.remark(
-                    "turns of the assistant in the haystack, which are no memories"
+                    "turns of the assistant in the haystack, which are not memories"
                 )
     source.account.use("conversation")
     if record.get("answer") is not None:
@@ -787,7 +787,7 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         if is_other or is_later:
             continue
         if isinstance(item, dict) and item.get("speaker") == "assistant":
-            source.account.remark("turns of the assistant in the contexts, which are no memories")
+            source.account.remark("turns of the assistant in the contexts, which are not memories")
         else:
             standing.append(item)
     if not standing:
@@ -805,8 +805,8 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70017
 _STORE_HELPS = (
-    "it holds memories and no questions: give it as --store with a log of what was asked, whose "
-    "rows have memory_ids or are conversations"
+    "it contains memories but no questions: pass it as --store together with a log of the "
+    "questions, whose rows have memory_ids or are conversations"
 )
 
 
@@ -883,7 +883,7 @@ def _is_history(record: dict) -> bool:
 _ROLES_OF_TALK = {
     "query": "the user's turn before an answer",
     "answer": "the assistant's text after it",
-    "memories": "the sections of memory in the system's messages, and what searches found",
+    "memories": "the memory sections in the system's messages, and search results",
 }
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -896,7 +896,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "send_message, or the agent's text",
             "memories": f"blocks of core memory, and results of {', '.join(SEARCH_TOOLS)}",
         },
-        "an agent file with messages: letta's export with its messages in it "
+        "an agent file with messages: Letta's export that includes its messages "
         "(GET /v1/agents/{id}/export), and an answer after a user's turn",
     ),
     Format(
@@ -909,8 +909,8 @@ FORMATS: tuple[Format, ...] = (
             "answer": "assistant_message",
             "memories": "system_message, results of memory searches, and --store",
         },
-        "the blocks of core memory are not among the messages: give the agent file, or the answer "
-        "of GET /v1/agents/{id}/core-memory/blocks, as --store",
+        "the blocks of core memory are not among the messages: pass the agent file, or the "
+        "response of GET /v1/agents/{id}/core-memory/blocks, as --store",
     ),
     Format(
         "chatgpt",
@@ -918,12 +918,13 @@ FORMATS: tuple[Format, ...] = (
         lambda record: isinstance(record.get("mapping"), dict),
         _each(_chatgpt),
         {
-            "query": "messages of the user on the way to current_node",
+            "query": "messages of the user on the path to current_node",
             "answer": "messages of the assistant",
             "memories": "model_set_context, and --store",
         },
         "the saved memories are not in this export: copy them from Settings, Personalization, "
-        "Manage memories into memories.md, one a line with - before it, and give it as --store",
+        "Manage memories into memories.md, one per line and each starting with -, and pass it as "
+        "--store",
     ),
     Format(
         "claude",
@@ -935,7 +936,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "messages of the assistant",
             "memories": "memories.json of the export, and --store",
         },
-        "what Claude remembers is in memories.json of the same export: give the whole zip, or the "
+        "Claude's memories are in memories.json of the same export: pass the whole zip, or that "
         "file as --store",
     ),
     Format(
@@ -951,8 +952,8 @@ FORMATS: tuple[Format, ...] = (
         lambda record: str(record.get("object")) in ("thread.message", "thread.run"),
         _all_as_one(_thread, lambda record: str(record.get("thread_id") or "")),
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
-        "the messages of a thread hold no memory: add its runs (GET /v1/threads/{id}/runs), whose "
-        "instructions do, or give the memories as --store",
+        "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
+        "whose instructions do, or pass the memories as --store",
     ),
     Format(
         "codex session",
@@ -962,7 +963,8 @@ FORMATS: tuple[Format, ...] = (
         ),
         _all_as_one(_codex),
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
-        "the session quotes no instructions: give AGENTS.md, or the folder of memories, as --store",
+        "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
+        "--store",
     ),
     Format(
         "session of a coding agent",
@@ -970,7 +972,7 @@ FORMATS: tuple[Format, ...] = (
         is_session_line,
         _all_as_one(_session, lambda record: str(record.get("sessionId") or "")),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
-        "the session quotes no memory: give CLAUDE.md, or the folder of memories, as --store",
+        "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
     ),
     Format(
         "langfuse",
@@ -982,7 +984,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output of the trace",
             "memories": "output of RETRIEVER observations, and sections of the system's message",
         },
-        "the traces hold no memories: export them with their observations "
+        "the traces contain no memories: export them with their observations "
         "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the "
         "search as an observation of type RETRIEVER",
     ),
@@ -996,7 +998,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "outputs of the root run",
             "memories": "outputs of retriever runs, and sections of the system's message",
         },
-        "the runs hold no memories: list the child runs as well "
+        "the runs contain no memories: list the child runs as well "
         "(client.list_runs(trace_id=...), or child_runs), with those of type retriever",
     ),
     Format(
@@ -1009,7 +1011,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output.value of the root, or the model's message",
             "memories": "retrieval.documents, gen_ai.memory.records, and the system's message",
         },
-        "the spans hold no texts or no memories: set "
+        "the spans contain no texts or no memories: set "
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, and record searches with "
         "retrieval.documents or gen_ai.memory.records",
     ),
@@ -1050,7 +1052,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "response or prediction (correct_answer is the gold one)",
             "memories": "--store",
         },
-        "the talks are in a second file: give shared_contexts_*.jsonl as --store",
+        "the conversations are in a second file: pass shared_contexts_*.jsonl as --store",
     ),
     Format(
         "results of an evaluation",
@@ -1062,7 +1064,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "response (answer is the gold one), or answer beside golden_answer",
             "memories": "speaker_1_memories, speaker_2_memories, memories or context",
         },
-        "the results hold no memories: run the evaluation with its search results "
+        "the results contain no memories: run the evaluation with its search results "
         "(speaker_1_memories), or join them by question",
     ),
     Format(
@@ -1070,7 +1072,7 @@ FORMATS: tuple[Format, ...] = (
         '{"memory_id", "old_memory", "new_memory", "event"}',
         _is_history,
         _no_rows,
-        helps="it holds changes of memories and no questions: log the answers of search beside "
+        helps="it contains changes of memories but no questions: log the search results with "
         'each question ({"query", "results": memory.search(...), "answer"})',
     ),
     Format(
@@ -1079,7 +1081,7 @@ FORMATS: tuple[Format, ...] = (
         is_conversation,
         _each(_conversation),
         _ROLES_OF_TALK,
-        "the conversations hold no section of memory: give the memories as --store, or log them "
+        "the conversations contain no memory section: pass the memories as --store, or log them "
         'beside the messages ({"messages", "memories"})',
     ),
     Format(
@@ -1344,7 +1346,9 @@ def known_shapes() -> list[str]:
     for name, shape in SHAPES.items():
         shapes.append(f"such rows with memories as {name} is written: {shape.fields}")
     shapes.append('such rows with a context block of zep as "context": <FACTS> ... </FACTS>')
-    shapes.append('rows {"query", "memory_ids"}, and the export of the store as a second file')
+    shapes.append(
+        'rows {"query", "memory_ids"}, together with the export of the store as a second file'
+    )
     for form in FORMATS:
         if form.name not in ("rows", "memories"):
             shapes.append(f"{form.name}: {form.looks}")
@@ -1379,12 +1383,14 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         if form.name == "memories":
             kind = "memories without queries"
             if is_notes:
-                kind += f", {reading.seen[form.name]:,} notes; with a log they are its --store"
+                kind += (
+                    f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
+                )
         complaints = [line for line in reading.account.lines() if "not (" in line]
         if complaints:
             kind += f" ({'; '.join(complaints)})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
-    nothing = "nothing in which memories were retrieved for a query"
+    nothing = "found nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
     records = [item for item in head if not isinstance(item, Violation)]
     if records:
@@ -1401,8 +1407,8 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     else:
         kind = f"{nothing}: it is empty"
     allowed = (
-        "a map of its names (--map query=PLACE --map memories=PLACE, dots for what lies deeper), "
-        f"or rows with a query and memories as {', '.join(SHAPES)} are written, or "
+        "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
+        "fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
         f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))} "
         "(all in `known_shapes()`)"
     )
@@ -1534,7 +1540,7 @@ def _take(account: Account, row: LogRow, found_row: FoundRow) -> None:
     if row.actions:
         account.remark("actions, which are part of the answers", len(row.actions))
         broken = sum(not action.is_json for action in row.actions)
-        account.remark("actions whose arguments are no JSON, kept as text", broken)
+        account.remark("actions whose arguments are not JSON, kept as text", broken)
 
 
 def _leave(account: Account, fields: object, reason: str) -> None:

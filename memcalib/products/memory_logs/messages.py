@@ -247,7 +247,7 @@ def read_message(raw: Mapping[str, Any]) -> Message:
     if _first(raw, "reasoning_content", "reasoning") and role == "assistant":
         message.thoughts += 1
     if not role:
-        message.reason = "an event, or of an unknown role"
+        message.reason = "an event, or a message with an unknown role"
     return message
 
 
@@ -414,7 +414,7 @@ class Conversation:
         for number, message in enumerate(messages):
             self.account.find("turn")
             self.account.remark(
-                "messages with thoughts, which are in no row", bool(message.thoughts)
+                "messages with reasoning, which is not part of any row", bool(message.thoughts)
             )
             for kind, count in message.other_parts.items():
                 self.account.remark(f"parts without a text ({kind})", count)
@@ -436,7 +436,7 @@ class Conversation:
         memories = [*message.memories, *system_memories(message.text)]
         self._remember(memories)
         if not memories:
-            self.state[number] = "by a system, without memories"
+            self.state[number] = "a system message without memories"
         else:
             self.pending.append(number)
 
@@ -462,7 +462,7 @@ class Conversation:
             elif message.memories:
                 self.pending.append(number)
             else:
-                self.state[number] = "before the first turn of a user"
+                self.state[number] = "before the first turn by a user"
             return
         has_something = message.text.strip() or message.calls or message.results
         if not has_something and message.memories:
@@ -519,7 +519,7 @@ class Conversation:
             self.pending.clear()
             yield self._fields(exchange, memories)
         else:
-            why = "no memory stood before it" if has_answer else "no answer follows"
+            why = "no memory came before it" if has_answer else "no answer follows"
             for number in exchange.members:
                 self.state[number] = why
             self.waiting += exchange.members
@@ -547,7 +547,7 @@ class Conversation:
         if not exchange.unreadable:
             row["memories"] = memories
         if len(self.turns) > MOST_TURNS:
-            self.account.remark(f"rows whose conversation is cut to its last {MOST_TURNS} turns")
+            self.account.remark(f"rows whose conversation was cut to its last {MOST_TURNS} turns")
         return row
 
     def _close(self) -> None:
@@ -570,11 +570,11 @@ class Conversation:
         if not self.state:
             return "without messages"
         reasons = Counter(self.state)
-        if reasons["no memory stood before it"]:
+        if reasons["no memory came before it"]:
             return "no memories in it"
         if reasons["no answer follows"]:
             return "no answer to a user"
-        return "no turn of a user"
+        return "no turn by a user"
 
 
 def conversation_rows(

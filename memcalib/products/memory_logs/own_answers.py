@@ -88,9 +88,9 @@ def alike_levels(levels: Iterable[Level]) -> str:
         return ""
     all_of_them = "all" if count == total else f"{count:,} of"
     return (
-        f"Warning: {all_of_them} {total:,} ideal levels of this log are {level.label}, so they do "
-        "not tell a memory that a question needs from one that it does not. Scores and findings "
-        "from them can be upside down: look at the levels first."
+        f"Warning: {all_of_them} {total:,} ideal levels of this log are {level.label}, so they "
+        f"cannot distinguish a memory that a question needs from one that it does not. Scores and "
+        f"findings based on them can be the opposite of the truth: check the levels first."
     )
 
 
@@ -318,8 +318,8 @@ class OwnAnswers:
             merged += members_of(example).values()
         if merged:
             notes.append(
-                f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row "
-                f"says and are judged as one with it, in {len(merged):,} groups."
+                f"Log: {sum(map(len, merged)):,} memories say nearly the same as another memory "
+                f"of the same row and are judged together with it, in {len(merged):,} groups."
             )
         return notes + self._id_notes()
 
@@ -328,15 +328,15 @@ class OwnAnswers:
         notes = []
         if self.repeated:
             notes.append(
-                f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a "
-                "question of its own."
+                f"Log: {counted(self.repeated, 'row')} reuse the id of an earlier, different "
+                f"question; each counts as its own question."
             )
         answers = Counter((rollout.example_id, rollout.model) for rollout in self.rollouts)
         several = sum(count > 1 for count in answers.values())
         if several:
             notes.append(
                 f"Log: several answers of one model: {counted(several, 'question')}; each answer "
-                "is judged, and they count as one question."
+                f"is judged, but together they count as one question."
             )
         values = sum(self.replaced.values())
         notes.append(
@@ -361,12 +361,13 @@ class OwnAnswers:
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
-            f"  taken out before anything is sent: {replaced or 'nothing'}",
+            f"  removed before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
             *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
             f"  {counted(self.answer_count, 'answer')} to {questions} can be judged, {labelled}",
             "",
-            f"The first {min(shown, len(rows))} as understood, private values taken out:",
+            f"The first {min(shown, len(rows))} as memcalib reads them, with private values "
+            f"removed:",
             rows_text(rows, shown),
         ]
         return printable("\n".join(lines), keep="\n\t")
@@ -414,9 +415,11 @@ class _AnswerMaker:
     def fault(self, row: LogRow) -> RowFault | None:
         """Why a row may not enter."""
         if not row.response and self.answers_needed:
-            return RowFault("no answer", "nothing", "a row with an answer: none is asked for")
+            return RowFault(
+                "no answer", "nothing", "a row with an answer, because no model is asked for one"
+            )
         if not self.plan.candidates and all(m.in_prompt is False for m in row.memories):
-            allowed = "a row of which a memory entered the prompt"
+            allowed = "a row with a memory that entered the prompt"
             return RowFault("no memory in the prompt", "candidates only", allowed)
         return refusal(row, self.plan)
 

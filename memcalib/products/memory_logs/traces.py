@@ -88,7 +88,9 @@ def messages_in(value: object) -> list[Message]:
             if is_message(message) or message.get("type") in ITEMS:
                 messages.append(read_message(message))
             else:
-                messages.append(Message("", reason="in no form that is known (a role and content)"))
+                messages.append(
+                    Message("", reason="in an unknown format (known: a role and content)")
+                )
     return messages if any(message.role or message.calls for message in messages) else []
 
 

@@ -123,7 +123,7 @@ def test_what_gives_no_row_is_counted(tmp_path):
     assert told["conversation"]["left"] == {
         "no answer to a user": 1,
         "no memories in it": 1,
-        "no turn of a user": 1,
+        "no turn by a user": 1,
     }
 
 
@@ -188,7 +188,7 @@ def test_actions_are_part_of_the_answer_and_redacted_like_text(tmp_path):
     )
     remarks = answers.reading.account.remarks
     assert remarks["actions, which are part of the answers"] == 2
-    assert remarks["actions whose arguments are no JSON, kept as text"] == 1
+    assert remarks["actions whose arguments are not JSON, kept as text"] == 1
 
 
 def test_an_answer_of_actions_alone_is_an_answer(tmp_path):
@@ -253,7 +253,7 @@ def test_where_each_role_was_read_from_is_always_said(tmp_path):
     ):
         assert line in told
     without = read_all(lines(tmp_path / "b.jsonl", {"query": "?", "memories": ["Rows"]})).text()
-    assert "answer: read from no field" in without
+    assert "answer: not found in any field" in without
 
 
 def test_other_words_for_thoughts(tmp_path):
@@ -267,7 +267,7 @@ def test_other_words_for_thoughts(tmp_path):
     ]
     reading = read_all(lines(tmp_path / "log.jsonl", *rows))
     assert [row.answer for row in reading.rows] == ["A cake.", "Take the 7:05."]
-    assert reading.account.remarks["answers from which thoughts were taken off"] == 2
+    assert reading.account.remarks["answers from which reasoning was removed"] == 2
 
 
 # cells, times, numbers, ids
@@ -795,7 +795,7 @@ def test_a_format_without_a_row_is_refused_by_name_with_what_helps(tmp_path, nam
 
 def test_results_without_memories_say_what_helps(tmp_path):
     path = lines(tmp_path / "log.jsonl", {"user_0": [{"question": "When?", "answer": "7 May"}]})
-    with pytest.raises(DataError, match="the results hold no memories"):
+    with pytest.raises(DataError, match="the results contain no memories"):
         own(path)
 
 
@@ -936,7 +936,7 @@ def test_contexts_of_personamem_are_a_store_by_context_and_place(tmp_path):
     reading = read_all(lines(tmp_path / "log.jsonl", question), tmp_path / "contexts.jsonl")
     [row] = reading.rows
     assert texts(row) == ["Persona: Kai.", "I loved The Remains of the Day."]
-    told = "turns of the assistant in the contexts, which are no memories"
+    told = "turns of the assistant in the contexts, which are not memories"
     assert reading.account.remarks[told] == 1
 
 
@@ -971,7 +971,8 @@ def test_a_request_and_a_reply_of_the_responses_interface(tmp_path):
     assert (row.query, texts(row)) == ("A call?", ["Never meets before 10"])
     assert row.response == 'Done.\n\n[action] book {"at": 9}'
     assert (
-        reading.account.tallies["turn"].left["in no form that is known (a role and content)"] == 1
+        reading.account.tallies["turn"].left["in an unknown format (known: a role and content)"]
+        == 1
     )
 
 

@@ -125,7 +125,7 @@ def test_nothing_is_lost_without_being_counted():
     ]
     assert answers.examples[1].blocks[0].time == "last May"
     text = answers.preview()
-    assert "1 time cannot be read, kept as text" in text
+    assert "1 time cannot be read and are kept as text" in text
     assert "1 row left out, memories: first in row 2" in text
 
 
@@ -270,7 +270,11 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     assert "SCS" in capsys.readouterr().out
     page = (tmp_path / "run/report.html").read_text()
     assert "Use of memory" in page
-    assert "not recorded" not in page and "One seed" not in page and ">Seeds<" not in page
+    assert (
+        "not recorded" not in page
+        and "There is only one seed" not in page
+        and ">Seeds<" not in page
+    )
     footprints = ("--unlabelled", *options[:-1], "foot")
     assert run("evaluate", *footprints) == 0
     assert "6 of 6 memories left a trace, 0 decided" in capsys.readouterr().out
