@@ -278,8 +278,9 @@ def system_prompt(config: JudgeConfig) -> str:
         extras = [name for name in ("every_quote", "stance", "quality") if getattr(config, name)]
         if extras:
             raise ValueError(
-                f"{extras[0]}: found true, beside a whole prompt ({config.prompt}), which fixes "
-                f"what is asked; allowed: false, or a prompt file with the rules alone"
+                f"{extras[0]}: found true, together with a whole prompt ({config.prompt}), which "
+                f"fixes "
+                f"what is asked; allowed: false, or a prompt file with only the rules"
             )
         return prompt
     parts = [

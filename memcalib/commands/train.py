@@ -231,7 +231,7 @@ class TrainRun:
         trained = _trained(self.folder, self.steps)
         if trained and not self.resume:
             raise ValueError(
-                f"{self.folder} holds a training (step {self.last_step}): add --resume to "
+                f"{self.folder} contains a training (step {self.last_step}): add --resume to "
                 f"continue it, or choose another folder"
             )
         if self.method != "sft":  # which says so itself

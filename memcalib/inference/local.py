@@ -130,7 +130,7 @@ def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
         raise ValueError(
             f"{path}: config.json: {setting}: found {short_repr(name)}, which would download code "
             f"from a hub; such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, "
-            "and flash_attention_2 where the package flash_attn is installed"
+            "and, if the package flash_attn is installed, flash_attention_2"
         )
 
 
