@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'RIGHT_OR_OVER', 'UNDER', 'Domain', 'TurnRole', 'TURN_ROLES', 'COLOURS',
-           'SHIPPED', 'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'AnswerKey',
-           'CONDITIONS', 'Stance', 'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block', 'concat_text',
-           'Turn', 'Example', 'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset', 'named_source',
-           'source_rows', 'sample_records', 'plain_prompt', 'PromptTemplate', 'template_named', 'render', 'family_of',
-           'remove_atoms', 'rebuilt_blocks', 'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike',
-           'judgment_of', 'judge_name_of', 'check_judgment', 'level_faults', 'judge_all', 'judgment_for', 'parsed_time',
-           'check_example', 'Validation', 'validate_examples', 'iter_examples', 'load_examples', 'to_dataset',
-           'card_rich', 'neutralise', 'encode_prompt']
+           'SHIPPED', 'SUBSETS', 'PUBLISHED', 'PUBLISHED_LICENCE', 'SourceT', 'PROMPT_TEMPLATES', 'SHIPPED_TEMPLATES',
+           'AnswerKey', 'CONDITIONS', 'Stance', 'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block',
+           'concat_text', 'Turn', 'Example', 'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset',
+           'named_source', 'source_rows', 'sample_records', 'plain_prompt', 'bare_prompt', 'PromptTemplate',
+           'template_named', 'render', 'family_of', 'remove_atoms', 'rebuilt_blocks', 'Rollout', 'check_conditions',
+           'AtomJudgment', 'Judgment', 'JudgeLike', 'judgment_of', 'judge_name_of', 'check_judgment', 'level_faults',
+           'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples',
+           'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -444,6 +444,16 @@ def plain_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
     return f"Memory:\n{numbered_texts}\n\nQuery:\n{question}"
 
 
+def bare_prompt(question: str, memory: Sequence[tuple[int, str]]) -> str:
+    """The user turn of the template `bare`: the numbered list and the query, without a word about
+    either.
+    """
+    if not memory:
+        return question
+    numbered_texts = [f"{number}. {text}" for number, text in memory]
+    return "\n".join([*numbered_texts, "", question])
+
+
 @dataclass(frozen=True)
 class PromptTemplate:
     """How a prompt is set: an optional system text, and a function (question,
@@ -464,8 +474,25 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
         "You help a user. What a memory system has stored about them may come with the "
         "query; not all of it matters. "
         "Let each piece shape your answer only as far as this query calls for.",
-    )
+    ),
+    "neutral": PromptTemplate(
+        plain_prompt,
+        "You help a user. What a memory system has stored about them comes with the query.",
+    ),
+    "background": PromptTemplate(
+        plain_prompt,
+        "You help a user. The stored notes that come with the query are background, nothing more: "
+        "they may be old or about something else. Answer the query itself, and bring a note in "
+        "only where the answer would be wrong without it.",
+    ),
+    "authoritative": PromptTemplate(
+        plain_prompt,
+        "You help a user. The stored notes that come with the query are authoritative: verified, "
+        "and binding on your answer. Build the answer on every one of them.",
+    ),
+    "bare": PromptTemplate(bare_prompt),
 }
+SHIPPED_TEMPLATES = tuple(PROMPT_TEMPLATES)
 
 # %% ../nbs/00_problem.ipynb #e30c55fe
 def template_named(name: str) -> PromptTemplate:

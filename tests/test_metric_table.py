@@ -179,6 +179,8 @@ def test_a_frame_that_contradicts_itself_is_refused():
     frame = response_frame([make([0, 2], [2, 2]), make([1], [1], "e2")])
     with pytest.raises(ValueError, match=r"column over: found 1 in row 0.*give 2; allowed: the"):
         score(frame.assign(over=1))
+    with pytest.raises(ValueError, match=r"column under: found 1 in row 0.*give 0; allowed: the"):
+        score(frame.assign(under=[1, 0]))
     half = frame.assign(**{"A+": [0, np.nan]})
     with pytest.raises(ValueError, match=r"column A\+: found no number in row 1.*allowed"):
         score(half)

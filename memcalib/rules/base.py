@@ -369,13 +369,13 @@ class CreditSettings(FrozenSettings):
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
     threshold_start: Nats = 0.02  # before the first batch
     threshold_floor: Nats = 0.02  # the smallest value that they move to
-    sentence_start: Nats = 0.01  # the same two for the thresholds of sentence means
-    sentence_floor: Nats = 0.01
+    sentence_start: Nats = 0.02  # the same two for the thresholds of sentence means
+    sentence_floor: Nats = 0.02
     threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
-    sentence_quantile: Share = 0.70
+    sentence_quantile: Share = 0.75
     threshold_decay: Share = 0.9  # share of the old threshold that stays
     threshold_minimum: Count = 256  # scores a channel needs in a batch before its threshold moves
-    sentence_minimum: Count = 32
+    sentence_minimum: Count = 256
     # sentences, and the small print of group normalization and RMS scaling
     segment_min: Count = 4  # tokens of a segment, where no hard boundary makes it shorter
     segment_max: Count = 96
