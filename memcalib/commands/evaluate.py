@@ -933,14 +933,28 @@ class EvaluationRun:
 
     def _after_footprints(self) -> str:
         """The commands that lead from footprints to a score."""
-        file = self.evaluation.log.file if self.evaluation.log else "LOG"
+        plan, judge = self.evaluation.log, self.evaluation.judge
+        about_log = []
+        for name, place in (plan.map if plan else {}).items():
+            about_log += ["--map", f"{name}={place}"]
+        for option, value in (
+            ("--store", plan and plan.store),
+            ("--consent", plan and plan.consent),
+        ):
+            about_log += [option, value] if value else []
+        file = plan.file if plan else "LOG"
         levels_folder = "runs/levels"
-        own_folder = str(self._free_folder("levels"))
-        propose = shlex.join(["levels", file, "--out", levels_folder])
-        again = shlex.join(["--log", file, "--levels", levels_folder, "--out", own_folder])
+        propose = ["levels", file, *about_log, "--model", "NAME", "--base-url", "URL"]
+        propose += ["--out", levels_folder]
+        again = ["evaluate", "--log", file, *about_log, "--levels", levels_folder]
+        if isinstance(judge, Endpoint):
+            again += ["--judge", judge.model, "--judge-url", judge.url]
+            again += ["--judge-key-env", judge.key_env]
+        again += ["--out", str(self._free_folder("levels"))]
         return (
-            "Footprints have no score, since ideal levels are not known. Have them proposed with:\n"
-            f"  memcalib {propose} ...\nand then:\n  memcalib evaluate {again} ..."
+            "Footprints have no score, since ideal levels are not known. Have them proposed by a "
+            f"model of your choice:\n  memcalib {shlex.join(propose)}\n"
+            f"and then have the answers judged with them:\n  memcalib {shlex.join(again)}"
         )
 
     def finish(self) -> str:

@@ -239,6 +239,19 @@ def test_nothing_is_said_to_be_kept_where_nothing_was_written(capsys, place, mon
     assert code == 1 and "OPENAI_API_KEY" in errors and "Nothing was written yet." in errors
 
 
+def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, place):
+    talk = [{"role": "user", "content": "Dinner?"}, {"role": "assistant", "content": "Tofu."}]
+    write_jsonl("talk.jsonl", [{"messages": talk}])
+    Path("notes.md").write_text("- Is vegan\n")
+    shared = ["--log", "talk.jsonl", "--store", "notes.md", "--consent", "terms of 2026"]
+    judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
+    command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
+    propose, again = printed_commands(type_all(capsys, [command]))
+    assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
+    propose = propose.replace("NAME", "micro-levels").replace("URL", place)
+    type_all(capsys, [f"{propose} --key-env '' --yes", f"{again} --yes"])
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])
 def test_a_file_of_examples_given_to_score_is_named(verb, capsys, place):
     code, _, errors = run(capsys, "score", "data.jsonl")

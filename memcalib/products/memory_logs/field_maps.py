@@ -246,12 +246,13 @@ def _guess(
 
 
 def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
-    """The only field that holds a list of memories in a known form in half of the rows; "" for
-    none, and for several."""
+    """The only field that holds a list of memories in a known form, or an object around one, in
+    half of the rows; "" for none, and for several."""
     counts: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, list) and value and shape_of(value[0]) not in ("", "plain text"):
+            items = find_memories(value) if isinstance(value, list | Mapping) else None
+            if items and shape_of(items[0]) not in ("", "plain text"):
                 counts[str(name)] += 1
     taken = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
     fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in taken]
@@ -637,7 +638,7 @@ class LogReading:
                 "rows": 1,
                 "memories": len(memories),
                 "answers": bool(row.answer or row.actions),
-                "turns": bool(row.turns),
+                "turns": any(turn.role != "tool" for turn in row.turns),
                 "levels": sum(memory.level is not None for memory in memories),
                 "times": sum(bool(memory.created_at) for memory in memories),
                 "ids": sum(bool(memory.id) for memory in memories),

@@ -122,15 +122,19 @@ def _each(read_one: Callable[[dict, int, LogContext], Iterable[dict]]) -> Reader
 
 def _all_as_one(
     read_all: Callable[[list[tuple[int, dict]], LogContext], Iterable[dict]],
-    group_of: Callable[[dict], str] = lambda record: "",
+    grouping: Callable[[], Callable[[dict], str]],
 ) -> Reader:
-    """A reader of a format in which several records make one conversation or trace: those that have
-    the same `group_of`."""
+    """A reader of a format in which several records make one conversation: those to which a
+    function of `grouping` gives the same name. Records before the first name belong to that one."""
 
     def read(records: Records, source: LogContext) -> Iterator[FoundRow]:
         groups: dict[str, list[tuple[int, dict]]] = {}
+        group_of = grouping()
         for line, record in records:
             groups.setdefault(group_of(record), []).append((line, record))
+        nameless = groups.pop("", [])
+        first = next(iter(groups), "")
+        groups[first] = nameless + groups.get(first, [])
         for members in groups.values():
             count = 0
             for fields in read_all(members, source):
@@ -224,6 +228,42 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     standing = [*source.standing, *(find_memories(beside) or _retrieved(beside) or [])]
     fields = _copied(record)
     yield from conversation_rows(messages, source.account, _name_of(record, line), fields, standing)
+
+
+def _is_bare_message(record: dict) -> bool:
+    """Whether a record is a message that stands alone, as a line of a conversation."""
+    if record.get("role") == "session_meta":  # with which Hermes begins a session
+        return True
+    is_row = not record.keys().isdisjoint((*_QUERY_FIELDS, "memories", "memory_ids", "role_type"))
+    return isinstance(record.get("role"), str) and not is_row and is_message(record)
+
+
+def _bare_names() -> Callable[[dict], str]:
+    """A function that says of each message in turn to which conversation it belongs."""
+    begun = 0
+
+    def name_of(record: dict) -> str:
+        nonlocal begun
+        begun += record.get("role") == "session_meta"
+        named = _name_of({**record, "id": None, "uuid": None}, 0)
+        if named == "line-0":
+            return f"session {begun}" if begun else ""
+        return named
+
+    return name_of
+
+
+def _bare_messages(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
+    messages = []
+    for _, record in members:
+        message = read_message(record)
+        if record["role"] == "session_meta":
+            message.reason = "an event of the session (session_meta)"
+        messages.append(message)
+    line, first = members[0]
+    name = _name_of({**first, "id": None, "uuid": None}, line)
+    fields = _copied(first)
+    yield from conversation_rows(messages, source.account, name, fields, source.standing)
 
 
 def _no_message() -> Message:
@@ -598,13 +638,32 @@ def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) 
     return left
 
 
+def _session_names() -> Callable[[dict], str]:
+    """A function that says of each line in turn to which session it belongs: to the one that it
+    names, or to the last that was named or begun."""
+    current = ""
+
+    def name_of(record: dict) -> str:
+        nonlocal current
+        payload = record.get("payload")
+        if record.get("sessionId"):
+            current = str(record["sessionId"])
+        elif record.get("type") == "session":
+            current = str(record.get("id") or "")
+        elif record.get("type") == "session_meta" and isinstance(payload, Mapping):
+            current = str(payload.get("id") or "")
+        return current
+
+    return name_of
+
+
 def _session(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
     raws = [record for _, record in members]
     messages = [_session_message(raw) for raw in raws]
     for number in _left_lines(raws, messages):
         _left_branch(messages[number])
-    first = raws[0]
-    name = str(first.get("sessionId") or first.get("id") or "session")
+    named = next((raw for raw in raws if raw.get("sessionId")), raws[0])
+    name = str(named.get("sessionId") or named.get("id") or "session")
     yield from conversation_rows(messages, source.account, name, {}, source.standing)
 
 
@@ -636,6 +695,7 @@ def _codex(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70014
 _GOLD = "gold answers, which are nobody's answer"
+_OF_ASSISTANT = "turns of the assistant in the haystack, which are no memories"
 
 
 def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -650,7 +710,7 @@ def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
             source.account.remark(_GOLD)
         row = {"id": f"{name}/{number}", "query": qa.get("question"), "memories": memories}
         count += 1
-        yield {**row, "answer": answer, "group": name}
+        yield {**row, "answer": answer}
     if count:
         source.account.use("conversation")
     else:
@@ -721,9 +781,7 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
                 text = {"text": turn.get("content"), "created_at": day, "source": session_id}
                 memories.append(text)
             else:
-                source.account.remark(
-                    "turns of the assistant in the haystack, which are no memories"
-                )
+                source.account.remark(_OF_ASSISTANT)
     source.account.use("conversation")
     if record.get("answer") is not None:
         source.account.remark(_GOLD)
@@ -734,6 +792,50 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         "answer": _system_answer(record),
         "group": str(record["question_id"]),
     }
+
+
+def _is_hypothesis(record: dict) -> bool:
+    """Whether a record is an answer to a question of LongMemEval, which stands in another file."""
+    return record.keys() >= {"question_id", "hypothesis"} and "question" not in record
+
+
+def _haystack(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns of a haystack of LongMemEval, each with its question."""
+    dates = record.get("haystack_dates") or []
+    question = {"question_id": str(record["question_id"]), "question": record["question"]}
+    turns = []
+    for number, session in enumerate(record["haystack_sessions"]):
+        day = dates[number] if number < len(dates) else None
+        for turn in only_dicts(session):
+            said = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
+            turns.append({**said, **question})
+    return turns
+
+
+def _hypotheses(records: Records, source: LogContext) -> Iterator[FoundRow]:
+    """The answers to LongMemEval, with the questions and haystacks that the store has."""
+    haystacks: dict[str, list[dict[str, Any]]] = {}
+    others = []
+    for item in source.standing:
+        if isinstance(item, dict) and "question_id" in item:
+            haystacks.setdefault(item["question_id"], []).append(item)
+        else:
+            others.append(item)
+    for line, record in records:
+        turns = haystacks.get(str(record["question_id"]), [])
+        if not turns:
+            source.account.leave("record", "its question is not in the store")
+            continue
+        said = [turn for turn in turns if turn["speaker"] == "user"]
+        source.account.remark(_OF_ASSISTANT, len(turns) - len(said))
+        source.account.use("record")
+        fields = {
+            "id": str(record["question_id"]),
+            "query": turns[0]["question"],
+            "memories": [*others, *said],
+            "answer": record["hypothesis"],
+        }
+        yield FoundRow(line, fields)
 
 
 def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -791,7 +893,6 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     )
     row = {"id": record.get("question_id") or f"line-{line}", "query": query, "answer": answer}
     row["memories"] = standing
-    row["group"] = str(record.get("shared_context_id") or record.get("persona_id") or "")
     yield row
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70017
@@ -912,7 +1013,7 @@ FORMATS: tuple[Format, ...] = (
         "letta messages",
         '{"message_type", "id", "date"}',
         lambda record: "message_type" in record,
-        _all_as_one(_letta_messages, lambda record: str(record.get("agent_id") or "")),
+        _all_as_one(_letta_messages, lambda: lambda record: str(record.get("agent_id") or "")),
         {
             "query": "user_message",
             "answer": "assistant_message",
@@ -958,7 +1059,7 @@ FORMATS: tuple[Format, ...] = (
         "assistants thread",
         '{"object": "thread.message", "role", "content"}',
         lambda record: str(record.get("object")) in ("thread.message", "thread.run"),
-        _all_as_one(_thread, lambda record: str(record.get("thread_id") or "")),
+        _all_as_one(_thread, lambda: lambda record: str(record.get("thread_id") or "")),
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
         "the messages of a thread hold no memory: add its runs (GET /v1/threads/{id}/runs), whose "
         "instructions do, or give the memories as --store",
@@ -969,7 +1070,7 @@ FORMATS: tuple[Format, ...] = (
         lambda record: (
             isinstance(record.get("payload"), dict) and record.get("type") in _CODEX_LINES
         ),
-        _all_as_one(_codex),
+        _all_as_one(_codex, _session_names),
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session quotes no instructions: give AGENTS.md, or the folder of memories, as --store",
     ),
@@ -977,7 +1078,7 @@ FORMATS: tuple[Format, ...] = (
         "session of a coding agent",
         '{"type": "user" | "assistant", "message", "sessionId"}',
         is_session_line,
-        _all_as_one(_session, lambda record: str(record.get("sessionId") or "")),
+        _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
         "the session quotes no memory: give CLAUDE.md, or the folder of memories, as --store",
     ),
@@ -1047,6 +1148,19 @@ FORMATS: tuple[Format, ...] = (
         },
     ),
     Format(
+        "answers to longmemeval",
+        '{"question_id", "hypothesis"}',
+        _is_hypothesis,
+        _hypotheses,
+        {
+            "query": "question of the file in --store",
+            "answer": "hypothesis",
+            "memories": "the user's turns of haystack_sessions of the file in --store",
+        },
+        "the questions and their haystacks are in a second file: give longmemeval_*.json as "
+        "--store",
+    ),
+    Format(
         "personamem",
         '{"persona_id", "question_id", "user_question_or_message", "correct_answer"}',
         lambda record: (
@@ -1090,6 +1204,14 @@ FORMATS: tuple[Format, ...] = (
         _ROLES_OF_TALK,
         "the conversations hold no section of memory: give the memories as --store, or log them "
         'beside the messages ({"messages", "memories"})',
+    ),
+    Format(
+        "messages",
+        '{"role", "content"}, one message a line',
+        _is_bare_message,
+        _all_as_one(_bare_messages, _bare_names),
+        _ROLES_OF_TALK,
+        "the messages hold no section of memory: give the memories as --store",
     ),
     Format(
         "memories",
@@ -1171,12 +1293,15 @@ def _columns(record: dict) -> list[dict] | None:
 
 
 def _raw_records(
-    source: LogSource, account: Account, places: Sequence[str] = ()
+    source: LogSource,
+    account: Account,
+    places: Sequence[str] = (),
+    no_memories: list[str] | None = None,
 ) -> Iterator[tuple[int, object]]:
     """(line, record or `Violation`) of a source, each counted in the account; `places` are those
-    that a map names."""
+    that a map names. Why an entry of a note is no memory is added to `no_memories`."""
     if isinstance(source, str | Path):
-        values: Iterable[tuple[int, object]] = _file_records(Path(source), source)
+        values: Iterable[tuple[int, object]] = _file_records(Path(source), source, no_memories)
     else:
         values = enumerate(source, 1)
     for line, value in values:
@@ -1194,12 +1319,15 @@ def _raw_records(
                 yield number, record
 
 
-def _file_records(path: Path, source: str | Path) -> Iterator[tuple[int, object]]:
-    is_notes = path.suffix == ".md" or (
-        path.is_dir() and not folder_logs(path) and note_files(path)
+def _file_records(
+    path: Path, source: str | Path, no_memories: list[str] | None = None
+) -> Iterator[tuple[int, object]]:
+    is_store = no_memories is not None
+    is_notes = path.suffix in (".md", ".txt") or (
+        path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
     if is_notes:
-        yield from enumerate(read_notes(path), 1)
+        yield from enumerate(read_notes(path, no_memories), 1)
     else:
         yield from file_values(path if path.exists() else source)
 
@@ -1250,8 +1378,9 @@ def log_records(
 class Store:
     """The memories of an export: by their ids, and all of them in order."""
 
-    def __init__(self, items: Sequence[object] = ()):
+    def __init__(self, items: Sequence[object] = (), left: Mapping[str, int] = {}):
         self.items = list(items)
+        self.left = left  # reason -> entries that are no memory
         self.by_id: dict[str, list] = {}
         for item in self.items:
             memory_id = _memory_id(item) if isinstance(item, dict) else None
@@ -1277,13 +1406,19 @@ def read_store(path: str | Path) -> Store:
     """
     items: list[object] = []
     account = Account()
-    for _, record in _raw_records(path, account):
-        items += _store_items(record)
+    no_memories: list[str] = []
+    for _, record in _raw_records(path, account, no_memories=no_memories):
+        found = _store_items(record)
+        items += found
+        if isinstance(record, Violation):
+            no_memories.append(f"cannot be read ({record.rule})")
+        elif not found:
+            no_memories.append("in no form that is known")
     if not items:
         shapes = " or ".join(shape.fields for shape in SHAPES.values())
         allowed = f"memories, each {shapes}"
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
-    return Store(items)
+    return Store(items, Counter(no_memories))
 
 
 def _store_items(record: object) -> list:
@@ -1294,6 +1429,8 @@ def _store_items(record: object) -> list:
         return [
             memory for agent in letta_agents(record) or [] for memory in _core_memory(agent, record)
         ]
+    if record.keys() >= {"question_id", "question", "haystack_sessions"}:
+        return _haystack(record)
     contexts = _shared_contexts(record)
     if contexts:
         return contexts
@@ -1380,7 +1517,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     if forms:
         form = max(forms, key=lambda form: reading.seen[form.name])
         is_notes = isinstance(source, str | Path) and (
-            Path(source).suffix == ".md" or Path(source).is_dir()
+            Path(source).suffix in (".md", ".txt") or Path(source).is_dir()
         )
         kind = f"no row in {reading.seen[form.name]:,} records of the format {form.name!r}"
         if form.name == "memories":
@@ -1455,6 +1592,8 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
+        for reason, count in memory_store.left.items():
+            reading.account.remark(f"entries of the store that are no memory: {reason}", count)
     account = reading.account
     head: list[object] = []
     rows = 0

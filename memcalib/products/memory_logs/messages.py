@@ -162,6 +162,10 @@ def _take_part(message: Message, part: object) -> None:
 
 def _role_of(raw: Mapping[str, Any]) -> str:
     """The role of a message under the name that its system uses; "" for an event."""
+    if raw.get("type") in _CALLS:
+        return "assistant"
+    if raw.get("type") in _RESULTS_OF_CALLS:
+        return "tool"
     author = raw.get("author")
     if isinstance(author, Mapping):
         author = author.get("role")
@@ -198,8 +202,19 @@ def _calls_of(raw: Mapping[str, Any]) -> Iterator[tuple[str, Action]]:
         yield call_id, action_of(str(single.get("name") or "tool"), single.get("arguments"))
 
 
-_CALLS = ("function_call", "custom_tool_call")
-_RESULTS_OF_CALLS = ("function_call_output", "custom_tool_call_output")
+_OWN_TOOLS = (  # of the Responses API, whose items are named after them
+    "local_shell",
+    "shell",
+    "web_search",
+    "file_search",
+    "computer",
+    "code_interpreter",
+    "image_generation",
+    "apply_patch",
+    "mcp",
+)
+_CALLS = ("function_call", "custom_tool_call", *(f"{tool}_call" for tool in _OWN_TOOLS))
+_RESULTS_OF_CALLS = tuple(f"{kind}_output" for kind in _CALLS)
 ITEMS = (*_CALLS, *_RESULTS_OF_CALLS, "reasoning")  # of the Responses API, beside its messages
 
 
@@ -223,9 +238,16 @@ def read_message(raw: Mapping[str, Any]) -> Message:
         message.thoughts, message.reason = 1, "thoughts"
         return message
     if kind in _CALLS:
-        arguments = _first(raw, "arguments", "input")
-        call = (str(raw.get("call_id") or ""), action_of(str(raw.get("name") or "tool"), arguments))
-        message.calls.append(call)
+        arguments = _first(raw, "arguments", "input", "action", "operation", "queries", "code")
+        own_name = (
+            kind.removesuffix("_call") if kind.removesuffix("_call") in _OWN_TOOLS else "tool"
+        )
+        call_id = str(_first(raw, "call_id", "id") or "")
+        tool = str(raw.get("name") or own_name)
+        message.calls.append((call_id, action_of(tool, arguments)))
+        if _first(raw, "output", "results") is not None:
+            returned = _as_text(_first(raw, "output", "results"))
+            message.results.append(ToolResult(call_id, tool, returned))
         return message
     if kind in _RESULTS_OF_CALLS:
         result = ToolResult(str(raw.get("call_id") or ""), "", _as_text(raw.get("output")))
@@ -358,7 +380,7 @@ class _Exchange:
     memories: list = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)  # as turns, in order
     searched: bool = False
-    unreadable: bool = False
+    unreadable: str = ""  # what a search of the memory returned, where it cannot be read
     model: str = ""
 
 
@@ -491,8 +513,13 @@ class Conversation:
             if result.call in self.searches or is_memory_search(tool):
                 found = found_memories(result.text)
                 exchange.searched = True
-                exchange.unreadable |= found is None
-                exchange.memories += [item for item in found or [] if item not in exchange.memories]
+                if found is None:
+                    exchange.unreadable = result.text
+                    self.account.remark("searches of the memory whose result cannot be read")
+                known = [item for item in found or [] if shape_of(item)]
+                unknown = len(found or []) - len(known)
+                self.account.remark("results of searches in no form that is known", unknown)
+                exchange.memories += [item for item in known if item not in exchange.memories]
             elif result.text.strip():
                 name = f"{tool or 'a tool'} (called for the answer)"
                 turn = Turn(role="tool", name=name, content=clean_text(result.text))
@@ -537,8 +564,7 @@ class Conversation:
             row["actions"] = [action.model_dump() for action in exchange.actions]
         if exchange.model and "model" not in row:
             row["model"] = exchange.model
-        if not exchange.unreadable:
-            row["memories"] = memories
+        row["memories"] = memories if memories or not exchange.unreadable else exchange.unreadable
         if len(self.turns) > MOST_TURNS:
             self.account.remark(f"rows whose conversation is cut to its last {MOST_TURNS} turns")
         return row

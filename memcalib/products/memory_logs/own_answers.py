@@ -285,6 +285,7 @@ class OwnAnswers:
     question_ids: set[str] = field(default_factory=set)
     rows_of: Counter[str] = field(default_factory=Counter)  # id of an example -> rows
     memories_of: Counter[str] = field(default_factory=Counter)  # and their memories
+    merged: Counter[str] = field(default_factory=Counter)  # what is judged as one, kept or not
 
     @property
     def labelled(self) -> list[Example]:
@@ -294,6 +295,11 @@ class OwnAnswers:
     def leave_out(self, ids: Iterable[str], why: str) -> None:
         """Leave out the examples of these ids with their answers, and say so in the account."""
         gone = set(ids)
+        for example in self.examples:
+            if example.id in gone:
+                rows = self.rows_of[example.id]
+                for members in members_of(example).values():
+                    self.merged.subtract({"memories": rows * len(members), "groups": rows})
         self.examples = [example for example in self.examples if example.id not in gone]
         self.rollouts = [rollout for rollout in self.rollouts if rollout.example_id not in gone]
         account = self.reading.account
@@ -313,19 +319,18 @@ class OwnAnswers:
     def notes(self) -> list[str]:
         """What a reader of results has to know of the log."""
         notes = self.reading.notes() + [f"Log: {line}." for line in grouped_losses(self.dropped)]
-        merged: list[list[str]] = []
-        for example in self.examples:
-            merged += members_of(example).values()
-        if merged:
-            notes.append(
-                f"Log: {sum(map(len, merged)):,} memories say nearly what another of the same row "
-                f"says and are judged as one with it, in {len(merged):,} groups."
-            )
         return notes + self._id_notes()
 
     def _id_notes(self) -> list[str]:
-        """What became of rows whose id stands before: other questions, further answers to one."""
+        """What became of memories that say the same, and of rows whose id stands before: other
+        questions, further answers to one."""
         notes = []
+        if self.merged["memories"]:
+            count = counted(self.merged["memories"], "memory says", "memories say")
+            notes.append(
+                f"Log: {count} nearly what another of the same row says, and each is judged as one "
+                f"with it, in {counted(self.merged['groups'], 'group')}."
+            )
         if self.repeated:
             notes.append(
                 f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a "
@@ -414,7 +419,8 @@ class _AnswerMaker:
     def fault(self, row: LogRow) -> RowFault | None:
         """Why a row may not enter."""
         if not row.response and self.answers_needed:
-            return RowFault("no answer", "nothing", "a row with an answer: none is asked for")
+            allowed = "a row with an answer; `memcalib sweep LOG --model NAME` asks a model for one"
+            return RowFault("no answer", "nothing", allowed)
         if not self.plan.candidates and all(m.in_prompt is False for m in row.memories):
             allowed = "a row of which a memory entered the prompt"
             return RowFault("no memory in the prompt", "candidates only", allowed)
@@ -455,6 +461,8 @@ class _AnswerMaker:
         example = self._with_own_id(Example.model_validate(record))
         self.result.rows_of[example.id] += 1
         self.result.memories_of[example.id] += len(row.memories)
+        for members in members_of(example).values():
+            self.result.merged.update({"memories": len(members), "groups": 1})
         if not row.response:
             return
         self.result.answer_count += 1
