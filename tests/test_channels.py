@@ -214,7 +214,7 @@ def test_bad_input_is_named():
     ones = torch.ones(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="row 0, atom 1: actual level 3"):
         channel_rewards(ones, torch.tensor([[1, 3]]), ones.bool())
-    with pytest.raises(ValueError, match=r"one \[row, atom\] shape"):
+    with pytest.raises(ValueError, match=r"the same shape \[row, atom\]"):
         channel_rewards(ones, torch.ones(1, 3, dtype=torch.long), ones.bool())
     rewards = torch.zeros(2, 9)
     group = torch.zeros(2, dtype=torch.long)

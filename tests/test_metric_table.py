@@ -209,8 +209,8 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"name": "SCS"}, r"'SCS': found a second one of this name; allowed: .*severe_share"),
-        ({"name": SEVERE}, "found a second one"),
+        ({"name": "SCS"}, r"'SCS': found a second metric of this name; allowed: .*severe_share"),
+        ({"name": SEVERE}, "found a second metric"),
         ({"name": "two words"}, "name: found 'two words'; allowed: letters"),
         ({"name": "atoms"}, "name: found 'atoms'; allowed: no name of a column"),
         ({"name": "x_low"}, "name: found 'x_low'; allowed: no name of a column"),
@@ -232,7 +232,7 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"formula": lambda n, rho: np.full(len(n), np.nan)}, "gave nan for an answer with 1 of A"),
         ({"formula": lambda n, rho: np.array(["1"] * len(n))}, "gave <U1 values"),
         ({"range": (0.5, 1.0)}, "gave 0.0 for an answer with 1 of AB-; allowed: 0.5 to 1"),
-        ({"formula": lambda n, rho: n[:, 0, 0] / n.sum()}, "with fewer answers beside it; allowed"),
+        ({"formula": lambda n, rho: n[:, 0, 0] / n.sum()}, "with fewer answers around it; allowed"),
         ({"atom_values": AtomValues(lambda rho: GAPS > 0, "mean")}, "by atom_values; allowed: the"),
         (
             {"atom_values": AtomValues(lambda rho: GAPS == 0, "sum")},
@@ -255,7 +255,7 @@ def test_a_metric_without_a_direction_is_refused(forget):
 
 
 def test_a_second_metric_of_a_name_is_refused(right_share):
-    with pytest.raises(ValueError, match="'right_share': found a second one of this name"):
+    with pytest.raises(ValueError, match="'right_share': found a second metric of this name"):
         mc.add_metric(Metric(**RIGHT_SHARE))
     with pytest.raises(ValueError, match=r"found \{'name': 'right'\}; allowed: a Metric"):
         mc.add_metric({"name": "right"})
@@ -289,7 +289,7 @@ def test_a_distribution_enters_a_metric_as_a_part(forget, monkeypatch, as_path):
 @pytest.mark.parametrize(
     ("name", "part", "words"),
     [
-        ("SCS", Metric(**RIGHT_SHARE | {"name": "SCS"}), "found a second one of this name"),
+        ("SCS", Metric(**RIGHT_SHARE | {"name": "SCS"}), "found a second metric of this name"),
         ("other", Metric(**RIGHT_SHARE), "'other': found one named 'right_share'"),
         ("right_share", exactly_right, "allowed: a Metric"),
         ("mine", Metric(**RIGHT_SHARE | {"name": "mine", "family": "calibration"}), "the paper"),

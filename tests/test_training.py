@@ -777,7 +777,7 @@ def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_pa
     assert (
         len(warnings) == 2
         and "step 1" in warnings[0]
-        and "max_advantage would bound it" in warnings[0]
+        and "max_advantage would limit it" in warnings[0]
     )
     assert "max_advantage" not in warnings[1]
 

@@ -80,8 +80,8 @@ def kappa(
     counts = np.asarray(counts, float)
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2] or (counts < 0).any():
         raise ValueError(
-            f"found counts of shape {counts.shape}, smallest {counts.min(initial=0)}; allowed: "
-            "square, 0 or more"
+            f"found counts of shape {counts.shape}, with the smallest count "
+            f"{counts.min(initial=0)}; allowed: a square table of counts from 0"
         )
     ranks = np.arange(counts.shape[-1])
     distance = np.abs(ranks[:, None] - ranks[None, :])
@@ -181,7 +181,7 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
         if answer in answers:
             raise ValueError(
                 "answer judged twice: found a second judgment for "
-                f"{answer}; allowed: one, of one judge"
+                f"{answer}; allowed: one judgment by one judge"
             )
         answers.add(answer)
         judges.add(judgment.judge)
@@ -196,7 +196,7 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
             f"found judges {', '.join(map(repr, sorted(judges)))}; allowed: one at a time"
         )
     if not rows:
-        raise ValueError("no judged atom: agreement about nothing is undefined")
+        raise ValueError("found no judged atom, so agreement is undefined")
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 # %% ../../nbs/evaluation/06_agreement.ipynb #052d8097
@@ -353,7 +353,7 @@ def agreement(
     if by is not None and by not in pairs:
         raise ValueError(f"by: found {by!r}; allowed: a column, such as {', '.join(pairs.columns)}")
     if pairs.empty:
-        raise ValueError("no pairs: agreement about nothing is undefined")
+        raise ValueError("found no pairs, so agreement is undefined")
     if by is None:
         return pd.DataFrame([_named_row("part", "all", pairs, resamples, seed)])
     rows = []
@@ -382,8 +382,8 @@ def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
     both = pairs.dropna(subset=["first", "second", "cell"])
     if both.empty:
         raise ValueError(
-            "no labelled pair with a cell: nothing to estimate from; allowed: rows drawn by "
-            "sample_atoms"
+            "found no labelled pair with a cell, so there is nothing to estimate from; allowed: "
+            "rows drawn by sample_atoms"
         )
     labelled_sizes = both.groupby("cell")["population"].first()
     shares = labelled_sizes / labelled_sizes.sum()
@@ -426,8 +426,8 @@ def pair_judgments(
     shared = first_atoms.index.intersection(second_atoms.index)
     if shared.empty:
         raise ValueError(
-            f"found {len(first_atoms)} and {len(second_atoms)} atoms, none shared; allowed: "
-            "judgments of the same answers"
+            f"found {len(first_atoms)} and {len(second_atoms)} atoms, but none that both share; "
+            f"allowed: judgments of the same answers"
         )
     _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "ideal")
     _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "example_hash")
@@ -463,9 +463,7 @@ def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0)
 
     both = pairs.dropna(subset=["first", "second"])
     if both.empty:
-        raise ValueError(
-            f"none of {len(pairs)} pairs has two levels: agreement about nothing is undefined"
-        )
+        raise ValueError(f"none of {len(pairs)} pairs has two levels, so agreement is undefined")
     by_question = _question_counts(both)
     counts = by_question.sum(axis=0).reshape(3, 3)
     draws = resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)
@@ -520,7 +518,8 @@ def method_agreement(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataF
         if not table.index.is_unique:
             raise ValueError(
                 "found method "
-                f"{table.index[table.index.duplicated()][0]!r} twice; allowed: one row each"
+                f"{table.index[table.index.duplicated()][0]!r} twice; allowed: one row for each "
+                f"method"
             )
     methods = list(first.index[first.index.isin(second.index)])
     columns = list(first.columns[first.columns.isin(second.columns)])

@@ -59,7 +59,7 @@ def channel_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "ideal actu
     """
     counts = _cell_counts(judgments)
     if not counts.any():
-        raise ValueError("no scored atom: channel proportions of nothing are undefined")
+        raise ValueError("found no scored atom, so channel proportions are undefined")
     return counts
 
 
@@ -287,7 +287,7 @@ def atom_table(
             row.update(_atom_row(atoms, resamples, seed))
             rows.append(row)
     if not rows:
-        raise ValueError("no atom to count: a table of nothing is undefined")
+        raise ValueError("found no atom to count, so the table is undefined")
     return pd.DataFrame(rows)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #e9edfe5e
@@ -346,7 +346,7 @@ def compare(
     before, after = before.align(after, join="inner", axis=0)
     if before.empty:
         raise ValueError(
-            f"runs {first!r} and {second!r} share no scored question: nothing to compare"
+            f"runs {first!r} and {second!r} share no scored question, so they cannot be compared"
         )
     rows = _differences("all", before, after, resamples, seed)
     domains = before.index.get_level_values("domain")
@@ -453,7 +453,7 @@ def with_holm(table: "pd.DataFrame") -> "pd.DataFrame":
     return table.assign(p_holm=corrected)
 
 # %% ../../nbs/evaluation/01_breakdown.ipynb #623b7354
-TORN = "the last line is torn, as a stopped run leaves it, and was left out"
+TORN = "the last line is incomplete because the run was stopped; it was left out"
 
 
 def score_text(path: str | Path, by: Sequence[str] = (), as_json: bool = False, **options) -> str:

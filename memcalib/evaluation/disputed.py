@@ -141,8 +141,8 @@ def dispute_lines(scores: "pd.DataFrame", least: float = 1.0) -> list[str]:
         first, best, without = (by_reading[metric].get(reading, np.nan) for reading in READINGS)
         for_source = f" for {source[0]}" if source[0] else ""
         lines.append(
-            f"Disputed levels matter{for_source}: {metric} is {first:.1f} under the first reading, "
-            f"{best:.1f} where the other defensible level counts as right, "
+            f"Disputed levels matter{for_source}: {metric} is {first:.1f} with the first level, "
+            f"{best:.1f} if the other defensible level also counts as right, and "
             f"{without:.1f} without the {rows['disputed_atoms'].iloc[0]} disputed atoms of "
             f"{rows['disputed_examples'].iloc[0]} records."
         )

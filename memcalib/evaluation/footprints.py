@@ -53,7 +53,9 @@ class FootprintJudge(Judge):
 
     def __init__(self, judge: JudgeLike):
         if isinstance(judge, LLMJudge) and not judge.config.blind:
-            raise ValueError("judging.blind: found false; allowed: true where levels are unknown")
+            raise ValueError(
+                "judging.blind: found false; allowed: true, because the levels are unknown"
+            )
         self.inner = judge
         self.name = getattr(judge, "name", "") or ""
         self.concurrency = getattr(judge, "concurrency", 1)
@@ -71,7 +73,7 @@ class FootprintJudge(Judge):
     async def ajudge(
         self, example: Example, response: str, *, text: str | None = None, **fields: Any
     ) -> Judgment:
-        """The judgment of the judge that is asked, marked."""
+        """The judgment of the judge that is asked, marked as a footprint."""
         if isinstance(self.inner, Judge):
             judgment = await self.inner.ajudge(example, response, text=text, **fields)
         else:
@@ -167,6 +169,7 @@ def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:
     table = memory_frame(frame).head(shown)
     table = table.assign(memory=[one_line(text, 70) for text in table["memory"]])
     warning = (
-        "Footprints only: nobody has said how far these memories should count, so this is no score."
+        "These are footprints only: nobody has said how strongly these memories should count, so "
+        "there is no score."
     )
     return "\n\n".join([footprint_sentence(frame), warning, table.to_string(index=False)])

@@ -285,8 +285,8 @@ def usage_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "response ide
     for judgment in judgments:
         if not judgment.scored:
             raise ValueError(
-                f"judgment of {judgment.example_id!r} is unscored: it "
-                "has no counts, allowed are scored ones"
+                f"judgment of {judgment.example_id!r} is unscored, so it has no counts; allowed "
+                f"are scored judgments"
             )
         cells = [3 * atom.ideal + atom.actual for atom in judgment.atoms]
         counts.append(np.bincount(cells, minlength=9).reshape(3, 3))
@@ -332,7 +332,7 @@ def rpeval_metrics(counts: Int[np.ndarray, "response ideal actual"]) -> dict[str
     occur.
     """
     if not len(counts):
-        raise ValueError("no scored answer: a metric of nothing is undefined")
+        raise ValueError("found no scored answer, so the metrics are undefined")
     numerators, denominators = _fractions(counts)
     sums = numerators.sum(axis=0)
     sizes = denominators.sum(axis=0)
@@ -390,9 +390,7 @@ def score_rpeval(
     judgments = list(judgments)
     frame = response_frame(judgments)
     if not frame["scored"].any():
-        raise ValueError(
-            f"none of {len(frame)} answers is scored: a metric of nothing is undefined"
-        )
+        raise ValueError(f"none of {len(frame)} answers is scored, so the metrics are undefined")
     rows = []
     for source, group in frame.groupby(list(SOURCE), sort=False):
         row: dict[str, Any] = dict(zip(SOURCE, source, strict=True))

@@ -104,8 +104,8 @@ def stance_lines(table: "pd.DataFrame") -> list[str]:
     for row in table.to_dict("records"):
         lines.append(
             f"{row['model'] or '(no name)'}: {row['answers with a wrong stance']} answers "
-            f"({row['answers with a wrong stance, %']:.1f} %) do with a memory what they must not "
-            f"(wrong stance), {row['misreads, %']:.1f} % of used memories are misread; the six "
-            "metrics do not hold this"
+            f"({row['answers with a wrong stance, %']:.1f} %) use a memory in the wrong way "
+            f"(wrong stance), and {row['misreads, %']:.1f} % of used memories are misread; the six "
+            f"metrics do not include this"
         )
     return lines

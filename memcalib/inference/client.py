@@ -240,8 +240,8 @@ async def run_many(
                 on_their_way = window.count_on_their_way()
                 if on_their_way:
                     message = (
-                        "stopping; waiting for %d that are on their way, %g s at most (Ctrl-C "
-                        "again: not at all)"
+                        "stopping; waiting for %d requests in progress, for %g s at most (press "
+                        "Ctrl-C again to stop at once)"
                     )
                     log.warning(message, on_their_way, finish)
                 continue
@@ -672,7 +672,9 @@ class _Server:
             return self._redirect(refused)
         except aiohttp.ClientError as error:
             reason = self._clean(str(getattr(error, "message", "") or error))
-            return CallError("server", f"{endpoint.url} sent a reply that is no HTTP: {reason}")
+            return CallError(
+                "server", f"{endpoint.url} sent a reply that is not valid HTTP: {reason}"
+            )
         except (openai.APIError, ValueError, RecursionError) as error:
             reason = self._clean(str(error))
             message = f"{endpoint.url} sent something that is not a chat completion: {reason}"
@@ -787,14 +789,11 @@ class _Server:
         kind = error_kind(status, reason[:20_000])
         message = f"{endpoint.url} answered {status} to {endpoint.model}: {self._clean(reason)}"
         if kind == "not_found":
-            message += (
-                "; is the model's name right, and does the address end "
-                "as it should (mostly in /v1)?"
-            )
+            message += "; check the name of the model, and the end of the address (usually /v1)"
         if kind == "bad_request" and self._names_thinking(message):
             message += (
-                "; this server does not take the field that switches thinking off: set thinking "
-                "to default, and extra_body to what it takes"
+                "; this server does not accept the field that switches thinking off; set thinking "
+                "to default, and put the field that the server accepts into extra_body"
             )
         return CallError(kind, message, status, retry_after(error.response.headers))
 
@@ -808,9 +807,9 @@ class _Server:
     def _redirect(self, refused: _RedirectRefused) -> CallError:
         """The error for a server that sends a prompt on to another place."""
         message = (
-            f"{self.endpoint.url} sends requests on to {self._clean(str(refused))}; nothing was "
-            "sent there, because a prompt goes to the address that the settings name and nowhere "
-            "else. Name the other address in base_url if it is meant"
+            f"{self.endpoint.url} redirects to {self._clean(str(refused))}. Nothing was sent "
+            f"there, because prompts go only to the address in the settings. If you want to use "
+            f"the other address, set base_url to it"
         )
         return CallError("not_found", message)
 
@@ -830,7 +829,7 @@ class _Server:
         is_refused = any(isinstance(cause, no_connection) for cause in causes)
         is_never_there = is_refused and not self.reached and attempt >= 3
         if is_never_there:
-            message += "; is the address right, and is the server running?"
+            message += "; check that the address is right and that the server is running"
         return CallError("unreachable", message, fatal=is_never_there)
 
     def _defect(self, completion: "ChatCompletion | str | None") -> CallError | None:
@@ -839,12 +838,12 @@ class _Server:
         if isinstance(completion, str):
             sent = "sent a stream of events" if _EVENT.match(completion) else "sent a page"
             if self.worked:
-                message = f"{url} {sent}, not a chat completion, in between good replies"
+                message = f"{url} {sent}instead of a chat completion, after good replies"
                 return CallError("server", message)
             beginning = self._clean(completion[:1000])[:80]
             message = (
-                f"{url} {sent}, not a chat completion; does the address end as it should "
-                f"(mostly in /v1)? It begins: {beginning}"
+                f"{url} {sent}, not a chat completion; check the end of the address (usually "
+                f"/v1). The reply begins: {beginning}"
             )
             return CallError("not_found", message)
         choices = getattr(completion, "choices", None)
@@ -854,7 +853,7 @@ class _Server:
             return CallError("server", f"{url} sent an answer without choices: {reason}")
         choice = choices[0]
         if _text_of(choice.message) is None or not isinstance(choice.finish_reason, str | None):
-            message = f"{url} sent an answer that is not a text: {self._clean(str(choice))}"
+            message = f"{url} sent an answer that is not text: {self._clean(str(choice))}"
             return CallError("server", message)
         return None
 
@@ -923,7 +922,7 @@ class Client:
     async def __aenter__(self):
         if self._depth and self._loop is not asyncio.get_running_loop():
             raise RuntimeError(
-                f"{self!r} is in use in another event loop; make one client for each"
+                f"{self!r} is in use in another event loop; make one client for each event loop"
             )
         if not self._depth:
             self._loop = asyncio.get_running_loop()
@@ -1075,7 +1074,9 @@ class Client:
         if claim is None:
             return
         owner, seconds = claim
-        self._say_wait(seconds, f"another process ({owner}) asks the same and has not answered yet")
+        self._say_wait(
+            seconds, f"another process ({owner}) is asking the same question and has no answer yet"
+        )
 
     def _say_wait(self, seconds: float, reason: str) -> None:
         """Say a long wait and when it ends; not again before that, however many calls wait."""
@@ -1093,8 +1094,8 @@ class Client:
             return
         self._warned = True
         message = (
-            "%s at %s: a call has failed %d times; such calls are tried %d times in all, which "
-            "may take minutes; the last error: %s"
+            "%s at %s: a call has failed %d times; it will be tried %d times in total, which may "
+            "take minutes; the last error: %s"
         )
         endpoint = self.endpoint
         log.warning(message, endpoint.model, endpoint.url, attempt, endpoint.attempts, failure)
@@ -1105,7 +1106,7 @@ class Client:
         return max(random.uniform(0, longest), failure.wait or 0)
 
     def _say_limit(self, seconds: float) -> None:
-        self._say_wait(seconds, "the limits rpm and tpm of the endpoint allow no call before")
+        self._say_wait(seconds, "the limits rpm and tpm of the endpoint allow the next call at")
 
     async def _try(
         self, in_flight: _InFlight, messages: Messages, body: dict[str, Any], attempt: int
@@ -1157,7 +1158,9 @@ class Client:
         if name in self._other_models:
             return
         self._other_models.add(name)
-        message = "%s at %s: the server says that %s answered; rows keep this name as answered_by"
+        message = (
+            "%s at %s: the server says that %s answered; the rows record this name as answered_by"
+        )
         log.warning(message, self.endpoint.model, self.endpoint.url, name)
 
     def _cached_reply(self, stored: dict[str, Any]) -> Reply:
@@ -1332,9 +1335,9 @@ def strict_json(text: str) -> Any:
         return value
     except UnicodeEncodeError as error:
         half = printable(error.object[error.start])
-        raise ValueError(f"the reply has {half}, which is half a character") from None
+        raise ValueError(f"the reply contains {half}, which is only half a character") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(printable(f"the reply is not one JSON object alone: {error}")) from None
+        raise ValueError(printable(f"the reply is not exactly one JSON object: {error}")) from None
 
 # %% ../../nbs/inference/03_client.ipynb #3b82c82a
 def unwrapped(text: str) -> tuple[str, list[str]]:
@@ -1402,7 +1405,7 @@ def read_form(
     around the object, and a field more at its top, are no fault. Never raises for a bad reply.
     """
     if finish_reason == "length":
-        return None, [("", "the reply was cut off at the limit of its length; be brief")]
+        return None, [("", "the reply was cut off at the length limit; be brief")]
     body, _ = unwrapped(text)
     try:
         return form.model_validate(_asked_for(strict_json(body), form)), []

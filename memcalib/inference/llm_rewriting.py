@@ -48,13 +48,16 @@ def rewrite_fault(block: Block, go: Sequence[str], text: str) -> str:
     if not text.strip():
         return "the paragraph is empty"
     if text.strip() == block.memory_text.strip():
-        return "the paragraph is as it was"
+        return "the paragraph has not changed"
     held = [gone for gone in go if gone.rstrip(".").lower() in text.lower()]
     if held:
         return f"the paragraph still says {held[0]!r}"
     if len(text) > len(block.memory_text):
         before = len(block.memory_text)
-        return f"the paragraph has {len(text)} characters, more than the {before} before"
+        return (
+            f"the paragraph has {len(text)} characters, which is longer than the original with "
+            f"{before}"
+        )
     return ""
 
 

@@ -106,7 +106,7 @@ class KeptRewriter:
         self.failed += 1
         if self.failed == 1:
             log.warning(
-                "a memory could not be written again without some of its atoms, so its pairs keep "
+                "a memory could not be rewritten without some of its atoms, so its pairs keep "
                 "uniform credit (fallback_scoring): %s",
                 error,
             )

@@ -143,11 +143,11 @@ def load_prompt_template(path: str | Path) -> str:
     path = Path(path)
     if path.stem in _RESERVED:
         raise ValueError(
-            f"{path}: {path.stem!r} is the name of a shipped prompt template; rename the file"
+            f"{path}: {path.stem!r} is the name of a shipped prompt template; rename your file"
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path}: no such template file; shipped prompt templates: "
+            f"{path}: there is no such template file; shipped prompt templates: "
             f"{', '.join(SHIPPED_TEMPLATES)}"
         )
     content = read_yaml(path)
@@ -305,7 +305,7 @@ def requests(
     check_conditions(conditions)
     for example_id, count in Counter(example.id for example in examples).items():
         if count > 1:
-            raise ValueError(f"example {example_id!r} comes {count} times; allowed is once")
+            raise ValueError(f"example {example_id!r} occurs {count} times; allowed is once")
     settings = request_settings(sampling, template, **backend_settings)
     for example in examples:
         version = example.content_hash
@@ -498,7 +498,8 @@ class _ExpectedRows:
                 "other settings"
             )
             raise ValueError(
-                f"{answers} ({'; '.join(differences)}); use another file, or the same settings"
+                f"{answers} ({'; '.join(differences)}); use another file, or go back to the same "
+                f"settings"
             )
 
 # %% ../../nbs/inference/04_rollout.ipynb #b6fd7e2b
@@ -562,7 +563,7 @@ def generate(
     if sampling.thinking and backend.settings.get("thinking") == "off":
         raise ValueError(
             "sampling asks for thinking, but endpoint "
-            f"{backend.name!r} has thinking 'off': set both"
+            f"{backend.name!r} has thinking 'off'; set both to the same value"
         )
     start = time.monotonic()
     out = Path(out)
@@ -614,10 +615,10 @@ class _NewRows:
             self.on_row(row)
         kind = _failure_kind(row)
         if kind and result.new == result.wanted == result.errors[kind]:
-            raise Stopped(f"all {result.wanted} answers failed; the last one: {row.error}")
+            raise Stopped(f"all {result.wanted} answers failed; the last error: {row.error}")
         says_nothing_of_the_next = kind == "context_too_long"
         if self.failures.add(None if says_nothing_of_the_next else kind):
             raise Stopped(
-                f"{self.failures.count} answers in a row failed alike, so the run stopped; the "
-                f"last one: {row.error}"
+                f"{self.failures.count} answers in a row failed in the same way, so the run "
+                f"stopped; the last error: {row.error}"
             )

@@ -272,10 +272,10 @@ def check_judges(sides: Sequence[Side], any_judge: bool = False) -> list[str]:
         )
         if not any_judge:
             raise ValueError(
-                f"{difference}; allowed: one judge, or any_judge (--different-judges) to "
-                "compare in spite of it"
+                f"{difference}; allowed: the same judge, or any_judge (--different-judges) to "
+                f"compare anyway"
             )
-        notes.append(f"{difference}: part of each difference may be the judges'.")
+        notes.append(f"{difference}. Part of each difference may come from the judges.")
     return notes
 
 
@@ -311,8 +311,8 @@ def check_sides(
         if side_versions != versions[0] and not common:
             difference = _unlike(baseline, versions[0], side, side_versions)
             raise ValueError(
-                f"{difference}; allowed: the same examples, or common (--common) to compare on "
-                "those that all share"
+                f"{difference}; allowed: the same examples, or common (--common) to compare only "
+                f"those that all runs have"
             )
     shared = set(versions[0].items())
     all_ids = set(versions[0])
@@ -321,8 +321,8 @@ def check_sides(
         all_ids |= set(side_versions)
     if not shared:
         raise ValueError(
-            f"{', '.join(side.place for side in sides)}: found no example that all share; allowed: "
-            "at least one"
+            f"{', '.join(side.place for side in sides)}: found no example that all of them have; "
+            f"allowed: at least one"
         )
     if len(shared) < len(all_ids):
         notes.append(
@@ -467,7 +467,7 @@ def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
     by_label = {side.label: _scs_correction(side) for side in sides}
     notes = [
         (
-            f"{label}: how far the judge's errors shift its scores is not known, because "
+            f"{label}: it is not known how much the judge's errors shift the scores, because "
             f"{correction.withheld}."
         )
         for label, correction in by_label.items()
@@ -483,8 +483,9 @@ def _doubts(sides: Sequence[Side], differences: "pd.DataFrame") -> list[str]:
         if abs(shift) > abs(row["difference"]):
             notes.append(
                 f"{row['run']}: the judge's errors would shift the difference in SCS "
-                f"({row['difference']:+.1f}) by {shift:+.1f}, a model-based estimate, which "
-                "assumes that it errs in these answers as in its exam."
+                f"({row['difference']:+.1f}) by {shift:+.1f}, according to a model-based "
+                f"estimate. It assumes that the judge makes the same errors in these answers as "
+                f"in its exam."
             )
     return notes
 
@@ -525,20 +526,21 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
     notes += _doubts(sides, differences)
     notes += _protocol_notes(sides)
     notes.append(
-        "In a difference each question counts once, in the scores of a run each answer, "
-        "so the two need not add up."
+        "In a difference, each question counts once; in the scores of a run, each answer counts "
+        "once. So a difference may not equal the difference of the two scores."
     )
     tests = differences[differences["domain"] == "all"]
     if differences["domain"].nunique() > 2:
         tests = differences
     of_six = tests["metric"].isin(METRICS)
     apart = "".join(
-        f", and p of {metric_named(name).label} for the {len(rows)} of its own"
+        f", and those of {metric_named(name).label} for its own {len(rows)} tests"
         for name, rows in tests[~of_six].groupby("metric", sort=False)
     )
     notes.append(
-        f"p is corrected for the {of_six.sum()} tests of the six metrics on this page (Holm)"
-        f"{apart}; the intervals are not corrected for their number."
+        f"The p values are corrected for the {of_six.sum()} tests of the six metrics on this page "
+        f"(Holm)"
+        f"{apart}; the intervals are not corrected."
     )
     return [printable(note) for note in notes]
 

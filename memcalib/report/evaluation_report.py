@@ -305,9 +305,9 @@ _UNCOMPARED = "judgments2.jsonl was not compared with judgments.jsonl"
 _FEW_LABELLED = 80
 # Counted for SCS and the five others in the four cases of tests/evaluation/test_target_labels.py.
 _TOO_NARROW = (
-    f"With fewer than {_FEW_LABELLED} labelled answers the intervals are a little too narrow: in "
-    "simulations those of 40 held the truth in 91 to 96 % of draws, those of 20 in 89 to 99 %, "
-    "those of 12 in 83 to 99 %."
+    f"With fewer than {_FEW_LABELLED} labelled answers the intervals are a little too narrow. In "
+    f"simulations, intervals from 40 labelled answers contained the true value in 91 to 96 % of "
+    f"draws, those from 20 in 89 to 99 %, and those from 12 in 83 to 99 %."
 )
 
 
@@ -321,15 +321,15 @@ def target_estimate_lines(run: RunData, estimates: "pd.DataFrame") -> list[str]:
     labellers = [] if run.target_labels is None else run.target_labels.labellers
     for name, rows in estimates.groupby("method", sort=False):
         line = (
-            f"{name}: the prediction-powered estimate rests on labels of "
-            f"{rows['labelled_answers'].iloc[0]} answers that were drawn at random, by "
-            f"{', '.join(labellers)}; it assumes nothing about the judge's errors."
+            f"{name}: the prediction-powered estimate is based on labels by "
+            f"{', '.join(labellers)} for {rows['labelled_answers'].iloc[0]} answers drawn at "
+            f"random. It assumes nothing about the judge's errors."
         )
         if rows["labelled_answers"].iloc[0] < _FEW_LABELLED:
             line += f" {_TOO_NARROW}"
         judges = [labeller for labeller in labellers if labeller.startswith("judge ")]
         if judges:
-            line += f" It corrects to {', '.join(judges)}, whose own errors stay in it."
+            line += f" It corrects towards {', '.join(judges)}, whose own errors remain in it."
         lines.append(line)
     return lines
 
@@ -354,16 +354,18 @@ def _powered_of(estimates: "pd.DataFrame", name: str) -> PredictionPowered | Non
 
 # Stands beside every corrected value, in files of tables and results as well.
 ASSUMES = (
-    "the judge errs in these answers as in its exam; this value and the estimate from labels of a "
+    "the judge makes the same errors in these answers as in its exam; this value and the estimate "
+    "from labels of a "
     "sample of them each lie in the other's 95 % interval"
 )
 
 
 MODEL_BASED = (
-    "Model-based estimate: corrected for the errors that the judge made in its exam. That it errs "
-    "alike in these answers is assumed; it is shown because this value and the estimate from "
-    "labels of a sample each lie in the other's 95 % interval, which does not prove it. The "
-    "estimate from the labels alone assumes nothing of the kind."
+    "Model-based estimate: corrected for the errors that the judge made in its exam. This assumes "
+    "that the judge makes the same errors in these answers. It is shown because this value and "
+    "the estimate from "
+    "labels of a sample each lie in the other's 95 % interval, which does not prove the "
+    "assumption. The estimate from the labels alone needs no such assumption."
 )
 
 
@@ -437,12 +439,12 @@ def _without_doubtful(
 
 
 _UNLABELLED = (
-    "it may read these answers worse than those of its exam, and there are no labels of them to "
-    "check that (memcalib label draws a sample, --target-labels takes it in)"
+    "it may read these answers less well than those of its exam, and there are no labels to check "
+    "that (memcalib spot-check draws a sample to label, and --target-labels reads it)"
 )
 _NO_TEXTS = (
-    "the texts of these answers are not in the folder, and cannot be compared with those of the "
-    "judge's exam"
+    "the texts of these answers are not in the folder, so they cannot be compared with those of "
+    "the judge's exam"
 )
 
 
@@ -635,7 +637,8 @@ def memory_price_lines(price: "pd.DataFrame") -> list[str]:
         ]
         if told:
             lines.append(
-                f"{row['method']}, an answer against one without memory: {', '.join(told)}."
+                f"{row['method']}, per answer, compared with an answer without memory: "
+                f"{', '.join(told)}."
             )
     return lines
 
@@ -670,10 +673,11 @@ def same_again(run: RunData) -> "pd.DataFrame":
 def same_again_lines(table: "pd.DataFrame") -> list[str]:
     """The A/A comparison in words, one line for each method that differs from itself at all."""
     return [
-        f"A/A: {row['method']}, asked again with another seed, differs from itself by "
+        f"A/A: {row['method']}, asked again with another seed, differs from its own earlier "
+        f"answers by "
         f"{row['mean difference']:.1f} points of SCS on average and by "
         f"{row['largest difference']:.1f} at most ({row['pairs of seeds']} pairs of seeds, "
-        f"{row['questions']} questions): a difference of that size may be chance."
+        f"{row['questions']} questions). A difference of that size may be due to chance."
         for row in table.to_dict("records")
     ]
 
@@ -807,8 +811,8 @@ def _of_all(count: int, whole: int) -> str:
 _ENDS = {
     "length": "were cut off at the token limit",
     "error": "failed and could not be judged",
-    "content_filter": "were stopped by a content filter; without a text they are in no metric",
-    "tool_calls": "are calls of tools without a text, and in no metric",
+    "content_filter": "were stopped by a content filter; they have no text and are in no metric",
+    "tool_calls": "are tool calls without text and are in no metric",
 }
 
 
@@ -825,8 +829,8 @@ def _answer_notices(run: RunData) -> list[str]:
     waiting = 0 if run.answers is None else len(run.answers) - judged
     if waiting > 0:
         texts.append(
-            f"{_of_all(waiting, len(run.answers))} answers have not been judged yet: this page is "
-            "about the others."
+            f"{_of_all(waiting, len(run.answers))} answers have not been judged yet; this page is "
+            f"about the others."
         )
     return texts
 
@@ -844,20 +848,20 @@ def answer_lines(run: RunData) -> list[str]:
     thoughts = answers["thoughts"] > 0
     if thoughts.any():
         texts.append(
-            f"Thoughts were taken off {_of_all(int(thoughts.sum()), len(answers))} answers: the "
-            "judge did not read them."
+            f"Reasoning was removed from {_of_all(int(thoughts.sum()), len(answers))} answers, so "
+            f"the judge did not read it."
         )
     as_reasoning = answers["withheld"] & (answers["finish_reason"] == "stop")
     if as_reasoning.any():
         texts.append(
-            f"{_of_all(int(as_reasoning.sum()), len(answers))} answers came as reasoning alone: "
-            "the server sent no answer. They are in no metric."
+            f"{_of_all(int(as_reasoning.sum()), len(answers))} answers consist only of reasoning: "
+            f"the server sent no answer. They are in no metric."
         )
     blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"]) & ~as_reasoning
     if blank.any():
         texts.append(
-            f"{_of_all(int(blank.sum()), len(answers))} answers are blank: they use no memory, "
-            "and count so."
+            f"{_of_all(int(blank.sum()), len(answers))} answers are blank; they count as answers "
+            f"that use no memory."
         )
     return texts
 
@@ -877,11 +881,11 @@ def _coverage_notices(run: RunData) -> list[str]:
         texts.append(few_questions(questions))
     elif questions < 50:
         texts.append(
-            f"Only {questions} questions: intervals this wide say little, and intervals from so "
-            "few are rough."
+            f"There are only {questions} questions. Intervals from so few questions are wide and "
+            f"inaccurate."
         )
     if frame["seed"].nunique() == 1 and not _of_log(run):
-        texts.append("One seed: the spread over seeds is unknown.")
+        texts.append("There is only one seed, so the spread over seeds is unknown.")
     return texts
 
 
@@ -896,8 +900,8 @@ def _judge_notices(run: RunData) -> list[str]:
     if lost > 0.02 * len(checked):
         percent = 100 * lost / len(checked)
         texts.append(
-            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) are not in the "
-            "answer they are about."
+            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) do not occur in "
+            f"their answer."
         )
     if any(judgment.settings.get("blind") is False for judgment in run.judgments):
         texts.append(
@@ -968,9 +972,9 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
         tied = controls_scored[controls_scored["SCS"].between(row["SCS_low"], row["SCS_high"])]
         for control in tied.to_dict("records"):
             texts.append(
-                f"SCS of {printable(row['model'])} ({row['SCS']:.1f}) is not told apart from the "
-                f"control {printable(control['model'])} ({control['SCS']:.1f}), which lies inside "
-                "its interval."
+                f"SCS of {printable(row['model'])} ({row['SCS']:.1f}) is not statistically "
+                f"different from the control {printable(control['model'])} "
+                f"({control['SCS']:.1f}), which lies inside its interval."
             )
     return texts
 
@@ -985,8 +989,8 @@ def model_card(run: RunData, table: "pd.DataFrame") -> str:
         "## Use of memory",
         "",
         (
-            "How far stored memory shapes the answers, against the level each piece of it should "
-            "have. In percent:"
+            "How strongly stored memory shapes the answers, compared with how strongly each piece "
+            "should. In percent:"
         ),
         "mean over seeds ± standard deviation, and the 95 % interval over questions.",
         "",
@@ -1118,16 +1122,16 @@ def worst_answers(run: RunData, count: int = 12) -> list[dict[str, Any]]:
 def evaluation_summary(run: RunData) -> str:
     """Two sentences on what the numbers of an evaluation are, and what they are not."""
     if not run.judgments:
-        return "Nothing was judged in this run yet, so there are no scores on this page."
+        return "Nothing has been judged in this run yet, so this page has no scores."
     if run.invented:
         return (
-            "A demonstration on a synthetic world of small invented memories. The numbers say "
-            "nothing about real models."
+            "This is a demonstration on a synthetic world of small invented memories. The numbers "
+            "say nothing about real models."
         )
     judges = ", ".join(run.judges)
     return (
-        f"Judged by {judges}. A score belongs to its judge and its data: compare it with scores "
-        "of the same judge on the same data only."
+        f"Judged by {judges}. Compare scores only if they come from the same judge and the same "
+        f"data."
     )
 
 
@@ -1309,7 +1313,7 @@ def _why_uncompared(run: RunData) -> str:
         return ""
     return (
         f"none of its {len(run.second_judgments)} judgments is about an answer that the first "
-        "judge, and no other, has judged"
+        f"judge also judged"
     )
 
 
@@ -1394,11 +1398,11 @@ def _second_judge_lines(run: RunData) -> list[str]:
     overall = tables["Second judge, agreement"].iloc[0]
     line = (
         f"second judge {run.second_judgments[0].judge}: {with_bounds(overall, 'exact', '.1f')} % "
-        f"of {overall['pairs']:,} levels as the first, kappa "
+        f"of {overall['pairs']:,} levels equal to those of the first, kappa "
         f"{with_bounds(overall, 'kappa', '.2f')}"
     )
     metrics = tables.get("Second judge, metrics")
     if metrics is not None and len(metrics) == 2:
         scores = ", ".join(f"{value:.1f}" for value in metrics["SCS"])
-        line += f"; SCS {scores} by the first and by it"
+        line += f"; SCS {scores} by the first and the second judge"
     return [line]

@@ -232,7 +232,7 @@ def _check_same(
         if not is_same and not is_allowed:
             raise ValueError(
                 f"{subject}: found {base_value!r} of {base['model']!r} and {row_value!r} of "
-                f"{row['model']!r}; allowed: the same, or {flag}"
+                f"{row['model']!r}; allowed: the same value, or {flag}"
             )
 
 

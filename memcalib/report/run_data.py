@@ -303,9 +303,11 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such run folder")
+        raise FileNotFoundError(f"{folder}: there is no such run folder")
     if needed and not any((folder / name).is_file() for name in needed):
-        raise FileNotFoundError(f"{folder}: holds no run; looked for {', '.join(needed)}")
+        raise FileNotFoundError(
+            f"{folder}: this folder does not contain a run; looked for {', '.join(needed)}"
+        )
     run = RunData(folder)
     run.manifest = _read_noted(run, "manifest.json")
     run.parameters = _read_noted(run, "parameters.json")
@@ -342,7 +344,7 @@ def other_model_lines(run: RunData) -> list[str]:
                 done = "made"
             lines.append(
                 f"{count:,} of {total:,} {kind} under the name {printable(asked)} were {done} by "
-                f"{named}, as the server says."
+                f"{named}, according to the server."
             )
     return lines
 

@@ -57,7 +57,9 @@ def results_table(
     import pandas as pd
 
     if not run.judgments:
-        raise ValueError(f"{run.folder}: no judgments.jsonl, so there is nothing to tabulate")
+        raise ValueError(
+            f"{run.folder}: there is no judgments.jsonl, so there is nothing to tabulate"
+        )
     options = {"resamples": resamples, "seed": seed, "ddof": ddof}
     scores = score(run.responses, **options)
     constant = controls(run.judgments, **options)
@@ -654,7 +656,7 @@ def caption(
     Raises `ValueError` for an empty `n`.
     """
     if not n.strip():
-        raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
+        raise ValueError("n: found none; allowed: a number of cases, such as '300 questions'")
     seed_names = [] if seeds is None else [str(seed) for seed in seeds]
     if not seed_names:
         seed_text = "no seed"
@@ -692,7 +694,9 @@ def write_tables(
     """
     for name in captions:
         if name not in tables:
-            raise ValueError(f"caption of {name!r}: no such table; allowed: {', '.join(tables)}")
+            raise ValueError(
+                f"caption of {name!r}: there is no such table; allowed: {', '.join(tables)}"
+            )
     folder = folder_of_run(folder)
     files = []
     written_captions = {}
@@ -740,5 +744,7 @@ def stored_table(folder: str | Path, name: str) -> "pd.DataFrame":
     file = Path(folder) / f"{table_stem(name)}.csv"
     if not file.is_file():
         stems = sorted(path.stem for path in Path(folder).glob("*.csv"))
-        raise FileNotFoundError(f"{file}: no such table; allowed: {', '.join(stems) or 'none'}")
+        raise FileNotFoundError(
+            f"{file}: there is no such table; allowed: {', '.join(stems) or 'none'}"
+        )
     return pd.read_csv(file, dtype=str, keep_default_na=False)

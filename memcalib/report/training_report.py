@@ -125,8 +125,9 @@ def evidence_table(steps: "pd.DataFrame") -> "pd.DataFrame":
 
 # %% ../../nbs/report/06_training_report.ipynb #f1aab5ff
 DEMONSTRATION = (
-    "A demonstration on a synthetic world: small invented memories, a judge that knows the truth "
-    "by rule, and a very small policy. It shows how measuring and training work. It does not "
+    "This is a demonstration on a synthetic world, with small invented memories, a judge that "
+    "knows the truth by rule, and a very small policy. It shows how measuring and training work. "
+    "It does not "
     "reproduce published numbers, and the order of the methods is whatever this run measured."
 )
 
@@ -135,12 +136,12 @@ def run_summary(run: RunData) -> str:
     """One paragraph on what the numbers of a run are, and what they are not."""
     judges = sorted({judgment.judge for judgment in run.judgments or []})
     if not judges:
-        return "Nothing was judged in this run, so there are no scores on this page."
+        return "Nothing was judged in this run, so this page has no scores."
     if run.invented:
         return DEMONSTRATION
     return (
-        f"Measured with the judge {', '.join(judges)}. A score belongs to its judge: compare it "
-        "with scores of the same judge only."
+        f"Measured with the judge {', '.join(judges)}. Compare scores only if they come from the "
+        f"same judge."
     )
 
 # %% ../../nbs/report/06_training_report.ipynb #3ad0b40d

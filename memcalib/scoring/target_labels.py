@@ -211,7 +211,7 @@ class TargetLabels:
         )
 
 # %% ../../nbs/scoring/01_target_labels.ipynb #5b654699
-_NOT_DRAWN = "answers chosen by hand would bias the estimate; `memcalib label` draws them"
+_NOT_DRAWN = "answers chosen by hand would bias the estimate; `memcalib spot-check` draws them"
 
 
 def load_target_labels(
@@ -259,7 +259,7 @@ def _row_faults(labels: TargetLabels) -> list[Violation]:
     for row, line in zip(labels.rows, labels.lines, strict=True):
         first = first_line.setdefault((row.answer_key, row.atom_id), line)
         if first != line:
-            value_found = f"a second one for this atom, the first is in line {first}"
+            value_found = f"a second label for this atom; the first is in line {first}"
             violations.append(labels.fault(row, "label", value_found, "one"))
         if row.level is not None and not row.labeller:
             violations.append(labels.fault(row, "labeller", "nothing", "who gave this level"))
@@ -281,9 +281,7 @@ def _order_faults(labels: TargetLabels) -> list[Violation]:
         if key not in labelled:
             unlabelled_before = unlabelled_before or rows[0]
         elif unlabelled_before is not None:
-            conflict = (
-                f"labelled, and an answer to {unlabelled_before.example_id!r} before it is not"
-            )
+            conflict = f"labelled, but an earlier answer to {unlabelled_before.example_id!r} is not"
             allowed = f"answers labelled in the order of drawing: {_NOT_DRAWN}"
             violations.append(labels.fault(rows[0], "level", conflict, allowed))
     return violations
@@ -315,8 +313,8 @@ def draw_answers(
     sources = sorted({(j.model, j.condition, j.judge) for j in judgments})
     if len(sources) != 1:
         raise ValueError(
-            f"judgments: found {len(sources)} sources {sources}; "
-            "allowed: those of one model, one condition and one judge"
+            f"judgments: found {len(sources)} sources {sources}; allowed: judgments of one model, "
+            f"one condition and one judge"
         )
     if not 1 <= answers <= len(judgments):
         raise ValueError(
@@ -480,7 +478,7 @@ def _answer_faults(
             allowed = f"one of {', '.join(answer.ideal)}"
             violations.append(labels.fault(row, "atom_id", short_repr(row.atom_id), allowed))
         if row.labeller_kind == "judge" and row.level is not None and row.labeller == answer.judge:
-            allowed = "a person, or another judge than the one to be corrected"
+            allowed = "a person, or a judge other than the one to be corrected"
             violations.append(labels.fault(row, "labeller", repr(row.labeller), allowed))
     for atom_id in answer.ideal:
         if atom_id not in labelled_atoms:
@@ -506,11 +504,13 @@ def _number_faults(
             allowed_error = 4 * np.sqrt((inverse * (inverse - 1)).sum()) + 1
         if abs(inverse.sum() - population[source]) > allowed_error:
             value_found = (
-                f"{len(first_rows)} answers, by their probabilities a sample of {inverse.sum():.0f}"
+                f"{len(first_rows)} answers, which their probabilities make a sample of "
+                f"{inverse.sum():.0f}"
             )
             allowed = (
-                f"a sample of the run's {population[source]} answers (`memcalib label` carries a "
-                f"draw from an unfinished run on over the answers that came since); {_NOT_DRAWN}"
+                f"a sample of the run's {population[source]} answers (if the run was unfinished, "
+                f"`memcalib spot-check` extends the sample to the answers that came later); "
+                f"{_NOT_DRAWN}"
             )
             violations.append(labels.fault(first_rows[0], "probability", value_found, allowed))
     return violations

@@ -230,7 +230,7 @@ def setting_errors(
         elif option:
             allowed = ", ".join(kind.model_fields)
             yield SettingError(
-                setting, f"unknown option; meant is perhaps {option}.{setting}; allowed: {allowed}"
+                setting, f"unknown option; did you mean {option}.{setting}? Allowed: {allowed}"
             )
         else:
             yield _masked_error(fault, location, hints or {})
@@ -302,7 +302,8 @@ def key_errors(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[Se
 
 
 _KEYS_BELONG = (
-    "what looks like a key belongs into a variable of the environment, whose name stands in key_env"
+    "this looks like a key; put it into an environment variable, and the variable's name into "
+    "key_env"
 )
 
 
@@ -404,7 +405,9 @@ def _ask_about(variable: str, host: str, file: str | Path) -> bool:
     """Whether a person at the terminal says yes to this pair, which is then kept."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    question = f"{file} sends the key in {variable} to {host}. Type yes to allow it from now on: "
+    question = (
+        f"{file} would send the key in {variable} to {host}. Type yes to allow this from now on: "
+    )
     print(printable(question), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() != "yes":
         return False
@@ -470,8 +473,8 @@ def check_key_hosts(
         if _ask_about(endpoint.key_env, to_agree_to, file):
             continue
         allowed = (
-            f"the key in {endpoint.key_env} was not given for this host; "
-            f"allowed with --allow-host {host}"
+            f"the key in {endpoint.key_env} may not be sent to this host; to allow it, use "
+            f"--allow-host {host}"
         )
         errors.append(
             SettingError(".".join((*names, "base_url")), allowed, short_repr(to_agree_to))

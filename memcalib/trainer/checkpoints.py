@@ -129,7 +129,9 @@ class StopSignals:
         self.received = number
         self.in_work = False
         name = signal.Signals(number).name
-        note = f"\n{name}: the run saves its last whole step and ends; again to end at once\n"
+        note = (
+            f"\n{name}: the run saves its last complete step and ends; press again to end at once\n"
+        )
         with suppress(OSError):
             os.write(2, note.encode())
         if ends_work:
@@ -254,7 +256,10 @@ def _file_fault(file: Path, size: int, xxh3: str) -> str | None:
     except OSError as error:
         return f"{file}: {error.strerror}; this checkpoint was saved with {size} bytes there"
     if xxh3_now != xxh3:
-        return f"{file}: checksum {xxh3_now}; it was saved with {xxh3}: the file was damaged since"
+        return (
+            f"{file}: checksum {xxh3_now}; it was saved with {xxh3}, so the file has been damaged "
+            f"since"
+        )
     return None
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #3cbee6da
@@ -305,7 +310,7 @@ def writing(path: str | Path, unfinished: str | Path | None = None) -> Iterator[
         else:
             reason = " ".join(str(error).split())
         file = getattr(error, "filename", None) or path
-        raise OSError(code, f"{reason}; what was saved before is whole", str(file)) from error
+        raise OSError(code, f"{reason}; the earlier checkpoints are complete", str(file)) from error
 
 
 def _free_bytes(path: Path) -> int:
@@ -338,7 +343,7 @@ def _read_seal(file: Path) -> _Seal:
         saved_sum = content.pop("xxh3")
         sealed = _Seal(content["state"], content["files"])
     except OSError as error:
-        message = f"{file}: {error.strerror}; allowed is a file that can be read"
+        message = f"{file}: {error.strerror}; allowed is a readable file"
         raise CheckpointError(message) from None
     except (ValueError, LookupError, TypeError, AttributeError):
         message = (
@@ -348,7 +353,8 @@ def _read_seal(file: Path) -> _Seal:
     sum_now = _content_checksum(content)
     if sum_now != saved_sum:
         raise CheckpointError(
-            f"{file}: checksum {sum_now}; it was saved with {saved_sum}: the file was damaged since"
+            f"{file}: checksum {sum_now}; it was saved with {saved_sum}, so the file has been "
+            f"damaged since"
         )
     return sealed
 
@@ -359,13 +365,13 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if not (folder / SEAL).is_file():
         if folder.is_dir():
-            why = "half-written: the run died while it saved"
+            why = "incomplete: the run died while saving it"
         elif folder.exists():
             why = "a file, not a folder"
         else:
             why = "no such folder"
         raise CheckpointError(
-            f"{folder}: no {SEAL} ({why}); allowed is the folder of a whole checkpoint"
+            f"{folder}: there is no {SEAL} ({why}); allowed is the folder of a complete checkpoint"
         )
     state, files = _read_seal(folder / SEAL)
     with ThreadPoolExecutor() as pool:
@@ -446,8 +452,8 @@ _MEMORY = (
     "trl.vllm_tensor_parallel_size",
 )
 _REASONS = {
-    "sampler": "another sampler draws other random numbers",
-    "draws": "answers are drawn from other random numbers",
+    "sampler": "another sampler uses different random numbers",
+    "draws": "answers are sampled with different random numbers",
 }
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #b0873774
@@ -505,17 +511,19 @@ def check_same_run(
     default_settings = decisive(defaults or {})
     differences = changed(settings_there.result, settings_now.result, default_settings.result)
     if state["examples"] != now["examples"]:
-        differences.append("other training examples, or in another order")
+        differences.append("different training examples, or a different order")
     if differences:
         reasons = with_reasons("; ".join(differences))
         raise CheckpointError(
-            f"{folder} is of another run ({reasons}); allowed: its own settings and data"
+            f"{folder} belongs to another run ({reasons}); allowed: the settings and data of that "
+            f"run"
         )
     eval_every_there = state["config"].get("eval_every")
     eval_every_now = now["config"].get("eval_every")
     if eval_every_there != eval_every_now:
         log.warning(
-            "%s goes on with eval_every %s, %s before: the best policy is chosen among other steps",
+            "%s continues with eval_every %s instead of %s, so the best policy is chosen among "
+            "different steps",
             folder,
             eval_every_now,
             eval_every_there,
@@ -523,13 +531,13 @@ def check_same_run(
     memory = changed(settings_there.memory, settings_now.memory, default_settings.memory)
     if memory:
         log.warning(
-            "%s goes on with other settings of memory: %s; its numbers may differ by rounding",
+            "%s continues with different memory settings: %s; its numbers may differ by rounding",
             folder,
             "; ".join(memory),
         )
     if state["processes"] != now["processes"]:
         log.warning(
-            "%s was saved by %d processes and goes on with %d: other random numbers",
+            "%s was saved by %d processes and continues with %d, so the random numbers differ",
             folder,
             state["processes"],
             now["processes"],
@@ -595,7 +603,9 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
         return True
     if present:
         log.warning(
-            "%s: of step %s, not the best policy of this checkpoint: removed", best, present["step"]
+            "%s belongs to step %s and is not the best policy of this checkpoint; it was removed",
+            best,
+            present["step"],
         )
     unseal(best)
     if record is None:
@@ -605,7 +615,9 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
         shutil.copytree(beside_checkpoint, best)
         return True
     log.warning(
-        "%s: the best policy so far (step %s) is not there: a new best begins", best, record["step"]
+        "%s: the best policy so far (step %s) is missing, so the best is chosen from now on",
+        best,
+        record["step"],
     )
     return False
 
@@ -712,8 +724,8 @@ class Checkpoints(TrainerCallback):
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         condition = f", {needed_first}," if needed_first else ""
         return (
-            f"Everything so far is saved in {folder}: go on{condition} with resume=True, "
-            "or with --resume on the command line"
+            f"Everything so far is saved in {folder}. Continue{condition} with resume=True, or "
+            f"with --resume on the command line"
         )
 
     def load(self, checkpoint: FoundCheckpoint | None) -> Path | None:

@@ -332,7 +332,7 @@ def reverse_kl_rewards(
     if not rewards.isfinite().all():
         row, token = (~rewards.isfinite()).nonzero()[0].tolist()
         raise FloatingPointError(
-            f"row {row}, token {token}: the reward is {rewards[row, token]}, must be finite"
+            f"row {row}, token {token}: the reward is {rewards[row, token]}; it must be finite"
         )
     return rewards.clamp(-clip, clip) if clip else rewards
 

@@ -74,7 +74,7 @@ def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[
     step_by_file = _step_by_file(folder) or _step_by_file(folder / "traces")
     if not step_by_file:
         raise FileNotFoundError(
-            f"{folder}: no trace files (step-*.parquet); allowed: "
+            f"{folder}: there are no trace files (step-*.parquet); allowed: "
             "the folder of a run trained with trace_every above 0"
         )
     if steps is None:
@@ -82,7 +82,9 @@ def trace_files(folder: str | Path, steps: Sequence[int] | None = None) -> list[
     traced = set(step_by_file.values())
     absent = sorted(set(steps) - traced)
     if absent:
-        raise ValueError(f"{folder}: no traces of step {absent[0]}; allowed: {sorted(traced)}")
+        raise ValueError(
+            f"{folder}: there are no traces of step {absent[0]}; allowed: {sorted(traced)}"
+        )
     return [path for path, step in step_by_file.items() if step in steps]
 
 # %% ../../nbs/trainer/04_trace_files.ipynb #0672782c
@@ -101,10 +103,10 @@ def _file_faults(path: Path) -> list[Violation]:
         schema = pq.read_schema(path)
         version = _metadata(schema).get("version", VERSION)
     except (pa.ArrowException, OSError, ValueError) as error:
-        allowed = "a whole Parquet file: write this step again, or delete it"
+        allowed = "a complete Parquet file; write this step again, or delete the file"
         return [Violation("parquet", str(error)[:200], allowed, file=str(path))]
     if version != VERSION:
-        allowed = f"{VERSION}; read it with the memcalib that wrote it"
+        allowed = f"{VERSION}; read the file with the version of memcalib that wrote it"
         return [Violation("version", str(version), allowed, file=str(path))]
     types = {field.name: field.type for field in schema}
     faults = []

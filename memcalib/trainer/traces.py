@@ -186,7 +186,8 @@ def trace_answers(
     """
     if config.credit.method != "memcalib-rl":
         raise ValueError(
-            f"method {config.method!r} gives every token the same credit: traces need 'memcalib-rl'"
+            f"method {config.method!r} gives every token the same credit, so there is nothing to "
+            f"trace; traces need 'memcalib-rl'"
         )
     judged, credit, pairs = sample_credit(model, tokenizer, examples, judge, config, seed)
     localized = [0] * len(judged.ids)

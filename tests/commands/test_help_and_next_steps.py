@@ -198,6 +198,19 @@ def test_what_levels_prints_runs_as_it_stands(capsys, place):
     type_all(capsys, [f"{judge_them} --yes --out runs/own"])
 
 
+def test_what_footprints_print_runs_as_it_stands(capsys, place):
+    judge = f"--judge micro-judge --judge-url {place}"
+    start = (
+        "memcalib evaluate --log log.jsonl --unlabelled --consent 'terms of 2026' "
+        f"--map text=memory {judge} --yes --out runs/footprints"
+    )
+    printed = type_all(capsys, [start])
+    levels, again = [command for command in printed_commands(printed) if "--consent" in command]
+    assert "..." not in levels + again and "text=memory" in levels and "text=memory" in again
+    levels = levels.replace("--model micro-judge", "--model micro-levels")
+    type_all(capsys, [f"{levels} --yes", f"{again} --yes"])
+
+
 # What is left behind -----------------------------------------------------------------------------
 
 
@@ -248,8 +261,8 @@ def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, plac
     command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
     propose, again = printed_commands(type_all(capsys, [command]))
     assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
-    propose = propose.replace("NAME", "micro-levels").replace("URL", place)
-    type_all(capsys, [f"{propose} --key-env '' --yes", f"{again} --yes"])
+    propose = propose.replace("micro-judge", "micro-levels")
+    type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

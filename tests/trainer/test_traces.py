@@ -362,7 +362,7 @@ def test_files_of_another_version_are_named_and_never_read(tmp_path):
     rewritten(path, tmp_path / "step-000003.parquet", version=VERSION + 1)
     with pytest.raises(
         DataError,
-        match=rf"step-000003.parquet: version: found {VERSION + 1}; allowed: {VERSION}; read it",
+        match=rf"version: found {VERSION + 1}; allowed: {VERSION}; read the file",
     ) as error:
         read_traces(tmp_path)
     assert len(error.value.violations) == 1

@@ -82,7 +82,7 @@ class Account:
                 faults.append(f"{plural}: {tally.used:,} used, and {used[unit]:,} are there")
         if faults:
             raise Unbalanced(
-                "the account of the log does not balance, which is an error of memcalib: "
+                "the counts of the log do not add up, which is a bug in memcalib: "
                 + "; ".join(faults)
             )
         return self

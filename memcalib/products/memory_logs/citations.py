@@ -284,5 +284,8 @@ def citation_text(audit: CitationAudit) -> str:
     ]
     if audit.unknown:
         examples = ", ".join(repr(mark) for mark in list(dict.fromkeys(audit.unknown))[:5])
-        lines += ["", f"{len(audit.unknown):,} marks name no memory of the prompt: {examples}"]
+        lines += [
+            "",
+            f"{len(audit.unknown):,} marks do not belong to any memory in the prompt: {examples}",
+        ]
     return printable("\n".join(lines), keep="\n")

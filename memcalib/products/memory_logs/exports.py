@@ -156,7 +156,7 @@ def day_of(time: object) -> str:
         return _spelled_day(spelled) if spelled else str(datetime.fromisoformat(time).date())
     if isinstance(time, bool) or not isinstance(time, int | float) or not 1e8 <= time < 1e20:
         raise ValueError(
-            f"found {type(time).__name__}; allowed are ISO 8601 and Unix times from 1973 on"
+            f"found {type(time).__name__}; allowed are ISO 8601 times and Unix times from 1973 on"
         )
     seconds = time
     while seconds >= 1e11:  # seconds until the year 5138, milliseconds from 1973 on
@@ -374,7 +374,12 @@ SHAPES: dict[str, Shape] = {
     "langgraph": Shape(
         '{"namespace", "key", "value", "score"?, "created_at"?}',
         _is_store_item,
-        lambda item: [_with_text(value_text(item["value"]), item)],
+        lambda item: [
+            replace(
+                _with_text(value_text(item["value"]), item),
+                type=str(item["value"].get("kind") or ""),
+            )
+        ],
     ),
     "letta block": Shape('{"label", "value"}, a memory a line', _is_core_block, _core_block),
     "mem0": Shape(
@@ -617,6 +622,13 @@ class RowFault(NamedTuple):
     found: str
     allowed: str
 
+    @property
+    def reason(self) -> str:
+        """The rule as a reason why a row is left out."""
+        if self.rule != "memories":
+            return self.rule
+        return "no memories" if self.found == "none" else "its memories cannot be read"
+
 
 _USER_FIELDS = ("user", "user_id", "userId")
 NOT_IN_STORE = object()  # stands for a memory whose id the store does not know
@@ -685,8 +697,8 @@ class _ReadItem:
         kind = f"{kind_of(self.item)} as memory {number}"
         if not self.shape:
             allowed = (
-                "the place of its text in a map (--map text=PLACE), or a memory as "
-                f"{', '.join(SHAPES)} write it (`known_shapes()`)"
+                "the place of its text in a map (--map text=PLACE), or a memory in the format of "
+                "{', '.join(SHAPES)} (`known_shapes()`)"
             )
             return [RowFault("memory shape", kind, allowed)]
         if self.is_broken:
@@ -713,7 +725,7 @@ def _consent_faults(consent: object) -> Iterator[RowFault]:
             repr(consent) if len(consent) < 40 else kind_of(consent),
             (
                 "true, false, or the name of an agreement, at most 200 characters; a yes or no in "
-                "quotation marks is none"
+                "quotation marks is not a name"
             ),
         )
 
@@ -753,20 +765,24 @@ def _read_row(record: object) -> tuple[list[RowFault], list[_ReadItem], int]:
             text = record.get("memories")
             if isinstance(text, str) and text.strip():
                 is_list = text.strip()[0] in "[{("
-                found = "a list as text" if is_list else f"a text of {len(text):,} characters"
-                allowed = "a list of memories as JSON or as Python prints it, whole"
+                found = (
+                    "a list written as text" if is_list else f"a text of {len(text):,} characters"
+                )
+                allowed = "a complete list of memories, as JSON or as Python prints it"
                 return [RowFault("memories", f"{found} that cannot be read", allowed)], [], 0
         allowed = f"an object with a query and one of {', '.join(ANSWER_FIELDS)}"
         return [RowFault("shape", kind_of(record), allowed)], [], 0
     faults = list(_field_faults(record))
     if candidate_items(record) is None and record.get("candidates") is not None:
-        allowed = "a list of memories, or an object that holds one, as a memory system returns it"
+        allowed = (
+            "a list of memories, or an object that contains one, as a memory system returns it"
+        )
         faults.append(RowFault("candidates", kind_of(record["candidates"]), allowed))
     flagged = with_candidates(record)
     known = [(item, in_prompt) for item, in_prompt in flagged if item is not NOT_IN_STORE]
     unknown_ids = len(flagged) - len(known)
     if not flagged:
-        allowed = "one and more: without them there is nothing to test"
+        allowed = "at least one memory: without memories there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
     elif not known:
         found = f"{unknown_ids} ids that are not in the store"
@@ -825,7 +841,7 @@ def read_turns(items: Sequence[object]) -> tuple[list[Turn], Counter[str]]:
             turns.append(item)
             continue
         if not isinstance(item, dict):
-            left["in no form that is known (a role and content)"] += 1
+            left["in an unknown format (known: a role and content)"] += 1
             continue
         role_name = str(_first_of(item, "role", "type", "from", "speaker")).lower()
         role = _ROLES.get(role_name)
@@ -841,7 +857,7 @@ def read_turns(items: Sequence[object]) -> tuple[list[Turn], Counter[str]]:
         elif role_name in ("system", "developer"):
             left["by a system"] += 1
         else:
-            left["in no form that is known (a role and content)"] += 1
+            left["in an unknown format (known: a role and content)"] += 1
     return turns, left
 
 
@@ -997,9 +1013,9 @@ def _to_log_row(
     turns, left_turns = read_turns(record.get("turns") or [])
     turns_kept = turns_before(turns, query)
     if len(turns) > len(turns_kept):
-        left_turns["the query itself, or after it"] = len(turns) - len(turns_kept)
+        left_turns["the query itself, or a later turn"] = len(turns) - len(turns_kept)
     answer, had_thoughts = _answer_and_thoughts(record.get("answer"))
-    remarks = {"answers from which thoughts were taken off": 1} if had_thoughts else {}
+    remarks = {"answers from which reasoning was removed": 1} if had_thoughts else {}
     return LogRow(
         id=_first_name([record], ("id", "query_id")) or f"line-{line}",
         line=line,

@@ -135,7 +135,7 @@ def read_map(entries: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
             name, sign, field_path = entry.partition("=")
             if not sign or not field_path.strip():
                 raise ValueError(
-                    f"map: found {entry!r}; allowed: NAME=PLACE, NAME one of {allowed}"
+                    f"map: found {entry!r}; allowed: NAME=PLACE, where NAME is one of {allowed}"
                 )
             pairs.append((name.strip(), field_path.strip()))
     fields: dict[str, str] = {}
@@ -530,7 +530,7 @@ def _missing_place(name: str, field_path: str, searched: Sequence[object], file:
     """The fault of a map that names a place which no record has, with those that are there."""
     fields = ", ".join(_fields_of(searched)[:40]) or kind_of(searched[0])
     missing = f"{name}={field_path}, which none of the first {len(searched)} has"
-    allowed = f"a field that is there: {fields}{_rows_inside(searched)}"
+    allowed = f"an existing field: {fields}{_rows_inside(searched)}"
     return Violation("map", missing, allowed, file=file)
 
 
@@ -545,8 +545,8 @@ def _rows_inside(records: Sequence[object]) -> str:
     if not isinstance(rows, list) or len(rows) < 2:
         return ""
     return (
-        f"; {short_repr('.'.join(path))} holds {len(rows):,} objects: are they the rows? Then "
-        "write them to a file of their own, one a line"
+        f"; {short_repr('.'.join(path))} holds {len(rows):,} objects; if these are the rows, "
+        f"write them to their own file, one per line"
     )
 
 
@@ -566,15 +566,15 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
         if re.fullmatch(r"[A-Za-z_][\w.-]{0,59}", field_path)
     ]
     allowed = (
-        "a map of its names, such as --map query=PLACE --map memories=PLACE --map answer=PLACE "
-        "(dots for what lies deeper), or rows in a form that is known (`known_shapes()`)"
+        "a map of its field names, such as --map query=PLACE --map memories=PLACE --map "
+        "answer=PLACE (with dots for nested fields), or rows in a known format (`known_shapes()`)"
     )
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
     value_found = f"no query in rows with the fields {fields}"
     nearest = nearest_shape(_first_item(rows[0]))
     if nearest:
-        allowed += f". The nearest known form of its memories is {nearest}"
-    allowed += f". `memcalib logs {file} --lines` prints ten lines of Python that map it"
+        allowed += f". The nearest known format of its memories is {nearest}"
+    allowed += f". To print ten lines of Python that convert it: memcalib logs {file} --lines"
     return Violation("shape", value_found, allowed, file=file)
 
 
@@ -603,9 +603,12 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     lines = []
     for rule, count in counts.most_common():
         drop = first[rule]
+        what, where = (counted(count, "row"), "row")
+        if rule in ("json", "csv"):  # of the file, before there are rows
+            what, where = (f"{count:,} of the file's records", "line")
         lines.append(
-            f"{counted(count, 'row')} left out, {rule}: first in row {drop.line}, found "
-            f"{drop.found}; allowed: {drop.allowed}"
+            f"{what} left out, {rule}: first in {where} {drop.line}, found {drop.found}; allowed: "
+            f"{drop.allowed}"
         )
     return lines
 
@@ -661,14 +664,17 @@ class LogReading:
             lines.append(f"{name}: read from {places[name]} ({origin})")
             for other, count in names.rivals.get(name, {}).items():
                 lines.append(
-                    f"{name}: {other} holds a text as well, another one in {counted(count, 'row')} "
-                    f"of the first; if that is meant: --map {name}={other}"
+                    f"{name}: {other} also contains text, which differs in "
+                    f"{counted(count, 'row')} of the first; to use that field instead: --map "
+                    f"{name}={other}"
                 )
         if names.plain and not {"answer"} & places.keys():
-            lines.append("answer: read from no field")
+            lines.append("answer: not found in any field")
         for form in FORMATS:
             if self.source.seen[form.name] and form.roles:
                 for name, place in form.roles.items():
+                    if not self.source.has_store:
+                        place = re.sub(r",? and --store$", "", place)
                     lines.append(f"{name}: read from {place} ({form.name})")
         return lines
 
@@ -679,11 +685,11 @@ class LogReading:
         all_rows = counted(counts["rows"], "row")
         of_all = f"of {all_memories}"
         lines = [
-            f"{all_rows} with {all_memories}, in the form of {', '.join(self.systems)}",
+            f"{all_rows} with {all_memories}, in the format of {', '.join(self.systems)}",
             f"with an answer: {counted(counts['answers'], 'row')}",
             f"with an ideal level: {counts['levels']:,} {of_all}",
-            f"with a time, which is shown with the memory: {counts['times']:,} {of_all}",
-            f"with an id of their store: {counts['ids']:,} {of_all}",
+            f"with a time, which is shown together with the memory: {counts['times']:,} {of_all}",
+            f"with an id from their store: {counts['ids']:,} {of_all}",
             f"with a conversation before the query: {counted(counts['turns'], 'row')}",
         ]
         if counts["outside"]:
@@ -691,7 +697,7 @@ class LogReading:
                 f"candidates that did not enter the prompt: {counts['outside']:,} {of_all}"
             )
         if counts["unread"]:
-            lines.append(f"{counted(counts['unread'], 'time')} cannot be read, kept as text")
+            lines.append(f"{counted(counts['unread'], 'time')} cannot be read and are kept as text")
         return lines
 
     def notes(self) -> list[str]:

@@ -59,7 +59,9 @@ def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, place: int)
     found = f"byte 0x{byte:02x} at place {place:,}, which is not {encoding.upper()}"
     kind, name = "a file of Windows", "WINDOWS-1252"
     if encoding == "utf-8" and byte == 0:
-        found = f"byte 0x00 at place {place:,}, as in UTF-16 without a byte order mark"
+        found = (
+            f"byte 0x00 at place {place:,}, which is typical of UTF-16 without a byte order mark"
+        )
         kind, name = "it", "UTF-16LE" if place % 2 == 0 else "UTF-16BE"
     allowed = (
         f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {file} > utf8-{file}"
@@ -285,6 +287,12 @@ class _Window:
             self.at = end
             return value
 
+    def is_cut(self, error: Exception) -> bool:
+        """Whether a value could not be read because the text ends inside it."""
+        if not self.ended or not isinstance(error, json.JSONDecodeError):
+            return False
+        return error.msg.startswith("Unterminated") or error.pos >= len(self.held.rstrip())
+
     def line_here(self, error: Exception | None = None) -> int:
         """The line in the file that is being read, or in which an error was found."""
         place = error.pos if isinstance(error, json.JSONDecodeError) else self.at
@@ -311,11 +319,13 @@ def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
             value = window.value()
         except (ValueError, RecursionError) as error:
             line = window.line_here(error)
+            if window.is_cut(error):
+                error = ValueError("the file ends inside a value: it was cut off")
             yield line, _broken(error, line, file, "one JSON value, or one object a line")
             return
         yield (number if is_inside else line), value
     if is_inside:
-        error = ValueError("the array does not end: the file was cut off")
+        error = ValueError("the array does not end, so the file was cut off")
         yield window.line_here(), _broken(error, window.line_here(), file, "a complete JSON array")
 
 
@@ -435,8 +445,9 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
     except zipfile.BadZipFile as error:
-        allowed = "a complete zip archive"
-        raise DataError([Violation("zip", str(error), allowed, file=path.name)]) from None
+        allowed = "a complete zip archive; if it was not loaded whole, load it again"
+        found = f"no zip archive, or a part of one ({error})"
+        raise DataError([Violation("zip", found, allowed, file=path.name)]) from None
     logs = _logs_first_remembered(names)
     return logs, sorted(set(names) - set(logs))
 

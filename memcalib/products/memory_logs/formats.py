@@ -42,6 +42,7 @@ from memcalib.products.memory_logs.files import (
 from memcalib.products.memory_logs.messages import (
     SEARCH_TOOLS,
     Message,
+    Searched,
     conversation_rows,
     is_message,
     read_message,
@@ -86,6 +87,7 @@ class LogContext:
     seen: Counter[str] = field(default_factory=Counter)  # format -> records
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
+    has_store: bool = False
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -230,6 +232,38 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     yield from conversation_rows(messages, source.account, _name_of(record, line), fields, standing)
 
 
+def _thread_of(record: Mapping[str, Any]) -> str:
+    """The thread of which a record is a state, as LangGraph writes one; "" for any other."""
+    if not isinstance(record.get("values"), Mapping):
+        return ""
+    config = record.get("config")
+    places = [record, record.get("metadata"), record.get("checkpoint")]
+    places.append(config.get("configurable") if isinstance(config, Mapping) else None)
+    for place in places:
+        if isinstance(place, Mapping) and place.get("thread_id"):
+            return str(place["thread_id"])
+    return ""
+
+
+def _thread_states(records: Records, source: LogContext) -> Iterator[FoundRow]:
+    """The states of threads: of each thread the one with the most messages, since every state holds
+    what was said before it."""
+    states: dict[str, list[tuple[int, dict]]] = {}
+    for line, record in records:
+        states.setdefault(_thread_of(record), []).append((line, record))
+    for thread, members in states.items():
+        line, record = max(members, key=lambda member: len(_message_list(member[1]) or []))
+        source.account.leave("record", "an earlier state of the same thread", len(members) - 1)
+        count = 0
+        for fields in _conversation({**record, "id": thread}, line, source):
+            count += 1
+            yield FoundRow(line, fields, turns_counted=True)
+        if count:
+            source.account.use("record")
+        else:
+            source.account.leave("record", "its conversation gave no row")
+
+
 def _is_bare_message(record: dict) -> bool:
     """Whether a record is a message that stands alone, as a line of a conversation."""
     if record.get("role") == "session_meta":  # with which Hermes begins a session
@@ -267,7 +301,7 @@ def _bare_messages(members: list[tuple[int, dict]], source: LogContext) -> Itera
 
 
 def _no_message() -> Message:
-    return Message("", reason="in no form that is known (a role and content)")
+    return Message("", reason="in an unknown format (known: a role and content)")
 
 
 def _first_text(record: Mapping[str, Any], names: Sequence[str]) -> object:
@@ -405,6 +439,9 @@ def _path_to(leaf: object, parent_of: Mapping[str, Any]) -> set[str]:
     return path
 
 
+_CITATION = re.compile(r" ?\ue200[^\ue200\ue201]*\ue201")  # which is shown as a link, if at all
+
+
 def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
     """A message of a node of ChatGPT's export."""
     content = raw.get("content")
@@ -422,10 +459,10 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         message.thoughts, message.reason = 1, "thoughts"
         return message
     if kind == "user_editable_context":
-        message.reason = "custom instructions, which are no memory"
+        message.reason = "custom instructions, which are not a memory"
         return message
     plain = read_message({"role": message.role or "user", "content": content.get("parts") or []})
-    message.text, message.other_parts = plain.text, plain.other_parts
+    message.text, message.other_parts = _CITATION.sub("", plain.text), plain.other_parts
     text = content.get("text")
     recipient = str(raw.get("recipient") or "all")
     if message.role == "assistant" and recipient != "all":
@@ -474,7 +511,7 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     ]
     for message in messages:
         if message.role == "system" and not message.text and not message.memories:
-            message.reason = message.reason or "by a system, without memories"
+            message.reason = message.reason or "a system message without memories"
     name = str(record.get("conversation_id") or record.get("id") or f"line-{line}")
     fields = _copied(record)
     rows = conversation_rows([*messages, *aside], source.account, name, fields, source.standing)
@@ -608,8 +645,10 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
         )
     if raw.get("isSidechain"):
         message.reason = "of a helper (sidechain)"
+    elif raw.get("isApiErrorMessage"):
+        message.reason = "an error of the interface, no answer"
     elif raw.get("isMeta") or raw.get("isCompactSummary"):
-        message.reason = "put in by the agent, not said by the user"
+        message.reason = "inserted by the agent, not said by the user"
     elif message.role == "user" and _COMMAND.match(message.text):
         message.reason = "a command of the terminal"
     elif message.role == "user" and message.text.startswith("[Request interrupted"):
@@ -680,7 +719,7 @@ def _codex_message(record: Mapping[str, Any]) -> Message:
         memories = [{"text": entry, "type": heading} for heading, entry in entries]
         return Message("system", memories=memories)
     if message.role == "user" and message.text.lstrip().startswith("<environment_context>"):
-        message.reason = "put in by the agent, not said by the user"
+        message.reason = "inserted by the agent, not said by the user"
     return message
 
 
@@ -694,8 +733,13 @@ def _codex(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict
     yield from conversation_rows(messages, source.account, name, {}, source.standing)
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70014
-_GOLD = "gold answers, which are nobody's answer"
-_OF_ASSISTANT = "turns of the assistant in the haystack, which are no memories"
+_GOLD = "reference answers, which no assistant gave"
+_OF_ASSISTANT = "turns of the assistant in the haystack, which are not memories"
+
+
+def _has_gold(record: Mapping[str, Any], *names: str) -> bool:
+    """Whether a reference answer stands under one of these names."""
+    return any(str(record.get(name) or "").strip() for name in names)
 
 
 def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -706,8 +750,7 @@ def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     count = 0
     for number, qa in enumerate(only_dicts(record.get("qa")), 1):
         answer = _system_answer(qa)
-        if qa.get("answer") is not None or qa.get("adversarial_answer") is not None:
-            source.account.remark(_GOLD)
+        source.account.remark(_GOLD, _has_gold(qa, "answer", "adversarial_answer"))
         row = {"id": f"{name}/{number}", "query": qa.get("question"), "memories": memories}
         count += 1
         yield {**row, "answer": answer}
@@ -783,8 +826,7 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
             else:
                 source.account.remark(_OF_ASSISTANT)
     source.account.use("conversation")
-    if record.get("answer") is not None:
-        source.account.remark(_GOLD)
+    source.account.remark(_GOLD, _has_gold(record, "answer"))
     yield {
         "id": str(record["question_id"]),
         "query": record["question"],
@@ -844,14 +886,22 @@ def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]
             memories = []
             for name in (
                 "speaker_1_memories",
+                "speaker_1_graph_memories",
                 "speaker_2_memories",
+                "speaker_2_graph_memories",
                 "memories",
                 "context",
                 "retrieved_memories",
             ):
-                memories += find_memories(qa.get(name)) or []
-            if qa.get("answer") is not None or qa.get("golden_answer") is not None:
-                source.account.remark(_GOLD)
+                found = find_memories(qa.get(name)) or []
+                speaker = name.partition("_memories")[0].removesuffix("_graph")
+                if name.startswith("speaker") and speaker != name:
+                    found = [
+                        {"type": speaker, **item} if isinstance(item, dict) else item
+                        for item in found
+                    ]
+                memories += found
+            source.account.remark(_GOLD, _has_gold(qa, "answer", "golden_answer"))
             answer = _system_answer(qa)
             if answer is None and "golden_answer" in qa:
                 answer = qa.get("answer")
@@ -880,13 +930,12 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         if is_other or is_later:
             continue
         if isinstance(item, dict) and item.get("speaker") == "assistant":
-            source.account.remark("turns of the assistant in the contexts, which are no memories")
+            source.account.remark("turns of the assistant in the contexts, which are not memories")
         else:
             standing.append(item)
     if not standing:
         return
-    if record.get("correct_answer") is not None:
-        source.account.remark(_GOLD)
+    source.account.remark(_GOLD, _has_gold(record, "correct_answer"))
     answer = _system_answer(record)
     query = (
         record.get("user_question_or_message") or record.get("user_query") or record.get("question")
@@ -897,8 +946,8 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70017
 _STORE_HELPS = (
-    "it holds memories and no questions: give it as --store with a log of what was asked, whose "
-    "rows have memory_ids or are conversations"
+    "it contains memories but no questions: pass it as --store together with a log of the "
+    "questions, whose rows have memory_ids or are conversations"
 )
 
 
@@ -993,7 +1042,7 @@ def _is_history(record: dict) -> bool:
 _ROLES_OF_TALK = {
     "query": "the user's turn before an answer",
     "answer": "the assistant's text after it",
-    "memories": "the sections of memory in the system's messages, and what searches found",
+    "memories": "the memory sections in the system's messages, and search results",
 }
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -1006,7 +1055,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "send_message, or the agent's text",
             "memories": f"blocks of core memory, and results of {', '.join(SEARCH_TOOLS)}",
         },
-        "an agent file with messages: letta's export with its messages in it "
+        "an agent file with messages: Letta's export that includes its messages "
         "(GET /v1/agents/{id}/export), and an answer after a user's turn",
     ),
     Format(
@@ -1019,8 +1068,8 @@ FORMATS: tuple[Format, ...] = (
             "answer": "assistant_message",
             "memories": "system_message, results of memory searches, and --store",
         },
-        "the blocks of core memory are not among the messages: give the agent file, or the answer "
-        "of GET /v1/agents/{id}/core-memory/blocks, as --store",
+        "the blocks of core memory are not among the messages: pass the agent file, or the "
+        "response of GET /v1/agents/{id}/core-memory/blocks, as --store",
     ),
     Format(
         "chatgpt",
@@ -1028,12 +1077,13 @@ FORMATS: tuple[Format, ...] = (
         lambda record: isinstance(record.get("mapping"), dict),
         _each(_chatgpt),
         {
-            "query": "messages of the user on the way to current_node",
+            "query": "messages of the user on the path to current_node",
             "answer": "messages of the assistant",
             "memories": "model_set_context, and --store",
         },
         "the saved memories are not in this export: copy them from Settings, Personalization, "
-        "Manage memories into memories.md, one a line with - before it, and give it as --store",
+        "Manage memories into memories.md, one per line and each starting with -, and pass it as "
+        "--store",
     ),
     Format(
         "claude",
@@ -1045,7 +1095,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "messages of the assistant",
             "memories": "memories.json of the export, and --store",
         },
-        "what Claude remembers is in memories.json of the same export: give the whole zip, or the "
+        "Claude's memories are in memories.json of the same export: pass the whole zip, or that "
         "file as --store",
     ),
     Format(
@@ -1061,8 +1111,8 @@ FORMATS: tuple[Format, ...] = (
         lambda record: str(record.get("object")) in ("thread.message", "thread.run"),
         _all_as_one(_thread, lambda: lambda record: str(record.get("thread_id") or "")),
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
-        "the messages of a thread hold no memory: add its runs (GET /v1/threads/{id}/runs), whose "
-        "instructions do, or give the memories as --store",
+        "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
+        "whose instructions do, or pass the memories as --store",
     ),
     Format(
         "codex session",
@@ -1072,7 +1122,8 @@ FORMATS: tuple[Format, ...] = (
         ),
         _all_as_one(_codex, _session_names),
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
-        "the session quotes no instructions: give AGENTS.md, or the folder of memories, as --store",
+        "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
+        "--store",
     ),
     Format(
         "session of a coding agent",
@@ -1080,7 +1131,7 @@ FORMATS: tuple[Format, ...] = (
         is_session_line,
         _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
-        "the session quotes no memory: give CLAUDE.md, or the folder of memories, as --store",
+        "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
     ),
     Format(
         "langfuse",
@@ -1092,7 +1143,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output of the trace",
             "memories": "output of RETRIEVER observations, and sections of the system's message",
         },
-        "the traces hold no memories: export them with their observations "
+        "the traces contain no memories: export them with their observations "
         "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the "
         "search as an observation of type RETRIEVER",
     ),
@@ -1106,7 +1157,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "outputs of the root run",
             "memories": "outputs of retriever runs, and sections of the system's message",
         },
-        "the runs hold no memories: list the child runs as well "
+        "the runs contain no memories: list the child runs as well "
         "(client.list_runs(trace_id=...), or child_runs), with those of type retriever",
     ),
     Format(
@@ -1119,7 +1170,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output.value of the root, or the model's message",
             "memories": "retrieval.documents, gen_ai.memory.records, and the system's message",
         },
-        "the spans hold no texts or no memories: set "
+        "the spans contain no texts or no memories: set "
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, and record searches with "
         "retrieval.documents or gen_ai.memory.records",
     ),
@@ -1173,7 +1224,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "response or prediction (correct_answer is the gold one)",
             "memories": "--store",
         },
-        "the talks are in a second file: give shared_contexts_*.jsonl as --store",
+        "the conversations are in a second file: pass shared_contexts_*.jsonl as --store",
     ),
     Format(
         "results of an evaluation",
@@ -1185,7 +1236,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "response (answer is the gold one), or answer beside golden_answer",
             "memories": "speaker_1_memories, speaker_2_memories, memories or context",
         },
-        "the results hold no memories: run the evaluation with its search results "
+        "the results contain no memories: run the evaluation with its search results "
         "(speaker_1_memories), or join them by question",
     ),
     Format(
@@ -1193,8 +1244,16 @@ FORMATS: tuple[Format, ...] = (
         '{"memory_id", "old_memory", "new_memory", "event"}',
         _is_history,
         _no_rows,
-        helps="it holds changes of memories and no questions: log the answers of search beside "
+        helps="it contains changes of memories but no questions: log the search results with "
         'each question ({"query", "results": memory.search(...), "answer"})',
+    ),
+    Format(
+        "states of threads",
+        '{"values": {"messages"}, "metadata": {"thread_id"}}',
+        lambda record: bool(_thread_of(record)) and is_conversation(record),
+        _thread_states,
+        _ROLES_OF_TALK,
+        "the threads found no memory and quote none: give the store as --store",
     ),
     Format(
         "conversation",
@@ -1202,7 +1261,7 @@ FORMATS: tuple[Format, ...] = (
         is_conversation,
         _each(_conversation),
         _ROLES_OF_TALK,
-        "the conversations hold no section of memory: give the memories as --store, or log them "
+        "the conversations contain no memory section: pass the memories as --store, or log them "
         'beside the messages ({"messages", "memories"})',
     ),
     Format(
@@ -1301,7 +1360,9 @@ def _raw_records(
     """(line, record or `Violation`) of a source, each counted in the account; `places` are those
     that a map names. Why an entry of a note is no memory is added to `no_memories`."""
     if isinstance(source, str | Path):
-        values: Iterable[tuple[int, object]] = _file_records(Path(source), source, no_memories)
+        values: Iterable[tuple[int, object]] = _file_records(
+            Path(source), source, account, no_memories
+        )
     else:
         values = enumerate(source, 1)
     for line, value in values:
@@ -1319,10 +1380,20 @@ def _raw_records(
                 yield number, record
 
 
+def _not_opened(path: Path) -> tuple[str, int]:
+    """(what, how many) of the files of an archive that hold no log."""
+    _, others = archive_files(path)
+    names = [name for name in others if re.fullmatch(r"[\w./-]{1,60}\.(?:json|html|txt|csv)", name)]
+    named = f" ({', '.join(names[:8])}{' and others' if len(others) > len(names[:8]) else ''})"
+    return f"files of the archive that were not opened{named if names else ''}", len(others)
+
+
 def _file_records(
-    path: Path, source: str | Path, no_memories: list[str] | None = None
+    path: Path, source: str | Path, account: Account, no_memories: list[str] | None = None
 ) -> Iterator[tuple[int, object]]:
     is_store = no_memories is not None
+    if path.suffix == ".zip" and path.is_file() and not is_store:
+        account.remark(*_not_opened(path))
     is_notes = path.suffix in (".md", ".txt") or (
         path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
@@ -1414,6 +1485,8 @@ def read_store(path: str | Path) -> Store:
             no_memories.append(f"cannot be read ({record.rule})")
         elif not found:
             no_memories.append("in no form that is known")
+    if Path(path).is_file() and Path(path).suffix not in (".md", ".txt"):
+        items = [Searched(item) if isinstance(item, dict) else item for item in items]
     if not items:
         shapes = " or ".join(shape.fields for shape in SHAPES.values())
         allowed = f"memories, each {shapes}"
@@ -1488,7 +1561,9 @@ def known_shapes() -> list[str]:
     for name, shape in SHAPES.items():
         shapes.append(f"such rows with memories as {name} is written: {shape.fields}")
     shapes.append('such rows with a context block of zep as "context": <FACTS> ... </FACTS>')
-    shapes.append('rows {"query", "memory_ids"}, and the export of the store as a second file')
+    shapes.append(
+        'rows {"query", "memory_ids"}, together with the export of the store as a second file'
+    )
     for form in FORMATS:
         if form.name not in ("rows", "memories"):
             shapes.append(f"{form.name}: {form.looks}")
@@ -1523,12 +1598,14 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         if form.name == "memories":
             kind = "memories without queries"
             if is_notes:
-                kind += f", {reading.seen[form.name]:,} notes; with a log they are its --store"
+                kind += (
+                    f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
+                )
         told = [line for line in reading.account.lines() if "not (" in line]
         if told:
             kind += f" ({'; '.join(told)})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
-    nothing = "nothing in which memories were retrieved for a query"
+    nothing = "found nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
     records = [item for item in head if not isinstance(item, Violation)]
     if records:
@@ -1544,9 +1621,14 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         kind = f"{nothing}: no row"
     else:
         kind = f"{nothing}: it is empty"
+    if not records and violations and "cut off" in violations[0].found:
+        first = violations[0]
+        found = f"line {first.line}, which cannot be read: {first.found}"
+        allowed = "a complete file: export or load it again"
+        return DataError([Violation("json", found, allowed, file=name)])
     allowed = (
-        "a map of its names (--map query=PLACE --map memories=PLACE, dots for what lies deeper), "
-        f"or rows with a query and memories as {', '.join(SHAPES)} are written, or "
+        "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
+        f"fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
         f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))} "
         "(all in `known_shapes()`)"
     )
@@ -1592,6 +1674,7 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
+        reading.has_store = True
         for reason, count in memory_store.left.items():
             reading.account.remark(f"entries of the store that are no memory: {reason}", count)
     account = reading.account
@@ -1614,7 +1697,7 @@ def read_log(
             row_ids.add(outcome.id)
             _take(account, outcome, found)
         else:
-            _leave(account, found.fields, outcome.rule)
+            _leave(account, found.fields, outcome.reason)
         yield outcome if isinstance(outcome, LogRow) else _dropped(source, found.line, outcome)
     if not rows:
         raise refusal_of(source, reading, head)
@@ -1680,7 +1763,7 @@ def _take(account: Account, row: LogRow, found: FoundRow) -> None:
     if row.actions:
         account.remark("actions, which are part of the answers", len(row.actions))
         broken = sum(not action.is_json for action in row.actions)
-        account.remark("actions whose arguments are no JSON, kept as text", broken)
+        account.remark("actions whose arguments are not JSON, kept as text", broken)
 
 
 def _leave(account: Account, fields: object, reason: str) -> None:

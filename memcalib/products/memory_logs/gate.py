@@ -100,7 +100,7 @@ class GateSettings(FrozenSettings):
                 if metric not in allowed:
                     better = "less" if rises else "more"
                     raise ValueError(
-                        f"{bound}: found {metric}, of which {better} is better; allowed: "
+                        f"{bound}: found {metric}, for which {better} is better; allowed: "
                         f"{', '.join(allowed)}"
                     )
         return self
@@ -134,7 +134,7 @@ def _of_hundred(rate: float) -> str:
 def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
     """How much a gate sees at this number of questions, and how many it would need for `drop`."""
     if test["needed"] is None:
-        return "one question says nothing about noise"
+        return "one question is not enough to estimate noise"
     words = f"{test['questions']:,} questions catch "
     if test["caught_drop"] is None:
         words += f"no drop in {_of_hundred(rule.caught)} builds"
@@ -161,7 +161,9 @@ def _drop_check(
         f"({_bounds(low, high)}; allowed {rule.max_drop:g})"
     )
     if test["verdict"] == "failed":
-        why += f"; without a change a gate fails in at most {_of_hundred(rule.false_alarms)} builds"
+        why += (
+            f"; if nothing changed, a gate fails in at most {_of_hundred(rule.false_alarms)} builds"
+        )
     elif test["verdict"] == "undecided":
         why += f", which may be noise (p = {test['p']:.3f}): {_needed_words(test, rule)}"
     numbers = dict(test)
@@ -186,7 +188,7 @@ def _limit_check(
     if missed_by <= 0:
         return GateCheck(name, "passed", why, numbers)
     if questions < LEAST_GROUPS:
-        why += f"; fewer than {LEAST_GROUPS} questions decide nothing"
+        why += f"; fewer than {LEAST_GROUPS} questions are not enough to decide"
         return GateCheck(name, "undecided", why, numbers)
     error = float(values.std(ddof=1)) / math.sqrt(questions)
     uncertain = t.ppf(1 - settings.false_alarms, questions - 1) * error
@@ -357,7 +359,7 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
         raise ValueError(
             f"found {len(shared):,} questions in both, {_some(only_before)} only in "
             f"{baseline.place} and {_some(only_after)} only in {side.place}; allowed: the same "
-            "questions, or common (--common) to compare on those that both have"
+            f"questions, or common (--common) to compare only those that both have"
         )
     pairing = _Pairing(baseline, side)
     relabelled = []
@@ -376,8 +378,8 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
     by_line = [name for _, name in shared if _LINE_ID.fullmatch(name)]
     if by_line:
         pairing.answers.notes.append(
-            f"{len(by_line):,} rows without an id ask what another row asks, too, and are paired "
-            "by their line: give rows an id."
+            f"{len(by_line):,} rows without an id have the same question as another row and are "
+            f"paired by line number; to avoid this, give the rows an id."
         )
     return pairing.answers
 
@@ -396,14 +398,15 @@ def _pairing_notes(pairing: _Pairing, left_out: int, relabelled: Sequence[str]) 
     questions = len({judgment.example_id for judgment in pairing.answers.before})
     if pairing.changed_questions:
         notes.append(
-            f"Paired by question: other memories were shown in {pairing.changed_questions:,} of "
+            f"Paired by question: different memories were shown in {pairing.changed_questions:,} "
+            f"of "
             f"{questions:,} questions. {pairing.only_before:,} memories that only the baseline "
-            f"showed and {pairing.only_after:,} that only the run showed count as ignored on the "
-            "side that did not show them: one that was needed is under-use there. Memories that "
+            f"showed and {pairing.only_after:,} that only the run showed count as ignored in the "
+            f"run that did not show them, so a needed one is under-use there. Memories that "
             "neither showed do not count. So SCS may be lower here than in a run's own report."
         )
     if left_out:
-        notes.append(f"Left out: {left_out:,} questions that only one side has.")
+        notes.append(f"Left out: {left_out:,} questions that only one run has.")
     if relabelled:
         notes.append(
             f"Left out: {len(relabelled):,} questions with a memory of two different ideal levels."
@@ -441,7 +444,9 @@ class Gate:
         for check in self.checks:
             if "needed" in check.numbers:
                 words = _needed_words(check.numbers, self.settings.rule)
-                sentences.append(f"What this gate sees, {check.numbers['metric']}: {words}.")
+                sentences.append(
+                    f"What this gate can detect for {check.numbers['metric']}: {words}."
+                )
         return sentences
 
     @property
@@ -496,7 +501,7 @@ def _paired(baseline: Side, side: Side, settings: GateSettings) -> PairedAnswers
         way_on = "or pair by question (--pair question)"
         if not baseline.facts or not side.facts:
             way_on = (
-                "to pair by question, a run folder with examples.jsonl, or a baseline saved anew "
+                "to pair by question, a run folder with examples.jsonl, or a newly saved baseline "
                 "(memcalib gate RUN --save FOLDER)"
             )
         raise ValueError(f"{error}; {way_on}") from None
@@ -541,7 +546,9 @@ def run_gate(
         paired = question_means(_responses(answers.after, "after"), "after")
         before, paired = before.align(paired, join="inner", axis=0)
         if not len(paired):
-            raise ValueError(f"{run}: found no question that is scored in both runs; allowed: some")
+            raise ValueError(
+                f"{run}: found no question that is scored in both runs; allowed: at least one"
+            )
         scores = pd.DataFrame({"before": before.mean(), "after": paired.mean()})
         changes = _losses(before, paired)
         for metric in settings.metrics:
@@ -640,7 +647,7 @@ def gate_markdown(gate: Gate, history: Sequence[Mapping[str, Any]] = ()) -> str:
         lost = [("question", "SCS before", "after")]
         for row in gate.changes.to_dict("records"):
             lost.append((row["question_id"], f"{row['before']:.1f}", f"{row['after']:.1f}"))
-        lines += ["", "Questions that lost most:", "", *_markdown_rows(lost)]
+        lines += ["", "Questions with the largest drop:", "", *_markdown_rows(lost)]
     if len(history) > 1:
         metrics = metrics_among(history[-1]["scores"])
         table = [("time", "run", "verdict", *(metric_named(m).heading for m in metrics))]
@@ -742,7 +749,7 @@ def write_refusal(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     reason = printable(reason)
-    line = f"gate refused: the runs cannot be compared: {reason}"
+    line = f"the gate cannot compare these runs: {reason}"
     heading = f"## Memory use: ❌ {REFUSED}"
     write_whole(folder / "gate.md", f"{heading}\n\n{markdown_cell(line)}\n")
     suite = ElementTree.Element(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'ITEMS', 'SEARCH_TOOLS', 'MOST_TURNS', 'ToolResult', 'Message', 'read_message', 'is_message',
-           'is_memory_search', 'found_memories', 'Conversation', 'conversation_rows']
+           'is_memory_search', 'found_memories', 'Searched', 'Conversation', 'conversation_rows']
 
 # %% ../../../nbs/products/memory_logs/05_messages.ipynb #3e550003
 import json
@@ -257,7 +257,8 @@ def read_message(raw: Mapping[str, Any]) -> Message:
         content = [content]
     for part in content if isinstance(content, list) else [content or ""]:
         _take_part(message, part)
-    message.calls += _calls_of(raw)
+    known = {call_id for call_id, _ in message.calls if call_id}  # LangChain writes a call twice
+    message.calls += [call for call in _calls_of(raw) if call[0] not in known]
     if role == "tool":
         _take_tool_message(message, raw)
     elif role == "assistant" and message.text:
@@ -266,7 +267,7 @@ def read_message(raw: Mapping[str, Any]) -> Message:
     if _first(raw, "reasoning_content", "reasoning") and role == "assistant":
         message.thoughts += 1
     if not role:
-        message.reason = "an event, or of an unknown role"
+        message.reason = "an event, or a message with an unknown role"
     return message
 
 
@@ -368,6 +369,10 @@ def _listed(text: str) -> object:
     return structure_in(re.sub(r"^Showing \d+ (?:of \d+ )?results[^:]*:\s*(?=\[)", "", text))
 
 
+class Searched(dict):
+    """A memory of a store in which an assistant searches, as against notes, which are loaded."""
+
+
 @dataclass
 class _Exchange:
     """What a user said, and all that followed up to the next time."""
@@ -432,7 +437,7 @@ class Conversation:
         for number, message in enumerate(messages):
             self.account.find("turn")
             self.account.remark(
-                "messages with thoughts, which are in no row", bool(message.thoughts)
+                "messages with reasoning, which is not part of any row", bool(message.thoughts)
             )
             for kind, count in message.other_parts.items():
                 self.account.remark(f"parts without a text ({kind})", count)
@@ -454,7 +459,7 @@ class Conversation:
         memories = [*message.memories, *system_memories(message.text)]
         self._remember(memories)
         if not memories:
-            self.state[number] = "by a system, without memories"
+            self.state[number] = "a system message without memories"
         else:
             self.pending.append(number)
 
@@ -480,7 +485,7 @@ class Conversation:
             elif message.memories:
                 self.pending.append(number)
             else:
-                self.state[number] = "before the first turn of a user"
+                self.state[number] = "before the first turn by a user"
             return
         has_something = message.text.strip() or message.calls or message.results
         if not has_something and message.memories:
@@ -539,7 +544,7 @@ class Conversation:
             self.pending.clear()
             yield self._fields(exchange, memories)
         else:
-            why = "no memory stood before it" if has_answer else "no answer follows"
+            why = "no memory came before it" if has_answer else "no answer follows"
             for number in exchange.members:
                 self.state[number] = why
             self.waiting += exchange.members
@@ -566,7 +571,7 @@ class Conversation:
             row["model"] = exchange.model
         row["memories"] = memories if memories or not exchange.unreadable else exchange.unreadable
         if len(self.turns) > MOST_TURNS:
-            self.account.remark(f"rows whose conversation is cut to its last {MOST_TURNS} turns")
+            self.account.remark(f"rows whose conversation was cut to its last {MOST_TURNS} turns")
         return row
 
     def _close(self) -> None:
@@ -589,11 +594,11 @@ class Conversation:
         if not self.state:
             return "without messages"
         reasons = Counter(self.state)
-        if reasons["no memory stood before it"]:
+        if reasons["no memory came before it"]:
             return "no memories in it"
         if reasons["no answer follows"]:
             return "no answer to a user"
-        return "no turn of a user"
+        return "no turn by a user"
 
 
 def conversation_rows(
@@ -607,6 +612,18 @@ def conversation_rows(
 ) -> Iterator[dict[str, Any]]:
     """A row in the plain format for each answer to a user in a conversation before which something
     was remembered; the account says what became of every message.
+
+    What stands in a store (`Searched`) comes before no answer of a conversation that shows its own
+    searches.
     """
+    messages = list(messages)
+    calls = [action for message in messages for _, action in message.calls]
+    if any(is_memory_search(action.tool, action.arguments) for action in calls):
+        in_store = len(standing)
+        standing = [item for item in standing if not isinstance(item, Searched)]
+        account.remark(
+            "conversations that show what was searched, so that the rest of the store is not used",
+            in_store > len(standing),
+        )
     conversation = Conversation(name, fields, account, standing, last_only, named_by_message)
     yield from conversation.rows(messages)

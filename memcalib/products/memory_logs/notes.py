@@ -74,7 +74,7 @@ def note_entries(text: str) -> list[tuple[str, str]]:
         is_code = in_code or _FENCE.match(line)
         if bullet:
             entries.append((heading, [bullet[2]]))
-        elif entries and entries[-1][0] == heading and (is_open or is_code or line[:1] in " \t"):
+        elif entries and entries[-1][0] == heading and (is_open or line[:1] in " \t"):
             entries[-1][1].append(line.rstrip() if is_code else line.strip())
         else:
             entries.append((heading, [line.strip()]))

@@ -88,9 +88,9 @@ def alike_levels(levels: Iterable[Level]) -> str:
         return ""
     all_of_them = "all" if count == total else f"{count:,} of"
     return (
-        f"Warning: {all_of_them} {total:,} ideal levels of this log are {level.label}, so they do "
-        "not tell a memory that a question needs from one that it does not. Scores and findings "
-        "from them can be upside down: look at the levels first."
+        f"Warning: {all_of_them} {total:,} ideal levels of this log are {level.label}, so they "
+        f"cannot distinguish a memory that a question needs from one that it does not. Scores and "
+        f"findings based on them can be the opposite of the truth: check the levels first."
     )
 
 
@@ -211,7 +211,8 @@ def _block_and_atom(
         "atomic_concat_text": text,
         "atom_ids": [f"{block_id}_a1"],
     }
-    time = memory.created_at or texts.unread_times[first]
+    days = [row.memories[position].created_at for position in positions]
+    time = next((day for day in days if day), "") or texts.unread_times[first]
     if time:
         block["time"] = time
     if memory.score is not None:
@@ -328,25 +329,27 @@ class OwnAnswers:
         if self.merged["memories"]:
             count = counted(self.merged["memories"], "memory says", "memories say")
             notes.append(
-                f"Log: {count} nearly what another of the same row says, and each is judged as one "
-                f"with it, in {counted(self.merged['groups'], 'group')}."
+                f"Log: {count} nearly the same as another memory of the same row, and each is "
+                f"judged together with it, in {counted(self.merged['groups'], 'group')}."
             )
         if self.repeated:
             notes.append(
-                f"Log: id of another question before: {counted(self.repeated, 'row')}; each is a "
-                "question of its own."
+                f"Log: {counted(self.repeated, 'row reuses', 'rows reuse')} the id of an earlier, "
+                f"different question; each counts as its own question."
             )
         answers = Counter((rollout.example_id, rollout.model) for rollout in self.rollouts)
         several = sum(count > 1 for count in answers.values())
         if several:
             notes.append(
                 f"Log: several answers of one model: {counted(several, 'question')}; each answer "
-                "is judged, and they count as one question."
+                f"is judged, but together they count as one question."
             )
         values = sum(self.replaced.values())
+        kinds = ", ".join(f"{name}: {count:,}" for name, count in self.replaced.items())
+        replaced = f" ({kinds})" if kinds else ""
         notes.append(
-            f"Log: {values:,} private values were replaced by placeholders before anything was "
-            f"sent. {LOOKED_FOR['left']}."
+            f"Log: {counted(values, 'private value was', 'private values were')} replaced by "
+            f"placeholders{replaced}, and only the placeholders are sent. {LOOKED_FOR['left']}."
         )
         return notes
 
@@ -357,21 +360,26 @@ class OwnAnswers:
         for example in self.examples[:shown]:
             memories = [block.prompt_text("memory_text") for block in example.blocks]
             rows.append((example.id, example.question, memories, answers.get(example.id, "")))
-        replaced = ", ".join(f"{name}: {count}" for name, count in self.replaced.items())
         consent = ", ".join(
             f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
         )
         questions = counted(len(self.question_ids), "question")
         labelled = f"{self.labelled_count:,} with ideal levels"
+        rows_used = self.reading.account.tallies["row"].used
+        without_answer = []
+        if rows_used > self.answer_count:
+            count = counted(rows_used - self.answer_count, "row")
+            without_answer = [f"  {count} without an answer, which `memcalib evaluate` leaves out"]
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
-            f"  taken out before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
             *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
             f"  {counted(self.answer_count, 'answer')} to {questions} can be judged, {labelled}",
+            *without_answer,
             "",
-            f"The first {min(shown, len(rows))} as understood, private values taken out:",
+            f"The first {min(shown, len(rows))} as memcalib reads them, with private values "
+            f"removed and long texts shortened:",
             rows_text(rows, shown),
         ]
         return printable("\n".join(lines), keep="\n\t")
@@ -419,10 +427,13 @@ class _AnswerMaker:
     def fault(self, row: LogRow) -> RowFault | None:
         """Why a row may not enter."""
         if not row.response and self.answers_needed:
-            allowed = "a row with an answer; `memcalib sweep LOG --model NAME` asks a model for one"
+            allowed = (
+                "a row with an answer, because no model is asked for one here; "
+                "`memcalib sweep LOG --model NAME` asks one"
+            )
             return RowFault("no answer", "nothing", allowed)
         if not self.plan.candidates and all(m.in_prompt is False for m in row.memories):
-            allowed = "a row of which a memory entered the prompt"
+            allowed = "a row with a memory that entered the prompt"
             return RowFault("no memory in the prompt", "candidates only", allowed)
         return refusal(row, self.plan)
 

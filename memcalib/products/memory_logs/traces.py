@@ -18,6 +18,7 @@ from .files import structure_in
 from memcalib.products.memory_logs.messages import (
     ITEMS,
     Message,
+    Searched,
     conversation_rows,
     found_memories,
     is_memory_search,
@@ -89,7 +90,9 @@ def messages_in(value: object) -> list[Message]:
             if is_message(message) or message.get("type") in ITEMS:
                 messages.append(read_message(message))
             else:
-                messages.append(Message("", reason="in no form that is known (a role and content)"))
+                messages.append(
+                    Message("", reason="in an unknown format (known: a role and content)")
+                )
     return messages if any(message.role or message.calls for message in messages) else []
 
 
@@ -145,6 +148,8 @@ def trace_rows(
     query = next((step.query for step in roots if step.query), "")
     reply = next((step.answer for step in roots if step.answer), "")
     found: list[object] = list(standing)
+    if any(step.memories is not None for step in steps):
+        found = [item for item in found if not isinstance(item, Searched)]
     for step in steps:
         found += [item for item in step.memories or [] if item not in found]
     main = _main_call(steps, reply)
@@ -156,8 +161,9 @@ def trace_rows(
         messages = [Message("user", query)] if query else []
         messages += [Message("assistant", reply)] if reply else []
     fields: dict[str, Any] = {}
-    for field_name in ("user", "model"):
-        value = next((getattr(step, field_name) for step in steps if getattr(step, field_name)), "")
+    answering = [main, *steps] if main else steps
+    for field_name, of_steps in (("user", steps), ("model", answering)):
+        value = next((getattr(s, field_name) for s in of_steps if getattr(s, field_name)), "")
         if value:
             fields[field_name] = value
     usage: dict[str, float] = {}

@@ -198,8 +198,9 @@ class PlannedModel:
         if launch.processes > has or launch.nodes > model.nodes:
             raise ValueError(
                 f"models.{self.name}: recipe {model.recipe} needs {launch.processes} GPUs on "
-                f"{launch.nodes} nodes, and its launcher has {model.nodes} nodes of {model.gpus}; "
-                f"allowed: gpus and nodes that hold them, or fewer processes, such as "
+                f"{launch.nodes} nodes, but its launcher has {model.nodes} nodes with "
+                f"{model.gpus} GPUs each; allowed: enough gpus and nodes, or fewer processes, "
+                f"such as "
                 f"settings.launch.processes={has} with settings.launch.nodes={model.nodes} and a "
                 "larger train.accumulate"
             )
@@ -380,7 +381,7 @@ class Plan:
 
         sizes = data.sizes or {name: PUBLISHED_SIZES[name] for name in ("train", "validation")}
         missing = (
-            () if Path(data.source).exists() else (f"data.source: {data.source} is not there",)
+            () if Path(data.source).exists() else (f"data.source: {data.source} does not exist",)
         )
         settings = {"source": data.source, "sizes": sizes}
         words = json.dumps({**settings, "out": str(self.root / "data/split")})
@@ -421,8 +422,8 @@ class Plan:
             world = self.models[self.profile.first_model].world
             if world is None:
                 raise ValueError(
-                    f"taught.{part}: found it for {self.profile.first_model}, whose recipe draws "
-                    "from no world; allowed: with a world, or demonstrations with data"
+                    f"taught.{part}: found it for {self.profile.first_model}, whose recipe does "
+                    f"not use a world; allowed: a recipe with a world, or demonstrations with data"
                 )
             settings = {"rows": taught.rows, "seed": taught.seed}
             name = f"data/taught-{part.replace('_', '-')}"
@@ -705,12 +706,14 @@ class Plan:
             data = self.profile.data
             if data is not None:
                 missing = (
-                    [] if Path(data.test).exists() else [f"data.test: {data.test} is not there"]
+                    [] if Path(data.test).exists() else [f"data.test: {data.test} does not exist"]
                 )
                 return data.test, data.examples, [], missing
             source = recipe.data.test
             path = source.path if source else ""
-            missing = [] if path and Path(path).exists() else [f"data.test: {path!r} is not there"]
+            missing = (
+                [] if path and Path(path).exists() else [f"data.test: {path!r} does not exist"]
+            )
             return path, ASSUMED["validation"], [], missing
         world = recipe.data.world
         settings = {"world": world.name, "examples": world.test, "seed": world.seed}
@@ -852,7 +855,7 @@ class Plan:
             settings["judge"] = _role_facts(judge)
             missing += missing_key(judge, "judge.key_env")
             if not Path(rpeval.path).exists():
-                missing.append(f"rpeval.path: {rpeval.path} is not there")
+                missing.append(f"rpeval.path: {rpeval.path} does not exist")
             answers = 150 * len(seeds)
         else:
             given = {**settings, "weights": weights, "out": str(self.root / name)}

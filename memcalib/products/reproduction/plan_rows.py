@@ -55,8 +55,8 @@ class ResultRow:
         path = self.folders.get(kind, Path("no job")) / name
         if not path.exists():
             raise ForeseenError(
-                f"{path} is not there: {self.row} of {self.label} has not been made here; make it "
-                f"with memcalib reproduce {self.experiment}"
+                f"{path} does not exist, because {self.row} of {self.label} has not been made "
+                f"here; create it with memcalib reproduce {self.experiment}"
             )
         return path
 
@@ -114,7 +114,7 @@ def planned_results(root: str | Path, experiment: str) -> list[ResultRow]:
     root = Path(root)
     content = read_json(root / ROWS)
     if not content:
-        raise ForeseenError(f"{root / ROWS} is not there: make it with memcalib reproduce")
+        raise ForeseenError(f"{root / ROWS} does not exist; create it with memcalib reproduce")
     rows = []
     for entry in content["rows"]:
         if entry["experiment"] == experiment:

@@ -129,8 +129,8 @@ class Search(FrozenSettings):
         for row, values in self.by_row.items():
             if len(values) != len(self.values):
                 raise ValueError(
-                    f"by_row.{row}: found {len(values)} values; allowed: {len(self.values)}, as "
-                    "many tries for each row"
+                    f"by_row.{row}: found {len(values)} values; allowed: {len(self.values)}, the "
+                    f"same number of values for each row"
                 )
         return self
 
@@ -248,8 +248,8 @@ def profile_errors(profile: Profile) -> Iterator[ValueError]:
             begun_with = profile.rows.get(row.begins)
             if begun_with is not None and begun_with.begins is not None:
                 yield ValueError(
-                    f"rows.{name}.begins: found {row.begins!r}, which begins with another row; "
-                    "allowed: a row that begins with none"
+                    f"rows.{name}.begins: found {row.begins!r}, which itself begins with another "
+                    f"row; allowed: a row that does not"
                 )
     for name, ablation in profile.ablations.items():
         for model in ablation.models or ():
@@ -269,8 +269,9 @@ def profile_errors(profile: Profile) -> Iterator[ValueError]:
             measured += profile.rows[row].train_seeds or ()
         if profile.search.seed in measured:
             yield ValueError(
-                f"search.seed: found {profile.search.seed}, a training seed; allowed: "
-                "another, so that what chooses is not what is measured"
+                f"search.seed: found {profile.search.seed}, which is also a training seed; "
+                f"allowed: a different seed, so that the runs that choose a setting are not the "
+                f"ones that are measured"
             )
 
 
@@ -281,8 +282,8 @@ def _pairs(setting: str, seeds: Sequence[int] | None, profile: Profile) -> Itera
         yield ValueError(f"{setting}: found {list(seeds)}; allowed are one or more, each once")
     if len(seeds) > 1 and len(profile.eval_seeds) < len(seeds):
         yield ValueError(
-            f"{setting}: found {len(seeds)} beside {len(profile.eval_seeds)} eval_seeds; allowed: "
-            "one, or as many as there are eval_seeds"
+            f"{setting}: found {len(seeds)} seeds, but {len(profile.eval_seeds)} eval_seeds; "
+            f"allowed: one seed, or as many as there are eval_seeds"
         )
 
 # %% ../../../nbs/products/reproduction/07_profiles.ipynb #d193af24

@@ -579,7 +579,8 @@ class GridPlan(BaseModel):
         in_both = seeds_by_split["validation"] & seeds_by_split["test"]
         if in_both:
             raise ValueError(
-                f"seed {min(in_both)} is used for validation and for test; allowed: for one of them"
+                f"seed {min(in_both)} is used for both validation and test; allowed: only one of "
+                f"them"
             )
         return self
 
@@ -605,7 +606,7 @@ class GridPlan(BaseModel):
         if not comparing:
             raise ValueError(
                 f"rule {names[0]!r}: no stage compares rules; allowed: a plan with a stage of two "
-                "or more"
+                f"or more rules"
             )
         settings = self.model_dump()
         for name in comparing:

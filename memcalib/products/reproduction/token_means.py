@@ -132,7 +132,9 @@ def under_use_signal(
     """
     pairs = credit.pairs
     if pairs is None:
-        raise ValueError("found credit without pairs, must be that of a rule that places credit")
+        raise ValueError(
+            "found credit without pairs; allowed is credit from a rule that places credit"
+        )
     signal = torch.zeros(credit.advantages.shape, dtype=torch.float64)
     numbers = [CHANNELS.index(name) for name in UNDER_USE]
     for pair, (row, channel) in enumerate(

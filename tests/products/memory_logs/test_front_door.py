@@ -124,7 +124,7 @@ def test_what_gives_no_row_is_counted(tmp_path):
     assert told["conversation"]["left"] == {
         "no answer to a user": 1,
         "no memories in it": 1,
-        "no turn of a user": 1,
+        "no turn by a user": 1,
     }
 
 
@@ -189,7 +189,7 @@ def test_actions_are_part_of_the_answer_and_redacted_like_text(tmp_path):
     )
     remarks = answers.reading.account.remarks
     assert remarks["actions, which are part of the answers"] == 2
-    assert remarks["actions whose arguments are no JSON, kept as text"] == 1
+    assert remarks["actions whose arguments are not JSON, kept as text"] == 1
 
 
 def test_an_answer_of_actions_alone_is_an_answer(tmp_path):
@@ -238,7 +238,7 @@ def test_a_gold_answer_is_named_and_not_judged(tmp_path):
     assert [row.answer for row in reading.rows] == ["I do not know.", "Not in there."]
     told = reading.text()
     assert "answer: read from response (guessed)" in told
-    assert "answer: answer holds a text as well, another one in 2 rows" in told
+    assert "answer: answer also contains text, which differs in 2 rows" in told
     mapped = read_all(tmp_path / "log.jsonl", given={"answer": "answer"})
     assert [row.answer for row in mapped.rows] == ["7 May", "2022"]
 
@@ -254,7 +254,7 @@ def test_where_each_role_was_read_from_is_always_said(tmp_path):
     ):
         assert line in told
     without = read_all(lines(tmp_path / "b.jsonl", {"query": "?", "memories": ["Rows"]})).text()
-    assert "answer: read from no field" in without
+    assert "answer: not found in any field" in without
 
 
 def test_other_words_for_thoughts(tmp_path):
@@ -268,7 +268,7 @@ def test_other_words_for_thoughts(tmp_path):
     ]
     reading = read_all(lines(tmp_path / "log.jsonl", *rows))
     assert [row.answer for row in reading.rows] == ["A cake.", "Take the 7:05."]
-    assert reading.account.remarks["answers from which thoughts were taken off"] == 2
+    assert reading.account.remarks["answers from which reasoning was removed"] == 2
 
 
 # cells, times, numbers, ids
@@ -796,7 +796,7 @@ def test_a_format_without_a_row_is_refused_by_name_with_what_helps(tmp_path, nam
 
 def test_results_without_memories_say_what_helps(tmp_path):
     path = lines(tmp_path / "log.jsonl", {"user_0": [{"question": "When?", "answer": "7 May"}]})
-    with pytest.raises(DataError, match="the results hold no memories"):
+    with pytest.raises(DataError, match="the results contain no memories"):
         own(path)
 
 
@@ -937,7 +937,7 @@ def test_contexts_of_personamem_are_a_store_by_context_and_place(tmp_path):
     reading = read_all(lines(tmp_path / "log.jsonl", question), tmp_path / "contexts.jsonl")
     [row] = reading.rows
     assert texts(row) == ["Persona: Kai.", "I loved The Remains of the Day."]
-    told = "turns of the assistant in the contexts, which are no memories"
+    told = "turns of the assistant in the contexts, which are not memories"
     assert reading.account.remarks[told] == 1
 
 
@@ -973,7 +973,8 @@ def test_a_request_and_a_reply_of_the_responses_interface(tmp_path):
     assert (row.query, texts(row)) == ("A call?", ["Never meets before 10"])
     assert row.response == 'Done.\n\n[action] book {"at": 9}\n[action] web_search'
     assert (
-        reading.account.tallies["turn"].left["in no form that is known (a role and content)"] == 1
+        reading.account.tallies["turn"].left["in an unknown format (known: a role and content)"]
+        == 1
     )
 
 
@@ -1076,7 +1077,7 @@ def test_the_preview_has_the_account_and_keeps_only_what_it_shows(tmp_path, caps
     rows.append({"query": "No memory", "memories": []})
     path = lines(tmp_path / "log.jsonl", *rows)
     code, output, _ = run(capsys, "logs", path, "--rows", "2")
-    assert code == 0 and "rows: 51 found, 50 used, 1 not (memories: 1)" in output
+    assert code == 0 and "rows: 51 found, 50 used, 1 not (no memories: 1)" in output
     assert "50 answers to 50 questions can be judged" in output
     shown = own_answers(LogPlan(file=str(path), without_consent=True), shown=2)
     assert len(shown.examples) == 2 and len(shown.rollouts) == 2 and shown.answer_count == 50
@@ -1305,7 +1306,7 @@ def test_the_preview_says_what_is_judged_as_one():
     row = {"query": "Dinner?", "memories": ["Is vegan", "is vegan."], "answer": "Tofu."}
     other = {"query": "Lunch?", "memories": ["Is vegan"], "answer": "Soup."}
     plan = LogPlan(file="rows", consent="mine", unlabelled=True)
-    said = "1 memory says nearly what another of the same row says, and each is judged as one with"
+    said = "1 memory says nearly the same as another memory of the same row"
     for shown in (None, 1):
         answers = own_answers(plan, [row, other], shown=shown)
         assert said in answers.preview() and any(said in note for note in answers.notes())
@@ -1399,3 +1400,113 @@ def test_the_notes_of_a_folder_that_has_sessions_too_are_its_store(tmp_path):
     lines(home / "session.jsonl", *TALK)
     [row] = read_all(home, home).rows
     assert texts(row) == ["Is vegan"]
+
+
+def test_one_call_that_is_written_twice_is_one_action():
+    call = {"name": "note", "args": {"text": "fish"}, "id": "c", "type": "tool_call"}
+    part = {"type": "tool_use", "id": "c", "name": "note", "input": {"text": "fish"}}
+    said = {"type": "ai", "content": [{"type": "text", "text": "OK."}, part], "tool_calls": [call]}
+    assert len(read_message(said).calls) == 1
+    other = {**call, "id": "d"}
+    assert len(read_message({**said, "tool_calls": [call, other]}).calls) == 2
+
+
+def test_of_the_states_of_a_thread_the_last_one_counts(tmp_path):
+    system = {"type": "system", "content": "<memories>\n- Is vegan\n</memories>"}
+    talk = [{"type": "human", "content": "Dinner?"}, {"type": "ai", "content": "Tofu."}]
+    later = [{"type": "human", "content": "Lunch?"}, {"type": "ai", "content": "Soup."}]
+    states = []
+    for messages in ([system, *talk, *later], [system, *talk], [system]):
+        states.append({"values": {"messages": messages}, "metadata": {"thread_id": "t"}})
+    states.append({"values": {"messages": [system, *talk]}, "checkpoint": {"thread_id": "u"}})
+    reading = read_all(states)
+    assert [row.id for row in reading.rows] == ["t/1", "t/2", "u/1"]
+    left = reading.account.to_dict()["record"]["left"]
+    assert left == {"an earlier state of the same thread": 2}
+
+
+def test_an_export_of_a_store_is_not_put_before_answers_that_show_their_search(tmp_path):
+    call = {"name": "search_memory", "args": {"query": "food"}, "id": "c", "type": "tool_call"}
+    messages = [
+        {"type": "human", "content": "Dinner?"},
+        {"type": "ai", "content": "", "tool_calls": [call]},
+        {"type": "tool", "content": FOUND, "tool_call_id": "c"},
+        {"type": "ai", "content": "Tofu."},
+    ]
+    lines(tmp_path / "log.jsonl", {"messages": messages})
+    lines(tmp_path / "store.jsonl", {"text": "Is vegan"}, {"text": "Plays chess"})
+    reading = read_all(tmp_path / "log.jsonl", tmp_path / "store.jsonl")
+    assert texts(reading.rows[0]) == ["Is vegan"]
+    assert any("show what was searched" in line for line in reading.account.lines())
+    (tmp_path / "notes.md").write_text("- Plays chess\n")
+    [row] = read_all(tmp_path / "log.jsonl", tmp_path / "notes.md").rows
+    assert texts(row) == ["Plays chess", "Is vegan"]
+
+
+def test_graph_memories_and_speakers_of_the_results_of_mem0(tmp_path):
+    relation = {"source": "ana", "relationship": "friend_of", "target": "bo"}
+    question = {"question": "Who?", "answer": "", "response": "Bo.", "category": 5}
+    question["speaker_1_memories"] = [{"memory": "Paints", "timestamp": "8 May, 2023"}]
+    question["speaker_1_graph_memories"] = [relation]
+    (tmp_path / "log.json").write_text(json.dumps({"0": [question, {**question, "answer": "B"}]}))
+    reading = read_all(tmp_path / "log.json")
+    assert [(m.text, m.type) for m in reading.rows[0].memories] == [
+        ("Paints", "speaker_1"),
+        ("ana friend of bo", ""),
+    ]
+    assert [n for what, n in reading.account.remarks.items() if "reference answers" in what] == [1]
+
+
+def test_the_name_of_a_user_in_a_relation_is_taken_out(tmp_path):
+    relation = {"source": "mara_k", "relationship": "lives_in", "destination": "hamburg"}
+    row = {"query": "Where?", "results": [], "relations": [relation], "user_id": "mara_k"}
+    path = lines(tmp_path / "log.jsonl", {**row, "answer": "In Hamburg."})
+    [example] = own(path).examples
+    assert example.blocks[0].memory_text == "[user] lives in hamburg"
+
+
+def test_marks_of_citations_of_chatgpt_are_no_words_of_an_answer():
+    text = "Call Lotte \ue200cite\ue202turn0search1\ue201. She knows."
+    node = {"content": {"content_type": "text", "parts": [text]}, "author": {"role": "assistant"}}
+    talk = [
+        {"content": {"content_type": "model_editable_context", "model_set_context": "Rows"}},
+        {"content": {"content_type": "text", "parts": ["Whom?"]}, "author": {"role": "user"}},
+        node,
+    ]
+    mapping = {
+        str(number): {"parent": str(number - 1) if number else None, "message": message}
+        for number, message in enumerate(talk)
+    }
+    [row] = read_all([{"mapping": mapping, "current_node": "2", "title": "t"}]).rows
+    assert row.answer == "Call Lotte. She knows."
+
+
+def test_a_memory_that_is_said_twice_keeps_the_day_that_is_known(tmp_path):
+    memories = [{"text": "Is vegan"}, {"text": "is vegan.", "created_at": "2025-03-04"}]
+    row = {"query": "Dinner?", "memories": memories, "answer": "Tofu."}
+    [example] = own(lines(tmp_path / "log.jsonl", row)).examples
+    assert example.blocks[0].time == "2025-03-04"
+
+
+def test_a_file_that_was_cut_off_says_so(tmp_path):
+    whole = json.dumps([{"query": "Dinner?", "memories": ["Is vegan"], "answer": "Tofu."}] * 2)
+    (tmp_path / "log.json").write_text(whole[:40])
+    with pytest.raises(DataError, match="line 1, .*the file ends inside a value: it was cut off"):
+        read_all(tmp_path / "log.json")
+    (tmp_path / "log.json").write_text(whole[:-30])
+    reading = read_all(tmp_path / "log.json")
+    assert len(reading.rows) == 1 and "cut off" in reading.text()
+    assert "1 of the file's records left out, json: first in line 1" in reading.text()
+    (tmp_path / "log.zip").write_bytes(b"PK and no more")
+    with pytest.raises(DataError, match="part of one .*load it again"):
+        read_all(tmp_path / "log.zip")
+
+
+def test_files_of_an_archive_that_are_not_opened_are_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.writestr("conversations.json", json.dumps([CLAUDE]))
+        archive.writestr("memories.json", json.dumps([{"conversations_memory": "Is vegan."}]))
+        archive.writestr("users.json", "[]")
+        archive.writestr("picture of Ana.png", b"1")
+    told = read_all(tmp_path / "export.zip").account.lines()
+    assert "files of the archive that were not opened (users.json and others): 2" in told

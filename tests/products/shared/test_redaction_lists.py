@@ -416,7 +416,7 @@ def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
             in vain.split("; ")
         )
         assert "e-mail" not in vain and "password" not in vain.split("; ")
-        assert "names of people, since no list was given" in never and "postal addresses" in never
+        assert "names of people, because no list was given" in never and "postal addresses" in never
 
 
 @pytest.mark.parametrize(
