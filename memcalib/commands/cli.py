@@ -871,7 +871,10 @@ LogMap = Annotated[
 ]
 LogStore = Annotated[
     str | None,
-    typer.Option(help="Export of the memory store, for a log that has only the ids of memories."),
+    typer.Option(
+        help="The memory store, for a log that has only the ids of memories or does not quote "
+        "them: its export, a Markdown or text file, or a folder of notes."
+    ),
 ]
 LogConsent = Annotated[
     str | None,
@@ -942,10 +945,11 @@ def logs(
 
     It reads logs with any field names; answers of mem0, Zep, LangGraph, LangChain and
     LlamaIndex; agent files and messages of Letta; exports of ChatGPT and Claude; Assistants
-    threads; sessions of Claude Code, Codex and OpenClaw; traces of Langfuse, LangSmith, Phoenix and
-    OpenTelemetry; conversations with memories in the system message; LoCoMo, LongMemEval and
-    PersonaMem. If a file has no usable row, the error names the file and says what would help.
-    Markdown notes, the memories of an MCP server and other stores are given with --store.
+    threads; sessions of Claude Code, Codex, OpenClaw and Hermes; traces of Langfuse, LangSmith,
+    Phoenix and OpenTelemetry; conversations with memories in the system message; LoCoMo,
+    LongMemEval and PersonaMem with a system's answers. If a file has no usable row, the error names
+    the file and says what would help. CLAUDE.md, a folder of notes, the memories of an MCP server
+    and other stores are given with --store.
 
     Every record, conversation, turn, row and memory is counted either as used or with a reason why
     not. `memcalib evaluate --log` and `memcalib build --log` read a log in the same way.

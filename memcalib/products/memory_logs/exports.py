@@ -263,9 +263,10 @@ def _core_block(item: dict) -> list[RawMemory]:
 
 def _edge(item: dict) -> list[RawMemory]:
     ended = day_of(_first_of(item, "invalid_at", "invalidAt"))
-    if ended and item["fact"]:
-        return [_with_text(f"{item['fact']} (until {ended})", item)]
-    return [_with_text(item["fact"], item)]
+    text = f"{item['fact']} (until {ended})" if ended and item["fact"] else item["fact"]
+    memory = _with_text(text, item)
+    began = _first_of(item, "valid_at", "validAt")
+    return [memory if began is None else replace(memory, created_at=began)]
 
 
 def _node(item: dict) -> list[RawMemory]:
@@ -354,6 +355,10 @@ def _is_entity(item: object) -> bool:
     return _has("name", "observations")(item) and isinstance(item["observations"], list)
 
 
+def _is_snippet(item: object) -> bool:
+    return _has("snippet")(item) and item.keys().isdisjoint(("text", "content"))
+
+
 def _is_core_block(item: object) -> bool:
     return _has("label", "value")(item) and isinstance(item["value"], str)
 
@@ -370,7 +375,12 @@ SHAPES: dict[str, Shape] = {
     "langgraph": Shape(
         '{"namespace", "key", "value", "score"?, "created_at"?}',
         _is_store_item,
-        lambda item: [_with_text(value_text(item["value"]), item)],
+        lambda item: [
+            replace(
+                _with_text(value_text(item["value"]), item),
+                type=str(item["value"].get("kind") or ""),
+            )
+        ],
     ),
     "letta block": Shape('{"label", "value"}, a memory a line', _is_core_block, _core_block),
     "mem0": Shape(
@@ -403,6 +413,11 @@ SHAPES: dict[str, Shape] = {
         '{"document.content", "document.id"?, "document.score"?}',
         _is_traced_document,
         _traced_document,
+    ),
+    "snippet": Shape(
+        '{"snippet", "path"?, "score"?}',
+        _is_snippet,
+        lambda item: [_with_text(item["snippet"], item)],
     ),
     "plain": Shape(
         '{"text", "id"?, "score"?, "created_at"?, "level"?, "action"?}',
@@ -633,6 +648,13 @@ class RowFault(NamedTuple):
     found: str
     allowed: str
 
+    @property
+    def reason(self) -> str:
+        """The rule as a reason why a row is left out."""
+        if self.rule != "memories":
+            return self.rule
+        return "no memories" if self.found == "none" else "its memories cannot be read"
+
 
 _USER_FIELDS = ("user", "user_id", "userId")
 NOT_IN_STORE = object()  # stands for a memory whose id the store does not know
@@ -768,13 +790,13 @@ def _read_row(record: object) -> tuple[list[RowFault], list[_ReadItem], int]:
     if not isinstance(record, dict) or "query" not in record or items is None:
         if isinstance(record, dict) and "query" in record:
             text = record.get("memories")
-            if isinstance(text, str) and text.strip()[:1] in ("[", "{"):
-                allowed = "a complete list of memories, as JSON or as Python prints it"
-                return (
-                    [RowFault("memories", "a list written as text that cannot be read", allowed)],
-                    [],
-                    0,
+            if isinstance(text, str) and text.strip():
+                is_list = text.strip()[0] in "[{("
+                found = (
+                    "a list written as text" if is_list else f"a text of {len(text):,} characters"
                 )
+                allowed = "a complete list of memories, as JSON or as Python prints it"
+                return [RowFault("memories", f"{found} that cannot be read", allowed)], [], 0
         allowed = f"an object with a query and one of {', '.join(ANSWER_FIELDS)}"
         return [RowFault("shape", kind_of(record), allowed)], [], 0
     faults = list(_field_faults(record))
@@ -894,7 +916,7 @@ def _read_time(time: object) -> tuple[str, str]:
         return "", clean_text(time) if isinstance(time, str) else str(time)[:40]
 
 
-_SOURCE_FIELDS = ("source", "origin")
+_SOURCE_FIELDS = ("source", "origin", "path")
 _TYPE_FIELDS = ("type", "memory_type", "category", "label")
 
 

@@ -246,12 +246,13 @@ def _guess(
 
 
 def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
-    """The only field that holds a list of memories in a known form in half of the rows; "" for
-    none, and for several."""
+    """The only field that holds a list of memories in a known form, or an object around one, in
+    half of the rows; "" for none, and for several."""
     counts: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, list) and value and shape_of(value[0]) not in ("", "plain text"):
+            items = find_memories(value) if isinstance(value, list | Mapping) else None
+            if items and shape_of(items[0]) not in ("", "plain text"):
                 counts[str(name)] += 1
     used_names = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
     fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in used_names]
@@ -573,7 +574,7 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
         "answer=PLACE (with dots for nested fields), or rows in a known format (`known_shapes()`)"
     )
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
-    value_found = f"found no query in rows with the fields {fields}"
+    value_found = f"no query in rows with the fields {fields}"
     nearest = nearest_shape(_first_item(rows[0]))
     if nearest:
         allowed += f". The nearest known format of its memories is {nearest}"
@@ -606,9 +607,12 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     lines = []
     for rule, count in counts.most_common():
         drop = first[rule]
+        what, where = (counted(count, "row"), "row")
+        if rule in ("json", "csv"):  # of the file, before there are rows
+            what, where = (f"{count:,} of the file's records", "line")
         lines.append(
-            f"{counted(count, 'row')} left out, {rule}: first in row {drop.line}, found "
-            f"{drop.found}; allowed: {drop.allowed}"
+            f"{what} left out, {rule}: first in {where} {drop.line}, found {drop.found}; allowed: "
+            f"{drop.allowed}"
         )
     return lines
 
@@ -641,7 +645,7 @@ class LogReading:
                 "rows": 1,
                 "memories": len(memories),
                 "answers": bool(row.answer or row.actions),
-                "turns": bool(row.turns),
+                "turns": any(turn.role != "tool" for turn in row.turns),
                 "levels": sum(memory.level is not None for memory in memories),
                 "times": sum(bool(memory.created_at) for memory in memories),
                 "ids": sum(bool(memory.id) for memory in memories),
@@ -672,8 +676,10 @@ class LogReading:
             lines.append("answer: not found in any field")
         for form in FORMATS:
             if self.source.seen[form.name] and form.roles:
-                for name, source in form.roles.items():
-                    lines.append(f"{name}: read from {source} ({form.name})")
+                for name, place in form.roles.items():
+                    if not self.source.has_store:
+                        place = re.sub(r",? and --store$", "", place)
+                    lines.append(f"{name}: read from {place} ({form.name})")
         return lines
 
     def count_lines(self) -> list[str]:

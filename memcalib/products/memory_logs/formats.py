@@ -44,6 +44,7 @@ from memcalib.products.memory_logs.files import (
 from memcalib.products.memory_logs.messages import (
     SEARCH_TOOLS,
     Message,
+    Searched,
     conversation_rows,
     is_message,
     read_message,
@@ -88,6 +89,7 @@ class LogContext:
     seen: Counter[str] = field(default_factory=Counter)  # format -> records
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
+    has_store: bool = False
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -124,15 +126,19 @@ def _each(read_one: Callable[[dict, int, LogContext], Iterable[dict]]) -> Reader
 
 def _all_as_one(
     read_all: Callable[[list[tuple[int, dict]], LogContext], Iterable[dict]],
-    group_of: Callable[[dict], str] = lambda record: "",
+    grouping: Callable[[], Callable[[dict], str]],
 ) -> Reader:
-    """A reader of a format in which several records make one conversation or trace: those that have
-    the same `group_of`."""
+    """A reader of a format in which several records make one conversation: those to which a
+    function of `grouping` gives the same name. Records before the first name belong to that one."""
 
     def read(records: Records, source: LogContext) -> Iterator[FoundRow]:
         groups: dict[str, list[tuple[int, dict]]] = {}
+        group_of = grouping()
         for line, record in records:
             groups.setdefault(group_of(record), []).append((line, record))
+        nameless = groups.pop("", [])
+        first = next(iter(groups), "")
+        groups[first] = nameless + groups.get(first, [])
         for members in groups.values():
             count = 0
             for fields in read_all(members, source):
@@ -225,6 +231,74 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     standing = [*source.standing, *(find_memories(beside) or _retrieved(beside) or [])]
     fields = _copied(record)
     yield from conversation_rows(messages, source.account, _name_of(record, line), fields, standing)
+
+
+def _thread_of(record: Mapping[str, Any]) -> str:
+    """The thread of which a record is a state, as LangGraph writes one; "" for any other."""
+    if not isinstance(record.get("values"), Mapping):
+        return ""
+    config = record.get("config")
+    places = [record, record.get("metadata"), record.get("checkpoint")]
+    places.append(config.get("configurable") if isinstance(config, Mapping) else None)
+    for place in places:
+        if isinstance(place, Mapping) and place.get("thread_id"):
+            return str(place["thread_id"])
+    return ""
+
+
+def _thread_states(records: Records, source: LogContext) -> Iterator[FoundRow]:
+    """The states of threads: of each thread the one with the most messages, since every state holds
+    what was said before it."""
+    states: dict[str, list[tuple[int, dict]]] = {}
+    for line, record in records:
+        states.setdefault(_thread_of(record), []).append((line, record))
+    for thread, members in states.items():
+        line, record = max(members, key=lambda member: len(_message_list(member[1]) or []))
+        source.account.leave("record", "an earlier state of the same thread", len(members) - 1)
+        count = 0
+        for fields in _conversation({**record, "id": thread}, line, source):
+            count += 1
+            yield FoundRow(line, fields, turns_counted=True)
+        if count:
+            source.account.use("record")
+        else:
+            source.account.leave("record", "its conversation gave no row")
+
+
+def _is_bare_message(record: dict) -> bool:
+    """Whether a record is a message that stands alone, as a line of a conversation."""
+    if record.get("role") == "session_meta":  # with which Hermes begins a session
+        return True
+    is_row = not record.keys().isdisjoint((*QUERY_FIELDS, "memories", "memory_ids", "role_type"))
+    return isinstance(record.get("role"), str) and not is_row and is_message(record)
+
+
+def _bare_names() -> Callable[[dict], str]:
+    """A function that says of each message in turn to which conversation it belongs."""
+    begun = 0
+
+    def name_of(record: dict) -> str:
+        nonlocal begun
+        begun += record.get("role") == "session_meta"
+        named = _name_of({**record, "id": None, "uuid": None}, 0)
+        if named == "line-0":
+            return f"session {begun}" if begun else ""
+        return named
+
+    return name_of
+
+
+def _bare_messages(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
+    messages = []
+    for _, record in members:
+        message = read_message(record)
+        if record["role"] == "session_meta":
+            message.reason = "an event of the session (session_meta)"
+        messages.append(message)
+    line, first = members[0]
+    name = _name_of({**first, "id": None, "uuid": None}, line)
+    fields = _copied(first)
+    yield from conversation_rows(messages, source.account, name, fields, source.standing)
 
 
 def _no_message() -> Message:
@@ -368,6 +442,9 @@ def _path_to(leaf: object, parent_of: Mapping[str, Any]) -> set[str]:
     return path
 
 
+_CITATION = re.compile(r" ?\ue200[^\ue200\ue201]*\ue201")  # which is shown as a link, if at all
+
+
 def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
     """A message of a node of ChatGPT's export."""
     content = raw.get("content")
@@ -389,7 +466,7 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         message.reason = "custom instructions, which are not a memory"
         return message
     plain = read_message({"role": message.role or "user", "content": content.get("parts") or []})
-    message.text = plain.text
+    message.text = _CITATION.sub("", plain.text)
     message.other_parts = plain.other_parts
     text = content.get("text")
     recipient = str(raw.get("recipient") or "all")
@@ -574,6 +651,8 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
         )
     if raw.get("isSidechain"):
         message.reason = "of a helper (sidechain)"
+    elif raw.get("isApiErrorMessage"):
+        message.reason = "an error of the interface, no answer"
     elif raw.get("isMeta") or raw.get("isCompactSummary"):
         message.reason = "inserted by the agent, not said by the user"
     elif message.role == "user" and _COMMAND.match(message.text):
@@ -604,13 +683,32 @@ def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) 
     return abandoned
 
 
+def _session_names() -> Callable[[dict], str]:
+    """A function that says of each line in turn to which session it belongs: to the one that it
+    names, or to the last that was named or begun."""
+    current = ""
+
+    def name_of(record: dict) -> str:
+        nonlocal current
+        payload = record.get("payload")
+        if record.get("sessionId"):
+            current = str(record["sessionId"])
+        elif record.get("type") == "session":
+            current = str(record.get("id") or "")
+        elif record.get("type") == "session_meta" and isinstance(payload, Mapping):
+            current = str(payload.get("id") or "")
+        return current
+
+    return name_of
+
+
 def _session(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
     raws = [record for _, record in members]
     messages = [_session_message(raw) for raw in raws]
     for number in _left_lines(raws, messages):
         _left_branch(messages[number])
-    first = raws[0]
-    name = str(first.get("sessionId") or first.get("id") or "session")
+    named = next((raw for raw in raws if raw.get("sessionId")), raws[0])
+    name = str(named.get("sessionId") or named.get("id") or "session")
     yield from conversation_rows(messages, source.account, name, {}, source.standing)
 
 
@@ -642,6 +740,12 @@ def _codex(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70014
 _GOLD = "reference answers, which no assistant gave"
+_OF_ASSISTANT = "turns of the assistant in the haystack, which are not memories"
+
+
+def _has_gold(record: Mapping[str, Any], *names: str) -> bool:
+    """Whether a reference answer stands under one of these names."""
+    return any(str(record.get(name) or "").strip() for name in names)
 
 
 def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -652,11 +756,10 @@ def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     count = 0
     for number, qa in enumerate(only_dicts(record.get("qa")), 1):
         answer = _system_answer(qa)
-        if qa.get("answer") is not None or qa.get("adversarial_answer") is not None:
-            source.account.remark(_GOLD)
+        source.account.remark(_GOLD, _has_gold(qa, "answer", "adversarial_answer"))
         row = {"id": f"{name}/{number}", "query": qa.get("question"), "memories": memories}
         count += 1
-        yield {**row, "answer": answer, "group": name}
+        yield {**row, "answer": answer}
     if count:
         source.account.use("conversation")
     else:
@@ -727,12 +830,9 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
                 text = {"text": turn.get("content"), "created_at": day, "source": session_id}
                 memories.append(text)
             else:
-                source.account.remark(
-                    "turns of the assistant in the haystack, which are not memories"
-                )
+                source.account.remark(_OF_ASSISTANT)
     source.account.use("conversation")
-    if record.get("answer") is not None:
-        source.account.remark(_GOLD)
+    source.account.remark(_GOLD, _has_gold(record, "answer"))
     yield {
         "id": str(record["question_id"]),
         "query": record["question"],
@@ -742,20 +842,72 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     }
 
 
+def _is_hypothesis(record: dict) -> bool:
+    """Whether a record is an answer to a question of LongMemEval, which stands in another file."""
+    return record.keys() >= {"question_id", "hypothesis"} and "question" not in record
+
+
+def _haystack(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns of a haystack of LongMemEval, each with its question."""
+    dates = record.get("haystack_dates") or []
+    question = {"question_id": str(record["question_id"]), "question": record["question"]}
+    turns = []
+    for number, session in enumerate(record["haystack_sessions"]):
+        day = dates[number] if number < len(dates) else None
+        for turn in only_dicts(session):
+            said = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
+            turns.append({**said, **question})
+    return turns
+
+
+def _hypotheses(records: Records, source: LogContext) -> Iterator[FoundRow]:
+    """The answers to LongMemEval, with the questions and haystacks that the store has."""
+    haystacks: dict[str, list[dict[str, Any]]] = {}
+    others = []
+    for item in source.standing:
+        if isinstance(item, dict) and "question_id" in item:
+            haystacks.setdefault(item["question_id"], []).append(item)
+        else:
+            others.append(item)
+    for line, record in records:
+        turns = haystacks.get(str(record["question_id"]), [])
+        if not turns:
+            source.account.leave("record", "its question is not in the store")
+            continue
+        said = [turn for turn in turns if turn["speaker"] == "user"]
+        source.account.remark(_OF_ASSISTANT, len(turns) - len(said))
+        source.account.use("record")
+        fields = {
+            "id": str(record["question_id"]),
+            "query": turns[0]["question"],
+            "memories": [*others, *said],
+            "answer": record["hypothesis"],
+        }
+        yield FoundRow(line, fields)
+
+
 def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     for user, questions in record.items():
         for number, qa in enumerate(only_dicts(questions), 1):
             memories = []
             for name in (
                 "speaker_1_memories",
+                "speaker_1_graph_memories",
                 "speaker_2_memories",
+                "speaker_2_graph_memories",
                 "memories",
                 "context",
                 "retrieved_memories",
             ):
-                memories += find_memories(qa.get(name)) or []
-            if qa.get("answer") is not None or qa.get("golden_answer") is not None:
-                source.account.remark(_GOLD)
+                found = find_memories(qa.get(name)) or []
+                speaker = name.partition("_memories")[0].removesuffix("_graph")
+                if name.startswith("speaker") and speaker != name:
+                    found = [
+                        {"type": speaker, **item} if isinstance(item, dict) else item
+                        for item in found
+                    ]
+                memories += found
+            source.account.remark(_GOLD, _has_gold(qa, "answer", "golden_answer"))
             answer = _system_answer(qa)
             if answer is None and "golden_answer" in qa:
                 answer = qa.get("answer")
@@ -792,15 +944,13 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
             standing.append(item)
     if not standing:
         return
-    if record.get("correct_answer") is not None:
-        source.account.remark(_GOLD)
+    source.account.remark(_GOLD, _has_gold(record, "correct_answer"))
     answer = _system_answer(record)
     query = (
         record.get("user_question_or_message") or record.get("user_query") or record.get("question")
     )
     row = {"id": record.get("question_id") or f"line-{line}", "query": query, "answer": answer}
     row["memories"] = standing
-    row["group"] = str(record.get("shared_context_id") or record.get("persona_id") or "")
     yield row
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70017
@@ -903,7 +1053,7 @@ FORMATS: tuple[Format, ...] = (
         "letta messages",
         '{"message_type", "id", "date"}',
         lambda record: "message_type" in record,
-        _all_as_one(_letta_messages, lambda record: str(record.get("agent_id") or "")),
+        _all_as_one(_letta_messages, lambda: lambda record: str(record.get("agent_id") or "")),
         {
             "query": "user_message",
             "answer": "assistant_message",
@@ -950,7 +1100,7 @@ FORMATS: tuple[Format, ...] = (
         "assistants thread",
         '{"object": "thread.message", "role", "content"}',
         lambda record: str(record.get("object")) in ("thread.message", "thread.run"),
-        _all_as_one(_thread, lambda record: str(record.get("thread_id") or "")),
+        _all_as_one(_thread, lambda: lambda record: str(record.get("thread_id") or "")),
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
         "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
         "whose instructions do, or pass the memories as --store",
@@ -961,7 +1111,7 @@ FORMATS: tuple[Format, ...] = (
         lambda record: (
             isinstance(record.get("payload"), dict) and record.get("type") in _CODEX_LINES
         ),
-        _all_as_one(_codex),
+        _all_as_one(_codex, _session_names),
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
         "--store",
@@ -970,7 +1120,7 @@ FORMATS: tuple[Format, ...] = (
         "session of a coding agent",
         '{"type": "user" | "assistant", "message", "sessionId"}',
         is_session_line,
-        _all_as_one(_session, lambda record: str(record.get("sessionId") or "")),
+        _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
         "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
     ),
@@ -1040,6 +1190,19 @@ FORMATS: tuple[Format, ...] = (
         },
     ),
     Format(
+        "answers to longmemeval",
+        '{"question_id", "hypothesis"}',
+        _is_hypothesis,
+        _hypotheses,
+        {
+            "query": "question of the file in --store",
+            "answer": "hypothesis",
+            "memories": "the user's turns of haystack_sessions of the file in --store",
+        },
+        "the questions and their haystacks are in a second file: give longmemeval_*.json as "
+        "--store",
+    ),
+    Format(
         "personamem",
         '{"persona_id", "question_id", "user_question_or_message", "correct_answer"}',
         lambda record: (
@@ -1076,6 +1239,14 @@ FORMATS: tuple[Format, ...] = (
         'each question ({"query", "results": memory.search(...), "answer"})',
     ),
     Format(
+        "states of threads",
+        '{"values": {"messages"}, "metadata": {"thread_id"}}',
+        lambda record: bool(_thread_of(record)) and is_conversation(record),
+        _thread_states,
+        _ROLES_OF_TALK,
+        "the threads found no memory and quote none: give the store as --store",
+    ),
+    Format(
         "conversation",
         '{"messages": [{"role", "content"}]}',
         is_conversation,
@@ -1083,6 +1254,14 @@ FORMATS: tuple[Format, ...] = (
         _ROLES_OF_TALK,
         "the conversations contain no memory section: pass the memories as --store, or log them "
         'beside the messages ({"messages", "memories"})',
+    ),
+    Format(
+        "messages",
+        '{"role", "content"}, one message a line',
+        _is_bare_message,
+        _all_as_one(_bare_messages, _bare_names),
+        _ROLES_OF_TALK,
+        "the messages hold no section of memory: give the memories as --store",
     ),
     Format(
         "memories",
@@ -1164,12 +1343,17 @@ def _columns(record: dict) -> list[dict] | None:
 
 
 def _raw_records(
-    source: LogSource, account: Account, mapped_places: Sequence[str] = ()
+    source: LogSource,
+    account: Account,
+    mapped_places: Sequence[str] = (),
+    no_memories: list[str] | None = None,
 ) -> Iterator[tuple[int, object]]:
-    """(line, record or `Violation`) of a source, each counted in the account; `mapped_places` are
-    those that a map names."""
+    """(line, record or `Violation`) of a source, each counted in the account; `mapped_places`
+    are those that a map names. Why an entry of a note is no memory is added to `no_memories`."""
     if isinstance(source, str | Path):
-        values: Iterable[tuple[int, object]] = _file_records(Path(source), source)
+        values: Iterable[tuple[int, object]] = _file_records(
+            Path(source), source, account, no_memories
+        )
     else:
         values = enumerate(source, 1)
     for line, value in values:
@@ -1187,12 +1371,25 @@ def _raw_records(
                 yield number, record
 
 
-def _file_records(path: Path, source: str | Path) -> Iterator[tuple[int, object]]:
-    is_notes = path.suffix == ".md" or (
-        path.is_dir() and not folder_logs(path) and note_files(path)
+def _not_opened(path: Path) -> tuple[str, int]:
+    """(what, how many) of the files of an archive that hold no log."""
+    _, others = archive_files(path)
+    names = [name for name in others if re.fullmatch(r"[\w./-]{1,60}\.(?:json|html|txt|csv)", name)]
+    named = f" ({', '.join(names[:8])}{' and others' if len(others) > len(names[:8]) else ''})"
+    return f"files of the archive that were not opened{named if names else ''}", len(others)
+
+
+def _file_records(
+    path: Path, source: str | Path, account: Account, no_memories: list[str] | None = None
+) -> Iterator[tuple[int, object]]:
+    is_store = no_memories is not None
+    if path.suffix == ".zip" and path.is_file() and not is_store:
+        account.remark(*_not_opened(path))
+    is_notes = path.suffix in (".md", ".txt") or (
+        path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
     if is_notes:
-        yield from enumerate(read_notes(path), 1)
+        yield from enumerate(read_notes(path, no_memories), 1)
     else:
         yield from file_values(path if path.exists() else source)
 
@@ -1243,8 +1440,9 @@ def log_records(
 class Store:
     """The memories of an export: by their ids, and all of them in order."""
 
-    def __init__(self, items: Sequence[object] = ()):
+    def __init__(self, items: Sequence[object] = (), left: Mapping[str, int] = {}):
         self.items = list(items)
+        self.left = left  # reason -> entries that are no memory
         self.by_id: dict[str, list] = {}
         for item in self.items:
             memory_id = _memory_id(item) if isinstance(item, dict) else None
@@ -1270,13 +1468,21 @@ def read_store(path: str | Path) -> Store:
     """
     items: list[object] = []
     account = Account()
-    for _, record in _raw_records(path, account):
-        items += _store_items(record)
+    no_memories: list[str] = []
+    for _, record in _raw_records(path, account, no_memories=no_memories):
+        found = _store_items(record)
+        items += found
+        if isinstance(record, Violation):
+            no_memories.append(f"cannot be read ({record.rule})")
+        elif not found:
+            no_memories.append("in no form that is known")
+    if Path(path).is_file() and Path(path).suffix not in (".md", ".txt"):
+        items = [Searched(item) if isinstance(item, dict) else item for item in items]
     if not items:
         shapes = " or ".join(shape.fields for shape in SHAPES.values())
         allowed = f"memories, each {shapes}"
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
-    return Store(items)
+    return Store(items, Counter(no_memories))
 
 
 def _store_items(record: object) -> list:
@@ -1287,6 +1493,8 @@ def _store_items(record: object) -> list:
         return [
             memory for agent in letta_agents(record) or [] for memory in _core_memory(agent, record)
         ]
+    if record.keys() >= {"question_id", "question", "haystack_sessions"}:
+        return _haystack(record)
     contexts = _shared_contexts(record)
     if contexts:
         return contexts
@@ -1377,7 +1585,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     if forms:
         form = max(forms, key=lambda form: reading.seen[form.name])
         is_notes = isinstance(source, str | Path) and (
-            Path(source).suffix == ".md" or Path(source).is_dir()
+            Path(source).suffix in (".md", ".txt") or Path(source).is_dir()
         )
         kind = f"no row in {reading.seen[form.name]:,} records of the format {form.name!r}"
         if form.name == "memories":
@@ -1406,9 +1614,14 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         kind = f"{nothing}: no row"
     else:
         kind = f"{nothing}: it is empty"
+    if not records and violations and "cut off" in violations[0].found:
+        first = violations[0]
+        found = f"line {first.line}, which cannot be read: {first.found}"
+        allowed = "a complete file: export or load it again"
+        return DataError([Violation("json", found, allowed, file=name)])
     allowed = (
         "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
-        "fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
+        f"fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
         f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))} "
         "(all in `known_shapes()`)"
     )
@@ -1454,6 +1667,9 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
+        reading.has_store = True
+        for reason, count in memory_store.left.items():
+            reading.account.remark(f"entries of the store that are no memory: {reason}", count)
     account = reading.account
     head: list[object] = []
     rows = 0

@@ -244,7 +244,8 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     names = ["in_prompt", "cited", "used", "over_used", "under_used", "lost"]
     table = report.memories.head(shown)
     table = table.assign(memory=[printable(text[:50]) for text in table["text"]])
-    lines += ["", table[["memory", *names]].round(1).to_string(index=False), "", *report.notes]
+    known = [name for name in names if table[name].notna().any()]
+    lines += ["", table[["memory", *known]].round(1).to_string(index=False), "", *report.notes]
     return printable("\n".join(lines), keep="\n")
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'ITEMS', 'SEARCH_TOOLS', 'MOST_TURNS', 'ToolResult', 'Message', 'read_message', 'is_message',
-           'is_memory_search', 'found_memories', 'Conversation', 'conversation_rows']
+           'is_memory_search', 'found_memories', 'Searched', 'Conversation', 'conversation_rows']
 
 # %% ../../../nbs/products/memory_logs/05_messages.ipynb #3e550003
 import json
@@ -164,6 +164,10 @@ def _take_part(message: Message, content_part: object) -> None:
 
 def _role_of(raw: Mapping[str, Any]) -> str:
     """The role of a message under the name that its system uses; "" for an event."""
+    if raw.get("type") in _CALLS:
+        return "assistant"
+    if raw.get("type") in _RESULTS_OF_CALLS:
+        return "tool"
     author = raw.get("author")
     if isinstance(author, Mapping):
         author = author.get("role")
@@ -200,8 +204,19 @@ def _calls_of(raw: Mapping[str, Any]) -> Iterator[tuple[str, Action]]:
         yield call_id, action_of(str(single.get("name") or "tool"), single.get("arguments"))
 
 
-_CALLS = ("function_call", "custom_tool_call")
-_RESULTS_OF_CALLS = ("function_call_output", "custom_tool_call_output")
+_OWN_TOOLS = (  # of the Responses API, whose items are named after them
+    "local_shell",
+    "shell",
+    "web_search",
+    "file_search",
+    "computer",
+    "code_interpreter",
+    "image_generation",
+    "apply_patch",
+    "mcp",
+)
+_CALLS = ("function_call", "custom_tool_call", *(f"{tool}_call" for tool in _OWN_TOOLS))
+_RESULTS_OF_CALLS = tuple(f"{kind}_output" for kind in _CALLS)
 ITEMS = (*_CALLS, *_RESULTS_OF_CALLS, "reasoning")  # of the Responses API, beside its messages
 
 
@@ -226,9 +241,16 @@ def read_message(raw: Mapping[str, Any]) -> Message:
         message.reason = "thoughts"
         return message
     if kind in _CALLS:
-        arguments = _first(raw, "arguments", "input")
-        call = (str(raw.get("call_id") or ""), action_of(str(raw.get("name") or "tool"), arguments))
-        message.calls.append(call)
+        arguments = _first(raw, "arguments", "input", "action", "operation", "queries", "code")
+        own_name = (
+            kind.removesuffix("_call") if kind.removesuffix("_call") in _OWN_TOOLS else "tool"
+        )
+        call_id = str(_first(raw, "call_id", "id") or "")
+        tool = str(raw.get("name") or own_name)
+        message.calls.append((call_id, action_of(tool, arguments)))
+        if _first(raw, "output", "results") is not None:
+            returned = _as_text(_first(raw, "output", "results"))
+            message.results.append(ToolResult(call_id, tool, returned))
         return message
     if kind in _RESULTS_OF_CALLS:
         result = ToolResult(str(raw.get("call_id") or ""), "", _as_text(raw.get("output")))
@@ -238,7 +260,8 @@ def read_message(raw: Mapping[str, Any]) -> Message:
         content = [content]
     for piece in content if isinstance(content, list) else [content or ""]:
         _take_part(message, piece)
-    message.calls += _calls_of(raw)
+    known = {call_id for call_id, _ in message.calls if call_id}  # LangChain writes a call twice
+    message.calls += [call for call in _calls_of(raw) if call[0] not in known]
     if role == "tool":
         _take_tool_message(message, raw)
     elif role == "assistant" and message.text:
@@ -350,6 +373,10 @@ def _listed(text: str) -> object:
     return structure_in(re.sub(r"^Showing \d+ (?:of \d+ )?results[^:]*:\s*(?=\[)", "", text))
 
 
+class Searched(dict):
+    """A memory of a store in which an assistant searches, as against notes, which are loaded."""
+
+
 @dataclass
 class _Exchange:
     """What a user said, and all that followed up to the next time."""
@@ -362,7 +389,7 @@ class _Exchange:
     memories: list = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)  # as turns, in order
     searched: bool = False
-    unreadable: bool = False
+    unreadable: str = ""  # what a search of the memory returned, where it cannot be read
     model: str = ""
 
 
@@ -495,10 +522,13 @@ class Conversation:
             if result.call in self.searches or is_memory_search(tool):
                 memories = found_memories(result.text)
                 exchange.searched = True
-                exchange.unreadable |= memories is None
-                exchange.memories += [
-                    item for item in memories or [] if item not in exchange.memories
-                ]
+                if memories is None:
+                    exchange.unreadable = result.text
+                    self.account.remark("searches of the memory whose result cannot be read")
+                known = [item for item in memories or [] if shape_of(item)]
+                unknown = len(memories or []) - len(known)
+                self.account.remark("results of searches in no form that is known", unknown)
+                exchange.memories += [item for item in known if item not in exchange.memories]
             elif result.text.strip():
                 name = f"{tool or 'a tool'} (called for the answer)"
                 turn = Turn(role="tool", name=name, content=clean_text(result.text))
@@ -544,8 +574,7 @@ class Conversation:
             row["actions"] = [action.model_dump() for action in exchange.actions]
         if exchange.model and "model" not in row:
             row["model"] = exchange.model
-        if not exchange.unreadable:
-            row["memories"] = memories
+        row["memories"] = memories if memories or not exchange.unreadable else exchange.unreadable
         if len(self.turns) > MOST_TURNS:
             self.account.remark(f"rows whose conversation was cut to its last {MOST_TURNS} turns")
         return row
@@ -588,6 +617,18 @@ def conversation_rows(
 ) -> Iterator[dict[str, Any]]:
     """A row in the plain format for each answer to a user in a conversation before which something
     was remembered; the account says what became of every message.
+
+    What stands in a store (`Searched`) comes before no answer of a conversation that shows its own
+    searches.
     """
+    messages = list(messages)
+    calls = [action for message in messages for _, action in message.calls]
+    if any(is_memory_search(action.tool, action.arguments) for action in calls):
+        in_store = len(standing)
+        standing = [item for item in standing if not isinstance(item, Searched)]
+        account.remark(
+            "conversations that show what was searched, so that the rest of the store is not used",
+            in_store > len(standing),
+        )
     conversation = Conversation(name, fields, account, standing, last_only, named_by_message)
     yield from conversation.rows(messages)

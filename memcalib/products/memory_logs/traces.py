@@ -13,12 +13,14 @@ from typing import Any
 
 from ...io.records import only_dicts
 from .account import Account
-from .exports import find_memories, shape_of
+from .exports import find_memories, parts_text, shape_of
 from .files import structure_in
 from memcalib.products.memory_logs.messages import (
     ITEMS,
     Message,
+    Searched,
     conversation_rows,
+    found_memories,
     is_memory_search,
     is_message,
     read_message,
@@ -146,6 +148,8 @@ def trace_rows(
     query = next((step.query for step in roots if step.query), "")
     reply = next((step.answer for step in roots if step.answer), "")
     memories: list[object] = list(standing)
+    if any(step.memories is not None for step in steps):
+        memories = [item for item in memories if not isinstance(item, Searched)]
     for step in steps:
         memories += [item for item in step.memories or [] if item not in memories]
     main = _main_call(steps, reply)
@@ -157,8 +161,9 @@ def trace_rows(
         messages = [Message("user", query)] if query else []
         messages += [Message("assistant", reply)] if reply else []
     fields: dict[str, Any] = {}
-    for field_name in ("user", "model"):
-        value = next((getattr(step, field_name) for step in steps if getattr(step, field_name)), "")
+    answering = [main, *steps] if main else steps
+    for field_name, of_steps in (("user", steps), ("model", answering)):
+        value = next((getattr(s, field_name) for s in of_steps if getattr(s, field_name)), "")
         if value:
             fields[field_name] = value
     usage: dict[str, float] = {}
@@ -178,13 +183,21 @@ def _is_search(kind: str, name: str) -> bool:
 
 def _memories_of(value: object) -> list | None:
     """The memories in what a search returned; None where there are none to be read."""
-    value = parsed(value)
+    if isinstance(value, str):
+        return found_memories(value)
     if isinstance(value, Mapping):
+        if "tool_call_id" in value or value.get("type") == "tool":  # a message of the tool
+            return _memories_of(value.get("content"))
         if shape_of(value):
             return [value]
-        for name in ("documents", "nodes", "output", "result", "memories"):
-            if isinstance(value.get(name), list):
-                return value[name]
+        for name in ("documents", "nodes", "output", "result", "memories", "content"):
+            inner = _memories_of(value[name]) if value.get(name) else None
+            if inner is not None:
+                return inner
+    parts = only_dicts(value)
+    if parts and all(part.get("type") == "text" for part in parts):  # as MCP returns a text
+        inner = found_memories(parts_text(parts))
+        return parts if inner is None else inner
     return find_memories(value)
 
 
