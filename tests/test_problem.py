@@ -546,7 +546,7 @@ def test_an_id_with_a_character_that_nobody_sees_is_refused(place, letter):
     text = json.dumps(row).replace(json.dumps(ids[place]), json.dumps(hidden))
     violations = p.check_example(json.loads(text))
     [fault] = [each for each in violations if each.rule == place]
-    assert "characters that can be seen" in str(fault) and letter not in str(fault)
+    assert "visible characters" in str(fault) and letter not in str(fault)
     assert f"\\u{ord(letter):04x}" in str(fault) or f"\\x{ord(letter):02x}" in str(fault)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from memcalib import training
+from memcalib.credit.assignment import _with_own
 from memcalib.credit.audit import ROLES, AuditedPair, _measures
 from memcalib.credit.sentences import Boundaries, first_segments
 from memcalib.evaluation.agreement import sample_atoms
@@ -18,7 +19,7 @@ from memcalib.metrics import few_questions
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.problem import Level, judgment_for
-from memcalib.redistribution import _check_means, _with_own, place_pairs
+from memcalib.redistribution import check_means, place_pairs
 from memcalib.rules.base import (
     ChannelWeights,
     CreditConfig,
@@ -36,9 +37,9 @@ LIVE = torch.ones(1, 4, dtype=torch.bool)
 @pytest.mark.parametrize("mean", [0.9, 1.1])
 def test_a_mean_below_or_above_the_advantage_is_refused(mean):
     rule = CreditConfig().rule
-    _check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
+    check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
     with pytest.raises(ValueError, match="the mean of the tokens' advantages"):
-        _check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
+        check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
 
 
 def test_segments_of_one_length_are_allowed_and_a_least_above_the_most_is_not():

@@ -31,7 +31,7 @@ from memcalib.report.run_data import METHOD_LABELS
 from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.credit.prefix_groups import response_mask
+from memcalib.inference.token_rows import response_mask
 from memcalib.trainer.train_config import (
     METHODS,
     CreditGRPOConfig,
@@ -777,7 +777,7 @@ def test_a_batch_in_which_channels_cancel_is_warned_of_and_may_be_bounded(tmp_pa
     assert (
         len(warnings) == 2
         and "step 1" in warnings[0]
-        and "max_advantage would bound it" in warnings[0]
+        and "max_advantage would limit it" in warnings[0]
     )
     assert "max_advantage" not in warnings[1]
 

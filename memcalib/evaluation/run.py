@@ -97,7 +97,7 @@ def _answers_of_rows(
     for number, row in enumerate(rows, 1):
         response = row.get("response")
         if not _is_answer(row) or not isinstance(response, str):
-            allowed = "a mapping with example, model and response, a text"
+            allowed = "a mapping with example, model and response, where response is a text"
             violations.append(Violation("row", short_repr(row), allowed, line=number, file="rows"))
             continue
         example = row["example"]
@@ -105,7 +105,7 @@ def _answers_of_rows(
             [example] = load_examples([example])
         first_record = examples.setdefault(example.id, example)
         if first_record.content_hash != example.content_hash:
-            other_record = f"another record under the id {example.id!r}"
+            other_record = f"another record with the id {example.id!r}"
             violations.append(Violation("id", other_record, "one record", line=number, file="rows"))
             continue
         model = str(row.get("model") or "")
@@ -222,7 +222,7 @@ def evaluate(
     if model is None:
         if isinstance(examples, str) and not Path(examples).exists():
             raise ValueError(
-                f"model: found nothing, and {examples!r} carries no answers; allowed: a model, or "
+                f"model: found nothing, and {examples!r} contains no answers; allowed: a model, or "
                 "a file, folder, frame or rows with answers"
             )
         existing, rollouts = existing_answers(examples, log)

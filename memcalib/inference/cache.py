@@ -84,8 +84,8 @@ def _refuse_of_another_user(file: Path) -> None:
     """Raise `CacheError` where a file is there and belongs to another user."""
     if file.is_file() and file.stat().st_uid != os.geteuid():
         raise CacheError(
-            f"{file}: belongs to another user (number {file.stat().st_uid}), who may have written "
-            "replies that no model gave, and could read yours; choose another file with "
+            f"{file}: belongs to another user (number {file.stat().st_uid}), who could read your "
+            f"replies and may have written false ones; choose another file with "
             "MEMCALIB_CACHE"
         )
 
@@ -104,7 +104,8 @@ def _open(path: Path) -> sqlite3.Connection:
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         if table_count and application_id != _APPLICATION_ID:
             raise CacheError(
-                f"{path}: a database of another program; choose another file with MEMCALIB_CACHE"
+                f"{path}: this is a database of another program; choose another file with "
+                f"MEMCALIB_CACHE"
             )
         if path.is_file() and path.stat().st_mode & 0o077:
             path.chmod(0o600)
@@ -113,7 +114,8 @@ def _open(path: Path) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version not in (0, 1):
             raise CacheError(
-                f"{path}: a cache of version {version}, this memcalib reads version 1; choose "
+                f"{path}: this is a cache of version {version}, but this version of memcalib "
+                f"reads version 1; choose "
                 "another file with MEMCALIB_CACHE"
             )
         db.executescript(_SCHEMA)
@@ -123,11 +125,11 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 # %% ../../nbs/inference/02_cache.ipynb #cf4cb9a3
-_DAMAGED = "it is damaged; `memcalib cache clear` deletes it, and the replies in it are lost"
+_DAMAGED = "it is damaged; `memcalib cache clear` deletes it together with the replies in it"
 _ADVICE = {  # words of an error, and what to do about it
-    "full": "make room, then run the same command again: what is stored is safe",
-    "locked": "another process has held it for a minute; run the same command again",
-    "readonly": "it can only be read; choose another file with MEMCALIB_CACHE, or --no-cache",
+    "full": "free some space, then run the same command again; the stored replies are safe",
+    "locked": "another process has locked it for a minute; run the same command again",
+    "readonly": "it is read-only; choose another file with MEMCALIB_CACHE, or --no-cache",
     "not a database": _DAMAGED,
     "malformed": _DAMAGED,
 }

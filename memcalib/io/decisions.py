@@ -49,7 +49,10 @@ def of_one_person(rows: Iterable[RowT], person: str | None = None) -> list[RowT]
     people = sorted({_person(row) for row in rows})
     if len(people) > 1:
         names = ", ".join(map(repr, people))
-        raise ValueError(f"found labels of {names}; allowed: one person, or name one as labeller")
+        raise ValueError(
+            f"found labels by {names}; allowed: labels by one person, or the name of "
+            f"one of them as labeller"
+        )
     return rows
 
 # %% ../../nbs/io/06_decisions.ipynb #32f5d3c8
@@ -124,8 +127,8 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         self.items = {getattr(item, self.named): item for item in items}
         if len(self.items) != len(items) or not items:
             raise ValueError(
-                f"found {len(items)} items, {len(self.items)} of them different; allowed: at least "
-                "one, each once"
+                f"found {len(items)} items, of which {len(self.items)} are different; allowed: at "
+                f"least one item, and each only once"
             )
         super().__init__(path, person)
         self._latest = {key: row for key, row in self._latest.items() if key[0] in self.items}
@@ -215,7 +218,9 @@ def _numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         wrong_byte = f"byte 0x{error.object[error.start]:02x} at place {error.start}"
-        fault = Violation("encoding", wrong_byte, "UTF-8: save as CSV UTF-8", file=str(path))
+        fault = Violation(
+            "encoding", wrong_byte, "UTF-8; save the sheet as CSV UTF-8", file=str(path)
+        )
         raise DataError([fault]) from None
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)
@@ -242,7 +247,7 @@ def _header_columns(header: list[str], needed: Sequence[str], path: Path) -> lis
     if set(needed) <= set(names) and len(set(names)) == len(names):
         return columns
     columns_found = ", ".join(columns)[:200] or "nothing"
-    allowed = f"{', '.join(needed)} and others as you like, each once"
+    allowed = f"{', '.join(needed)} and any others, each once"
     raise DataError([Violation("header", columns_found, allowed, line=1, file=str(path))])
 
 
@@ -316,5 +321,5 @@ def copied_text_faults(line: Mapping[str, str], column: str, item_text: str) -> 
     words_in_sheet = line[column].lstrip("'").split()
     words_of_item = item_text.lstrip("'").split()
     if words_in_sheet != words_of_item:
-        allowed = f"{item_text[:60]!r}, or cells of several rows are mixed up"
+        allowed = f"{item_text[:60]!r}, or the cells of several rows are mixed up"
         yield column, repr(line[column][:60]), allowed

@@ -50,7 +50,7 @@ class Journal(Generic[RecordT]):
                     has_rows_to_drop = True
                 elif row.key in self.keys:
                     raise ValueError(
-                        f"{self.path}: two rows for {row.key}; allowed is one: delete one of them"
+                        f"{self.path}: two rows for {row.key}; allowed is one; delete the other"
                     )
                 else:
                     self.keys.add(row.key)
@@ -95,8 +95,8 @@ class Journal(Generic[RecordT]):
             with suppress(OSError):
                 self._take_back()
             safe = (
-                f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe, and the same "
-                "command goes on from there"
+                f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe; run the same "
+                f"command again to continue from there"
             )
             raise OSError(error.errno, safe) from None
         self.keys.add(row.key)
@@ -157,8 +157,8 @@ def _open(path: Path, alone: bool) -> int:
         if error.errno != errno.ELOOP or not path.is_symlink():
             raise
         reason = (
-            f"{path}: found a link to {os.readlink(path)}; allowed is a file, since rows would be "
-            "written into whatever somebody else's link names"
+            f"{path}: found a link to {os.readlink(path)}; allowed is a file, because a link "
+            f"could lead the rows into somebody else's file"
         )
         raise OSError(errno.ELOOP, reason) from None
     try:
@@ -191,8 +191,8 @@ def _lock(descriptor: int, path: Path) -> None:
     was_replaced = (at_path.st_dev, at_path.st_ino) != opened_file
     if was_replaced or not (locked_now or ours_already):
         raise OSError(
-            f"{path}: another process is writing this file; wait for its end, then run the same "
-            "command again"
+            f"{path}: another process is writing this file; wait until it has finished, then run "
+            f"the same command again"
         )
 
 # %% ../../nbs/io/03_jsonl.ipynb #093218bd

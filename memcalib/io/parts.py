@@ -14,16 +14,18 @@ from typing import Any
 
 # %% ../../nbs/io/10_parts.ipynb #08c2f8ec
 KINDS = {
-    "judge": "a judge that a settings file may name by a word",
-    "log reader": "what turns a log into examples and answers, for `evaluate` and its settings",
-    "metric": "a metric beside those of the package (`memcalib.metrics.Metric`)",
-    "policy": "a function from a name to the folder of a model that ships",
-    "practice build": "what a small world does for a build of a data set",
-    "prompt template": "a wording of the prompt, by the name that settings use",
-    "rewriter": "what writes a block of memory again without some of its atoms",
+    "judge": "a judge that a settings file can name",
+    "log reader": "a reader that turns a log into examples and answers, for `evaluate` and its "
+    "settings",
+    "metric": "a metric in addition to those of the package (`memcalib.metrics.Metric`)",
+    "policy": "a function that takes a name and returns the folder of a model that ships with the "
+    "package",
+    "practice build": "what a small world contributes to the build of a data set",
+    "prompt template": "a wording of the prompt, under the name that settings use",
+    "rewriter": "a rewriter that writes a block of memory again without some of its atoms",
     "report lines": "sentences and tables about a run that the evaluation report shows",
     "rule": "a rule of credit",
-    "teacher view": "the prompt that a teacher reads, by the name of the pupil's template",
+    "teacher view": "the prompt for a teacher, under the name of the student's template",
     "world": "a source of examples whose true levels are known",
 }
 GROUP = "memcalib.parts"  # of entry points; the value of each is a module with a table PARTS
@@ -46,9 +48,11 @@ def add_part(kind: str, name: str, part: Any) -> None:
     """
     if kind not in KINDS:
         raise ValueError(f"part of kind {kind!r}: allowed are {', '.join(KINDS)}")
-    known = _table()[kind].get(name, part)
-    if known is not part and known != part:
-        raise ValueError(f"{kind} {name!r}: found {part!r}; this name belongs to {known!r} already")
+    earlier = _table()[kind].get(name, part)
+    if earlier is not part and earlier != part:
+        raise ValueError(
+            f"{kind} {name!r}: found {part!r}; this name already belongs to {earlier!r}"
+        )
     _added[kind][name] = part
     _table.cache_clear()
 
@@ -77,10 +81,10 @@ def _enter(table: dict[str, dict[str, Any]], kind: str, parts: dict[str, Any], s
     if kind not in KINDS:
         raise ValueError(f"{source}: part of kind {kind!r}; allowed are {', '.join(KINDS)}")
     for name, part in parts.items():
-        known = table[kind].setdefault(name, part)
-        if known is not part and known != part:
+        earlier = table[kind].setdefault(name, part)
+        if earlier is not part and earlier != part:
             raise ValueError(
-                f"{source}: {kind} {name!r} is {part!r}; this name belongs to {known!r} already"
+                f"{source}: {kind} {name!r} is {part!r}; this name already belongs to {earlier!r}"
             )
 
 
@@ -98,5 +102,5 @@ def find_part(kind: str, name: str) -> Any:
     if name not in parts:
         names = ", ".join(parts) or "none"
         raise LookupError(f"unknown {kind} {name!r}: allowed are {names}")
-    part = parts[name]
-    return resolve_name(part) if isinstance(part, str) else part
+    entry = parts[name]
+    return resolve_name(entry) if isinstance(entry, str) else entry

@@ -8,22 +8,20 @@ __all__ = ['KEPT', 'SENDING', 'LOOKED_FOR']
 # %% ../../nbs/io/09_promises.ipynb #pr0m0003
 KEPT = {
     "cache": "Replies stay in the cache of calls on this machine",
-    "cache reader": "it keeps private text, readable for its owner only",
-    "placeholders": "Placeholders count from 1 in each row and cannot be turned back",
+    "cache reader": "it contains private text, which only its owner can read",
+    "placeholders": "Placeholders are numbered from 1 in each row and cannot be reversed",
 }
 SENDING = {
     "nothing": "Nothing has been sent",
-    "again": (
-        "A reply that cannot be used is asked for again with the same text, at the same place"
-    ),
+    "again": ("If a reply cannot be used, the same text is sent again to the same place"),
 }
 LOOKED_FOR = {
     "limits": (
-        "Rules find forms, not meanings, and not every disguise of a form: read the preview, and "
-        "put names on the list"
+        "Rules find patterns, not meanings, and not every disguised value: read the preview, and "
+        "add names to the list"
     ),
     "left": (
-        "What has no form, such as a story that only one person can have lived, no rule finds, and "
-        "a value in disguise may be left"
+        "Rules cannot find everything: a story that identifies someone, or a disguised value, may "
+        "remain"
     ),
 }

@@ -213,7 +213,8 @@ class Unpacked(gzip.GzipFile):
         return self._checked(super().readline(size))
 
     def _checked(self, piece: bytes) -> bytes:
-        unpacked, packed = self.tell(), max(1, self.fileobj.tell())
+        unpacked = self.tell()
+        packed = max(1, self.fileobj.tell())
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
                 f"{unpacked:,} bytes out of {packed:,}, {unpacked // packed:,} times as many"
@@ -226,7 +227,9 @@ def is_far_larger(unpacked: int, packed: int) -> bool:
     return unpacked > max(_FREE_OF_RATIO, _LARGEST_RATIO * packed)
 
 
-RATIO_ALLOWED = f"at most {_LARGEST_RATIO} times as many; unpack the file if it is meant so"
+RATIO_ALLOWED = (
+    f"at most {_LARGEST_RATIO} times as many; if this is intended, unpack the file first"
+)
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
@@ -341,12 +344,12 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
         yield from _dataset_rows(str(source), split)
     else:
         raise FileNotFoundError(
-            f"{path}: no such {suffixes} file, dataset folder or owner/name[@revision] id"
+            f"{path}: there is no such {suffixes} file, data set folder or owner/name[@revision] id"
         )
 
 # %% ../../nbs/io/02_records.ipynb #9a4cec61
 DEEPEST = 100  # levels of lists and objects, one in another
-_ALLOWED_DEPTH = f"at most {DEEPEST} lists and objects, one in another"
+_ALLOWED_DEPTH = f"at most {DEEPEST} nested lists and objects"
 
 
 def storage_faults(value: object, path: str = "", depth: int = 0) -> Iterator[Violation]:
@@ -432,8 +435,8 @@ def folder_of_run(path: str | Path) -> Path:
     path = Path(path)
     if path.is_symlink():
         raise ValueError(
-            f"{path}: found a link to {path.readlink()}; allowed: a folder. Remove the link, and "
-            "the files are written into a folder of this name"
+            f"{path}: found a link to {path.readlink()}; allowed: a folder. If you remove the "
+            f"link, the files are written into a folder with this name"
         )
     path.mkdir(parents=True, exist_ok=True)
     return path

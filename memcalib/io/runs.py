@@ -166,17 +166,18 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
     mode = f"{path.stat().st_mode & 0o777:o}"
     if not ours and any(path.iterdir()):
         raise ValueError(
-            f"{path}: found a folder that others may enter (mode {mode}), and rows of a log would "
-            f"stand in it; allowed: chmod 700 {shlex.quote(str(path))}, or another folder"
+            f"{path}: found a folder that other users can enter (mode {mode}), but rows of a log "
+            f"would be written into it; allowed: chmod 700 {shlex.quote(str(path))}, or another "
+            f"folder"
         )
     try:
         os.chmod(path, 0o700)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be closed to others: {error.strerror}") from None
+        raise ValueError(f"{path}: cannot be closed to other users: {error.strerror}") from None
     if not is_private(path):
         raise ValueError(
-            f"{path}: cannot be closed to others (it stays at mode {mode}), and rows of a log "
-            "would stand in it; allowed: a folder of a file system with permissions"
+            f"{path}: cannot be closed to other users (it stays at mode {mode}), but rows of a "
+            f"log would be written into it; allowed: a folder on a file system with permissions"
         )
     return path
 
@@ -256,7 +257,7 @@ class RunFolder:
         self.replaceable = replaceable
         self.order: list[str] = []
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{path}: found a file; allowed is a folder, or a name for a new one")
+            raise ValueError(f"{path}: found a file; allowed is a folder, or the name of a new one")
         if bind:
             self.bind()
 
@@ -287,7 +288,8 @@ class RunFolder:
             settings = None
         if not isinstance(settings, dict):
             raise ValueError(
-                f"{file}: not the settings of a run; choose another folder or delete this one"
+                f"{file}: this file does not contain the settings of a run; choose another folder "
+                f"or delete this one"
             )
         return settings
 
@@ -316,8 +318,8 @@ class RunFolder:
         differences = self.differences() if self.bound else []
         if differences and not self.replaceable(self.stored()):
             raise ValueError(
-                f"{self.path} holds a run of other settings ({', '.join(differences)}); choose "
-                "another folder or delete it"
+                f"{self.path} contains a run with other settings ({', '.join(differences)}); "
+                f"choose another folder or delete it"
             )
         self._check_versions(libraries, resume_anyway)
         if differences or not self.bound:
@@ -360,14 +362,14 @@ class RunFolder:
         decisive = [text for name, text in differing.items() if name in libraries]
         if decisive and not resume_anyway:
             raise ValueError(
-                f"{self.path} was begun with other libraries, and what is left would be made "
-                f"differently: {'; '.join(decisive)}. Allowed: the versions of before, another "
-                "folder, or --resume-anyway, which keeps both in manifest.json"
+                f"{self.path} was started with other versions of libraries, so the rest would be "
+                f"made differently: {'; '.join(decisive)}. Allowed: the earlier versions, another "
+                f"folder, or --resume-anyway, which keeps both in manifest.json"
             )
         if differing:
             log.warning(
-                "%s goes on with other libraries, so numbers may differ: %s; both are kept in "
-                "manifest.json",
+                "%s continues with other versions of libraries, so numbers may differ: %s; both "
+                "versions are recorded in manifest.json",
                 self.path,
                 "; ".join(differing.values()),
             )
@@ -392,8 +394,8 @@ class RunFolder:
         try:
             if not try_lock(descriptor):
                 raise ValueError(
-                    f"{self.path}: another process is {doing} in this folder; wait for its end, or "
-                    "choose another folder"
+                    f"{self.path}: another process is {doing} in this folder; wait until it has "
+                    f"finished, or choose another folder"
                 )
             yield self
         finally:

@@ -244,8 +244,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             return super().compose_node(parent, index)
         if self._depth == DEEPEST:
             raise yaml.YAMLError(
-                f"line {line}: found more than {DEEPEST} lists and mappings, one in another; "
-                f"allowed are {DEEPEST}"
+                f"line {line}: found more than {DEEPEST} nested lists and mappings; allowed are "
+                f"{DEEPEST}"
             )
         values_before = self._values
         self._values += 1
@@ -262,15 +262,15 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def _count_alias(self, anchor: str, line: int) -> None:
         if anchor in self._open:
             raise yaml.YAMLError(
-                f"line {line}: found *{anchor} inside of &{anchor}; allowed are values that do not "
-                "hold themselves"
+                f"line {line}: found *{anchor} inside of &{anchor}; allowed are values that do "
+                f"not contain themselves"
             )
         size = self._size_of.get(anchor, 0)
         self._values += size
         self._repeated += size
         if self._repeated > _MOST_REPEATED:
             raise yaml.YAMLError(
-                f"line {line}: found aliases that stand for {self._repeated:,} values up to "
+                f"line {line}: found aliases that expand to {self._repeated:,} values up to "
                 f"*{anchor}; allowed are {_MOST_REPEATED:,}"
             )
 
@@ -357,8 +357,8 @@ def may_import(path: str) -> bool:
 def code_refused(path: str) -> SettingError:
     """The error for code that a dry run neither imports nor calls."""
     reason = (
-        "is code, and a dry run imports none; allowed: MEMCALIB_ALLOW_IMPORT=1 in the "
-        "environment, once you have read it"
+        "is code, and a dry run does not import code; once you have read it, set "
+        "MEMCALIB_ALLOW_IMPORT=1 in the environment to allow it"
     )
     return SettingError("", reason, short_repr(path))
 

@@ -51,6 +51,7 @@ class TasksFailed(RuntimeError):
             lines.append(advice)
         super().__init__("\n".join(lines))
         self.errors = errors
+        self.advice = advice  # how to continue; then a command adds no words of its own
 
 # %% ../../nbs/io/08_tasks.ipynb #7a5c0008
 LOG_SECONDS = 30.0  # between two lines about running tasks where there is no terminal
@@ -213,8 +214,8 @@ class _TaskQueue:
         except BrokenProcessPool:  # all futures break with the one worker
             names = [task.name, *(other.name for other in self.running.values())]
             raise ForeseenError(
-                f"one of {', '.join(names)}: its process ended without a word, "
-                "killed perhaps for want of memory"
+                f"one of {', '.join(names)}: its process ended without an error message; it may "
+                f"have been killed because memory ran out"
             ) from None
         except Exception as error:  # noqa: BLE001 (another process's, told at the end)
             self.errors[task.name] = one_line(str(error) or type(error).__name__)

@@ -163,9 +163,9 @@ class Data(FrozenSettings):
     def _one_origin(self) -> "Data":
         files = [name for name in ("train", "validation", "test") if getattr(self, name)]
         if self.world and files:
-            raise ValueError(f"found world and {files[0]}: allowed is a world, or files")
+            raise ValueError(f"found both world and {files[0]}; allowed is a world or files")
         if not self.world and not self.train:
-            raise ValueError("no training examples: allowed are train, or world")
+            raise ValueError("found no training examples; allowed are train, or world")
         return self
 
 # %% ../../nbs/trainer/10_recipe.ipynb #ff6c9366
@@ -450,7 +450,8 @@ def recipe_examples(recipe: Recipe) -> Examples:
     if shared:
         first = ", ".join(shared[:5])
         raise ValueError(
-            f"{len(shared)} validation examples are training examples too: {first}; allowed is none"
+            f"{len(shared)} validation examples are also training examples: {first}; allowed is "
+            f"none"
         )
     return Examples(train, validation)
 
@@ -550,7 +551,7 @@ def _check_held_out(
     if shared:
         first = ", ".join(shared[:5])
         raise ValueError(
-            f"{file}: answers to {len(shared)} {split} examples: {first}; allowed is none"
+            f"{file}: found answers to {len(shared)} {split} examples: {first}; allowed is none"
         )
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cf15a835
@@ -709,8 +710,8 @@ def read_config(source: str | Path | Mapping[str, Any]) -> "PretrainedConfig":
         return AutoConfig.for_model(**source).get_text_config()
     if not (Path(source) / "config.json").is_file():
         raise ValueError(
-            f"{source}: no folder with a config.json; allowed: such a folder, "
-            "or launch.shape in the recipe"
+            f"{source}: found no folder with a config.json; allowed: such a folder, or "
+            f"launch.shape in the recipe"
         )
     config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     return config.get_text_config()
@@ -755,7 +756,7 @@ def _judge_lines(
         needed_by = f"method {method}" if training_method(method).needs_judge else "validation"
         names = ", ".join(part_names("judge"))
         allowed = f"an endpoint, {names} (in the world that it belongs to), or package.module:name"
-        yield f"judge: missing, and {needed_by} needs one; allowed: {allowed}"
+        yield f"judge: missing, but {needed_by} needs one; allowed: {allowed}"
     elif needs_judge and isinstance(recipe.judge, Endpoint):
         yield from _lines_of(recipe, method, lambda: check_key(recipe.judge, "judge.key_env"))
     elif (

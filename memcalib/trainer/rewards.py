@@ -50,7 +50,7 @@ from memcalib.problem import (
     neutralise,
     render,
 )
-from ..redistribution import Credit
+from ..credit.assignment import Credit
 from ..rules.base import DIVERGENCES, LOG_PROBABILITIES, NOTHING, Pairs
 from .train_config import TrainConfig
 from .checkpoints import Interrupted, RunStopped, StopSignals, elected
@@ -141,13 +141,13 @@ class JudgeFault(JudgeStopped):
     """The judge raised something that waiting does not mend;
     `__cause__` holds it on the process where it happened."""
 
-    needed_first = "once this is mended"
+    needed_first = "once this is fixed"
 
 
 class JudgeUnreadable(JudgeStopped):
     """The judge answered, and too many of its replies for a batch could not be read."""
 
-    needed_first = "once the judge's replies can be read, or with a greater max_failed"
+    needed_first = "once the judge's replies can be read, or with a larger max_failed"
 
 # %% ../../nbs/trainer/03_rewards.ipynb #5fde62fb
 def failed_call(example: Example, error: Exception) -> Judgment:
@@ -395,7 +395,7 @@ class RetryingJudge:
         if this_round.faults:
             cause = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
             raise JudgeFault(
-                f"the judge stopped with a fault that waiting does not mend: {cause}"
+                f"the judge stopped with an error that waiting does not fix: {cause}"
             ) from fault
         allowed = self.max_failed * this_round.answers
         if this_round.unscored <= allowed:
@@ -404,7 +404,7 @@ class RetryingJudge:
             raise JudgeUnreadable(self._unreadable(this_round, unscored))
         if this_round.over:
             failures = self._failures(this_round, unscored)
-            raise JudgeDown(f"{failures}; nothing got better within {self.minutes:g} minutes")
+            raise JudgeDown(f"{failures}; nothing improved within {self.minutes:g} minutes")
         if this_round.signal:
             raise Interrupted(this_round.signal)
         return True
@@ -412,7 +412,8 @@ class RetryingJudge:
     def _pause(self, this_round: _Round, unscored: Sequence[Judgment], wait: float) -> None:
         self.counts["pauses"] += 1
         log.warning(
-            "%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all",
+            "%s. The run pauses and asks again about the failed ones in %.0f s, for up to %g "
+            "minutes in total",
             self._failures(this_round, unscored),
             wait,
             self.minutes,
@@ -430,7 +431,7 @@ class RetryingJudge:
         reason = _first_reason(unscored, retry=False)
         return (
             f"the judge answered, but its replies for {count} ({share}) could not be read; "
-            f"the first of them: {reason}; asking again would give the same"
+            f"the first of them: {reason}; asking again would give the same result"
         )
 
     def _failures(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
@@ -455,9 +456,9 @@ def quoting_judge(judge: JudgeLike) -> JudgeLike:
         inner = judge.judge if isinstance(judge, RetryingJudge) else judge
         name = getattr(inner, "name", "") or getattr(inner, "__name__", type(inner).__name__)
         raise ValueError(
-            f"judge: found {name!r}, which gives no quotes, and credit goes by them (mode); "
-            "allowed: an endpoint, micro-exact, a judge whose judgments hold "
-            "quotes or spans and that says so (gives_quotes = True), or another mode, "
+            f"judge: found {name!r}, which gives no quotes, but this mode of credit needs them; "
+            f"allowed: an endpoint, micro-exact, a judge whose judgments contain quotes or spans "
+            f"and that says so (gives_quotes = True), or another mode, "
             "such as ordered"
         )
     return judge.quoting() if hasattr(judge, "quoting") else judge
@@ -575,7 +576,8 @@ def fitting_examples(
     if not fitting:
         shortest = f"; the shortest has {min(lengths)}" if lengths else ""
         raise ValueError(
-            f"no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} {prompt} "
+            f"found no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} "
+            f"{prompt} "
             f"examples{shortest}"
         )
     return fitting

@@ -285,7 +285,7 @@ def nuts(**fields) -> str:
         (nuts(), "--set memory.consent=NAME"),
         (nuts(consent=False), "consent refused"),
         (nuts(consent="yes"), "true, false, or the name of an agreement"),
-        (nuts(memories=[]), "without them there is nothing to test"),
+        (nuts(memories=[]), "without memories there is nothing to test"),
         (nuts(query="word " * 200_000, consent=True), "query length"),
     ],
 )

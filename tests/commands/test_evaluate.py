@@ -115,7 +115,10 @@ def test_price_and_chance_stand_beside_the_effect_of_memory(capsys, data, server
     code, out, err = run(capsys, *options(data, server, tmp_path))
     assert code == 0, err
     assert "an answer against one without memory: +" in out and "tokens of the prompt" in out
-    assert "A/A: micro-model, asked again with another seed, differs from itself by" in out
+    assert (
+        "A/A: micro-model, asked again with another seed, differs from its own earlier answers by"
+        in out
+    )
     prices = pd.read_csv(tmp_path / "run/tables/price-of-memory.csv").iloc[0]
     answers = list(read_jsonl(tmp_path / "run/rollouts.jsonl", Rollout))
     for condition, sign in (("full_memory", 1), ("no_memory", -1)):
@@ -403,7 +406,7 @@ def test_a_full_disk_keeps_what_is_there(capsys, data, server, tmp_path):
     (run_folder / "rollouts.jsonl").symlink_to("/dev/full")
     code, _, err = run(capsys, *options(data, server, tmp_path))
     assert code == 1 and "No space left" in err and "rollouts.jsonl" in err
-    assert "the same command goes on from there" in err
+    assert "run the same command again to continue from there" in err
 
 
 def test_judge_limits_without_a_second_judge_and_prices_on_the_command_line(
@@ -551,4 +554,4 @@ def test_the_end_of_an_evaluation_of_the_starter_set_says_that_no_person_has_rea
         few = ("--limit", "6", "--set", "control=false", "--set", "sampling.seeds=[42]")
         code, out, err = run(capsys, "evaluate", *model, *judge, *few, "--out", tmp_path / "run")
     assert code == 0, err
-    assert "no person has read its records and levels" in out.partition("SCS")[2]
+    assert "No person has read its records and levels" in out.partition("SCS")[2]

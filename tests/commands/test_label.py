@@ -154,9 +154,9 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
     assert code == 0 and "30 of 30" in text, text
     assert load_target_labels("labels.jsonl").rows[0].labeller_kind == "judge"
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 0 and "It corrects to judge " in text and "whose own errors stay" in text
+    assert code == 0 and "It corrects to judge " in text and "whose own errors remain" in text
     code, text = call("label", "run", "--answers", 30)
-    assert code == 1 and "may hold labels" in text
+    assert code == 1 and "may contain labels" in text
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     given = {(r.answer_key, r.atom_id): r.level for r in load_target_labels("labels.jsonl").rows}
     finish()
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 1 and "memcalib label" in text
+    assert code == 1 and "memcalib spot-check" in text
     code, text = call(*draw, "--seed", "1")
     assert code == 1 and "the seed with which labels.jsonl was drawn" in text
     code, text = call(*draw)
@@ -254,7 +254,7 @@ def test_a_draw_of_a_finished_run_is_not_drawn_again(workplace):
     code, text = call(*draw)
     assert code == 0 and "not finished" not in text
     code, text = call(*draw)
-    assert code == 1 and "may hold labels" in text
+    assert code == 1 and "may contain labels" in text
 
 
 def test_an_extended_draw_is_the_draw_of_all_answers(workplace):

@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_closed_is_refused(tmp_path, monkeypatch):
     folder.mkdir()
     folder.chmod(0o755)
     monkeypatch.setattr("memcalib.io.runs.os.chmod", lambda path, mode: None)
-    with pytest.raises(ValueError, match="cannot be closed to others"):
+    with pytest.raises(ValueError, match="cannot be closed to other users"):
         private_folder(folder)
 
     def refused(path, mode):

@@ -580,7 +580,7 @@ def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, file_recipe):
     recipe = written(tmp_path, {**file_recipe, **hub, "train": train})
     for method in ("opsd-pg", "gdpo"):
         code, output, _ = call(capsys, recipe, "--method", method, "--dry-run")
-        assert code == 0 and "memory unknown" in output and "refused" not in output
+        assert code == 0 and "the memory is unknown" in output and "refused" not in output
     for base, line_start in (
         ({"model": "nowhere"}, "base.model"),
         ({"model": "cold-short", "adapter": "/no"}, "base: adapter"),
@@ -917,7 +917,7 @@ def test_what_a_terminal_shows_at_the_end(straight):
     )
     head, *_, reading, policy, best, measure = run.text().splitlines()
     assert head == "memcalib-rl, seed 42, 4 steps, 4 validation examples"
-    assert "higher the better" in reading and policy.endswith("policy")
+    assert "higher is better" in reading and policy.endswith("policy")
     assert measure.startswith("Measure it: memcalib evaluate")
     step = json.loads((straight / "best" / "best.json").read_text())["step"]
     assert best == f"Best on validation, after step {step}: {straight / 'best'}"
@@ -992,7 +992,7 @@ def test_a_run_whose_only_validation_was_stopped_says_so(tmp_path):
     run = TrainRun(load_recipe("micro", [*SMALL, "sft.eval_every=2"]), "sft", tmp_path)
     (tmp_path / "steps.jsonl").write_text('{"step": 2, "loss": 0.5}\n')
     head = run.text().splitlines()[0]
-    reason = "no validation came to its end, and none is made again when a run goes on"
+    reason = "no validation was completed, and a resumed run does not repeat it"
     assert head.endswith(f"2 steps, not validated: {reason}")
 
 
@@ -1116,7 +1116,7 @@ def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
     rows = [line.split() for line in run.text().splitlines()]
     assert [row[:2] for row in rows if row[:1] == ["best"]] == [["best", "3"]]
     shutil.rmtree(out / "best")
-    assert "The best policy is not there" in run.text() and "after step" not in run.text()
+    assert "The best policy is missing" in run.text() and "after step" not in run.text()
 
 
 @pytest.mark.parametrize(
@@ -1190,7 +1190,7 @@ def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, ca
     )
     code, _, err = call(capsys, "micro", "--method", method, "--out", out, "--resume", *in_parts)
     assert code == 0 and (out / "policy").is_dir(), err
-    assert "other settings of memory" in caplog.text
+    assert "different memory settings" in caplog.text
 
 
 def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path, caplog):
@@ -1210,12 +1210,12 @@ def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path
         capsys, "micro", "--out", out, "--resume", *changes, "--set", "train.sampler=generate"
     )
     assert code == 1 and "config.sampler: 'shared' there, 'generate' now" in err
-    assert "another sampler draws other random numbers" in err
+    assert "another sampler uses different random numbers" in err
     shutil.rmtree(out / "policy")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *changes)
     assert code == 0 and (out / "policy").is_dir(), err
     for warning in (
-        "other settings of memory: share_prompts: True there, False now",
+        "different memory settings: share_prompts: True there, False now",
         "goes on with eval_every 1, 2 before: the best policy is chosen among other steps",
     ):
         assert warning in caplog.text
@@ -1338,7 +1338,7 @@ def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, stra
     with no_file_larger_than(size):
         code, _, err = call(capsys, "micro", "--out", out, "--resume", *three_steps)
     assert code == 1 and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ")
-    assert "what was saved before is whole" in err and "--resume" in err
+    assert "the earlier checkpoints are complete" in err and "--resume" in err
     assert [path.name for path in checkpoints(out)] == ["checkpoint-2"]
     assert read_state(out / "checkpoint-2")["updates"] == 2
     assert json.loads((out / "manifest.json").read_text())["sessions"]
@@ -1371,7 +1371,7 @@ def test_a_row_that_finds_no_room_names_its_file(tmp_path):
         config=TrainConfig(),
         judged=SimpleNamespace(judge=None),
     )
-    message = "No space left on device; what was saved before is whole"
+    message = "No space left on device; the earlier checkpoints are complete"
     with pytest.raises(OSError, match=message) as caught:
         StepRows(trainer).write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")

@@ -202,7 +202,7 @@ def test_every_kind_of_settings_file_is_checked(capsys, folder):
         (folder / f"{verb}.yaml").write_text(text)
         config = ["--config"] if verb in ("exam", "demonstrations") else []
         code, _, errors = run(capsys, verb, *config, f"{verb}.yaml", "--out", verb)
-        assert code == 1 and "was not given for this host" in errors, (verb, errors)
+        assert code == 1 and "may not be sent to this host" in errors, (verb, errors)
 
 
 def test_allow_host_holds_for_its_command_alone(capsys, folder):

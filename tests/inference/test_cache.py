@@ -486,7 +486,7 @@ def test_a_cache_that_can_only_be_read_says_so(tmp_path):
     cache.put("k", {"text": "x"})
     with cache._connection() as db:
         db.execute("PRAGMA query_only = ON")
-    with pytest.raises(CacheError, match="can only be read; .*--no-cache"):
+    with pytest.raises(CacheError, match="is read-only; .*--no-cache"):
         cache.put("j", {"text": "y"})
     assert cache.get("k") == {"text": "x"}
 

@@ -146,8 +146,9 @@ def test_another_model_under_the_judges_name_is_said_with_counts(capsys, folder,
     assert run(capsys, "report", "run")[0] == 0
     sentences = (
         "6 of 12 judgments under the name micro-exact-v1 were made by other-cheap-model\\x1b[31m, "
-        "as the server says.",
-        "3 of 12 answers under the name micro-model were given by elsewhere, as the server says.",
+        "according to the server.",
+        "3 of 12 answers under the name micro-model were given by elsewhere, "
+        "according to the server.",
     )
     page = (folder / "report.html").read_text()
     card = (folder / "model-card.md").read_text().replace("\\\\", "\\").replace("\\_", "_")
@@ -182,6 +183,6 @@ def test_another_model_under_the_judges_name_is_said_with_counts(capsys, folder,
 def test_nothing_is_said_where_nobody_else_answered(capsys, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert run(capsys, "report", "run")[0] == 0
-    assert "as the server says" not in (folder / "report.html").read_text()
+    assert "according to the server" not in (folder / "report.html").read_text()
     [result] = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     assert result["answered_by"] == {} and result["judge"]["answered_by"] == {}

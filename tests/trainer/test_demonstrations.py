@@ -574,7 +574,7 @@ def test_another_recipe_is_refused(server, tmp_path):
 
 def test_bad_calls_are_refused_before_any_call(server, tmp_path):
     clients = cast(server)
-    with pytest.raises(DataError, match="two examples with one id"):
+    with pytest.raises(DataError, match="two examples with the same id"):
         make_demonstrations([EXAMPLES[0], EXAMPLES[0]], *clients, tmp_path, **MICRO)
     with pytest.raises(ValueError, match="twice; allowed: two different models"):
         make_demonstrations(EXAMPLES, clients[0], (clients[1][0], clients[1][0]), tmp_path, **MICRO)

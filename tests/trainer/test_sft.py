@@ -410,7 +410,8 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     assert done.returncode == code, done.stderr
     saved = tmp_path / f"checkpoint-{step + 1}"
     assert (
-        f"{name}: the run saves its last whole step and ends; again to end at once" in done.stderr
+        f"{name}: the run saves its last complete step and ends; press again to end at once"
+        in done.stderr
     )
     assert (
         f"{name}: the run was stopped by a signal. Everything so far is saved in {saved}: go on"
@@ -514,7 +515,7 @@ def test_with_every_checkpoint_damaged_a_run_starts_at_the_beginning(straight, t
             resume=tmp_path / "run" / "checkpoint-4",
         )
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
-    assert "no whole checkpoint to resume from" in caplog.text
+    assert "no complete checkpoint to resume from" in caplog.text
     assert torch.equal(weights(done.model), final)
     assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
 
@@ -532,7 +533,7 @@ def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(strai
     with pytest.raises(CheckpointError, match="of another run .other training examples"):
         sft(build_policy(0), TOKENIZER, ROWS[:16], SMALL, tmp_path, resume=True)
     with pytest.raises(
-        CheckpointError, match="of another run .other training examples, or in another order"
+        CheckpointError, match="of another run .different training examples, or a different order"
     ):
         sft(build_policy(0), TOKENIZER, ROWS[::-1], SMALL, tmp_path, resume=True)
     anew = sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path)
@@ -805,7 +806,7 @@ def test_a_judge_that_stays_down_ends_the_run_with_a_checkpoint(straight, tmp_pa
     judge = Flaky(*[False] * 3, *[True] * 1000)
     saved = tmp_path / "checkpoint-4"
     with pytest.raises(
-        JudgeDown, match="3 of 3 judgments .* connection refused; nothing got better within 10"
+        JudgeDown, match="3 of 3 judgments .* connection refused; nothing improved within 10"
     ) as caught:
         validated(tmp_path, judge, config=config)
     assert (
@@ -823,9 +824,7 @@ def test_a_judge_with_a_bug_ends_the_run_with_a_checkpoint(tmp_path):
     def bug(example, response):
         raise KeyError("no such level")
 
-    with pytest.raises(
-        JudgeFault, match=r"no such level.*checkpoint-2: go on, once this is mended"
-    ):
+    with pytest.raises(JudgeFault, match=r"no such level.*checkpoint-2: go on, once this is fixed"):
         validated(tmp_path, bug)
 
 

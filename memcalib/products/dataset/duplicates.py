@@ -67,7 +67,7 @@ class NearConfig(BaseModel):
 
 def _check_bands(permutations: int, bands: int) -> None:
     if bands < 1 or permutations % bands:
-        raise ValueError(f"{bands} bands do not divide {permutations} permutations")
+        raise ValueError(f"{bands} bands do not evenly divide {permutations} permutations")
 
 # %% ../../../nbs/products/dataset/03_duplicates.ipynb #5896d8d2
 class MinHash(Protocol):

@@ -160,14 +160,14 @@ class SharedStems:
         for number, stems_of_set in enumerate(sets):
             for stem in frozenset(stems_of_set):
                 numbers_by_stem.setdefault(stem, []).append(number)
-        self._sets_with = {stem: np.array(found) for stem, found in numbers_by_stem.items()}
+        self._sets_with = {stem: np.array(numbers) for stem, numbers in numbers_by_stem.items()}
 
     def counts(self, stems_of_set: Iterable[str]) -> Int[np.ndarray, " set"]:
         """The number of stems that each set has in common with this one."""
-        found = [self._sets_with[stem] for stem in stems_of_set if stem in self._sets_with]
-        if not found:
+        sets_with_stem = [self._sets_with[stem] for stem in stems_of_set if stem in self._sets_with]
+        if not sets_with_stem:
             return np.zeros(self.size, dtype=np.int64)
-        return np.bincount(np.concatenate(found), minlength=self.size)
+        return np.bincount(np.concatenate(sets_with_stem), minlength=self.size)
 
 
 class ExampleView:
@@ -338,8 +338,8 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
     def enter(find: Callable) -> Callable:
         if find.__name__ in LINTS:
             raise ValueError(
-                f"check {find.__name__!r}: found a second one of this name, in "
-                f"{find.__module__}; allowed: a name beside {', '.join(LINTS)}"
+                f"check {find.__name__!r}: found a second check with this name, in "
+                f"{find.__module__}; allowed: a name other than {', '.join(LINTS)}"
             )
         description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
         LINTS[find.__name__] = Lint(find.__name__, description, severity, find, scope)
@@ -529,13 +529,15 @@ def _share_of_each(view: ExampleView, name: str) -> Float[np.ndarray, " topic"]:
     return counts / view.topic_sizes
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #170c332d
-def _nearest_other(view: ExampleView, share_of_each: Float[np.ndarray, " topic"], own: int) -> int:
-    """The number of the atom of the largest share, of those other than `own` with two words and
-    more in a rubric; -1 when there is none. One word of three is chance.
+def _nearest_other(
+    view: ExampleView, share_of_each: Float[np.ndarray, " topic"], own_topic: int
+) -> int:
+    """The number of the atom of the largest share, of those other than `own_topic` with two words
+    and more in a rubric; -1 when there is none. One word of three is chance.
     """
     sizes = view.topic_sizes
     candidates = share_of_each * sizes >= np.minimum(2, sizes - 1) - 1e-9
-    candidates[own] = False
+    candidates[own_topic] = False
     if not candidates.any():
         return -1
     return int(np.where(candidates, share_of_each, -1.0).argmax())
@@ -548,10 +550,10 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
     """
     limits = view.limits
     for name in sorted(view.rubric_stems.keys() & view.topic_stems.keys()):
-        own = view.topic_position[name]
+        own_topic = view.topic_position[name]
         share_of_each = _share_of_each(view, name)
-        own_share = float(share_of_each[own])
-        other = _nearest_other(view, share_of_each, own)
+        own_share = float(share_of_each[own_topic])
+        other = _nearest_other(view, share_of_each, own_topic)
         suspect_share = max(limits.other, own_share + limits.margin)
         if other >= 0 and share_of_each[other] >= suspect_share:
             value = (
@@ -563,7 +565,8 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
             if not marks:
                 continue
             value = (
-                f"{own_share:.0%} of its own atom's words, and {', '.join(marks[:3])} from nowhere"
+                f"{own_share:.0%} of its own atom's words, and {', '.join(marks[:3])}, which "
+                f"occurs nowhere else"
             )
         else:
             continue
@@ -674,7 +677,7 @@ def independence(view: ExampleView) -> Iterator[Hit]:
         may_repeat = (shared >= view.limits.alike * joint) | (shared >= smaller)
         for earlier in np.flatnonzero(may_repeat & (shared > 0)):
             if _say_the_same(stems_of_atom, atoms[earlier], view.limits.alike):
-                value = f"it says what {names[earlier]!r} says"
+                value = f"it says the same as {names[earlier]!r}"
                 yield f"atom {names[position]!r}", value, "atoms that say different things"
                 break
 
@@ -796,7 +799,7 @@ def auxiliary_block(view: ExampleView) -> list[Hit] | None:
             continue
         for name in texts:
             if name in auxiliary and block_stems.isdisjoint(view.atom_stems[name]):
-                value = f"no word of the others in block {block.parent_memory_id!r}"
+                value = f"no word of the other atoms in block {block.parent_memory_id!r}"
                 hits.append((f"atom {name!r}", value, "one and more"))
     return hits
 
@@ -842,7 +845,7 @@ def turns_before_query(view: ExampleView) -> list[Hit] | None:
     for (_, above), (item, turn) in pairwise(turns):
         same_role = turn.role == above.role
         if same_role and _plain_text(turn.content) == _plain_text(above.content):
-            hits.append((item, "the words of the turn above it", "each turn once"))
+            hits.append((item, "the words of the previous turn", "each turn once"))
     return hits
 
 
@@ -901,7 +904,7 @@ def memory_times(view: ExampleView) -> list[Hit] | None:
     if dates:
         for item, text in text_by_item.items():
             if item not in dates:
-                allowed = "a date in ISO 8601, as others of this record have"
+                allowed = "a date in ISO 8601, like the others in this record"
                 hits.append((item, short_repr(text), allowed))
     turn_dates = [date for item, date in dates.items() if item not in blocks_with_time]
     if turn_dates:
@@ -925,7 +928,7 @@ def memory_scores(view: ExampleView) -> list[Hit] | None:
     hits = []
     for block_id, score in scores.items():
         if score is None:
-            hits.append((f"block {block_id!r}", "no score", "a score, as the others have"))
+            hits.append((f"block {block_id!r}", "no score", "a score, like the others"))
     if len(known_scores) > 2 and len(set(known_scores)) == 1:
         hits.append(
             ("scores", f"{known_scores[0]:g} for each memory", "scores that tell memories apart")
@@ -954,7 +957,10 @@ def alternative_levels(view: ExampleView) -> list[Hit] | None:
             reason = _plain_text(other.reason)
             first_item = first_item_of.setdefault(reason, item)
             if view.language == "en" and len(words(reason)) < _FEWEST_WORDS:
-                allowed = f"{_FEWEST_WORDS} words and more, why {other.level.label} can be defended"
+                allowed = (
+                    f"{_FEWEST_WORDS} or more words that say why {other.level.label} can be "
+                    f"defended"
+                )
                 hits.append((item, f"reason {short_repr(other.reason)}", allowed))
             elif reason == _plain_text(atom.text):
                 hits.append((item, "its own text as the reason", "why another level is defensible"))
@@ -1135,12 +1141,12 @@ def question_groups(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]] | None
         first = first_rows.setdefault(_plain_text(row.question), row)
         if row.group != first.group:
             value = f"{_group_name(row)}, and {_group_name(first)} in {first.file}:{first.line}"
-            allowed = "one group for one question text, which would else count as several"
+            allowed = "one group for one text of a question, which would otherwise count as several"
             hits.append((row, ("group", value, allowed)))
     groups = {row.group for row in rows}
     if len(rows) > 1 and len(groups) == 1:
         value = f"{short_repr(rows[0].group)} for all {len(rows)} rows"
-        allowed = "several groups, since an interval needs more than one question"
+        allowed = "several groups, because an interval needs more than one question"
         hits.append((rows[0], ("group", value, allowed)))
     return hits
 
@@ -1415,7 +1421,7 @@ def lint_files(
         if file in name_by_file:
             raise ValueError(
                 f"lint: found {name} twice, first as {name_by_file[file]}; allowed: each file "
-                "once, since files are compared with one another"
+                f"once, because files are compared with each other"
             )
         name_by_file[file] = name
     if processes < 1:
@@ -1486,4 +1492,4 @@ def meaning_lint(path: str | Path) -> Lint:
                 value = f"cosine {cosine:.2f} to the query"
                 yield f"atom {atom.atom_id!r}", value, f"below {view.limits.meaning}"
 
-    return Lint("question_meaning", "No atom means nearly what the query says.", "warning", find)
+    return Lint("question_meaning", "No atom means nearly the same as the query.", "warning", find)

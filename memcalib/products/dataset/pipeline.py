@@ -169,7 +169,8 @@ class NoRowLeft(DataError):
     def __str__(self) -> str:
         return (
             f"{super().__str__()}\n"
-            f"Every loss is in {self.file}. When this is fixed, continue with: {self.command}"
+            f"All lost rows are listed in {self.file}. Once this is fixed, continue with: "
+            f"{self.command}"
         )
 
 
@@ -414,7 +415,7 @@ def _advice(role: str) -> str:
     """What to say where a reviewer approves of nothing."""
     if role == "builder":
         return ""
-    return f" Another model may see it otherwise: --set {role}.model=NAME."
+    return f" Another model may decide differently: --set {role}.model=NAME."
 
 
 def _without(drafts: Iterable[Draft], drops: Iterable[Drop]) -> list[Draft]:
@@ -495,7 +496,7 @@ def row_lineage(folder: str | Path, name: str) -> "pd.DataFrame":
             lines.append((stage, "passed", "\n".join(_added_lines(draft or row.kept, row.kept))))
             draft = row.kept
     if not lines:
-        raise KeyError(f"{folder}: no row {name!r}; allowed are ids of rows in stages/*.jsonl")
+        raise KeyError(f"{folder}: no row {name!r}; allowed: the id of a row in stages/*.jsonl")
     drop = _row_in(folder / "dropped.jsonl", Drop, name)
     if drop is None:
         lines.append(("data set", "kept", ""))
@@ -521,7 +522,7 @@ class MemoryPipeline(Pipeline):
     def plan(self) -> MemoryPlan:
         """What is taken from which log; raises `ValueError` when the build has none."""
         if self.build.memory is None:
-            raise ValueError("memory: none; allowed is a build with a log")
+            raise ValueError("memory: found none; allowed is a build with a log")
         return self.build.memory
 
     @cached_property
@@ -567,8 +568,8 @@ class MemoryPipeline(Pipeline):
         ):
             value = f"{len(rows.kept)} rows without a request of the micro-world"
             allowed = (
-                "a log of the micro-world; for any other, a build file that names endpoints for "
-                "builder, reviewer and reviewer2"
+                "a log of the micro-world; any other log needs a build file that names endpoints "
+                "for builder, reviewer and reviewer2"
             )
             raise DataError([Violation("query", value, allowed, file=self.plan.log)])
         return passed
@@ -616,8 +617,8 @@ class MemoryPipeline(Pipeline):
             fields = undisclosed(stage.task or stage.name, stage.messages(draft))
             if fields:
                 raise NotAgreed(
-                    f"stage {stage.name}, row {draft.id!r}: {', '.join(fields)} would be sent, and "
-                    "the statement does not name it"
+                    f"stage {stage.name}, row {draft.id!r}: {', '.join(fields)} would be sent, "
+                    f"but the statement does not mention it"
                 )
         return super().run_step(stage, role, drafts, url, folder, progress)
 
@@ -639,7 +640,7 @@ class MemoryPipeline(Pipeline):
             self.log_rows.understood,
             "Rows as they would be sent:",
             preview(rows, shown),
-            f"Words with a capital that are left, by rows: {names}",
+            f"Capitalized words that remain, by number of rows: {names}",
             statement,
         ]
         return printable("\n\n".join(paragraphs), keep="\n\t")

@@ -236,10 +236,10 @@ def check_review(draft: Draft, reply: ReviewReply) -> list[Fault]:
             detail = f"found {', '.join(unknown[:5])[:200]}, allowed are {', '.join(atom_ids)}"
             faults.append(Fault(criterion, "unknown atom", detail))
         elif not verdict.ok and not verdict.ids:
-            faults.append(Fault(criterion, "no atom named", "it fails, and ids is empty"))
+            faults.append(Fault(criterion, "no atom named", "it fails, but ids is empty"))
     for item, criterion, approved, why in _verdicts(reply):
         if not approved and not why.strip():
-            faults.append(Fault(item, "no reason", f"{criterion}: it fails, and why is empty"))
+            faults.append(Fault(item, "no reason", f"{criterion}: it fails, but why is empty"))
     return faults
 
 
@@ -498,8 +498,8 @@ def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> Rev
         missing = [stage for stage, rows in opinions_by_stage.items() if draft.id not in rows]
         if missing:
             raise ValueError(
-                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows that "
-                "every reviewer saw"
+                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows "
+                f"that every reviewer has seen"
             )
         drop = _review_drop(
             draft.id, {stage: rows[draft.id] for stage, rows in opinions_by_stage.items()}

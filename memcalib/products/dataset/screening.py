@@ -290,7 +290,7 @@ def run(view: RowView) -> Finding:
         runs = _RUN.finditer(getattr(view.row, name))
         longest = max((len(match[0]) for match in runs), default=0)
         if longest > high:
-            return f"one character {longest} times running in the {name}", f"at most {high}"
+            return f"one character repeated {longest} times in the {name}", f"at most {high}"
     return None
 
 
@@ -353,7 +353,7 @@ def intent(view: RowView) -> Finding:
         first_words = words(sentence[:40])
         if first_words and first_words[0] in view.config.sets["openers"]:
             return None
-    return "no question and no request", "a question mark or a word of request"
+    return "no question and no request", "a question mark or a word that makes a request"
 
 # %% ../../../nbs/products/dataset/02_screening.ipynb #7c698be9
 @rule
@@ -366,7 +366,7 @@ def containment(view: RowView) -> Finding:
     question_runs = set(word_runs(view.question, 10))
     share = len(answer_runs & question_runs) / len(answer_runs)
     if share >= high:
-        return f"{share:.0%} of the answer stands in the question", f"less than {high:.0%}"
+        return f"{share:.0%} of the answer occurs in the question", f"less than {high:.0%}"
     return None
 
 # %% ../../../nbs/products/dataset/02_screening.ipynb #c593e90a
@@ -444,7 +444,7 @@ def _setting_hints(row: SourceRow, rule_name: str, config: ScreenConfig) -> list
         code = text_language(row.question)
         if code in ("", "en"):
             code = "CODE"
-        hints.append(f"a build from rows in another language says so: languages: [{code}]")
+        hints.append(f"for rows in another language, set languages: [{code}]")
     return hints
 
 

@@ -98,7 +98,7 @@ class Passed:
         reasons = []
         for (drop_stage, rule), count in counts.most_common():
             reasons.append(f"{count} by {rule}, for instance {first_drop[drop_stage, rule]}")
-        summary = "; ".join(reasons) or "there was nothing to read"
+        summary = "; ".join(reasons) or "the source is empty"
         message = f"0 of {len(self.dropped)} rows accepted: {summary}"
         raise DataError([Violation(stage, message, "at least one row")])
 
@@ -394,7 +394,7 @@ def _csv_lines(path: Path) -> NumberedRecords:
             yield from _csv_records(rows, str(path))
         except TooMuchUnpacked as error:
             line = rows.line_num + 1
-            allowed = "at most 500 times as many; unpack the file if it is meant so"
+            allowed = "at most 500 times as many; if this is intended, unpack the file first"
             yield line, Violation("gzip", str(error), allowed, line=line, file=str(path))
         except csv.Error as error:
             allowed = "a table with one header line"
@@ -468,7 +468,7 @@ def folder_files(path: Path) -> list[Path]:
         return []
     files = sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))
     if not files:
-        raise FileNotFoundError(f"{path}: no file in this folder ends in {', '.join(FILES)}")
+        raise FileNotFoundError(f"{path}: this folder has no file that ends in {', '.join(FILES)}")
     return files
 
 
@@ -521,7 +521,7 @@ class Source(BaseModel):
         missing = sorted({"question", "answer"} - columns.keys())
         if missing:
             raise ValueError(
-                f"columns name no {' and no '.join(missing)}; needed are question and answer"
+                f"columns does not name {' or '.join(missing)}; question and answer are needed"
             )
         for name, spec in columns.items():
             for reader_name in spec.split("|")[1:]:
@@ -601,7 +601,8 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
             f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
         )
         raise ValueError(
-            f"source: found {name!r}, which no source of the table is called; allowed are {allowed}"
+            f"source: found {name!r}, which is not the name of a source in the table; allowed are "
+            f"{allowed}"
         )
     try:
         imported = import_object(name, Source | Mapping)
@@ -702,7 +703,7 @@ def _unreadable_column(record: dict, spec: str, error: Exception) -> tuple[str, 
     if reader_names or not (is_list or is_json_list):
         return fault, "text"
     hint = f"'{path}|user' for the question, '{path}|reply' for the answer"
-    return fault, f"text; a list of turns takes a reader: {hint}"
+    return fault, f"text; a list of turns needs a reader: {hint}"
 
 # %% ../../../nbs/products/dataset/01_sources.ipynb #862307cb
 def hub_arguments(source: Source) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def load_build_prompt(name: str) -> str:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
         if text and "\ufffd" not in text:
             return text
-        fault = "an empty file or one that is not UTF-8"
+        fault = "a file that is empty or not in UTF-8"
     allowed = f"{', '.join(build_prompts())}, or the path of a text file"
     raise ValueError(f"prompt {name!r}: found {fault}; allowed: {allowed}")
 
@@ -565,9 +565,9 @@ class StageError(RuntimeError):
         if len(drops) > 3:
             first_rows += ", …"
         super().__init__(
-            f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for one "
-            f"reason, {self.reason}. The last one, {drops[-1].id}: "
-            f"{printable(drops[-1].detail[:300])}. What is done is in {path}. When this is "
+            f"stage {stage}: the first {len(drops)} rows ({first_rows}) were all dropped for the "
+            f"same reason, {self.reason}. The last one is {drops[-1].id}: "
+            f"{printable(drops[-1].detail[:300])}. The finished rows are in {path}. Once this is "
             f"fixed, continue with: {command}"
         )
 
@@ -690,7 +690,7 @@ def _unsettled(
                 [
                     Violation(
                         "id",
-                        "two rows with one id",
+                        "two rows with the same id",
                         "each row once",
                         example_id=draft.id,
                         file=f"rows for stage {result.stage}",
@@ -704,7 +704,7 @@ def _unsettled(
         result.found += 1
         settled_hash = earlier.draft_hashes[draft.id]
         if settled_hash != draft.hash:
-            allowed = f"{draft.hash}: the row as it comes in now"
+            allowed = f"{draft.hash}, the hash of the row as it is now"
             raise earlier.mismatch("draft", settled_hash, allowed, draft.id)
 
 

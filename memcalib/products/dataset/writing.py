@@ -208,13 +208,14 @@ class PlanConfig(BaseModel):
     def _check_atoms(self) -> None:
         fewest, most = self.atoms
         if fewest > 2 * min(self.blocks):
-            allowed = "at least two blocks' worth: fewest atoms <= 2 x fewest blocks"
+            allowed = "enough for two atoms in each block: fewest atoms <= 2 x fewest blocks"
             raise _impossible("atoms", fewest, allowed)
         largest_block = max(max(sizes, default=0) for sizes in self.largest.values())
         needed = largest_block + 7 + max(self.blocks)
         if most < needed:
             allowed = (
-                f"{needed} and more, for the largest block, a second one and one atom in each other"
+                f"at least {needed}, for the largest block, a second block and one atom in every "
+                f"other block"
             )
             raise _impossible("atoms", most, allowed)
 
@@ -294,7 +295,7 @@ def assign_shapes(
     free = sorted(pool, key=lambda sizes: (room(sizes), sizes))
     if len(free) < len(needs):
         raise ValueError(
-            f"shapes: found {len(free)}; allowed are {len(needs)} and more, one for each row"
+            f"shapes: found {len(free)}; allowed are at least {len(needs)}, one for each row"
         )
     rng = random.Random(f"{seed} rows")
     shapes = {}
@@ -374,8 +375,8 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
                 cheapest[start] = min(ways)
     if 0 not in cheapest:
         raise ValueError(
-            f"sizes: found {list(sizes)}; allowed are blocks that {len(atoms)} atoms fit into, one "
-            "and more in each"
+            f"sizes: found {list(sizes)}; allowed are blocks into which {len(atoms)} atoms fit, "
+            f"at least one in each"
         )
     _, counts = cheapest[0]
     return list(counts)
@@ -490,7 +491,7 @@ class PhraseBook(BaseModel):
 
 
 def load_phrases(path: str | Path | None = None) -> PhraseBook:
-    """The lists of the package, or of a YAML file with the same keys: phrases parted by commas.
+    """The lists of the package, or of a YAML file with the same keys: phrases separated by commas.
 
     Raises `ValueError` naming the file, the list and what is wrong with it.
     """
@@ -513,7 +514,7 @@ def _parted_by_commas(text: str) -> tuple[str, ...]:
 
 def _phrases_error(file: object, fault: str) -> ValueError:
     names = ", ".join(PhraseBook.model_fields)
-    return ValueError(f"{file}: {fault}; allowed: lists named {names}, phrases parted by commas")
+    return ValueError(f"{file}: {fault}; allowed: lists named {names}, phrases separated by commas")
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #d8794548
 @lru_cache(1 << 12)
@@ -876,16 +877,16 @@ class Sign(NamedTuple):
 SIGNS: dict[str, Sign] = {
     "other_person": Sign(
         re.compile(rf"(?i:\b(?:{_PEOPLE})s?\b)|-in-law\b|(?<=[a-z,] )[A-Z][a-z]+"),
-        "somebody else, by name or by the relation to the user",
+        "another person, by name or by their relation to the user",
     ),
-    "outdated": Sign(re.compile(_ENDED, re.I), "that it was so once and has come to an end"),
-    "belief_as_evidence": Sign(re.compile(_BELIEF, re.I), "who believes, heard or read it"),
+    "outdated": Sign(re.compile(_ENDED, re.I), "that it was true once and has ended"),
+    "belief_as_evidence": Sign(re.compile(_BELIEF, re.I), "who believed, heard or read it"),
     "scope_overreach": Sign(re.compile(_SCOPE, re.I), "to what it is limited"),
     "superseded_preference": Sign(
         re.compile(_SUPERSEDED), "what was preferred, and that it was given up"
     ),
     "style_neighbour": Sign(
-        re.compile(_TEXT_FORM, re.I), "which form it wants of which kind of text"
+        re.compile(_TEXT_FORM, re.I), "which form it demands for which kind of text"
     ),
     "trigger_absent": Sign(re.compile(_CONDITION, re.I), "under which condition it holds"),
 }
@@ -968,7 +969,7 @@ def guard_faults(domain: str, text: str, row_texts: Iterable[str]) -> Iterator[T
     if domain == "health":
         clinical = _clinical_phrases(text, row_texts)
         if clinical:
-            allowed = "nothing clinical that the row's atoms do not name"
+            allowed = "no clinical detail that is not in the row's atoms"
             yield TextFault("clinical", f"found {clinical[0]!r}, allowed is {allowed}")
     is_preference = re.search(_WISH, text, re.I) and _CODE.search(text)
     is_qualified = any(SIGNS[family].pattern.search(text) for family in _QUALIFIED)
@@ -1108,7 +1109,7 @@ def _other_faults(
         yield TextFault("phrases", f"{', '.join(map(repr, missing))} not in {short_repr(text)}")
     text_stems = set(stems(text))
     if block_texts and all(text_stems.isdisjoint(stems(subject)) for subject in block_texts):
-        allowed = f"a sentence about what its block names: {short_repr(' '.join(block_texts))}"
+        allowed = f"a sentence about a topic of its block: {short_repr(' '.join(block_texts))}"
         yield TextFault("subject", f"found {short_repr(text)}, allowed is {allowed}")
     row_texts = [atom.text for atom in draft.atoms]
     matters = taken_up(text, [*row_texts, *block_texts], draft.query, draft.answer)
@@ -1310,7 +1311,9 @@ def misplaced(atoms: Mapping[str, str], rubrics: Mapping[str, Mapping[str, Any]]
             )
             faults.append(Fault(name, "misplaced rubric", detail))
         elif own_share < 0.10:
-            faults.append(Fault(name, "misplaced rubric", "it names nothing that its atom names"))
+            faults.append(
+                Fault(name, "misplaced rubric", "it mentions nothing that its atom mentions")
+            )
     return faults
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #aac114a7
@@ -1475,7 +1478,7 @@ def _published_blocks(draft: Draft) -> list[Block]:
         raise _row_error(
             "memory_text",
             f"{len(written)} texts for {len(draft.blocks)} blocks",
-            "a text in each of one or more blocks",
+            "text in every block, and at least one block",
             draft.id,
         )
     texts = {atom.atom_id: atom.text for atom in draft.atoms}

@@ -42,8 +42,8 @@ class LogConfig(BaseModel):
     def _is_a_name(cls, consent: str) -> str:
         if consent and not names_agreement(consent):
             raise ValueError(
-                "allowed is the name of an agreement, at most 200 "
-                "characters; a yes or no is not one"
+                "allowed is the name of an agreement, at most 200 characters; a yes or no is not "
+                "a name"
             )
         return consent
 

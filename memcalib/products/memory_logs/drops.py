@@ -34,7 +34,9 @@ class DropRule:
 
     def __post_init__(self):
         if not 0 <= self.max_drop < 100:
-            raise ValueError(f"max_drop: found {self.max_drop}; allowed: 0 to below 100 points")
+            raise ValueError(
+                f"max_drop: found {self.max_drop}; allowed: at least 0 and less than 100 points"
+            )
         for name in ("false_alarms", "caught"):
             rate = getattr(self, name)
             if not 0 < rate < 1:

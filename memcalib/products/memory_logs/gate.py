@@ -100,7 +100,7 @@ class GateSettings(FrozenSettings):
                 if metric not in allowed:
                     better = "less" if rises else "more"
                     raise ValueError(
-                        f"{bound}: found {metric}, of which {better} is better; allowed: "
+                        f"{bound}: found {metric}, for which {better} is better; allowed: "
                         f"{', '.join(allowed)}"
                     )
         return self
@@ -134,7 +134,7 @@ def _of_hundred(rate: float) -> str:
 def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
     """How much a gate sees at this number of questions, and how many it would need for `drop`."""
     if test["needed"] is None:
-        return "one question says nothing about noise"
+        return "one question is not enough to estimate noise"
     words = f"{test['questions']:,} questions catch "
     if test["caught_drop"] is None:
         words += f"no drop in {_of_hundred(rule.caught)} builds"
@@ -143,16 +143,29 @@ def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
     return f"{words}; a drop of {rule.drop:g} needs {test['needed']:,}"
 
 
+def _not_asked(name: str, metric: str, questions: int) -> GateCheck:
+    """The check of a metric that asks about none of the questions."""
+    why = f"{metric} asks about none of {questions:,} questions, which decide nothing"
+    return GateCheck(name, "undecided", why, {"metric": metric, "questions": 0})
+
+
 def _drop_check(
     metric: str, before: np.ndarray, after: np.ndarray, settings: GateSettings
 ) -> GateCheck:
-    """A metric against the baseline; `before` and `after` are its values on each question."""
+    """A metric against the baseline; `before` and `after` are its values on each question, NaN
+    where it does not ask about one."""
     rule = settings.rule
+    name = f"{metric} against the baseline"
+    is_asked = ~np.isnan(before) & ~np.isnan(after)
+    if not is_asked.any():
+        return _not_asked(name, metric, len(before))
+    before = before[is_asked]
+    after = after[is_asked]
     question_drops = drops(metric, before, after)
     test = drop_test(question_drops, rule, tests=len(settings.metrics))
-    once = np.ones((1, len(question_drops)), np.int64)
+    single_draw = np.ones((1, len(question_drops)), np.int64)
     change = (after - before)[None, :, None]
-    low, high = question_interval(change, once)[:, 0].tolist()
+    low, high = question_interval(change, single_draw)[:, 0].tolist()
     facts = metric_named(metric)
     fell = "fell" if facts.higher_is_better else "rose"
     amount = f"{fell} by {test['drop']:.1f} points" if test["drop"] > 0 else "did not get worse"
@@ -161,23 +174,30 @@ def _drop_check(
         f"({_bounds(low, high)}; allowed {rule.max_drop:g})"
     )
     if test["verdict"] == "failed":
-        why += f"; without a change a gate fails in at most {_of_hundred(rule.false_alarms)} builds"
+        why += (
+            f"; if nothing changed, a gate fails in at most {_of_hundred(rule.false_alarms)} builds"
+        )
     elif test["verdict"] == "undecided":
         why += f", which may be noise (p = {test['p']:.3f}): {_needed_words(test, rule)}"
     numbers = dict(test)
     numbers.update(metric=metric, before=before.mean(), after=after.mean(), low=low, high=high)
-    return GateCheck(f"{metric} against the baseline", test["verdict"], why, numbers)
+    return GateCheck(name, test["verdict"], why, numbers)
 
 # %% ../../../nbs/products/memory_logs/15_gate.ipynb #d73c9654
 def _limit_check(
     metric: str, values: np.ndarray, limit: float, is_minimum: bool, settings: GateSettings
 ) -> GateCheck:
-    """A metric against a limit; `values` are its values on each question."""
+    """A metric against a limit; `values` are its values on each question, NaN where it does not ask
+    about one."""
     from scipy.stats import t
 
+    name = f"{metric} at {'least' if is_minimum else 'most'} {limit:g}"
+    asked_values = values[~np.isnan(values)]
+    if not len(asked_values):
+        return _not_asked(name, metric, len(values))
+    values = asked_values
     mean = float(values.mean())
     missed_by = limit - mean if is_minimum else mean - limit
-    name = f"{metric} at {'least' if is_minimum else 'most'} {limit:g}"
     questions = len(values)
     why = (
         f"{metric} {mean:.1f} on {questions:,} questions; allowed: {name.removeprefix(metric)[1:]}"
@@ -186,7 +206,7 @@ def _limit_check(
     if missed_by <= 0:
         return GateCheck(name, "passed", why, numbers)
     if questions < LEAST_GROUPS:
-        why += f"; fewer than {LEAST_GROUPS} questions decide nothing"
+        why += f"; fewer than {LEAST_GROUPS} questions are not enough to decide"
         return GateCheck(name, "undecided", why, numbers)
     error = float(values.std(ddof=1)) / math.sqrt(questions)
     uncertain = t.ppf(1 - settings.false_alarms, questions - 1) * error
@@ -357,7 +377,7 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
         raise ValueError(
             f"found {len(shared):,} questions in both, {_some(only_before)} only in "
             f"{baseline.place} and {_some(only_after)} only in {side.place}; allowed: the same "
-            "questions, or common (--common) to compare on those that both have"
+            f"questions, or common (--common) to compare only those that both have"
         )
     pairing = _Pairing(baseline, side)
     relabelled = []
@@ -376,8 +396,8 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
     by_line = [name for _, name in shared if _LINE_ID.fullmatch(name)]
     if by_line:
         pairing.answers.notes.append(
-            f"{len(by_line):,} rows without an id ask what another row asks, too, and are paired "
-            "by their line: give rows an id."
+            f"{len(by_line):,} rows without an id have the same question as another row and are "
+            f"paired by line number; to avoid this, give the rows an id."
         )
     return pairing.answers
 
@@ -396,14 +416,15 @@ def _pairing_notes(pairing: _Pairing, left_out: int, relabelled: Sequence[str]) 
     questions = len({judgment.example_id for judgment in pairing.answers.before})
     if pairing.changed_questions:
         notes.append(
-            f"Paired by question: other memories were shown in {pairing.changed_questions:,} of "
+            f"Paired by question: different memories were shown in {pairing.changed_questions:,} "
+            f"of "
             f"{questions:,} questions. {pairing.only_before:,} memories that only the baseline "
-            f"showed and {pairing.only_after:,} that only the run showed count as ignored on the "
-            "side that did not show them: one that was needed is under-use there. Memories that "
+            f"showed and {pairing.only_after:,} that only the run showed count as ignored in the "
+            f"run that did not show them, so a needed one is under-use there. Memories that "
             "neither showed do not count. So SCS may be lower here than in a run's own report."
         )
     if left_out:
-        notes.append(f"Left out: {left_out:,} questions that only one side has.")
+        notes.append(f"Left out: {left_out:,} questions that only one run has.")
     if relabelled:
         notes.append(
             f"Left out: {len(relabelled):,} questions with a memory of two different ideal levels."
@@ -441,7 +462,9 @@ class Gate:
         for check in self.checks:
             if "needed" in check.numbers:
                 words = _needed_words(check.numbers, self.settings.rule)
-                sentences.append(f"What this gate sees, {check.numbers['metric']}: {words}.")
+                sentences.append(
+                    f"What this gate can detect for {check.numbers['metric']}: {words}."
+                )
         return sentences
 
     @property
@@ -449,8 +472,8 @@ class Gate:
         """One line: the verdict, and why."""
         worst = next(check for check in self.checks if check.verdict == self.verdict)
         others = sum(check.verdict == self.verdict for check in self.checks) - 1
-        more = f" (and {others} more)" if others and self.verdict != "passed" else ""
-        return printable(f"gate {self.verdict}: {worst.why}{more}")
+        other_checks = f" (and {others} more)" if others and self.verdict != "passed" else ""
+        return printable(f"gate {self.verdict}: {worst.why}{other_checks}")
 
 
 def _one_side(folder: str | Path, name: str | None) -> Side:
@@ -459,9 +482,9 @@ def _one_side(folder: str | Path, name: str | None) -> Side:
     chosen = [side for side in sides if name is None or side.name == name]
     if len(chosen) != 1:
         names = ", ".join(repr(side.name) for side in sides)
-        wanted = "one" if name is None else repr(name)
+        allowed = "one" if name is None else repr(name)
         raise ValueError(
-            f"{folder}: found answers of {names}; allowed: {wanted}, named by side (--side)"
+            f"{folder}: found answers of {names}; allowed: {allowed}, named by side (--side)"
         )
     return chosen[0]
 
@@ -496,7 +519,7 @@ def _paired(baseline: Side, side: Side, settings: GateSettings) -> PairedAnswers
         way_on = "or pair by question (--pair question)"
         if not baseline.facts or not side.facts:
             way_on = (
-                "to pair by question, a run folder with examples.jsonl, or a baseline saved anew "
+                "to pair by question, a run folder with examples.jsonl, or a newly saved baseline "
                 "(memcalib gate RUN --save FOLDER)"
             )
         raise ValueError(f"{error}; {way_on}") from None
@@ -541,7 +564,9 @@ def run_gate(
         paired = question_means(_responses(answers.after, "after"), "after")
         before, paired = before.align(paired, join="inner", axis=0)
         if not len(paired):
-            raise ValueError(f"{run}: found no question that is scored in both runs; allowed: some")
+            raise ValueError(
+                f"{run}: found no question that is scored in both runs; allowed: at least one"
+            )
         scores = pd.DataFrame({"before": before.mean(), "after": paired.mean()})
         changes = _losses(before, paired)
         for metric in settings.metrics:
@@ -552,8 +577,8 @@ def run_gate(
             values_after = after[metric].to_numpy()
             checks.append(_limit_check(metric, values_after, limit, is_minimum, settings))
     checks.append(_unscored_check(after_frame, settings))
-    place = None if baseline is None else str(baseline)
-    return Gate(str(run), place, settings, checks, scores, changes, answers.notes)
+    baseline_name = None if baseline is None else str(baseline)
+    return Gate(str(run), baseline_name, settings, checks, scores, changes, answers.notes)
 
 
 def _losses(before: "pd.DataFrame", after: "pd.DataFrame", count: int = 5) -> "pd.DataFrame":
@@ -593,9 +618,9 @@ def trend_line(history: Sequence[Mapping[str, Any]], metric: str = "SCS", most: 
     values = [value for value in values if value is not None][-most:]
     if len(values) < 2:
         return ""
-    told = ", ".join(f"{value:.1f}" for value in values)
+    shown = ", ".join(f"{value:.1f}" for value in values)
     change = values[-1] - values[0]
-    return f"{metric} over the last {len(values)} runs of this gate: {told} ({change:+.1f})"
+    return f"{metric} over the last {len(values)} runs of this gate: {shown} ({change:+.1f})"
 
 
 def _history_row(gate: Gate) -> dict[str, Any]:
@@ -631,7 +656,7 @@ def gate_markdown(gate: Gate, history: Sequence[Mapping[str, Any]] = ()) -> str:
     scores = gate.scores.round(1)
     rows = [("metric", *map(str, scores.columns))]
     for metric in metrics_among(scores.index):
-        values = (f"{value:.1f}" for value in scores.loc[metric])
+        values = (f"{v:.1f}" if v == v else "not asked" for v in scores.loc[metric])
         rows.append((metric_named(metric).heading, *values))
     lines += ["", *_markdown_rows(rows)]
     for sentence in gate.sees:
@@ -640,7 +665,7 @@ def gate_markdown(gate: Gate, history: Sequence[Mapping[str, Any]] = ()) -> str:
         lost = [("question", "SCS before", "after")]
         for row in gate.changes.to_dict("records"):
             lost.append((row["question_id"], f"{row['before']:.1f}", f"{row['after']:.1f}"))
-        lines += ["", "Questions that lost most:", "", *_markdown_rows(lost)]
+        lines += ["", "Questions with the largest drop:", "", *_markdown_rows(lost)]
     if len(history) > 1:
         metrics = metrics_among(history[-1]["scores"])
         table = [("time", "run", "verdict", *(metric_named(m).heading for m in metrics))]
@@ -742,7 +767,7 @@ def write_refusal(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     reason = printable(reason)
-    line = f"gate refused: the runs cannot be compared: {reason}"
+    line = f"the gate cannot compare these runs: {reason}"
     heading = f"## Memory use: ❌ {REFUSED}"
     write_whole(folder / "gate.md", f"{heading}\n\n{markdown_cell(line)}\n")
     suite = ElementTree.Element(

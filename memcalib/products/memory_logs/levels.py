@@ -131,7 +131,7 @@ def level_reading(text: str, example: Example, finish_reason: str = "stop") -> L
     words around the object, and without fields that nobody asked for. Never raises.
     """
     if finish_reason == "length":
-        return LevelReading({}, "the reply was cut off at the limit of its length")
+        return LevelReading({}, "the reply was cut off at the length limit")
     body, _ = unwrapped(text)
     try:
         reply = strict_json(body)
@@ -155,7 +155,7 @@ def level_reading(text: str, example: Example, finish_reason: str = "stop") -> L
         if names.count(entry.memory_id) == 1 and entry.memory_id in example.levels
     }
     if not fault and len(levels) < len(example.levels):
-        fault = "the reply leaves a memory out, or has it twice"
+        fault = "the reply leaves out a memory, or has it twice"
     return LevelReading(levels, fault)
 
 
@@ -266,14 +266,14 @@ def _proposed_text(item: LevelProposal) -> str:
     """What the passes said where they disagree; nothing about one on which they agree."""
     if item.agreed:
         return ""
-    told = []
+    lines = []
     passes = (
         (item.first, item.reason, item.first_fault),
         (item.second, item.other_reason, item.second_fault),
     )
     for level, reason, fault in passes:
-        told.append(f"no level: {fault}" if level is None else f"{level.label}: {reason}")
-    return " / ".join(told)
+        lines.append(f"no level: {fault}" if level is None else f"{level.label}: {reason}")
+    return " / ".join(lines)
 
 
 class LevelBook(Questionnaire[LevelProposal, SettledLevel]):
@@ -334,7 +334,9 @@ class LevelsFile:
         self.folder = Path(folder)
         file = self.folder / "proposals.jsonl"
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: no proposed levels; `memcalib levels` writes them")
+            raise FileNotFoundError(
+                f"{file}: there are no proposed levels; `memcalib levels` writes them"
+            )
         self.proposals = {row.item: row for row in read_jsonl(file, LevelProposal)}
         settled = self.folder / "settled.jsonl"
         self.settled: dict[str, SettledLevel] = {}
@@ -378,8 +380,8 @@ class LevelsFile:
         if not stated.is_file() or not Path(log_file).is_file():
             return
         expected = json.loads(stated.read_text(encoding="utf-8"))
-        given = _log_identity(log_file)
-        if given["file"] != expected["file"] and given["sha256"] != expected["sha256"]:
+        identity = _log_identity(log_file)
+        if identity["file"] != expected["file"] and identity["sha256"] != expected["sha256"]:
             raise ValueError(
                 f"{self.folder}: found levels of the log {expected['file']}, not of {log_file}; "
                 "allowed: the folder of this log's levels (--out FOLDER)"
@@ -469,8 +471,8 @@ class LevelsFile:
         alike = alike_levels(levels[0] for levels in counted if levels is not None)
         if alike and any(row.model == PRACTICE_MODEL for row in self.proposals.values()):
             alike += (
-                f" {PRACTICE_MODEL} is for practice: it goes by words that question and memory "
-                "share and knows only the world of the practice server."
+                f" {PRACTICE_MODEL} is for practice: it only looks at words that the question and "
+                f"the memory share, and knows only the world of the practice server."
             )
         if alike:
             lines.append(alike)
@@ -479,7 +481,7 @@ class LevelsFile:
             low = rate[2]
             if low > MOST_WRONG:
                 lines.append(
-                    f"Warning: the levels are doubtful: of the agreed ones at least {low:.1f} % "
+                    f"Warning: the levels are unreliable: of the agreed ones at least {low:.1f} % "
                     f"are wrong (lower 95 % bound; more than {MOST_WRONG:g} %). Have them proposed "
                     "by another model, or settle more of them by hand, before a score counts."
                 )
@@ -497,7 +499,7 @@ class LevelsFile:
         lines = [
             (
                 f"Ideal levels were proposed by {models} in two passes, which agree on {agreed:,} "
-                f"of {len(self.proposals):,} memories; a person settled {len(self.settled):,}."
+                f"of {len(self.proposals):,} memories; a person decided {len(self.settled):,}."
             )
         ]
         without = [item for item in open_items if self.proposals[item].first is None]
@@ -512,20 +514,21 @@ class LevelsFile:
         disagreeing = len(open_items) - len(without)
         if disagreeing:
             lines.append(
-                f"{disagreeing:,} memories on which the passes disagree, or of which one gave a "
-                "level, were not settled: the first level counts, and the other one as an "
-                "alternative."
+                f"{disagreeing:,} memories have no decision by a person although the passes "
+                f"disagree, or only one of them gave a level: the first level counts, and the "
+                f"other is kept as an alternative."
             )
         rate = self.error_rate()
         if rate is None:
             lines.append(
-                "No person has checked a sample of the agreed levels: their error rate is unknown."
+                "No person has checked a sample of the agreed levels, so their error rate is "
+                "unknown."
             )
         else:
             wrong, checked, low, high = rate
             lines.append(
-                f"Of {checked} agreed levels that were drawn and checked by a person {wrong} are "
-                f"wrong (95 % interval {low:.1f} to {high:.1f} %)."
+                f"Of {checked} agreed levels that a person drew and checked, {wrong} are wrong "
+                f"(95 % interval {low:.1f} to {high:.1f} %)."
             )
         return lines + self.warnings()
 

@@ -116,17 +116,19 @@ def read_memories(folder: str | Path) -> MemoryReport:
     notes = []
     if frame["ideal"].isna().all():
         notes.append(
-            "Ideal levels are not known, so nothing here is called wrong: no over-use, no "
-            "under-use, no harm. `memcalib levels` has them proposed."
+            "The ideal levels are not known, so this page cannot say what was wrong: it shows no "
+            "over-use, no under-use and no harm. To have levels proposed, use `memcalib levels`."
         )
     alike = alike_levels(Level(int(ideal)) for ideal in frame["ideal"].dropna())
     if alike:
         notes.append(alike)
     if frame["cited"].isna().all():
-        notes.append("No answer marks the memories that it used, so nothing is said about citing.")
+        notes.append(
+            "No answer marks the memories that it used, so citations could not be checked."
+        )
     if memories["retrieved"].isna().all():
         notes.append(
-            "The log does not say which memories were found and did not enter the prompt "
+            "The log does not say which memories were found but did not enter the prompt "
             "(`candidates`, or `in_prompt` in a memory)."
         )
     unscored = int(frame["actual"].isna().sum())
@@ -147,9 +149,10 @@ _SHOWN_FINDINGS = 100
 FINDINGS = {
     "hijacks": "They decided answers in which they should leave no trace.",
     "intrudes": "They got into answers in which they should leave no trace, without deciding them.",
-    "stale": "Used too much, while a newer memory on the same subject stood beside them.",
-    "not applied": "They should have been used, and never left a trace.",
-    "never used": "Candidates to forget: in many prompts, and never of use.",
+    "stale": "They were used too much, although a newer memory on the same subject was in the "
+    "prompt.",
+    "not applied": "They should have been used, but never left a trace.",
+    "never used": "They were in many prompts but never useful, so you could delete them.",
 }
 _PAGE_COLUMNS = {
     "text": "memory",
@@ -222,13 +225,13 @@ def memories_sentence(report: MemoryReport) -> str:
     )
     lost = report.memories["lost"].sum(min_count=1)
     if lost == lost and report.answers:
-        text += f" Wrong use cost {lost / report.answers:.1f} points of SCS for an answer"
+        text += f" Wrong use cost {lost / report.answers:.1f} points of SCS per answer"
         worst = report.memories["lost"].head(10).sum()
         share = 100 * worst / lost if lost else 0
-        text += f", {share:.0f} % of it by the ten worst memories." if lost else "."
-    found = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
-    if found:
-        text += f" Found: {', '.join(found)}."
+        text += f", {share:.0f} % of which is due to the ten worst memories." if lost else "."
+    counted = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
+    if counted:
+        text += f" Found: {', '.join(counted)}."
     return f"{most_harmful(report)} {text}".strip()
 
 
@@ -241,7 +244,8 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     names = ["in_prompt", "cited", "used", "over_used", "under_used", "lost"]
     table = report.memories.head(shown)
     table = table.assign(memory=[printable(text[:50]) for text in table["text"]])
-    lines += ["", table[["memory", *names]].round(1).to_string(index=False), "", *report.notes]
+    known = [name for name in names if table[name].notna().any()]
+    lines += ["", table[["memory", *known]].round(1).to_string(index=False), "", *report.notes]
     return printable("\n".join(lines), keep="\n")
 
 

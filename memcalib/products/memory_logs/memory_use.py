@@ -326,8 +326,8 @@ def _stale(table: "pd.DataFrame", frame: "pd.DataFrame") -> Iterator[dict[str, A
         if answers >= LEAST_STALE:
             text, time = max(newer.items(), key=lambda pair: pair[1])
             why = (
-                f"of {rows['time'].iloc[-1]}, used too much in {answers} answers in which "
-                f"'{_shown(text)}' of {time} stood beside it"
+                f"of {rows['time'].iloc[-1]}, used too much in {answers} answers although the "
+                f"newer '{_shown(text)}' of {time} was in the prompt too"
             )
             yield {"finding": "stale", "memory": memory, "text": rows["text"].iloc[-1], "why": why}
 
@@ -348,7 +348,7 @@ def findings(table: "pd.DataFrame", frame: "pd.DataFrame") -> "pd.DataFrame":
             continue
         memory_fields = {"memory": row["memory"], "text": row["text"]}
         if row["should_use"] >= LEAST_NOT_APPLIED:
-            why = f"should have been used in {row['should_use']:.0f} answers and left no trace"
+            why = f"should have been used in {row['should_use']:.0f} answers but left no trace"
             rows.append({"finding": "not applied", **memory_fields, "why": why})
         elif row["in_prompt"] >= LEAST_NEVER_USED and not row["should_use"] > 0:
             most = 100 * (1 - 0.05 ** (1 / row["in_prompt"]))

@@ -103,7 +103,7 @@ class SweepGrid(FrozenSettings):
     def _no_negative_k(self) -> "SweepGrid":
         for k in self.top_k:
             if k < 0:
-                raise ValueError(f"top_k: found {k}; allowed: 0 and more")
+                raise ValueError(f"top_k: found {k}; allowed: 0 or more")
         return self
 
     def settings(self) -> list[PromptSetting]:
@@ -170,7 +170,7 @@ def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = F
     if setting.top_k is None and setting.threshold is None:
         blocks = [block for block in blocks if _is_in_prompt(example, block.parent_memory_id)]
     if setting.threshold is not None:
-        kept = []
+        shown = []
         for block in blocks:
             if block.score is None:
                 raise ValueError(
@@ -179,8 +179,8 @@ def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = F
                 )
             distance = block.score - setting.threshold
             if (distance <= 0) if is_distance else (distance >= 0):
-                kept.append(block)
-        blocks = kept
+                shown.append(block)
+        blocks = shown
     if setting.top_k is not None:
         blocks = blocks[: setting.top_k]
     if setting.stale_only:
@@ -253,7 +253,7 @@ def score_scale(examples: Iterable[Example]) -> str:
         else:
             up_to_one.append(example.id)
     questions = len(missing) + len(up_to_one) + len(above)
-    allowed = "scores of one scale for all candidates, or a sweep without thresholds"
+    allowed = "scores on one scale for all candidates, or a sweep without thresholds"
     if missing:
         raise ValueError(
             f"scores: found none for a candidate of {len(missing):,} of {questions:,} questions, "
@@ -365,9 +365,9 @@ def recommend(table: "pd.DataFrame") -> Recommendation:
     ranked = for_use.sort_values(["SCS", "tokens"], ascending=[False, True], kind="stable")
     best = ranked.iloc[0]
     name = str(best["setting"])
-    numbers = f"SCS {best['SCS']:.1f} at {best['tokens']:,.0f} tokens a prompt"
+    numbers = f"SCS {best['SCS']:.1f} at {best['tokens']:,.0f} tokens per prompt"
     if name == today["setting"]:
-        sentence = f"Today's setting, {name}, is the best tried: {numbers}."
+        sentence = f"Today's setting, {name}, is the best of those tried: {numbers}."
         return Recommendation(name, False, sentence)
     against = (
         f"{best['difference']:+.1f} against today's {today['SCS']:.1f} "
@@ -377,12 +377,12 @@ def recommend(table: "pd.DataFrame") -> Recommendation:
     beats = bool(best["p_holm"] < 0.05 and best["difference"] > 0)
     if not beats:
         sentence = (
-            f"No setting is shown to beat today's. The best tried, {name}, has {numbers}, "
-            f"{against}."
+            f"No setting is significantly better than today's. The best of those tried, {name}, "
+            f"has {numbers}, {against}."
         )
         return Recommendation(name, False, sentence)
     sentence = (
-        f"Recommended: {name}, {numbers}, {against}. The best of several is chosen on these "
-        "questions: on new ones expect less of a gain."
+        f"Recommended: {name}, {numbers}, {against}. It was chosen as the best of several "
+        f"settings on these questions, so expect a smaller gain on new ones."
     )
     return Recommendation(name, True, sentence)

@@ -56,7 +56,7 @@ def sweep_figure(table: "pd.DataFrame", recommendation: Recommendation) -> "Figu
     import pandas as pd
 
     if table.empty:
-        raise ValueError("table: found no setting; allowed: a table of `sweep_table`")
+        raise ValueError("table: found no setting; allowed: a table made by `sweep_table`")
     today = str(table["setting"].iloc[0])
     recommended = recommendation.setting if recommendation.beats_today else today
     rows = []

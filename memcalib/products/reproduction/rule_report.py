@@ -213,8 +213,8 @@ def write_rule_report(
     gain = resampled_differences(tests)
     if gain.empty:
         raise ValueError(
-            f"{folder}: found no test runs of two rules under one judge; "
-            "needed are GDPO and another"
+            f"{folder}: found no test runs of two rules with the same judge; runs of GDPO and of "
+            f"one other rule are needed"
         )
     costs = step_costs(tests)
     rules = list(dict.fromkeys(row.run.rule for row in tests))
@@ -270,7 +270,7 @@ def rule_sentence(
     clauses = []
     derailed = int(of_rule["derailed"].sum())
     if derailed:
-        clauses.append(f"{derailed} of its trainings derailed")
+        clauses.append(f"{derailed} of its trainings diverged")
     for line in of_rule.itertuples(index=False):
         interval = f"{line.difference:+.1f} [{line.low:+.1f}, {line.high:+.1f}]"
         clauses.append(
@@ -278,10 +278,10 @@ def rule_sentence(
         )
     ratios = costs.loc[costs["rule"] == label, "ratio"].dropna()
     if len(ratios):
-        clauses.append(f"a step takes {ratios.iloc[0]:.2f} of a step of GDPO")
+        clauses.append(f"a step takes {ratios.iloc[0]:.2f} times as long as a step of GDPO")
     agreements = placement.loc[placement["rule"] == label, "agreement"].dropna()
     if len(agreements):
-        clauses.append(f"its places agree with exact credit at {agreements.iloc[0]:.2f}")
+        clauses.append(f"its placement agrees with exact credit at {agreements.iloc[0]:.2f}")
     return f"{label}: " + "; ".join(clauses) + "."
 
 
@@ -290,4 +290,4 @@ def _verdict(low: float, high: float) -> str:
         return "a gain is shown"
     if high < 0:
         return "a loss is shown"
-    return "no difference is shown"
+    return "the difference is not statistically significant"

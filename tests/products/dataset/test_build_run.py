@@ -409,7 +409,7 @@ def test_a_batch_that_fails_after_freezing_takes_it_back(home, by):
     assert "10 of 10 rows passed" in card.read_text()
     if by == "sheet":
         text = review(run, 6, reviewer="a second reader")
-        for words in ("40.0 %", "is not frozen any more", "--pilot 50"):
+        for words in ("40.0 %", "is no longer frozen", "--pilot 50"):
             assert words in text
     else:
         fail_in_book(run, "a second reader")
@@ -447,7 +447,7 @@ def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
     stub_run(home).pilot(5)
     write_yaml(home)
     text = review(stub_run(home), 3, number=1, reviewer="a second reader")
-    assert text.startswith("batch 1: 5 reviews taken in")
+    assert text.startswith("batch 1: 5 reviews read")
     assert not (home / "b" / "frozen.json").exists()
 
 
