@@ -25,10 +25,12 @@ from memcalib.metrics import (
     BLOCK_BINS,
     SOURCE,
     answer_scores,
+    asked_together,
     binned,
     controls,
     fold_by_question,
     load_judgments,
+    mean_of_asked,
     metric_named,
     metric_table,
     prediction_powered_table,
@@ -359,33 +361,43 @@ def compare(
 def _differences(
     domain: str, before: "pd.DataFrame", after: "pd.DataFrame", resamples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """A row of `compare` for each metric."""
+    """A row of `compare` for each metric, over the questions about which it asks."""
+    rows = {}
+    for metrics in asked_together(before.columns):
+        is_asked = before[metrics[0]].notna() & after[metrics[0]].notna()
+        of_group = before.loc[is_asked, metrics], after.loc[is_asked, metrics]
+        rows.update(_differences_of_asked(domain, *of_group, resamples, seed))
+    return [rows[metric] for metric in before.columns]
+
+
+def _differences_of_asked(
+    domain: str, before: "pd.DataFrame", after: "pd.DataFrame", resamples: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """A row of `compare` for each metric of tables without gaps; all NaN where these are empty."""
     differences = (after - before).to_numpy()
     differences = np.where(np.abs(differences) < 1e-9, 0.0, differences)  # equal but for rounding
     questions = len(differences)
     single_draw = np.ones((1, questions), np.int64)
     low, high = question_interval(differences[None], single_draw, None, resamples, seed)
-    p = sign_flip_p(differences, seed=seed)
-    rows = []
+    p = sign_flip_p(differences, seed=seed) if questions else np.full(len(before.columns), np.nan)
+    rows = {}
     for k, metric in enumerate(before.columns):
         rises = metric_named(metric).higher_is_better
         gains = differences[:, k] if rises else -differences[:, k]
-        rows.append(
-            {
-                "domain": domain,
-                "metric": metric,
-                "questions": questions,
-                "first": before[metric].mean(),
-                "second": after[metric].mean(),
-                "difference": differences[:, k].mean(),
-                "low": low[k],
-                "high": high[k],
-                "better": int((gains > 0).sum()),
-                "tied": int((gains == 0).sum()),
-                "worse": int((gains < 0).sum()),
-                "p": float(p[k]),
-            }
-        )
+        rows[metric] = {
+            "domain": domain,
+            "metric": metric,
+            "questions": questions,
+            "first": before[metric].mean(),
+            "second": after[metric].mean(),
+            "difference": mean_of_asked(differences[:, k]),
+            "low": low[k],
+            "high": high[k],
+            "better": int((gains > 0).sum()),
+            "tied": int((gains == 0).sum()),
+            "worse": int((gains < 0).sum()),
+            "p": float(p[k]),
+        }
     return rows
 
 
@@ -432,19 +444,19 @@ def holm(p_values: Sequence[float]) -> Float[np.ndarray, " test"]:
 
 
 def with_holm(table: "pd.DataFrame") -> "pd.DataFrame":
-    """A table of differences with `p_holm`, its `p` corrected over all rows of a family of metrics.
+    """A table of differences with `p_holm`, its `p` corrected over all rows of a test family.
 
-    A metric without a family is corrected over its own rows. Where there is only one domain, its
-    rows repeat those over all and are not counted again.
+    A metric without a test family is corrected over its own rows. Where there is only one domain,
+    its rows repeat those over all and are not counted again. Rows without p are no tests.
     """
     over_all = (table["domain"] == "all").to_numpy()
     metrics = metric_table()
-    families = np.array([metrics[name].family or name for name in table["metric"]], object)
+    families = np.array([metrics[name].test_family or name for name in table["metric"]], object)
     one_domain = table.loc[~over_all, "domain"].nunique() == 1
     p = table["p"].to_numpy(float)
-    corrected = np.empty(len(table))
+    corrected = np.full(len(table), np.nan)
     for family in dict.fromkeys(families):
-        rows = families == family
+        rows = (families == family) & ~np.isnan(p)
         if one_domain:
             corrected[rows & over_all] = holm(p[rows & over_all])
             corrected[rows & ~over_all] = corrected[rows & over_all]

@@ -8,6 +8,7 @@ __all__ = ['sample_of', 'ask_with_seeds', 'InspectClient', 'mean_over_seeds', 's
 
 # %% ../../nbs/evaluation/08_inspect.ipynb #fc4371cc
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -135,15 +136,21 @@ class InspectClient(Client):
         return reply
 
 # %% ../../nbs/evaluation/08_inspect.ipynb #65f67f44
+def _asked(scores: list[SampleScore]) -> list[SampleScore]:
+    """The scores of answers that the metric asks about."""
+    return [score for score in scores if not math.isnan(score.score.as_float())]
+
+
 @metric(name="mean", scores="unreduced")
 def mean_over_seeds() -> Metric:
     """Mean over seeds of the mean within each seed, in the scores that a judge gave."""
 
     def mean(scores: list[SampleScore]) -> float:
-        if not scores:
+        asked_scores = _asked(scores)
+        if not asked_scores:
             return float("nan")
         values_by_seed: dict[int, list[float]] = {}
-        for sample_score in scores:
+        for sample_score in asked_scores:
             seed = (sample_score.score.metadata or {})["judgment"]["seed"]
             values_by_seed.setdefault(seed, []).append(sample_score.score.as_float())
         return float(np.mean([np.mean(values) for values in values_by_seed.values()]))
@@ -154,7 +161,13 @@ def mean_over_seeds() -> Metric:
 @metric(name="stderr", scores="unreduced")
 def stderr_by_question() -> Metric:
     """Standard error of the mean, with one cluster for each question."""
-    return stderr(cluster="question_id")
+    of_clusters = stderr(cluster="question_id")
+
+    def of_asked(scores: list[SampleScore]) -> float:
+        asked_scores = _asked(scores)
+        return float(of_clusters(asked_scores)) if asked_scores else float("nan")
+
+    return of_asked
 
 
 @metric(name="answers", scores="unreduced")

@@ -1151,7 +1151,7 @@ class Client:
         """A short name that the server sent, without this client's key and other secrets: it could
         send back what it was given."""
         safe_name = hide_secrets(hide_key(name[:10_000], self.endpoint.api_key()))
-        return cut_text(printable(safe_name), _LONGEST_NAME)
+        return cut_text(_visible(safe_name), _LONGEST_NAME)
 
     def _say_other_model(self, name: str) -> None:
         """Say once that another model answers than was asked."""
@@ -1289,6 +1289,14 @@ def escaped(text: str) -> str:
     return _RISKY.sub(_json_escape, text)
 
 
+def _visible(name: str) -> str:
+    """A name with every character that nobody sees, spaces apart, written as an escape."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in name
+    )
+
+
 def _json_escape(match: re.Match[str]) -> str:
     character = match[0]
     if character in "[<":
@@ -1395,7 +1403,7 @@ def _asked_for(value: Any, form: type[Form]) -> Any:
     if not isinstance(value, dict):
         return value
     names = set(form.model_fields) | {info.alias for info in form.model_fields.values()}
-    return {name: part for name, part in value.items() if name in names}
+    return {name: field_value for name, field_value in value.items() if name in names}
 
 
 def read_form(

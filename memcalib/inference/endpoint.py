@@ -306,9 +306,9 @@ class Endpoint(BaseModel):
                 f"names"
             )
             raise CallError("no_key", message)
-        for place in key_places(value):
+        for name in key_places(value):
             message = (
-                f"extra_body.{place} contains what looks like a key; the value is not shown: put "
+                f"extra_body.{name} contains what looks like a key; the value is not shown: put "
                 f"the key into the variable that key_env names"
             )
             raise CallError("no_key", message)
@@ -333,9 +333,21 @@ def is_this_machine(url: str) -> bool:
     if host in _OWN_NAMES or host == socket.gethostname().casefold():
         return True
     if host.endswith(".localhost"):
-        return True
+        return _leads_here(host)
     number = _host_number(host)
     return number is not None and (number.is_loopback or number.is_unspecified)
+
+
+def _leads_here(name: str) -> bool:
+    """Whether all numbers that the system knows for a name are of this machine; true where it knows
+    none, since no connection is possible then."""
+    try:
+        found = socket.getaddrinfo(name, None)
+    except OSError:
+        return True
+    return all(
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found
+    )
 
 
 _OWN_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
@@ -386,8 +398,8 @@ def endpoints_in(
 
 def _without_login(proxy: str) -> str:
     """The address of a proxy with *** for user and password, which may hold any character."""
-    scheme, _, rest = proxy.partition("://")
-    _, at, host = rest.rpartition("@")
+    scheme, _, address = proxy.partition("://")
+    _, at, host = address.rpartition("@")
     return f"{scheme}://***@{host}" if at else proxy
 
 

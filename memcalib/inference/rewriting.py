@@ -73,9 +73,9 @@ class KeptRewriter:
             raise RewriteError(row.error)
         return row.text
 
-    def prepare(self, wanted: Iterable[Wanted]) -> None:
+    def prepare(self, rewrites: Iterable[Wanted]) -> None:
         """Write those paragraphs that are not there yet."""
-        new = {_key_of(block, atoms): (block, atoms) for block, atoms in wanted}
+        new = {_key_of(block, atoms): (block, atoms) for block, atoms in rewrites}
         new = {key: pair for key, pair in new.items() if key not in self.rows}
         if not new:
             return
@@ -90,12 +90,12 @@ class KeptRewriter:
                 self.rows[key] = row
                 journal.append(row)
 
-    def _texts(self, wanted: Sequence[Wanted]) -> list[str | RewriteError]:
+    def _texts(self, rewrites: Sequence[Wanted]) -> list[str | RewriteError]:
         many = getattr(self.rewriter, "many", None)
         if many is not None:
-            return many(wanted)
+            return many(rewrites)
         texts: list[str | RewriteError] = []
-        for block, atoms in wanted:
+        for block, atoms in rewrites:
             try:
                 texts.append(self.rewriter(block, atoms))
             except RewriteError as error:

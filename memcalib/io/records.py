@@ -56,12 +56,15 @@ class Record(BaseModel):
         return escape_line_breaks(self.model_dump_json(exclude_none=True))
 
 # %% ../../nbs/io/02_records.ipynb #b3806b54
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# U+200C and U+200D belong to words of some languages, and to emoji
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters, direction marks and lone surrogates written as escapes,
-    except those in `keep`.
+    """The text with control characters, direction marks, lone surrogates and what has no width
+    written as escapes, except those in `keep`.
     """
 
     def escape(match: re.Match[str]) -> str:
@@ -213,7 +216,8 @@ class Unpacked(gzip.GzipFile):
         return self._checked(super().readline(size))
 
     def _checked(self, piece: bytes) -> bytes:
-        unpacked, packed = self.tell(), max(1, self.fileobj.tell())
+        unpacked = self.tell()
+        packed = max(1, self.fileobj.tell())
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
                 f"{unpacked:,} bytes out of {packed:,}, {unpacked // packed:,} times as many"

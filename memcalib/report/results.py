@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,7 +271,7 @@ def compare_results(
     if len(rows) < 2:
         raise ValueError(f"found {len(rows)} result to compare; allowed: two or more")
     base, *others = rows
-    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    names = list(dict.fromkeys(chain.from_iterable(row["metrics"] for row in rows)))
     missing = dict.fromkeys(("value", "low", "high"))
     for row in others:
         _check_same(base, row, any_judge, any_data)

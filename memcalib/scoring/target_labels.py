@@ -367,8 +367,8 @@ def extend_draw(
     `DataError` for a label of an answer that the run does not have.
     """
     judgments = list(judgments)
-    places = [_place_in_draw(seed, key) for key in labels.rows_by_answer]
-    if places != sorted(places):
+    drawn_places = [_place_in_draw(seed, key) for key in labels.rows_by_answer]
+    if drawn_places != sorted(drawn_places):
         raise ValueError(
             f"--seed: found {seed}; allowed: the seed with which {labels.source} was drawn"
         )
@@ -377,15 +377,15 @@ def extend_draw(
         if key not in keys:
             allowed = f"an answer of the run: one of {len(keys):,}"
             raise DataError([labels.fault(rows[0], "answer", f"none of key {key}", allowed)])
-    drawn = [j for j in judgments if _place_in_draw(seed, j.key[:-1]) <= places[-1]]
+    drawn = [j for j in judgments if _place_in_draw(seed, j.key[:-1]) <= drawn_places[-1]]
     drawn.sort(key=lambda j: _place_in_draw(seed, j.key[:-1]))
     before = {(row.answer_key, row.atom_id): row for row in labels.rows}
     probability = len(drawn) / len(judgments)
     rows = []
     for row in _rows_to_label(drawn, probability, hashes_of_answers(rollouts)):
-        known = before.get((row.answer_key, row.atom_id))
-        if known is not None:
-            row = known.model_copy(update={"probability": probability})
+        earlier = before.get((row.answer_key, row.atom_id))
+        if earlier is not None:
+            row = earlier.model_copy(update={"probability": probability})
         rows.append(row)
     return rows
 

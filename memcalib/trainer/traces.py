@@ -21,12 +21,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..problem import CHANNELS, Example, JudgeLike
-from ..credit.prefix_groups import response_mask
+from ..inference.token_rows import response_mask
 from ..io.records import replacing
-from ..credit.sentences import decode_rows
+from ..inference.token_rows import decode_rows
 from ..inference.sampling import prompt_encoder, sample_answers
 from ..credit.token_credit import TokenCredit
-from ..redistribution import Credit, fallback_reasons
+from ..credit.assignment import Credit
+from ..credit.statistics import fallback_reasons
 from ..rules.base import Pairs
 from .rewards import ChannelRewards, assign_credit, quoting_judge
 from .train_config import TrainConfig

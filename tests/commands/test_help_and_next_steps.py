@@ -276,6 +276,19 @@ def test_a_port_that_is_taken_is_named(capsys, place):
     assert "--port 0" in errors
 
 
+def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, place):
+    talk = [{"role": "user", "content": "Dinner?"}, {"role": "assistant", "content": "Tofu."}]
+    write_jsonl("talk.jsonl", [{"messages": talk}])
+    Path("notes.md").write_text("- Is vegan\n")
+    shared = ["--log", "talk.jsonl", "--store", "notes.md", "--consent", "terms of 2026"]
+    judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
+    command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
+    propose, again = printed_commands(type_all(capsys, [command]))
+    assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
+    propose = propose.replace("micro-judge", "micro-levels")
+    type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])
 def test_a_file_of_examples_given_to_score_is_named(verb, capsys, place):
     code, _, errors = run(capsys, "score", "data.jsonl")

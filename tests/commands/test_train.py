@@ -1390,3 +1390,32 @@ def test_only_errors_of_writing_are_named_so(tmp_path, error):
     with pytest.raises(type(error)) as caught, writing(tmp_path / "checkpoint-2"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_training_writes_nothing_through_links_of_its_folder(capsys, tmp_path, method):
+    """A run folder may come from somebody else, with links to what is precious here."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "text").write_text("without an end")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("recipe.yaml", "test.jsonl", "manifest.json", "versions.json"):
+        (folder / name).symlink_to(precious / "text")
+    for name in ("checkpoint-1", "policy.part", "policy", "adapter"):
+        (folder / name).symlink_to(precious)
+    code, _, err = call(capsys, "micro", "--method", method, "--out", folder, *small())
+    assert code == 0, err
+    assert [path.name for path in precious.iterdir()] == ["text"]
+    assert (precious / "text").read_text() == "without an end"
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_rows_of_a_training_are_not_added_to_what_a_link_names(capsys, tmp_path, method, link):
+    (tmp_path / "precious").write_text("without an end")
+    (tmp_path / "run").mkdir()
+    getattr(tmp_path / "run" / "steps.jsonl", link)(tmp_path / "precious")
+    code, _, err = call(capsys, "micro", "--method", method, "--out", tmp_path / "run", *small())
+    assert code == 1 and "steps.jsonl" in err and "link" in err, err
+    assert (tmp_path / "precious").read_text() == "without an end"

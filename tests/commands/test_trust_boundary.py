@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,42 @@ def test_a_person_is_asked_once(folder, monkeypatch, answer, question_count):
     other = evaluation_file(folder, **{**STRANGE, "key_env": "OTHER_KEY"})
     monkeypatch.setattr(settings_files.sys, "stdin", Terminal(""))
     assert refusal(other), "a yes is for one key and one host"
+
+
+def agree(file, monkeypatch) -> None:
+    """A person says yes to a key and a host, which is remembered."""
+    monkeypatch.setattr(settings_files.sys, "stderr", Terminal())
+    monkeypatch.setattr(settings_files.sys, "stdin", Terminal("yes\n"))
+    assert not refusal(file)
+    monkeypatch.setattr(settings_files.sys, "stdin", io.StringIO())
+    assert not refusal(file), "it is remembered"
+
+
+@pytest.mark.parametrize("change", ["other owner", "writable for a group", "writable for all"])
+def test_a_yes_that_somebody_else_could_have_written_is_none(folder, monkeypatch, change):
+    file = evaluation_file(folder, **STRANGE)
+    agree(file, monkeypatch)
+    agreed = settings_files._agreed_file()
+    assert agreed.is_file() and not agreed.stat().st_mode & 0o022
+    if change == "other owner":
+        owner = os.geteuid()
+        monkeypatch.setattr(settings_files.os, "geteuid", lambda: owner + 1)
+    else:
+        agreed.chmod(0o664 if "group" in change else 0o666)
+    assert refusal(file)
+
+
+def test_a_yes_is_not_looked_for_in_the_working_folder(folder, monkeypatch, tmp_path):
+    """A relative XDG_CONFIG_HOME names another place in every folder, also in a stranger's."""
+    file = evaluation_file(folder, **STRANGE)
+    agree(file, monkeypatch)
+    agreed = settings_files._agreed_file()
+    planted = Path("theirs") / "memcalib"
+    planted.mkdir(parents=True)
+    (planted / "key_hosts.jsonl").write_bytes(agreed.read_bytes())
+    monkeypatch.setenv("XDG_CONFIG_HOME", "theirs")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert refusal(file)
 
 
 def test_a_key_that_is_missing_is_named_before_its_host(capsys, folder, monkeypatch):

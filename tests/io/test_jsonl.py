@@ -319,3 +319,17 @@ def test_a_journal_follows_no_link(tmp_path, target):
     assert "rollouts.jsonl" in str(caught.value) and "allowed is a file" in str(caught.value)
     assert precious.exists() is (target != "missing")
     assert not precious.exists() or precious.read_text() == ""
+
+
+@pytest.mark.parametrize("text", ["precious text without an end", "whole\n", ""])
+def test_a_journal_writes_into_no_second_name(tmp_path, text):
+    """A hard link is no link that opening could see: the file at its other end would be cut at its
+    last line and would get the rows."""
+    precious = tmp_path / "precious"
+    precious.write_text(text)
+    journal = tmp_path / "rollouts.jsonl"
+    journal.hardlink_to(precious)
+    with pytest.raises(OSError, match=r"found a file with 2 names \(hard links\)") as caught:
+        Journal(journal, Rollout)
+    assert str(journal) in str(caught.value) and "cp " in str(caught.value)
+    assert precious.read_text() == text

@@ -72,6 +72,23 @@ def test_cold_start_rows_and_adapter(tmp_path):
     assert not torch.equal(weights(policy), weights(build_policy(0)))
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_a_control_token_that_was_added_stays_text_in_an_answer(special):
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<call>"], special_tokens=special)
+    added = tokenizer.convert_tokens_to_ids("<call>")
+    assert added in tokenizer("See <call>.")["input_ids"]
+    row = {**ROWS[0], "completion": [{"role": "assistant", "content": "See <call>."}]}
+    assert added not in tokenize_rows(tokenizer, [row])[0]["input_ids"]
+
+
+def test_losses_are_written_and_not_printed(tmp_path, capsys):
+    sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path)
+    printed = capsys.readouterr().out
+    assert "loss" not in printed and "train_runtime" not in printed
+    assert "loss" in (tmp_path / "steps.jsonl").read_text()
+
+
 # settings
 
 

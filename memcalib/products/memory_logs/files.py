@@ -17,7 +17,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -53,20 +53,22 @@ def encoding_of(start: bytes) -> str:
     return "utf-8"
 
 
-def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, place: int) -> DataError:
+def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, position: int) -> DataError:
     """The refusal of a file whose byte at this place cannot be read, with a command that helps."""
     byte = error.object[error.start]
-    found = f"byte 0x{byte:02x} at place {place:,}, which is not {encoding.upper()}"
-    kind, name = "a file of Windows", "WINDOWS-1252"
+    fault = f"byte 0x{byte:02x} at place {position:,}, which is not {encoding.upper()}"
+    kind = "a file of Windows"
+    name = "WINDOWS-1252"
     if encoding == "utf-8" and byte == 0:
-        found = (
-            f"byte 0x00 at place {place:,}, which is typical of UTF-16 without a byte order mark"
+        fault = (
+            f"byte 0x00 at place {position:,}, which is typical of UTF-16 without a byte order mark"
         )
-        kind, name = "it", "UTF-16LE" if place % 2 == 0 else "UTF-16BE"
+        kind = "it"
+        name = "UTF-16LE" if position % 2 == 0 else "UTF-16BE"
     allowed = (
         f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {file} > utf8-{file}"
     )
-    return DataError([Violation("encoding", found, allowed, file=file)])
+    return DataError([Violation("encoding", fault, allowed, file=file)])
 
 
 class _Decoded(io.RawIOBase):
@@ -79,8 +81,8 @@ class _Decoded(io.RawIOBase):
         start = stream.read(4)
         self.encoding = encoding_of(start)
         if self.encoding == "utf-32":
-            found = "UTF-32"
-            raise DataError([Violation("encoding", found, _ALLOWED_ENCODING, file=file)])
+            encoding_name = "UTF-32"
+            raise DataError([Violation("encoding", encoding_name, _ALLOWED_ENCODING, file=file)])
         self.decoder = codecs.getincrementaldecoder(self.encoding)()
         self.read_bytes = 0
         self.waiting = self._decode(start)
@@ -93,8 +95,10 @@ class _Decoded(io.RawIOBase):
         try:
             text = self.decoder.decode(data, final)
         except UnicodeDecodeError as error:
-            place = self.read_bytes - held + error.start + 1
-            raise not_decoded(self.file, self.encoding.removesuffix("-sig"), error, place) from None
+            position = self.read_bytes - held + error.start + 1
+            raise not_decoded(
+                self.file, self.encoding.removesuffix("-sig"), error, position
+            ) from None
         self.read_bytes += len(data)
         if self.encoding == "utf-8" and "\0" in text[:4]:
             error = UnicodeDecodeError("utf-8", b"\0", 0, 1, "")
@@ -107,10 +111,10 @@ class _Decoded(io.RawIOBase):
             self.waiting = self._decode(data, final=not data)
             if not data:
                 break
-        taken = self.waiting[: len(buffer)]
-        self.waiting = self.waiting[len(taken) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+        ready = self.waiting[: len(buffer)]
+        self.waiting = self.waiting[len(ready) :]
+        buffer[: len(ready)] = ready
+        return len(ready)
 
 
 def open_text(stream: IO[bytes], file: str) -> io.TextIOWrapper:
@@ -149,6 +153,34 @@ def _with_commas(text: str) -> str:
     return "".join(pieces)
 
 
+class _PrintedObjects(ast.NodeTransformer):
+    """Objects as Python prints them, `Item(key='a')`, as dictionaries of their fields, and times as
+    their day."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        names = [keyword.arg for keyword in node.keywords]
+        if not node.args and all(names):
+            values = [keyword.value for keyword in node.keywords]
+            return ast.Dict(keys=[ast.Constant(name) for name in names], values=values)
+        numbers = [part.value for part in node.args if isinstance(part, ast.Constant)]
+        is_day = len(numbers) == len(node.args) >= 3 and all(type(n) is int for n in numbers)
+        return ast.Constant("{:04}-{:02}-{:02}".format(*numbers) if is_day else None)
+
+
+_PRINTED_OBJECT = re.compile(r"[\[(:,{ ][A-Za-z_][\w.]*\(")
+
+
+def _printed_value(text: str) -> object:
+    """The value of a text that Python printed; raises what `ast` raises for any other."""
+    if not _PRINTED_OBJECT.search(text):
+        return ast.literal_eval(_with_commas(text))
+    try:
+        return ast.literal_eval(_PrintedObjects().visit(ast.parse(text, mode="eval")).body)
+    except (ValueError, SyntaxError):
+        return ast.literal_eval(_with_commas(text))
+
+
 def _without_dots(value: object) -> bool:
     """Whether no part of a value is `...`, which stands for what was left out."""
     if isinstance(value, dict):
@@ -168,7 +200,7 @@ def structure_in(text: str) -> list | dict | None:
         value = parse_json(stripped)
     except (ValueError, RecursionError):
         try:
-            value = ast.literal_eval(_with_commas(stripped))
+            value = _printed_value(stripped)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return None
     if isinstance(value, tuple):
@@ -259,10 +291,16 @@ class _Window:
             self.at = end
             return value
 
+    def is_cut(self, error: Exception) -> bool:
+        """Whether a value could not be read because the text ends inside it."""
+        if not self.ended or not isinstance(error, json.JSONDecodeError):
+            return False
+        return error.msg.startswith("Unterminated") or error.pos >= len(self.held.rstrip())
+
     def line_here(self, error: Exception | None = None) -> int:
         """The line in the file that is being read, or in which an error was found."""
-        place = error.pos if isinstance(error, json.JSONDecodeError) else self.at
-        return self.line + self.held.count("\n", 0, place)
+        position = error.pos if isinstance(error, json.JSONDecodeError) else self.at
+        return self.line + self.held.count("\n", 0, position)
 
 
 def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
@@ -285,6 +323,8 @@ def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
             value = window.value()
         except (ValueError, RecursionError) as error:
             line = window.line_here(error)
+            if window.is_cut(error):
+                error = ValueError("the file ends inside a value: it was cut off")
             yield line, _broken(error, line, file, "one JSON value, or one object a line")
             return
         yield (number if is_inside else line), value
@@ -329,7 +369,8 @@ class _Prepended:
         self.text = text
 
     def read(self, size: int = -1) -> str:
-        taken, self.start = self.start, ""
+        taken = self.start
+        self.start = ""
         return taken + self.text.read(size)
 
     def __iter__(self) -> Iterator[str]:
@@ -374,9 +415,9 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         for row in reader:
             line = reader.line_num
             if None in row:
-                found = f"{len(row) - 1 + len(row[None]):,} cells"
+                cells = f"{len(row) - 1 + len(row[None]):,} cells"
                 allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
-                yield line, Violation("csv", found, allowed, line=line, file=file)
+                yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
                 yield line, {str(name): value for name, value in row.items()}
     except csv.Error as error:
@@ -409,15 +450,18 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
     except zipfile.BadZipFile as error:
-        allowed = "a complete zip archive"
-        raise DataError([Violation("zip", str(error), allowed, file=path.name)]) from None
-    logs = [
-        name
-        for name in names
-        if name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and not _BESIDES.search(name)
-    ]
-    logs.sort(key=lambda name: ("memor" not in name.lower(), name))  # what is remembered first
+        allowed = "a complete zip archive; if it was not loaded whole, load it again"
+        found = f"no zip archive, or a part of one ({error})"
+        raise DataError([Violation("zip", found, allowed, file=path.name)]) from None
+    logs = _logs_first_remembered(names)
     return logs, sorted(set(names) - set(logs))
+
+
+def _logs_first_remembered(names: Sequence[str]) -> list[str]:
+    """Those of these files of an export that may hold a log, what is remembered first."""
+    suffixes = (*JSON_SUFFIXES, *TABLE_SUFFIXES)
+    logs = [name for name in names if name.endswith(suffixes) and not _BESIDES.search(name)]
+    return sorted(logs, key=lambda name: ("memor" not in name.lower(), name))
 
 
 @contextmanager
@@ -453,20 +497,31 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
             for name in names:
                 sizes = archive.getinfo(name)
                 if is_far_larger(sizes.file_size, sizes.compress_size):
-                    found = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
-                    yield 0, Violation("zip", found, RATIO_ALLOWED, file=f"{path.name}/{name}")
+                    size = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
+                    yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
                     continue
                 with archive.open(name) as stream:
                     yield from _stream_values(stream, name)
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():
         with _with_progress(path) as stream:
             yield from _stream_values(stream, path.name)
+    elif path.is_file() and path.suffix not in (".parquet", ""):
+        raise ValueError(
+            f"{path.name}: unknown suffix {path.suffix!r}; allowed: {', '.join(LOG_SUFFIXES)}, and "
+            ".md or .txt for notes that are memories"
+        )
     else:
         yield from iter_rows(path)
 
 
 def folder_logs(path: Path) -> list[Path]:
-    """The logs of a folder, such as the sessions of a coding agent; none in any other folder."""
+    """The logs of a folder: the sessions of an agent, or, in a folder with neither sessions nor
+    notes, the JSON files of an export that was unpacked; none in any other folder.
+    """
     if not path.is_dir() or (path / "state.json").exists():
         return []
-    return sorted(file for file in path.rglob("*.jsonl") if file.is_file())
+    sessions = sorted(file for file in path.rglob("*.jsonl") if file.is_file())
+    if sessions or next(path.rglob("*.md"), None):
+        return sessions
+    names = [str(file.relative_to(path)) for file in path.rglob("*.json") if file.is_file()]
+    return [path / name for name in _logs_first_remembered(names)]

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .account import Account
 from memcalib.products.memory_logs.exports import (
     ANSWER_FIELDS,
     NOT_IN_STORE,
+    QUERY_FIELDS,
     SHAPES,
     LogRow,
     RowFault,
@@ -30,6 +31,7 @@ from memcalib.products.memory_logs.exports import (
     find_memories,
     kind_of,
     read_log_row,
+    record_kind,
     shape_of,
 )
 from .exports import _memory_id
@@ -42,6 +44,7 @@ from memcalib.products.memory_logs.files import (
 from memcalib.products.memory_logs.messages import (
     SEARCH_TOOLS,
     Message,
+    Searched,
     conversation_rows,
     is_message,
     read_message,
@@ -86,6 +89,7 @@ class LogContext:
     seen: Counter[str] = field(default_factory=Counter)  # format -> records
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
+    has_store: bool = False
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -122,15 +126,19 @@ def _each(read_one: Callable[[dict, int, LogContext], Iterable[dict]]) -> Reader
 
 def _all_as_one(
     read_all: Callable[[list[tuple[int, dict]], LogContext], Iterable[dict]],
-    group_of: Callable[[dict], str] = lambda record: "",
+    grouping: Callable[[], Callable[[dict], str]],
 ) -> Reader:
-    """A reader of a format in which several records make one conversation or trace: those that have
-    the same `group_of`."""
+    """A reader of a format in which several records make one conversation: those to which a
+    function of `grouping` gives the same name. Records before the first name belong to that one."""
 
     def read(records: Records, source: LogContext) -> Iterator[FoundRow]:
         groups: dict[str, list[tuple[int, dict]]] = {}
+        group_of = grouping()
         for line, record in records:
             groups.setdefault(group_of(record), []).append((line, record))
+        nameless = groups.pop("", [])
+        first = next(iter(groups), "")
+        groups[first] = nameless + groups.get(first, [])
         for members in groups.values():
             count = 0
             for fields in read_all(members, source):
@@ -181,7 +189,6 @@ _MESSAGE_LISTS = (
     "input",
 )
 _AROUND_MESSAGES = ("request", "values", "channel_values", "thread", "chat")
-_QUERY_FIELDS = ("query", "question", "prompt", "user_message", "user_input", "user_query")
 
 
 def _message_list(record: Mapping[str, Any]) -> list | None:
@@ -201,7 +208,7 @@ def _message_list(record: Mapping[str, Any]) -> list | None:
 
 def is_conversation(record: object) -> bool:
     """Whether a record is a conversation, and no row with a query."""
-    if not isinstance(record, dict) or not record.keys().isdisjoint(_QUERY_FIELDS):
+    if not isinstance(record, dict) or not record.keys().isdisjoint(QUERY_FIELDS):
         return False
     return _message_list(record) is not None
 
@@ -226,6 +233,74 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     yield from conversation_rows(messages, source.account, _name_of(record, line), fields, standing)
 
 
+def _thread_of(record: Mapping[str, Any]) -> str:
+    """The thread of which a record is a state, as LangGraph writes one; "" for any other."""
+    if not isinstance(record.get("values"), Mapping):
+        return ""
+    config = record.get("config")
+    places = [record, record.get("metadata"), record.get("checkpoint")]
+    places.append(config.get("configurable") if isinstance(config, Mapping) else None)
+    for place in places:
+        if isinstance(place, Mapping) and place.get("thread_id"):
+            return str(place["thread_id"])
+    return ""
+
+
+def _thread_states(records: Records, source: LogContext) -> Iterator[FoundRow]:
+    """The states of threads: of each thread the one with the most messages, since every state holds
+    what was said before it."""
+    states: dict[str, list[tuple[int, dict]]] = {}
+    for line, record in records:
+        states.setdefault(_thread_of(record), []).append((line, record))
+    for thread, members in states.items():
+        line, record = max(members, key=lambda member: len(_message_list(member[1]) or []))
+        source.account.leave("record", "an earlier state of the same thread", len(members) - 1)
+        count = 0
+        for fields in _conversation({**record, "id": thread}, line, source):
+            count += 1
+            yield FoundRow(line, fields, turns_counted=True)
+        if count:
+            source.account.use("record")
+        else:
+            source.account.leave("record", "its conversation gave no row")
+
+
+def _is_bare_message(record: dict) -> bool:
+    """Whether a record is a message that stands alone, as a line of a conversation."""
+    if record.get("role") == "session_meta":  # with which Hermes begins a session
+        return True
+    is_row = not record.keys().isdisjoint((*QUERY_FIELDS, "memories", "memory_ids", "role_type"))
+    return isinstance(record.get("role"), str) and not is_row and is_message(record)
+
+
+def _bare_names() -> Callable[[dict], str]:
+    """A function that says of each message in turn to which conversation it belongs."""
+    begun = 0
+
+    def name_of(record: dict) -> str:
+        nonlocal begun
+        begun += record.get("role") == "session_meta"
+        named = _name_of({**record, "id": None, "uuid": None}, 0)
+        if named == "line-0":
+            return f"session {begun}" if begun else ""
+        return named
+
+    return name_of
+
+
+def _bare_messages(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
+    messages = []
+    for _, record in members:
+        message = read_message(record)
+        if record["role"] == "session_meta":
+            message.reason = "an event of the session (session_meta)"
+        messages.append(message)
+    line, first = members[0]
+    name = _name_of({**first, "id": None, "uuid": None}, line)
+    fields = _copied(first)
+    yield from conversation_rows(messages, source.account, name, fields, source.standing)
+
+
 def _no_message() -> Message:
     return Message("", reason="in an unknown format (known: a role and content)")
 
@@ -241,9 +316,9 @@ def _retrieved(record: Mapping[str, Any]) -> list | None:
     """The memories beside a conversation under a name that says so."""
     for name, value in record.items():
         if "memor" in str(name).lower() and isinstance(value, list | dict | str):
-            found = find_memories(value)
-            if found:
-                return found
+            memories = find_memories(value)
+            if memories:
+                return memories
     return None
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7000b
@@ -265,11 +340,12 @@ def letta_message(raw: Mapping[str, Any]) -> Message:
         return message
     speaks = [action for _, action in message.calls if action.tool == "send_message"]
     if message.calls and message.text:
-        message.text, message.thoughts = "", message.thoughts + 1
+        message.text = ""
+        message.thoughts = message.thoughts + 1
     for action in speaks:
         arguments = structure_in(action.arguments)
-        said = arguments.get("message") if isinstance(arguments, dict) else action.arguments
-        message.text = "\n".join(part for part in (message.text, str(said or "")) if part)
+        message_text = arguments.get("message") if isinstance(arguments, dict) else action.arguments
+        message.text = "\n".join(text for text in (message.text, str(message_text or "")) if text)
     message.calls = [call for call in message.calls if call[1].tool != "send_message"]
     return message
 
@@ -277,10 +353,10 @@ def letta_message(raw: Mapping[str, Any]) -> Message:
 def _without_sent(messages: Iterable[Message]) -> Iterator[Message]:
     """The messages without what `send_message` returned, which says only that it was sent."""
     for message in messages:
-        kept = [r for r in message.results if r.tool != "send_message"]
-        if message.role == "tool" and message.results and not kept:
+        other_results = [r for r in message.results if r.tool != "send_message"]
+        if message.role == "tool" and message.results and not other_results:
             message.reason = "what send_message returned"
-        message.results = kept
+        message.results = other_results
         yield message
 
 
@@ -311,9 +387,9 @@ def _core_memory(agent: Mapping[str, Any], file: Mapping[str, Any]) -> list[dict
     """The memories in the blocks of an agent."""
     core = agent.get("core_memory")
     blocks = only_dicts(core if isinstance(core, list) else file.get("blocks"))
-    wanted = agent.get("block_ids")
-    if isinstance(wanted, list):
-        blocks = [block for block in blocks if block.get("id") in wanted]
+    block_ids = agent.get("block_ids")
+    if isinstance(block_ids, list):
+        blocks = [block for block in blocks if block.get("id") in block_ids]
     memories = []
     for block in blocks:
         if isinstance(block.get("value"), str):
@@ -339,7 +415,8 @@ def _by_time(members: list[tuple[int, dict]], *names: str) -> list[dict]:
     if not all(times) or times == sorted(times):
         return records
     if times == sorted(times, reverse=True):
-        records, times = records[::-1], times[::-1]
+        records = records[::-1]
+        times = times[::-1]
     return [records[i] for i in sorted(range(len(records)), key=times.__getitem__)]
 
 
@@ -365,6 +442,9 @@ def _path_to(leaf: object, parent_of: Mapping[str, Any]) -> set[str]:
     return path
 
 
+_CITATION = re.compile(r" ?\ue200[^\ue200\ue201]*\ue201")  # which is shown as a link, if at all
+
+
 def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
     """A message of a node of ChatGPT's export."""
     content = raw.get("content")
@@ -379,13 +459,15 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         message.memories = section_entries(str(content.get("model_set_context") or ""))
         return message
     if kind in ("thoughts", "reasoning_recap"):
-        message.thoughts, message.reason = 1, "thoughts"
+        message.thoughts = 1
+        message.reason = "thoughts"
         return message
     if kind == "user_editable_context":
         message.reason = "custom instructions, which are not a memory"
         return message
     plain = read_message({"role": message.role or "user", "content": content.get("parts") or []})
-    message.text, message.other_parts = plain.text, plain.other_parts
+    message.text = _CITATION.sub("", plain.text)
+    message.other_parts = plain.other_parts
     text = content.get("text")
     recipient = str(raw.get("recipient") or "all")
     if message.role == "assistant" and recipient != "all":
@@ -399,7 +481,8 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         returned = read_message(
             {"role": "tool", "name": author.get("name"), "content": message.text or str(text or "")}
         )
-        message.results, message.text = returned.results, ""
+        message.results = returned.results
+        message.text = ""
     return message
 
 
@@ -444,9 +527,9 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
 def _last_leaf(nodes: Mapping[str, Mapping[str, Any]]) -> str:
     """The leaf at which one arrives from the root, taking the last child each time."""
     key = next((key for key, node in nodes.items() if node.get("parent") not in nodes), "")
-    seen: set[str] = set()
-    while key and key not in seen:
-        seen.add(key)
+    parents_seen: set[str] = set()
+    while key and key not in parents_seen:
+        parents_seen.add(key)
         children = [child for child in nodes[key].get("children") or [] if child in nodes]
         if not children:
             break
@@ -478,18 +561,18 @@ def _claude_message(raw: Mapping[str, Any]) -> Message:
 def _without_left_branches(
     raws: Sequence[Mapping[str, Any]],
     messages: Sequence[Message],
-    own: str,
+    own_id: str,
     parent: str,
     leaf: object,
 ) -> list[Message]:
     """The messages, those marked that stand on no way to the leaf; all of them where no parents are
     named."""
-    parents = {str(raw.get(own)): raw.get(parent) for raw in raws}
+    parents = {str(raw.get(own_id)): raw.get(parent) for raw in raws}
     if leaf not in parents or not any(parents.values()):
         return list(messages)
     path = _path_to(leaf, parents)
     return [
-        message if str(raw.get(own)) in path else _left_branch(message)
+        message if str(raw.get(own_id)) in path else _left_branch(message)
         for raw, message in zip(raws, messages, strict=True)
     ]
 
@@ -553,7 +636,7 @@ def is_session_line(record: dict) -> bool:
     is_event = "type" in record and not record.keys().isdisjoint(
         ("sessionId", "leafUuid", "parentUuid", "messageId", "parentId", "cwd")
     )
-    return is_spoken or (is_event and record.keys().isdisjoint(_QUERY_FIELDS))
+    return is_spoken or (is_event and record.keys().isdisjoint(QUERY_FIELDS))
 
 
 def _session_message(raw: Mapping[str, Any]) -> Message:
@@ -568,6 +651,8 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
         )
     if raw.get("isSidechain"):
         message.reason = "of a helper (sidechain)"
+    elif raw.get("isApiErrorMessage"):
+        message.reason = "an error of the interface, no answer"
     elif raw.get("isMeta") or raw.get("isCompactSummary"):
         message.reason = "inserted by the agent, not said by the user"
     elif message.role == "user" and _COMMAND.match(message.text):
@@ -583,19 +668,38 @@ def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) 
     keys = [str(raw.get("uuid") or raw.get("id") or "") for raw in raws]
     parents = [raw.get("parentUuid") or raw.get("parentId") for raw in raws]
     last_said: dict[object, int] = {}
-    left: set[int] = set()
+    abandoned: set[int] = set()
     for number, message in enumerate(messages):
         if message.role == "user" and message.text and not message.results and not message.reason:
             parent = parents[number]
             if parent is not None and parent in last_said:
-                left.add(last_said[parent])
+                abandoned.add(last_said[parent])
             last_said[parent] = number
-    left_keys = {keys[number] for number in left}
+    left_keys = {keys[number] for number in abandoned}
     for number, parent in enumerate(parents):
         if parent is not None and parent in left_keys:
-            left.add(number)
+            abandoned.add(number)
             left_keys.add(keys[number])
-    return left
+    return abandoned
+
+
+def _session_names() -> Callable[[dict], str]:
+    """A function that says of each line in turn to which session it belongs: to the one that it
+    names, or to the last that was named or begun."""
+    current = ""
+
+    def name_of(record: dict) -> str:
+        nonlocal current
+        payload = record.get("payload")
+        if record.get("sessionId"):
+            current = str(record["sessionId"])
+        elif record.get("type") == "session":
+            current = str(record.get("id") or "")
+        elif record.get("type") == "session_meta" and isinstance(payload, Mapping):
+            current = str(payload.get("id") or "")
+        return current
+
+    return name_of
 
 
 def _session(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
@@ -603,8 +707,8 @@ def _session(members: list[tuple[int, dict]], source: LogContext) -> Iterator[di
     messages = [_session_message(raw) for raw in raws]
     for number in _left_lines(raws, messages):
         _left_branch(messages[number])
-    first = raws[0]
-    name = str(first.get("sessionId") or first.get("id") or "session")
+    named = next((raw for raw in raws if raw.get("sessionId")), raws[0])
+    name = str(named.get("sessionId") or named.get("id") or "session")
     yield from conversation_rows(messages, source.account, name, {}, source.standing)
 
 
@@ -636,6 +740,12 @@ def _codex(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70014
 _GOLD = "reference answers, which no assistant gave"
+_OF_ASSISTANT = "turns of the assistant in the haystack, which are not memories"
+
+
+def _has_gold(record: Mapping[str, Any], *names: str) -> bool:
+    """Whether a reference answer stands under one of these names."""
+    return any(str(record.get(name) or "").strip() for name in names)
 
 
 def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -646,11 +756,10 @@ def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     count = 0
     for number, qa in enumerate(only_dicts(record.get("qa")), 1):
         answer = _system_answer(qa)
-        if qa.get("answer") is not None or qa.get("adversarial_answer") is not None:
-            source.account.remark(_GOLD)
+        source.account.remark(_GOLD, _has_gold(qa, "answer", "adversarial_answer"))
         row = {"id": f"{name}/{number}", "query": qa.get("question"), "memories": memories}
         count += 1
-        yield {**row, "answer": answer, "group": name}
+        yield {**row, "answer": answer}
     if count:
         source.account.use("conversation")
     else:
@@ -664,9 +773,9 @@ def _observations(record: Mapping[str, Any], talk: Mapping[str, Any]) -> list[di
     sessions = [key for key in talk if re.fullmatch(r"session_\d+", str(key))]
     for session in sorted(sessions, key=lambda key: int(key.split("_")[1])):
         time = talk.get(f"{session}_date_time")
-        about = _at_session(observations, session)
-        if about:
-            for speaker, facts in about.items():
+        by_speaker = _at_session(observations, session)
+        if by_speaker:
+            for speaker, facts in by_speaker.items():
                 for fact in facts if isinstance(facts, list) else []:
                     text, source_id = (
                         fact if isinstance(fact, list) and len(fact) == 2 else (fact, "")
@@ -683,8 +792,8 @@ def _observations(record: Mapping[str, Any], talk: Mapping[str, Any]) -> list[di
 def _at_session(observations: object, session: str) -> Mapping[str, Any]:
     if not isinstance(observations, Mapping):
         return {}
-    found = observations.get(f"{session}_observation")
-    return found if isinstance(found, Mapping) else {}
+    of_session = observations.get(f"{session}_observation")
+    return of_session if isinstance(of_session, Mapping) else {}
 
 
 _SYSTEM_ANSWERS = (
@@ -721,12 +830,9 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
                 text = {"text": turn.get("content"), "created_at": day, "source": session_id}
                 memories.append(text)
             else:
-                source.account.remark(
-                    "turns of the assistant in the haystack, which are not memories"
-                )
+                source.account.remark(_OF_ASSISTANT)
     source.account.use("conversation")
-    if record.get("answer") is not None:
-        source.account.remark(_GOLD)
+    source.account.remark(_GOLD, _has_gold(record, "answer"))
     yield {
         "id": str(record["question_id"]),
         "query": record["question"],
@@ -736,20 +842,72 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     }
 
 
+def _is_hypothesis(record: dict) -> bool:
+    """Whether a record is an answer to a question of LongMemEval, which stands in another file."""
+    return record.keys() >= {"question_id", "hypothesis"} and "question" not in record
+
+
+def _haystack(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns of a haystack of LongMemEval, each with its question."""
+    dates = record.get("haystack_dates") or []
+    question = {"question_id": str(record["question_id"]), "question": record["question"]}
+    turns = []
+    for number, session in enumerate(record["haystack_sessions"]):
+        day = dates[number] if number < len(dates) else None
+        for turn in only_dicts(session):
+            said = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
+            turns.append({**said, **question})
+    return turns
+
+
+def _hypotheses(records: Records, source: LogContext) -> Iterator[FoundRow]:
+    """The answers to LongMemEval, with the questions and haystacks that the store has."""
+    haystacks: dict[str, list[dict[str, Any]]] = {}
+    others = []
+    for item in source.standing:
+        if isinstance(item, dict) and "question_id" in item:
+            haystacks.setdefault(item["question_id"], []).append(item)
+        else:
+            others.append(item)
+    for line, record in records:
+        turns = haystacks.get(str(record["question_id"]), [])
+        if not turns:
+            source.account.leave("record", "its question is not in the store")
+            continue
+        said = [turn for turn in turns if turn["speaker"] == "user"]
+        source.account.remark(_OF_ASSISTANT, len(turns) - len(said))
+        source.account.use("record")
+        fields = {
+            "id": str(record["question_id"]),
+            "query": turns[0]["question"],
+            "memories": [*others, *said],
+            "answer": record["hypothesis"],
+        }
+        yield FoundRow(line, fields)
+
+
 def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     for user, questions in record.items():
         for number, qa in enumerate(only_dicts(questions), 1):
             memories = []
             for name in (
                 "speaker_1_memories",
+                "speaker_1_graph_memories",
                 "speaker_2_memories",
+                "speaker_2_graph_memories",
                 "memories",
                 "context",
                 "retrieved_memories",
             ):
-                memories += find_memories(qa.get(name)) or []
-            if qa.get("answer") is not None or qa.get("golden_answer") is not None:
-                source.account.remark(_GOLD)
+                found = find_memories(qa.get(name)) or []
+                speaker = name.partition("_memories")[0].removesuffix("_graph")
+                if name.startswith("speaker") and speaker != name:
+                    found = [
+                        {"type": speaker, **item} if isinstance(item, dict) else item
+                        for item in found
+                    ]
+                memories += found
+            source.account.remark(_GOLD, _has_gold(qa, "answer", "golden_answer"))
             answer = _system_answer(qa)
             if answer is None and "golden_answer" in qa:
                 answer = qa.get("answer")
@@ -762,9 +920,12 @@ def is_question_list(record: dict) -> bool:
     lists = [value for value in record.values() if isinstance(value, list) and value]
     if not lists or len(lists) < len(record):
         return False
-    return all("question" in item for value in lists for item in only_dicts(value[:3])) and all(
-        only_dicts(value) for value in lists
-    )
+    for value in lists:
+        if not only_dicts(value):
+            return False
+        if not all("question" in item for item in only_dicts(value[:3])):
+            return False
+    return True
 
 
 def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -783,15 +944,13 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
             standing.append(item)
     if not standing:
         return
-    if record.get("correct_answer") is not None:
-        source.account.remark(_GOLD)
+    source.account.remark(_GOLD, _has_gold(record, "correct_answer"))
     answer = _system_answer(record)
     query = (
         record.get("user_question_or_message") or record.get("user_query") or record.get("question")
     )
     row = {"id": record.get("question_id") or f"line-{line}", "query": query, "answer": answer}
     row["memories"] = standing
-    row["group"] = str(record.get("shared_context_id") or record.get("persona_id") or "")
     yield row
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70017
@@ -845,8 +1004,8 @@ def _trace_reader(
 
 
 def _keys(*names: str) -> Callable[[dict], bool]:
-    wanted = frozenset(names)
-    return lambda record: record.keys() >= wanted
+    required = frozenset(names)
+    return lambda record: record.keys() >= required
 
 
 def _is_span(record: dict) -> bool:
@@ -865,24 +1024,6 @@ def _is_langfuse(record: dict) -> bool:
         ("input", "output", "timestamp")
     )
     return is_trace or ("traceId" in record and "type" in record and "startTime" in record)
-
-
-def _is_store_record(record: dict) -> bool:
-    """Whether a record is a memory, or a list of memories with nothing said beside it."""
-    if record.get("type") in ("entity", "relation") and "query" not in record:
-        return True
-    if not record.keys().isdisjoint((*_QUERY_FIELDS, "input", "memory_ids")):
-        return False
-    if shape_of(record):
-        return not any(_holds_memories(value) for value in record.values())
-    is_spoken = any(isinstance(value, str) and " " in value.strip() for value in record.values())
-    return not is_spoken and _holds_memories(find_memories(record))
-
-
-def _holds_memories(value: object) -> bool:
-    return (
-        isinstance(value, list) and bool(only_dicts(value)) and bool(shape_of(only_dicts(value)[0]))
-    )
 
 
 def _is_history(record: dict) -> bool:
@@ -912,7 +1053,7 @@ FORMATS: tuple[Format, ...] = (
         "letta messages",
         '{"message_type", "id", "date"}',
         lambda record: "message_type" in record,
-        _all_as_one(_letta_messages, lambda record: str(record.get("agent_id") or "")),
+        _all_as_one(_letta_messages, lambda: lambda record: str(record.get("agent_id") or "")),
         {
             "query": "user_message",
             "answer": "assistant_message",
@@ -959,7 +1100,7 @@ FORMATS: tuple[Format, ...] = (
         "assistants thread",
         '{"object": "thread.message", "role", "content"}',
         lambda record: str(record.get("object")) in ("thread.message", "thread.run"),
-        _all_as_one(_thread, lambda record: str(record.get("thread_id") or "")),
+        _all_as_one(_thread, lambda: lambda record: str(record.get("thread_id") or "")),
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
         "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
         "whose instructions do, or pass the memories as --store",
@@ -970,7 +1111,7 @@ FORMATS: tuple[Format, ...] = (
         lambda record: (
             isinstance(record.get("payload"), dict) and record.get("type") in _CODEX_LINES
         ),
-        _all_as_one(_codex),
+        _all_as_one(_codex, _session_names),
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
         "--store",
@@ -979,7 +1120,7 @@ FORMATS: tuple[Format, ...] = (
         "session of a coding agent",
         '{"type": "user" | "assistant", "message", "sessionId"}',
         is_session_line,
-        _all_as_one(_session, lambda record: str(record.get("sessionId") or "")),
+        _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
         "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
     ),
@@ -1049,6 +1190,19 @@ FORMATS: tuple[Format, ...] = (
         },
     ),
     Format(
+        "answers to longmemeval",
+        '{"question_id", "hypothesis"}',
+        _is_hypothesis,
+        _hypotheses,
+        {
+            "query": "question of the file in --store",
+            "answer": "hypothesis",
+            "memories": "the user's turns of haystack_sessions of the file in --store",
+        },
+        "the questions and their haystacks are in a second file: give longmemeval_*.json as "
+        "--store",
+    ),
+    Format(
         "personamem",
         '{"persona_id", "question_id", "user_question_or_message", "correct_answer"}',
         lambda record: (
@@ -1085,6 +1239,14 @@ FORMATS: tuple[Format, ...] = (
         'each question ({"query", "results": memory.search(...), "answer"})',
     ),
     Format(
+        "states of threads",
+        '{"values": {"messages"}, "metadata": {"thread_id"}}',
+        lambda record: bool(_thread_of(record)) and is_conversation(record),
+        _thread_states,
+        _ROLES_OF_TALK,
+        "the threads found no memory and quote none: give the store as --store",
+    ),
+    Format(
         "conversation",
         '{"messages": [{"role", "content"}]}',
         is_conversation,
@@ -1094,9 +1256,17 @@ FORMATS: tuple[Format, ...] = (
         'beside the messages ({"messages", "memories"})',
     ),
     Format(
+        "messages",
+        '{"role", "content"}, one message a line',
+        _is_bare_message,
+        _all_as_one(_bare_messages, _bare_names),
+        _ROLES_OF_TALK,
+        "the messages hold no section of memory: give the memories as --store",
+    ),
+    Format(
         "memories",
         "memories of a system without a question",
-        _is_store_record,
+        lambda record: record_kind(record) != "row",
         _no_rows,
         helps=_STORE_HELPS,
     ),
@@ -1128,15 +1298,15 @@ _ENVELOPES = (
 
 
 def _looks_like_row(record: Mapping[str, Any]) -> bool:
-    return not record.keys().isdisjoint((*_QUERY_FIELDS, "input", "user_query", "inputs"))
+    return not record.keys().isdisjoint((*QUERY_FIELDS, "input", "user_query", "inputs"))
 
 
-def _unwrapped(record: dict, places: Sequence[str] = ()) -> list[dict] | None:
+def _unwrapped(record: dict, mapped_places: Sequence[str] = ()) -> list[dict] | None:
     """The records inside one that an interface or a table put around them; None for any other.
 
-    Where a map names `places`, these are the objects of a list that have one of them.
+    Where a map names `mapped_places`, these are the objects of a list that have one of them.
     """
-    names = [place.partition(".")[0] for place in places]
+    names = [path.partition(".")[0] for path in mapped_places]
     if names and record.keys().isdisjoint(names):
         for inner in record.values():
             if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
@@ -1146,7 +1316,7 @@ def _unwrapped(record: dict, places: Sequence[str] = ()) -> list[dict] | None:
         return None
     pages = [value for value in record.values() if isinstance(value, dict)]
     if pages and len(pages) == len(record) and all(map(_is_page, pages)):
-        return [item for page in pages for item in page["data"]]
+        return list(chain.from_iterable(page["data"] for page in pages))
     for name in _ENVELOPES:
         inner = record.get(name)
         if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
@@ -1173,12 +1343,17 @@ def _columns(record: dict) -> list[dict] | None:
 
 
 def _raw_records(
-    source: LogSource, account: Account, places: Sequence[str] = ()
+    source: LogSource,
+    account: Account,
+    mapped_places: Sequence[str] = (),
+    no_memories: list[str] | None = None,
 ) -> Iterator[tuple[int, object]]:
-    """(line, record or `Violation`) of a source, each counted in the account; `places` are those
-    that a map names."""
+    """(line, record or `Violation`) of a source, each counted in the account; `mapped_places`
+    are those that a map names. Why an entry of a note is no memory is added to `no_memories`."""
     if isinstance(source, str | Path):
-        values: Iterable[tuple[int, object]] = _file_records(Path(source), source)
+        values: Iterable[tuple[int, object]] = _file_records(
+            Path(source), source, account, no_memories
+        )
     else:
         values = enumerate(source, 1)
     for line, value in values:
@@ -1186,7 +1361,7 @@ def _raw_records(
             value = dict(value)
         inner = None
         if isinstance(value, dict):
-            inner = _unwrapped(value, places) or _columns(value)
+            inner = _unwrapped(value, mapped_places) or _columns(value)
         if inner is None:
             account.find("record")
             yield line, value
@@ -1196,12 +1371,25 @@ def _raw_records(
                 yield number, record
 
 
-def _file_records(path: Path, source: str | Path) -> Iterator[tuple[int, object]]:
-    is_notes = path.suffix == ".md" or (
-        path.is_dir() and not folder_logs(path) and note_files(path)
+def _not_opened(path: Path) -> tuple[str, int]:
+    """(what, how many) of the files of an archive that hold no log."""
+    _, others = archive_files(path)
+    names = [name for name in others if re.fullmatch(r"[\w./-]{1,60}\.(?:json|html|txt|csv)", name)]
+    named = f" ({', '.join(names[:8])}{' and others' if len(others) > len(names[:8]) else ''})"
+    return f"files of the archive that were not opened{named if names else ''}", len(others)
+
+
+def _file_records(
+    path: Path, source: str | Path, account: Account, no_memories: list[str] | None = None
+) -> Iterator[tuple[int, object]]:
+    is_store = no_memories is not None
+    if path.suffix == ".zip" and path.is_file() and not is_store:
+        account.remark(*_not_opened(path))
+    is_notes = path.suffix in (".md", ".txt") or (
+        path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
     if is_notes:
-        yield from enumerate(read_notes(path), 1)
+        yield from enumerate(read_notes(path, no_memories), 1)
     else:
         yield from file_values(path if path.exists() else source)
 
@@ -1252,16 +1440,17 @@ def log_records(
 class Store:
     """The memories of an export: by their ids, and all of them in order."""
 
-    def __init__(self, items: Sequence[object] = ()):
+    def __init__(self, items: Sequence[object] = (), left: Mapping[str, int] = {}):
         self.items = list(items)
+        self.left = left  # reason -> entries that are no memory
         self.by_id: dict[str, list] = {}
         for item in self.items:
             memory_id = _memory_id(item) if isinstance(item, dict) else None
             if memory_id is None:
                 continue
-            known = self.by_id.setdefault(str(memory_id), [])
-            if item not in known:
-                known.append(item)
+            items_of_id = self.by_id.setdefault(str(memory_id), [])
+            if item not in items_of_id:
+                items_of_id.append(item)
             whole, sign, _ = str(memory_id).rpartition("#")  # a note with several memories
             if sign:
                 self.by_id.setdefault(whole, []).append(item)
@@ -1279,13 +1468,21 @@ def read_store(path: str | Path) -> Store:
     """
     items: list[object] = []
     account = Account()
-    for _, record in _raw_records(path, account):
-        items += _store_items(record)
+    no_memories: list[str] = []
+    for _, record in _raw_records(path, account, no_memories=no_memories):
+        found = _store_items(record)
+        items += found
+        if isinstance(record, Violation):
+            no_memories.append(f"cannot be read ({record.rule})")
+        elif not found:
+            no_memories.append("in no form that is known")
+    if Path(path).is_file() and Path(path).suffix not in (".md", ".txt"):
+        items = [Searched(item) if isinstance(item, dict) else item for item in items]
     if not items:
         shapes = " or ".join(shape.fields for shape in SHAPES.values())
         allowed = f"memories, each {shapes}"
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
-    return Store(items)
+    return Store(items, Counter(no_memories))
 
 
 def _store_items(record: object) -> list:
@@ -1296,6 +1493,8 @@ def _store_items(record: object) -> list:
         return [
             memory for agent in letta_agents(record) or [] for memory in _core_memory(agent, record)
         ]
+    if record.keys() >= {"question_id", "question", "haystack_sessions"}:
+        return _haystack(record)
     contexts = _shared_contexts(record)
     if contexts:
         return contexts
@@ -1305,13 +1504,15 @@ def _store_items(record: object) -> list:
         return reading.standing
     if shape_of(record):
         return [record]
-    found = find_memories(record)
-    if found is None and is_conversation(record):
-        found = [{"text": m.text} for m in map(read_message, _message_list(record) or []) if m.text]
-    if found is None:
+    memories = find_memories(record)
+    if memories is None and is_conversation(record):
+        memories = [
+            {"text": m.text} for m in map(read_message, _message_list(record) or []) if m.text
+        ]
+    if memories is None:
         graph = [record.get(name) for name in ("entities", "blocks", "memory", "memories")]
-        found = [item for items in graph for item in (items if isinstance(items, list) else [])]
-    return [item for item in found or [] if shape_of(item)]
+        memories = list(chain.from_iterable(items for items in graph if isinstance(items, list)))
+    return [item for item in memories or [] if shape_of(item)]
 
 
 def _shared_contexts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -1323,9 +1524,9 @@ def _shared_contexts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, messages in record.items():
         if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
             return []
-        for place, message in enumerate(map(read_message, messages)):
+        for number, message in enumerate(map(read_message, messages)):
             if message.text.strip():
-                turn = {"text": message.text, "context": str(name), "place": place}
+                turn = {"text": message.text, "context": str(name), "place": number}
                 turns.append({**turn, "speaker": message.role})
     return turns
 
@@ -1341,7 +1542,7 @@ def join_store(record: object, store: Store) -> object:
     if not isinstance(ids, list):
         return record
     joined = dict(record)
-    joined["memories"] = [item for memory_id in ids for item in store.of(memory_id)]
+    joined["memories"] = list(chain.from_iterable(map(store.of, ids)))
     return joined
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7001f
@@ -1384,7 +1585,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     if forms:
         form = max(forms, key=lambda form: reading.seen[form.name])
         is_notes = isinstance(source, str | Path) and (
-            Path(source).suffix == ".md" or Path(source).is_dir()
+            Path(source).suffix in (".md", ".txt") or Path(source).is_dir()
         )
         kind = f"no row in {reading.seen[form.name]:,} records of the format {form.name!r}"
         if form.name == "memories":
@@ -1393,9 +1594,9 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
                 kind += (
                     f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
                 )
-        told = [line for line in reading.account.lines() if "not (" in line]
-        if told:
-            kind += f" ({'; '.join(told)})"
+        complaints = [line for line in reading.account.lines() if "not (" in line]
+        if complaints:
+            kind += f" ({'; '.join(complaints)})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
     nothing = "found nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
@@ -1413,9 +1614,14 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         kind = f"{nothing}: no row"
     else:
         kind = f"{nothing}: it is empty"
+    if not records and violations and "cut off" in violations[0].found:
+        first = violations[0]
+        found = f"line {first.line}, which cannot be read: {first.found}"
+        allowed = "a complete file: export or load it again"
+        return DataError([Violation("json", found, allowed, file=name)])
     allowed = (
         "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
-        "fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
+        f"fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
         f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))} "
         "(all in `known_shapes()`)"
     )
@@ -1461,28 +1667,31 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
+        reading.has_store = True
+        for reason, count in memory_store.left.items():
+            reading.account.remark(f"entries of the store that are no memory: {reason}", count)
     account = reading.account
     head: list[object] = []
     rows = 0
     row_ids: set[str] = set()
-    for found in _with_query(source, reading, translate, head):
-        if not isinstance(found, FoundRow):
-            line, violation = found
+    for row in _with_query(source, reading, translate, head):
+        if not isinstance(row, FoundRow):
+            line, violation = row
             yield _dropped(
                 source, line, RowFault(violation.rule, _reason(violation), violation.allowed)
             )
             continue
         rows += 1
-        outcome = _outcome(found, memory_store, account)
+        outcome = _outcome(row, memory_store, account)
         if isinstance(outcome, LogRow) and outcome.id in row_ids and not repeated_ids:
-            _leave(account, found.fields, "the id of an earlier row")
+            _leave(account, row.fields, "the id of an earlier row")
             outcome = RowFault("id", "the id of an earlier row", "each id once")
         elif isinstance(outcome, LogRow):
             row_ids.add(outcome.id)
-            _take(account, outcome, found)
+            _take(account, outcome, row)
         else:
-            _leave(account, found.fields, outcome.rule)
-        yield outcome if isinstance(outcome, LogRow) else _dropped(source, found.line, outcome)
+            _leave(account, row.fields, outcome.rule)
+        yield outcome if isinstance(outcome, LogRow) else _dropped(source, row.line, outcome)
     if not rows:
         raise refusal_of(source, reading, head)
 
@@ -1496,8 +1705,8 @@ def _with_query(
     """The rows in a log under the names of the plain format; none of a file in whose first hundred
     records there is no query.
     """
-    found = found_rows(source, reading)
-    first = list(islice(found, 100))
+    rows = found_rows(source, reading)
+    first = list(islice(rows, 100))
     has_query = False
     for row in first:
         head.append(row.fields if isinstance(row, FoundRow) else row[1])
@@ -1508,7 +1717,7 @@ def _with_query(
     if not has_query:
         return
     yield from first
-    for row in found:
+    for row in rows:
         if isinstance(row, FoundRow) and row.format == "rows":
             row.fields = translate(row.fields)
         yield row
@@ -1520,30 +1729,30 @@ def _dropped(source: LogSource, line: int, fault: RowFault) -> Dropped:
     )
 
 
-def _outcome(found: FoundRow, store: Store, account: Account) -> LogRow | RowFault:
+def _outcome(row: FoundRow, store: Store, account: Account) -> LogRow | RowFault:
     """The row of what a reader found, or why it is none."""
     account.find("row")
-    found.fields = join_store(found.fields, store)
-    account.find("memory", count_items(found.fields))
-    turns = found.fields.get("turns") if isinstance(found.fields, dict) else None
-    if isinstance(turns, list) and not found.turns_counted:
+    row.fields = join_store(row.fields, store)
+    account.find("memory", count_items(row.fields))
+    turns = row.fields.get("turns") if isinstance(row.fields, dict) else None
+    if isinstance(turns, list) and not row.turns_counted:
         account.find("turn", len(turns))
-    system = "" if found.format == "rows" else found.format
-    return read_log_row(found.fields, found.line, system)
+    system = "" if row.format == "rows" else row.format
+    return read_log_row(row.fields, row.line, system)
 
 
-def _take(account: Account, row: LogRow, found: FoundRow) -> None:
+def _take(account: Account, row: LogRow, found_row: FoundRow) -> None:
     """Put a row that is read into the account."""
     account.use("row")
     account.use("memory", len(row.memories))
     for reason, count in row.left_memories.items():
         account.leave("memory", reason, count)
-    if not found.turns_counted:
+    if not found_row.turns_counted:
         account.use("turn", len(row.turns))
         for reason, count in row.left_turns.items():
             account.leave("turn", reason, count)
-    for what, count in row.remarks.items():
-        account.remark(what, count)
+    for remark, count in row.remarks.items():
+        account.remark(remark, count)
     if row.actions:
         account.remark("actions, which are part of the answers", len(row.actions))
         broken = sum(not action.is_json for action in row.actions)

@@ -229,9 +229,9 @@ def memories_sentence(report: MemoryReport) -> str:
         worst = report.memories["lost"].head(10).sum()
         share = 100 * worst / lost if lost else 0
         text += f", {share:.0f} % of which is due to the ten worst memories." if lost else "."
-    found = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
-    if found:
-        text += f" Found: {', '.join(found)}."
+    counted = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
+    if counted:
+        text += f" Found: {', '.join(counted)}."
     return f"{most_harmful(report)} {text}".strip()
 
 
@@ -244,7 +244,8 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     names = ["in_prompt", "cited", "used", "over_used", "under_used", "lost"]
     table = report.memories.head(shown)
     table = table.assign(memory=[printable(text[:50]) for text in table["text"]])
-    lines += ["", table[["memory", *names]].round(1).to_string(index=False), "", *report.notes]
+    known = [name for name in names if table[name].notna().any()]
+    lines += ["", table[["memory", *known]].round(1).to_string(index=False), "", *report.notes]
     return printable("\n".join(lines), keep="\n")
 
 

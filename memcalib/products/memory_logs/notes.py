@@ -9,6 +9,7 @@ __all__ = ['front_matter', 'note_entries', 'note_memories', 'note_files', 'read_
 # %% ../../../nbs/products/memory_logs/03_notes.ipynb #60317734
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def note_entries(text: str) -> list[tuple[str, str]]:
         is_code = in_code or _FENCE.match(line)
         if bullet:
             entries.append((heading, [bullet[2]]))
-        elif entries and entries[-1][0] == heading and (is_open or is_code or line[:1] in " \t"):
+        elif entries and entries[-1][0] == heading and (is_open or line[:1] in " \t"):
             entries[-1][1].append(line.rstrip() if is_code else line.strip())
         else:
             entries.append((heading, [line.strip()]))
@@ -111,16 +112,20 @@ def note_memories(text: str, name: str, left_out: list[str] | None = None) -> li
         entries = [("", " ".join(entry.split())) for entry in re.split(r"(?m)^\s*§\s*$", body)]
     else:
         entries = note_entries(body)
-    kept = []
+    kept_entries = []
     for heading, entry in entries:
         reason = _no_memory(entry)
         if not reason:
-            kept.append((heading, entry))
+            kept_entries.append((heading, entry))
         elif left_out is not None and entry:
             left_out.append(reason)
     memories = []
-    for number, (heading, entry) in enumerate(kept, 1):
-        memory = {"id": f"{name}#{number}" if len(kept) > 1 else name, "text": entry, **note_fields}
+    for number, (heading, entry) in enumerate(kept_entries, 1):
+        memory = {
+            "id": f"{name}#{number}" if len(kept_entries) > 1 else name,
+            "text": entry,
+            **note_fields,
+        }
         if heading:
             memory.setdefault("type", heading)
         memories.append(memory)
@@ -142,6 +147,19 @@ def _no_memory(entry: str) -> str:
     return ""
 
 
+def _text_memories(text: str, name: str) -> list[dict[str, Any]]:
+    """The memories of a plain text, as settings show them: one a line; a text with bullets or
+    headings is a note.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(_BULLET_LINE.match(line) or _HEADING_LINE.match(line) or line == "§" for line in lines):
+        return note_memories(text, name)
+    return [
+        {"id": f"{name}#{number}", "text": line, "source": name}
+        for number, line in enumerate(lines, 1)
+    ]
+
+
 def note_files(path: str | Path) -> list[Path]:
     """The Markdown file of this path, or those below a folder, hidden ones left out."""
     path = Path(path)
@@ -156,15 +174,18 @@ def _is_hidden(path: Path) -> bool:
 
 
 def read_notes(path: str | Path, left_out: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The memories of a Markdown file, or of every Markdown file below a folder, hidden ones left
-    out.
+    """The memories of a Markdown or text file, or of every Markdown file below a folder, hidden
+    ones left out.
     """
     path = Path(path)
     for file in note_files(path):
         name = file.name if path.is_file() else file.relative_to(path).as_posix()
         with open(file, "rb") as stream:
             text = open_text(stream, name).read()
-        yield from note_memories(text, name, left_out)
+        if file.suffix == ".txt":
+            yield from _text_memories(text, name)
+        else:
+            yield from note_memories(text, name, left_out)
 
 # %% ../../../nbs/products/memory_logs/03_notes.ipynb #2f2a2a15
 _TAGGED = re.compile(
@@ -190,6 +211,9 @@ _LETTA_BLOCK = re.compile(
     r"<(?P<label>\w+)>\s*(?:<description>.*?</description>\s*)?(?:<metadata>.*?</metadata>\s*)?"
     r"<value>(?P<value>.*?)</value>",
     re.S,
+)
+_MEMGPT_BLOCK = re.compile(  # as older versions of Letta write a block
+    r'<(?P<label>\w+) characters="\d+/\d+">(?P<value>.*?)</(?P=label)>', re.S
 )
 _HERMES_FRAME = re.compile(
     r"^═{5,}\n(?P<title>(?:MEMORY|USER PROFILE)[^\n]*)\n═{5,}\n(?P<body>.*?)(?=^═{5,}|\n\n\n|\Z)",
@@ -259,11 +283,12 @@ def _below_headings(text: str) -> list[dict[str, str]]:
     level = 0  # of the heading that is open
     has_blank = False
     for line in [*text.splitlines(), "# end"]:
-        here = _heading_level(line)
+        depth = _heading_level(line)
         ends = level and section and has_blank and _goes_beyond(line, section, level)
-        if level and ((here and here <= level) or ends):
+        if level and ((depth and depth <= level) or ends):
             memories += section_entries("\n".join(section))
-            section, level = [], 0
+            section = []
+            level = 0
         if not level and _opens_section(line):
             level = _opens_section(line)
             has_blank = False
@@ -284,10 +309,14 @@ def _goes_beyond(line: str, section: Sequence[str], level: int) -> bool:
 
 
 def _zep_entries(section: str) -> list[str]:
-    """The entries of a section of Zep: from bullet to bullet, or, without bullets, line by line."""
+    """The entries of a section of Zep: from bullet to bullet, from name to name, or line by
+    line."""
     entries: list[list[str]] = []
     lines = [line.strip() for line in section.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
+    if lines and all(line.startswith("Name:") for line in lines[:1]):
+        named = re.split(r"\n(?=Name:)", "\n".join(lines))
+        return ["; ".join(entity.splitlines()) for entity in named]
     has_bullets = any(re.match(r"[-*•](?:\s|$)", line) for line in lines)
     for line in lines:
         if not has_bullets or re.match(r"[-*•](?:\s|$)", line):
@@ -329,9 +358,10 @@ def system_memories(text: str) -> list[dict[str, Any]]:
         facts = context_facts(text)
         return [{"text": fact["fact"], **_without(fact, "fact")} for fact in facts]
     blocks = list(_LETTA_BLOCK.finditer(text)) if "<value>" in text else []
+    blocks += _MEMGPT_BLOCK.finditer(text) if ' characters="' in text else []
     if blocks:
         memories = [block_memories(block["label"], block["value"]) for block in blocks]
-        return [memory for block in memories for memory in block]
+        return list(chain.from_iterable(memories))
     frames = list(_HERMES_FRAME.finditer(text)) if "═════" in text else []
     if frames:
         entries = []
@@ -341,10 +371,11 @@ def system_memories(text: str) -> list[dict[str, Any]]:
     loaded = list(_LOADED_FILE.finditer(text)) if "Contents of " in text else []
     if loaded:
         memories = [note_memories(file["body"].strip(), file["path"]) for file in loaded]
-        return [memory for file in memories for memory in file]
+        return list(chain.from_iterable(memories))
     sections = [match for match in _TAGGED.finditer(text) if not _NOT_MEMORY.search(match[1])]
     if sections:
-        return [entry for section in sections for entry in section_entries(section[2])]
+        entries_of_sections = (section_entries(section[2]) for section in sections)
+        return list(chain.from_iterable(entries_of_sections))
     return _below_headings(text)
 
 
@@ -435,8 +466,8 @@ def mapping_lines(
         record = inner[0]
     guesses = _guesses(record)
     note = {}
-    for name, place in guesses.items():
-        unknown = re.search(r"\['[A-Z]+'\]$", place)
+    for name, path in guesses.items():
+        unknown = re.search(r"\['[A-Z]+'\]$", path)
         note[name] = "  # to be put in" if unknown else "  # a guess"
     reading = [f'with open({file!r}, encoding="utf-8") as log:']
     if one_value:

@@ -211,7 +211,8 @@ def _block_and_atom(
         "atomic_concat_text": text,
         "atom_ids": [f"{block_id}_a1"],
     }
-    time = memory.created_at or texts.unread_times[first]
+    days = [row.memories[position].created_at for position in positions]
+    time = next((day for day in days if day), "") or texts.unread_times[first]
     if time:
         block["time"] = time
     if memory.score is not None:
@@ -285,6 +286,7 @@ class OwnAnswers:
     question_ids: set[str] = field(default_factory=set)
     rows_of: Counter[str] = field(default_factory=Counter)  # id of an example -> rows
     memories_of: Counter[str] = field(default_factory=Counter)  # and their memories
+    merged: Counter[str] = field(default_factory=Counter)  # what is judged as one, kept or not
 
     @property
     def labelled(self) -> list[Example]:
@@ -294,6 +296,11 @@ class OwnAnswers:
     def leave_out(self, ids: Iterable[str], why: str) -> None:
         """Leave out the examples of these ids with their answers, and say so in the account."""
         gone = set(ids)
+        for example in self.examples:
+            if example.id in gone:
+                rows = self.rows_of[example.id]
+                for members in members_of(example).values():
+                    self.merged.subtract({"memories": rows * len(members), "groups": rows})
         self.examples = [example for example in self.examples if example.id not in gone]
         self.rollouts = [rollout for rollout in self.rollouts if rollout.example_id not in gone]
         account = self.reading.account
@@ -313,23 +320,22 @@ class OwnAnswers:
     def notes(self) -> list[str]:
         """What a reader of results has to know of the log."""
         notes = self.reading.notes() + [f"Log: {line}." for line in grouped_losses(self.dropped)]
-        merged: list[list[str]] = []
-        for example in self.examples:
-            merged += members_of(example).values()
-        if merged:
-            notes.append(
-                f"Log: {sum(map(len, merged)):,} memories say nearly the same as another memory "
-                f"of the same row and are judged together with it, in {len(merged):,} groups."
-            )
         return notes + self._id_notes()
 
     def _id_notes(self) -> list[str]:
-        """What became of rows whose id stands before: other questions, further answers to one."""
+        """What became of memories that say the same, and of rows whose id stands before: other
+        questions, further answers to one."""
         notes = []
+        if self.merged["memories"]:
+            count = counted(self.merged["memories"], "memory says", "memories say")
+            notes.append(
+                f"Log: {count} nearly the same as another memory of the same row, and each is "
+                f"judged together with it, in {counted(self.merged['groups'], 'group')}."
+            )
         if self.repeated:
             notes.append(
-                f"Log: {counted(self.repeated, 'row')} reuse the id of an earlier, different "
-                f"question; each counts as its own question."
+                f"Log: {counted(self.repeated, 'row reuses', 'rows reuse')} the id of an earlier, "
+                f"different question; each counts as its own question."
             )
         answers = Counter((rollout.example_id, rollout.model) for rollout in self.rollouts)
         several = sum(count > 1 for count in answers.values())
@@ -339,9 +345,11 @@ class OwnAnswers:
                 f"is judged, but together they count as one question."
             )
         values = sum(self.replaced.values())
+        kinds = ", ".join(f"{name}: {count:,}" for name, count in self.replaced.items())
+        replaced = f" ({kinds})" if kinds else ""
         notes.append(
-            f"Log: {values:,} private values were replaced by placeholders before anything was "
-            f"sent. {LOOKED_FOR['left']}."
+            f"Log: {counted(values, 'private value was', 'private values were')} replaced by "
+            f"placeholders{replaced}, and only the placeholders are sent. {LOOKED_FOR['left']}."
         )
         return notes
 
@@ -352,22 +360,26 @@ class OwnAnswers:
         for example in self.examples[:shown]:
             memories = [block.prompt_text("memory_text") for block in example.blocks]
             rows.append((example.id, example.question, memories, answers.get(example.id, "")))
-        replaced = ", ".join(f"{name}: {count}" for name, count in self.replaced.items())
         consent = ", ".join(
             f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()
         )
         questions = counted(len(self.question_ids), "question")
         labelled = f"{self.labelled_count:,} with ideal levels"
+        rows_used = self.reading.account.tallies["row"].used
+        without_answer = []
+        if rows_used > self.answer_count:
+            count = counted(rows_used - self.answer_count, "row")
+            without_answer = [f"  {count} without an answer, which `memcalib evaluate` leaves out"]
         lines = [
             self.reading.text(),
             *[f"  {line}" for line in grouped_losses(self.dropped)],
-            f"  removed before anything is sent: {replaced or 'nothing'}",
             f"  consent: {consent or 'no row'}",
             *[f"  {line.removeprefix('Log: ')}" for line in self._id_notes()],
             f"  {counted(self.answer_count, 'answer')} to {questions} can be judged, {labelled}",
+            *without_answer,
             "",
             f"The first {min(shown, len(rows))} as memcalib reads them, with private values "
-            f"removed:",
+            f"removed and long texts shortened:",
             rows_text(rows, shown),
         ]
         return printable("\n".join(lines), keep="\n\t")
@@ -415,9 +427,11 @@ class _AnswerMaker:
     def fault(self, row: LogRow) -> RowFault | None:
         """Why a row may not enter."""
         if not row.response and self.answers_needed:
-            return RowFault(
-                "no answer", "nothing", "a row with an answer, because no model is asked for one"
+            allowed = (
+                "a row with an answer, because no model is asked for one here; "
+                "`memcalib sweep LOG --model NAME` asks one"
             )
+            return RowFault("no answer", "nothing", allowed)
         if not self.plan.candidates and all(m.in_prompt is False for m in row.memories):
             allowed = "a row with a memory that entered the prompt"
             return RowFault("no memory in the prompt", "candidates only", allowed)
@@ -458,6 +472,8 @@ class _AnswerMaker:
         example = self._with_own_id(Example.model_validate(record))
         self.result.rows_of[example.id] += 1
         self.result.memories_of[example.id] += len(row.memories)
+        for members in members_of(example).values():
+            self.result.merged.update({"memories": len(members), "groups": 1})
         if not row.response:
             return
         self.result.answer_count += 1

@@ -13,12 +13,14 @@ from typing import Any
 
 from ...io.records import only_dicts
 from .account import Account
-from .exports import find_memories, shape_of
+from .exports import find_memories, parts_text, shape_of
 from .files import structure_in
 from memcalib.products.memory_logs.messages import (
     ITEMS,
     Message,
+    Searched,
     conversation_rows,
+    found_memories,
     is_memory_search,
     is_message,
     read_message,
@@ -31,8 +33,8 @@ class Step:
 
     trace: str
     start: str = ""
-    asked: list[Message] = field(default_factory=list)  # what a model was asked
-    said: list[Message] = field(default_factory=list)  # what it said
+    prompt: list[Message] = field(default_factory=list)  # what a model was asked
+    reply: list[Message] = field(default_factory=list)  # what it said
     memories: list | None = None  # of a search; None for a step that is none
     is_root: bool = False
     query: str = ""
@@ -124,11 +126,11 @@ def words_in(value: object, names: Sequence[str]) -> str:
 
 def _main_call(steps: Sequence[Step], reply: str) -> Step | None:
     """The call of a model that gave the reply of a trace; without a reply, the last one."""
-    calls = [step for step in steps if step.asked and any(_has_words(m) for m in step.said)]
+    calls = [step for step in steps if step.prompt and any(_has_words(m) for m in step.reply)]
     if not reply:
         return calls[-1] if calls else None
     for step in reversed(calls):
-        if any(message.text.strip() and message.text.strip() in reply for message in step.said):
+        if any(message.text.strip() and message.text.strip() in reply for message in step.reply):
             return step
     return None
 
@@ -145,20 +147,23 @@ def trace_rows(
     roots = [step for step in steps if step.is_root]
     query = next((step.query for step in roots if step.query), "")
     reply = next((step.answer for step in roots if step.answer), "")
-    found: list[object] = list(standing)
+    memories: list[object] = list(standing)
+    if any(step.memories is not None for step in steps):
+        memories = [item for item in memories if not isinstance(item, Searched)]
     for step in steps:
-        found += [item for item in step.memories or [] if item not in found]
+        memories += [item for item in step.memories or [] if item not in memories]
     main = _main_call(steps, reply)
     if main:
-        messages = [*main.asked, *main.said]
-        if query and not any(m.role == "user" and m.text.strip() for m in main.asked):
-            messages = [*main.asked, Message("user", query), *main.said]
+        messages = [*main.prompt, *main.reply]
+        if query and not any(m.role == "user" and m.text.strip() for m in main.prompt):
+            messages = [*main.prompt, Message("user", query), *main.reply]
     else:
         messages = [Message("user", query)] if query else []
         messages += [Message("assistant", reply)] if reply else []
     fields: dict[str, Any] = {}
-    for field_name in ("user", "model"):
-        value = next((getattr(step, field_name) for step in steps if getattr(step, field_name)), "")
+    answering = [main, *steps] if main else steps
+    for field_name, of_steps in (("user", steps), ("model", answering)):
+        value = next((getattr(s, field_name) for s in of_steps if getattr(s, field_name)), "")
         if value:
             fields[field_name] = value
     usage: dict[str, float] = {}
@@ -167,7 +172,7 @@ def trace_rows(
             usage[unit] = usage.get(unit, 0.0) + amount
     if usage:
         fields["usage"] = usage
-    for row in conversation_rows(messages, account, name, fields, found, last_only=True):
+    for row in conversation_rows(messages, account, name, fields, memories, last_only=True):
         yield {**row, "id": name}
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace008
@@ -178,13 +183,21 @@ def _is_search(kind: str, name: str) -> bool:
 
 def _memories_of(value: object) -> list | None:
     """The memories in what a search returned; None where there are none to be read."""
-    value = parsed(value)
+    if isinstance(value, str):
+        return found_memories(value)
     if isinstance(value, Mapping):
+        if "tool_call_id" in value or value.get("type") == "tool":  # a message of the tool
+            return _memories_of(value.get("content"))
         if shape_of(value):
             return [value]
-        for name in ("documents", "nodes", "output", "result", "memories"):
-            if isinstance(value.get(name), list):
-                return value[name]
+        for name in ("documents", "nodes", "output", "result", "memories", "content"):
+            inner = _memories_of(value[name]) if value.get(name) else None
+            if inner is not None:
+                return inner
+    parts = only_dicts(value)
+    if parts and all(part.get("type") == "text" for part in parts):  # as MCP returns a text
+        inner = found_memories(parts_text(parts))
+        return parts if inner is None else inner
     return find_memories(value)
 
 
@@ -228,10 +241,10 @@ def _observation(record: Mapping[str, Any], trace: str) -> Step:
     if _is_search(kind, name):
         step.memories = _memories_of(record.get("output"))
     elif kind == "generation":
-        step.asked = messages_in(record.get("input"))
-        step.said = messages_in(record.get("output"))
-        if not step.said and words_in(record.get("output"), _ANSWER_NAMES):
-            step.said = [Message("assistant", words_in(record.get("output"), _ANSWER_NAMES))]
+        step.prompt = messages_in(record.get("input"))
+        step.reply = messages_in(record.get("output"))
+        if not step.reply and words_in(record.get("output"), _ANSWER_NAMES):
+            step.reply = [Message("assistant", words_in(record.get("output"), _ANSWER_NAMES))]
     if not record.get("parentObservationId") and kind != "generation" and step.memories is None:
         step.is_root = True
         step.query = words_in(record.get("input"), _QUERY_NAMES)
@@ -251,14 +264,16 @@ def langsmith_steps(record: Mapping[str, Any]) -> list[Step]:
 def _run(record: Mapping[str, Any], trace: str) -> Step:
     kind = str(record.get("run_type") or "").lower()
     name = str(record.get("name") or "")
-    inputs, outputs = parsed(record.get("inputs")), parsed(record.get("outputs"))
+    inputs = parsed(record.get("inputs"))
+    outputs = parsed(record.get("outputs"))
     step = Step(trace, str(record.get("start_time") or ""))
     step.usage = _usage(tokens=record.get("total_tokens"), cost=record.get("total_cost"))
     if _is_search(kind, name):
         step.memories = _memories_of(outputs)
     elif kind in ("llm", "chat_model"):
         step.usage = {}  # stands in the root as well
-        step.asked, step.said = messages_in(inputs), messages_in(outputs)
+        step.prompt = messages_in(inputs)
+        step.reply = messages_in(outputs)
     if not record.get("parent_run_id"):
         step.is_root = True
         step.query = words_in(inputs, _QUERY_NAMES)
@@ -299,19 +314,19 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         steps = str(key).split(".")
-        place = tree
+        level = tree
         for step in steps[:-1]:
-            inner = place.get(step)
+            inner = level.get(step)
             if not isinstance(inner, dict):
-                inner = place[step] = {}
-            place = inner
+                inner = level[step] = {}
+            level = inner
         value = parsed(value)
         value = nested(value) if isinstance(value, Mapping) else value
-        known = place.get(steps[-1])
-        if isinstance(known, dict) and isinstance(value, dict):
-            known.update(value)
+        earlier = level.get(steps[-1])
+        if isinstance(earlier, dict) and isinstance(value, dict):
+            earlier.update(value)
         else:
-            place[steps[-1]] = value
+            level[steps[-1]] = value
     return {name: _listed(value) for name, value in tree.items()}
 
 
@@ -340,9 +355,8 @@ def spans_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         spans = []
         for resource in only_dicts(record["resourceSpans"]):
             for scope in only_dicts(resource.get("scopeSpans")):
-                spans += [
-                    span for inner in only_dicts(scope.get("spans")) for span in spans_of(inner)
-                ]
+                for inner in only_dicts(scope.get("spans")):
+                    spans += spans_of(inner)
         return spans
     columns = {key: value for key, value in record.items() if str(key).startswith("attributes.")}
     attributes = wire_attributes(record.get("attributes"))
@@ -374,26 +388,28 @@ def _traced_message(raw: object) -> Message | None:
     inner = _at(raw, "message") if isinstance(_at(raw, "message"), Mapping) else raw
     if not isinstance(inner, Mapping) or not inner.get("role"):
         return None
-    parts = [_at(part, "message_content") or part for part in only_dicts(inner.get("contents"))]
+    parts = [
+        _at(content, "message_content") or content for content in only_dicts(inner.get("contents"))
+    ]
     return read_message({**inner, "content": inner.get("content") or parts})
 
 
 def _event_messages(events: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Message]]:
     """What a model was asked and said in the events of a span, as earlier conventions have it."""
-    asked: list[Message] = []
-    said: list[Message] = []
+    prompt: list[Message] = []
+    reply: list[Message] = []
     for event in events:
         name = str(event.get("name") or "")
         body = nested(wire_attributes(event.get("attributes") or event.get("body")))
         roles = {"gen_ai.system.message": "system", "gen_ai.user.message": "user"}
         roles.update({"gen_ai.assistant.message": "assistant", "gen_ai.tool.message": "tool"})
         if name in roles:
-            asked.append(read_message({"role": roles[name], **body}))
+            prompt.append(read_message({"role": roles[name], **body}))
         elif name == "gen_ai.choice":
             message = body.get("message")
             message = message if isinstance(message, Mapping) else body
-            said.append(read_message({**message, "role": "assistant"}))
-    return asked, said
+            reply.append(read_message({**message, "role": "assistant"}))
+    return prompt, reply
 
 
 def _documents(values: object) -> list[dict[str, Any]]:
@@ -418,18 +434,18 @@ def span_step(span: Mapping[str, Any]) -> Step:
     attributes = span["attributes"]
     gen_ai = attributes.get("gen_ai") if isinstance(attributes.get("gen_ai"), Mapping) else {}
     step = Step(span["trace"], span["start"])
-    asked = _at(attributes, "llm", "input_messages")
-    said = _at(attributes, "llm", "output_messages")
-    if isinstance(asked, list):
-        step.asked = [m for m in map(_traced_message, asked) if m]
-        step.said = [m for m in map(_traced_message, said or []) if m]
+    prompt = _at(attributes, "llm", "input_messages")
+    reply = _at(attributes, "llm", "output_messages")
+    if isinstance(prompt, list):
+        step.prompt = [m for m in map(_traced_message, prompt) if m]
+        step.reply = [m for m in map(_traced_message, reply or []) if m]
     else:
         system = _at(gen_ai, "system_instructions")
-        step.asked = [_system(system)] if system else []
-        step.asked += messages_in(_at(gen_ai, "input", "messages") or _at(gen_ai, "prompt"))
-        step.said = messages_in(_at(gen_ai, "output", "messages") or _at(gen_ai, "completion"))
-        if not step.said:
-            step.asked, step.said = _event_messages(span["events"])
+        step.prompt = [_system(system)] if system else []
+        step.prompt += messages_in(_at(gen_ai, "input", "messages") or _at(gen_ai, "prompt"))
+        step.reply = messages_in(_at(gen_ai, "output", "messages") or _at(gen_ai, "completion"))
+        if not step.reply:
+            step.prompt, step.reply = _event_messages(span["events"])
     operation = str(_at(gen_ai, "operation", "name") or "")
     tool = str(_at(gen_ai, "tool", "name") or _at(attributes, "tool", "name") or "")
     output = _at(attributes, "output", "value")

@@ -12,6 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
+from ...io.jsonl import append_to
 from ...io.parts import find_part
 from ...io.records import ForeseenError
 from ...io.runs import RunFolder
@@ -29,7 +30,7 @@ def call_here(words: Sequence[str], log: Path) -> int:
     that are no command of the package.
     """
     with ExitStack() as stack:
-        output = stack.enter_context(open(log, "a", encoding="utf-8"))
+        output = stack.enter_context(append_to(log))
         stack.enter_context(redirect_stdout(output))
         stack.enter_context(redirect_stderr(output))
         if tuple(words[: len(PYTHON)]) == PYTHON:
@@ -101,7 +102,7 @@ def _starts_made(profile: Profile, out: Path) -> Profile:
     for name, model in profile.models.items():
         planned = Plan(Profile(models={name: model}, traces=0), out).models[name]
         folder = out / "start"
-        starts = {place: folder / planned.start(place).model for place in ("base", "start")}
+        starts = {start: folder / planned.start(start).model for start in ("base", "start")}
         if not (starts["start"] / "policy.json").is_file():
             with Bar(1) as bar:
                 build_policies(
@@ -109,7 +110,7 @@ def _starts_made(profile: Profile, out: Path) -> Profile:
                     [planned.world.name],
                     report=lambda label, row: bar.name(f"{label}: step {row['step']}"),
                 )
-        changes = {f"{place}.model": str(path) for place, path in starts.items()}
+        changes = {f"{start}.model": str(path) for start, path in starts.items()}
         models[name] = model.model_copy(update={"settings": {**model.settings, **changes}})
     return profile.model_copy(update={"models": models})
 

@@ -60,7 +60,7 @@ def test_the_map_reads_nested_places_and_refuses_what_is_not_there():
     assert plain["query"] == "What?"
     assert plain["memories"] == [{"text": "A.", "created_at": "2025-01-01"}]
     with pytest.raises(
-        DataError, match=r"query=in\.question.*allowed: a field that is there: in, in\.q"
+        DataError, match=r"query=in\.question.*allowed: an existing field: in, in\.q"
     ):
         understood([row], {"query": "in.question"})
     with pytest.raises(DataError, match="text=words.*body"):
@@ -213,7 +213,7 @@ def test_evaluate_judges_rows_that_carry_answers():
     assert mc.score([judgment])["SCS"].tolist() == [50]
     [footprint] = mc.evaluate([mem0_row(1)], judge=all_bound, log=CONSENT)
     assert is_footprint(footprint)
-    with pytest.raises(ValueError, match="no ideal levels are known"):
+    with pytest.raises(ValueError, match="without known ideal levels"):
         mc.score([footprint])
 
 
@@ -460,7 +460,7 @@ def test_the_rows_of_a_file_that_is_one_object_around_them_are_read(tmp_path):
 def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():
     rows = [mem0_row(1), mem0_row(1, answer="A tart."), mem0_row(2, id="q1")]
     preview = own_answers(LogPlan(file="rows", **CONSENT), rows).preview()
-    assert "id of another question before: 1 row" in preview
+    assert "1 row reuses the id of an earlier, different question" in preview
     assert "several answers of one model: 1 question" in preview
 
 
