@@ -126,9 +126,7 @@ WANTED = {
     "what is a good score": "faq.html#how-do-i-read-scs",
     "what does scs mean": "faq.html#how-do-i-read-scs",
     "how to cite this": "faq.html#how-do-i-cite-it",
-    "connection refused": (
-        "faq.html#no-connection-to-check-that-the-address-is-right"
-    ),
+    "connection refused": "faq.html#no-connection-to-check-that-the-address-is-right",
     "commercial use": "faq.html#what-is-the-license",
     "qwertzuiop": "faq.html",
 }  # what people type, and what must come first
