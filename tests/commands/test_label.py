@@ -156,7 +156,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
     assert code == 0 and "30 of 30" in text, text
     assert load_target_labels("labels.jsonl").rows[0].labeller_kind == "judge"
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 0 and "It corrects to judge " in text and "whose own errors remain" in text
+    assert code == 0 and "It corrects towards " in text and "whose own errors remain" in text
     code, text = call("label", "run", "--answers", 30)
     assert code == 1 and "may contain labels" in text
 

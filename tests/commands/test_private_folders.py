@@ -103,7 +103,7 @@ def test_a_folder_of_other_things_is_not_closed_but_refused(capsys, work):
     (work / "run").chmod(0o755)
     (work / "run" / "notes.txt").write_text("ours")
     code, _, errors = evaluate(capsys)
-    assert code == 1 and "run: found a folder that others may enter (mode 755)" in errors
+    assert code == 1 and "run: found a folder that other users can enter (mode 755)" in errors
     assert "chmod 700 run" in errors and "another folder" in errors
     assert [path.name for path in (work / "run").iterdir()] == ["notes.txt"]
     assert (work / "run").stat().st_mode & 0o777 == 0o755

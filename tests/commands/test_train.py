@@ -469,7 +469,7 @@ def refused_lines(forecast: str) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "method", "needle"),
     [
-        ({"judge": None}, "grpo", "judge: missing, and method grpo needs one"),
+        ({"judge": None}, "grpo", "judge: missing, but method grpo needs one"),
         ({"judge": None}, "opsd-pg", "validation needs one"),
         (
             {"start": {"model": "no-such-model"}},
@@ -673,7 +673,7 @@ def test_bad_examples_are_all_listed(capsys, tmp_path, file_recipe):
 def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
     train = file_recipe["data"]["train"]
     recipe = Recipe.model_validate({**file_recipe, "data": {"train": train, "validation": train}})
-    with pytest.raises(ValueError, match="6 validation examples are training examples too"):
+    with pytest.raises(ValueError, match="6 validation examples are also training examples"):
         recipe_examples(recipe)
     two = Recipe.model_validate({**file_recipe, "data": {"train": {"path": train, "limit": 2}}})
     assert len(recipe_examples(two).train) == 2
@@ -816,7 +816,7 @@ def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(caps
     for row in overlong:
         assert (row["prompt"], row["context_without_answer"]) == ("validation", 1024 - 12)
     file = out / "overlong.jsonl"
-    assert f"4 validation examples, 2 of them left out for their length ({file})" in output
+    assert f"4 validation examples, 2 of which were left out because they are too long ({file}" in output
     rows = [row for row in read_rows(out / "steps.jsonl") if "valid_SCS" in row]
     assert [row["step"] for row in rows] == [1, 2]
     assert all((row["valid_overlong"], row["valid_unscored"]) == (2, 0) for row in rows)
@@ -1004,7 +1004,7 @@ def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path
     parameters = json.loads((tmp_path / "parameters.json").read_text())
     parameters.update(config=config, method="grpo")
     (tmp_path / "parameters.json").write_text(json.dumps(parameters))
-    message = "holds a run of other settings .*method: 'grpo' there, 'gdpo' now"
+    message = "contains a run with other settings .*method: 'grpo' there, 'gdpo' now"
     with pytest.raises(ValueError, match=message):
         run.run()
 
@@ -1104,7 +1104,7 @@ def test_a_policy_that_cannot_be_made_again_is_said(capsys, tmp_path, straight):
     (out / "policy" / "model.safetensors").write_bytes(b"cut short!")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
     assert code == 1
-    assert "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
+    assert "model.safetensors: cannot be read" in err and "there is no checkpoint" in err
 
 
 def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
