@@ -190,7 +190,7 @@ def test_a_second_step_is_as_private_as_the_first(capsys, work, server):
         ["evaluate", "parts/a.jsonl", *model, *judged, "--out", "run3"],
         ["generate", "parts/a.jsonl", *model, "--out", "answers.jsonl"],
         ["generate", "--set", "data=parts/b.jsonl", *model, "--out", "b.jsonl"],
-        ["judge", "answers.jsonl", "--data", "parts2/c.jsonl", "--model", "bound_judge52:judge"],
+        ["judge", "answers.jsonl", "--data", "parts/a.jsonl", "--model", "bound_judge52:judge"],
     ]
     for step in steps:
         code, _, errors = run(capsys, *step)
