@@ -205,8 +205,10 @@ def _first_of(item: Mapping[str, object], *names: str) -> object:
 
 
 def _with_text(text: object, item: Mapping[str, object]) -> RawMemory:
-    """A memory of this text, with the score and the time that stand in an object."""
-    time = next((item[name] for name in _TIME_FIELDS if item.get(name) is not None), None)
+    """A memory of this text, with the score and the time that stand in an object, or the time in
+    its metadata."""
+    times = [fields.get(name) for fields in (item, _metadata(item)) for name in _TIME_FIELDS]
+    time = next((time for time in times if time is not None), None)
     return RawMemory(text, item.get("score"), time)
 
 

@@ -87,7 +87,7 @@ class LogContext:
     seen: Counter[str] = field(default_factory=Counter)  # format -> records
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
-    has_store: bool = False
+    store: str = ""  # its name, and how many memories it has
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -1394,6 +1394,9 @@ def _file_records(
     is_store = no_memories is not None
     if path.suffix == ".zip" and path.is_file() and not is_store:
         account.remark(*_not_opened(path))
+    elif path.is_dir() and not is_store and folder_logs(path):
+        what = "notes in the folder that are not read (they are read as --store)"
+        account.remark(what, len(note_files(path)))
     is_notes = path.suffix in (".md", ".txt") or (
         path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
@@ -1602,8 +1605,9 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
                     f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
                 )
         told = [line for line in reading.account.lines() if "not (" in line]
+        told = [line for line in told if line.startswith("conversations")] or told[:1]
         if told:
-            kind += f" ({'; '.join(told)})"
+            kind += f" ({told[0]})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
     nothing = "found nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
@@ -1674,7 +1678,7 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
-        reading.has_store = True
+        reading.store = f"{Path(store).name}, memories: {len(memory_store.items):,}"
         for reason, count in memory_store.left.items():
             reading.account.remark(f"entries of the store that are no memory: {reason}", count)
     account = reading.account
@@ -1684,9 +1688,10 @@ def read_log(
     for found in _with_query(source, reading, translate, head):
         if not isinstance(found, FoundRow):
             line, violation = found
-            yield _dropped(
-                source, line, RowFault(violation.rule, _reason(violation), violation.allowed)
-            )
+            reason = _reason(violation)
+            if violation.file and violation.file != source_name(source):
+                reason = f"in {violation.file}: {reason}"
+            yield _dropped(source, line, RowFault(violation.rule, reason, violation.allowed))
             continue
         rows += 1
         outcome = _outcome(found, memory_store, account)
