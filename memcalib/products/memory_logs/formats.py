@@ -580,9 +580,15 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         "parent_message_uuid",
         record.get("current_leaf_message_uuid"),
     )
-    fields = _copied(record)
+    project = record.get("project")
+    own = project.get("uuid") if isinstance(project, Mapping) else record.get("project_uuid")
+    standing = [
+        item
+        for item in source.standing
+        if not isinstance(item, dict) or item.get("project") in (None, own)
+    ]
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), fields, source.standing
+        messages, source.account, _name_of(record, line), _copied(record), standing
     )
 
 
@@ -590,14 +596,17 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
     """What Claude remembers of a user, which stood before the answers of the conversations beside
     it: as it was at the export."""
     for _, record in records:
-        texts = [record.get("conversations_memory")]
+        texts = [("", record.get("conversations_memory"))]
         projects = record.get("project_memories")
-        texts += projects.values() if isinstance(projects, Mapping) else []
-        for text in texts:
+        texts += projects.items() if isinstance(projects, Mapping) else []
+        for project, text in texts:
             if isinstance(text, str):
                 text = re.sub(r"(?m)^\*\*([^*\n]+)\*\*:?\s*$", r"# \1", text)  # its headings
-                entries = [entry for _, entry in note_entries(text)]
-                source.standing += [{"text": entry} for entry in entries]
+                of_project = {"project": str(project)} if project else {}
+                memories = [{"text": entry, **of_project} for _, entry in note_entries(text)]
+                source.standing += memories
+                what = "memories of a project, which stand before its conversations alone"
+                source.account.remark(what, len(memories) if project else 0)
         source.account.use("record")
     yield from ()
 

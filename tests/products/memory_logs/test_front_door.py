@@ -1457,6 +1457,21 @@ def test_graph_memories_and_speakers_of_the_results_of_mem0(tmp_path):
     assert [n for what, n in reading.account.remarks.items() if "reference answers" in what] == [1]
 
 
+def test_memories_of_a_project_of_claude_stand_before_its_conversations_alone(tmp_path):
+    remembered = {"conversations_memory": "Is vegan.", "project_memories": {"p": "Draws birds."}}
+    with_project = {**CLAUDE, "uuid": "c2", "project": {"uuid": "p"}}
+    reading = read_all([remembered, CLAUDE, with_project])
+    assert list(map(texts, reading.rows)) == [["Is vegan."], ["Is vegan.", "Draws birds."]]
+    assert any("memories of a project" in what for what in reading.account.remarks)
+
+
+@pytest.mark.parametrize("written", ["mara_k", "mara k", "Mara-K", "mara.k"])
+def test_the_name_of_a_user_goes_in_every_spelling(tmp_path, written):
+    row = {"query": "Where?", "memories": [f"{written} rows"], "answer": "Here.", "user": "mara_k"}
+    [example] = own(lines(tmp_path / "log.jsonl", row)).examples
+    assert example.blocks[0].memory_text == "[user] rows"
+
+
 def test_the_name_of_a_user_in_a_relation_is_taken_out(tmp_path):
     relation = {"source": "mara_k", "relationship": "lives_in", "destination": "hamburg"}
     row = {"query": "Where?", "results": [], "relations": [relation], "user_id": "mara_k"}
