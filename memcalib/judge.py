@@ -164,9 +164,9 @@ _WHOLE_PLACE = re.compile(r"\{(" + "|".join(WHOLE_PLACES) + r")\}")
 def is_whole(prompt: str) -> bool:
     """Whether a prompt is the whole message, with the places {query}, {memory}, {answer} and
     {atoms}, and not the rules alone; `ValueError` where it has some of the places and not all."""
-    places = {*_WHOLE_PLACE.findall(prompt)}
-    missing = [f"{{{place}}}" for place in WHOLE_PLACES if place not in places]
-    if not places:
+    names_in_prompt = {*_WHOLE_PLACE.findall(prompt)}
+    missing = [f"{{{place}}}" for place in WHOLE_PLACES if place not in names_in_prompt]
+    if not names_in_prompt:
         return False
     if missing:
         raise ValueError(
@@ -275,11 +275,12 @@ def system_prompt(config: JudgeConfig) -> str:
     places; raises `ValueError` for one that is also to ask for more (`config`)."""
     prompt = load_prompt(config.prompt)
     if is_whole(prompt):
-        more = [name for name in ("every_quote", "stance", "quality") if getattr(config, name)]
-        if more:
+        extras = [name for name in ("every_quote", "stance", "quality") if getattr(config, name)]
+        if extras:
             raise ValueError(
-                f"{more[0]}: found true, beside a whole prompt ({config.prompt}), which fixes "
-                f"what is asked; allowed: false, or a prompt file with the rules alone"
+                f"{extras[0]}: found true, together with a whole prompt ({config.prompt}), which "
+                f"fixes "
+                f"what is asked; allowed: false, or a prompt file with only the rules"
             )
         return prompt
     parts = [
@@ -423,13 +424,13 @@ def judge_request(
 def _filled(prompt: str, payload: Mapping[str, Any]) -> str:
     """A whole prompt with JSON in its places, filled in one pass. The conversation before a query
     has no place of its own and goes along with the query."""
-    values = {place: payload[key] for place, key in WHOLE_PLACES.items()}
+    values = {name: payload[key] for name, key in WHOLE_PLACES.items()}
     if "conversation_before_query" in payload:
         values["query"] = {
             "conversation_before_query": payload["conversation_before_query"],
             "query": payload["current_query"],
         }
-    return _WHOLE_PLACE.sub(lambda place: to_data(values[place[1]]), prompt)
+    return _WHOLE_PLACE.sub(lambda name: to_data(values[name[1]]), prompt)
 
 # %% ../nbs/02_judge.ipynb #1c28ba35
 @dataclass
@@ -1032,13 +1033,14 @@ def _naming_judge(judge: JudgeLike, subject: str) -> Iterator[None]:
     try:
         yield
     except Exception as fault:
-        asked = getattr(judge, "inner", judge)  # of a `FootprintJudge` the one that it asks
+        inner_judge = getattr(judge, "inner", judge)  # of a `FootprintJudge` the one that it asks
         has_own_words = isinstance(fault, ForeseenError | CallError | OSError | ImportError)
-        if has_own_words or isinstance(fault, DataError) or isinstance(asked, LLMJudge):
+        if has_own_words or isinstance(fault, DataError) or isinstance(inner_judge, LLMJudge):
             raise
-        name = getattr(asked, "__qualname__", type(asked).__qualname__)
+        name = getattr(inner_judge, "__qualname__", type(inner_judge).__qualname__)
         raise ForeseenError(
-            f"judge {asked.__module__}:{name} raised {type(fault).__name__}: {fault} on {subject}; "
+            f"judge {inner_judge.__module__}:{name} raised {type(fault).__name__}: {fault} "
+            f"on {subject}; "
             "allowed: a judgment of any answer"
         ) from fault
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Signals', 'ORDERED_SIGNALS', 'supported', 'suppressed', 'with_under_use', 'localization_signal', 'clip_signal',
            'localization_weights', 'sentence_means', 'sentence_weights', 'Signal', 'weigh', 'ablation_pairs',
-           'Thresholds', 'carrying_tokens']
+           'Thresholds', 'threshold_scores', 'sentence_scores', 'tokens_with_role']
 
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .inference.rewriting import Rewriter
-from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment
+from .problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment
 from memcalib.rules.base import (
     PAPER,
     ChannelWeights,
@@ -44,7 +44,7 @@ def suppressed(d: Float[Tensor, "pair token"]) -> Float[Tensor, "pair token"]:
 
 
 ORDERED_SIGNALS: Signals = {
-    **dict.fromkeys(SUPPORT, supported),
+    **dict.fromkeys(RIGHT_OR_OVER, supported),
     **dict.fromkeys(UNDER, suppressed),
 }
 
@@ -328,6 +328,11 @@ class Thresholds:
                 self.value[h] = self.decay * self.value[h] + (1 - self.decay) * candidate
 
     @property
+    def sentence_value(self) -> Float[Tensor, " channel"] | None:
+        "The thresholds of sentence means; None where credit goes to tokens."
+        return None if self.sentence is None else self.sentence.value
+
+    @property
     def acted(self) -> bool:
         "Whether any threshold has left the value that it started with."
         return bool((self.value != self.start).any())
@@ -370,8 +375,41 @@ class Thresholds:
         if self.sentence is not None:
             self.sentence.value = torch.tensor(state["sentence"], dtype=torch.float64)
 
+# %% ../nbs/05_localization.ipynb #13e17ade
+def threshold_scores(
+    batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights
+) -> tuple[Float[Tensor, " score"], Int[Tensor, " score"]]:
+    """$\\mathcal P_r^{(h)}$: clipped signals of all pairs in the pool and their
+    channels, flat."""
+    row, channel = pairs.index(batch.mask.device)
+    scores = []
+    channels = []
+    for signal, pooled in zip(placed.pool, placed.pooled, strict=True):
+        keep = batch.mask[row] & pooled[:, None]
+        scores.append(clip_signal(signal, batch.config.d_max)[keep])
+        channels.append(channel[:, None].expand(keep.shape)[keep])
+    return torch.cat(scores), torch.cat(channels)
+
+# %% ../nbs/05_localization.ipynb #b73d9faa
+def sentence_scores(
+    batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights
+) -> tuple[Float[Tensor, " score"], Int[Tensor, " score"]]:
+    """Means of clipped signals over the sentences of all pairs in the pool and their channels, flat
+    (Sentence-level localization)."""
+    assert batch.units is not None
+    row, channel = pairs.index(batch.mask.device)
+    scores = []
+    channels = []
+    for signal, pooled in zip(placed.pool, placed.pooled, strict=True):
+        clipped = clip_signal(signal, batch.config.d_max)
+        mean, size = sentence_means(clipped, batch.mask[row], batch.units[row])
+        keep = (size > 0) & pooled[:, None]
+        scores.append(mean[keep])
+        channels.append(channel[:, None].expand(keep.shape)[keep])
+    return torch.cat(scores), torch.cat(channels)
+
 # %% ../nbs/05_localization.ipynb #4192746b
-def carrying_tokens(
+def tokens_with_role(
     spans: Sequence[tuple[int, int]],  # character span of each token
     sentences: Sequence[_SentenceWithRoles],  # as from `sentence_roles`
     atoms: Sequence[str],

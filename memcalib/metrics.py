@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['LevelCounts', 'GAPS', 'Combination', 'CALIBRATION', 'METRICS', 'SEVERE_SHARE', 'SPLITS', 'ATOM_BINS',
            'DISTRACTOR_BINS', 'BLOCK_BINS', 'SOURCE', 'RESPONSE_COLUMNS', 'ATOM_COLUMNS', 'LEAST_GROUPS', 'AtomValues',
-           'Metric', 'over_total', 'under_total', 'response_scores', 'metric_table', 'add_metric', 'metric_named',
-           'metrics_among', 'calibration_metrics', 'binned', 'response_frame', 'level_counts', 'summary', 'metrics_of',
-           'answer_scores', 'bootstrap_means', 'interval', 'exact_bounds', 'percent_ranges', 'fold_by_question',
-           'question_interval', 'few_questions', 'summarise', 'with_labels', 'score', 'prediction_powered_table',
-           'readable', 'constant_policy', 'controls', 'VersionLevels', 'load_judgments']
+           'Metric', 'mean_of_asked', 'over_total', 'under_total', 'response_scores', 'metric_table', 'add_metric',
+           'metric_named', 'metrics_among', 'calibration_metrics', 'binned', 'response_frame', 'level_counts',
+           'summary', 'metrics_of', 'asked_together', 'answer_scores', 'bootstrap_means', 'interval', 'exact_bounds',
+           'percent_ranges', 'fold_by_question', 'question_interval', 'few_questions', 'summarise', 'with_labels',
+           'score', 'prediction_powered_table', 'readable', 'constant_policy', 'controls', 'VersionLevels',
+           'load_judgments']
 
 # %% ../nbs/03_metrics.ipynb #df69a7f6
 import math
@@ -74,8 +75,12 @@ class Metric:
 
     `formula` takes the counts of atoms, [response, ideal, actual], and the decay \\(\\rho\\), and
     gives one value for each response, inside of `range`; `range` lies in 0 to 1. Metrics of one
-    `family` are corrected together (Holm); without a family a metric is corrected with no other.
+    `test_family` are corrected together (Holm); without one a metric is corrected with no other.
     `atom_values`, where the metric has them, let the judge's errors be taken out of it.
+
+    A metric with `may_be_missing` does not ask about every response: its formula gives NaN for the
+    others. Which they are depends on the ideal levels alone. Means are over the responses that were
+    asked, and their number stands beside the mean.
 
     Raises `ValueError` naming what was found and what is allowed.
     """
@@ -84,9 +89,10 @@ class Metric:
     formula: Callable[[LevelCounts, float], np.ndarray]
     higher_is_better: bool
     meaning: str
-    family: str | None = None
+    test_family: str | None = None
     range: tuple[float, float] = (0.0, 1.0)
     atom_values: AtomValues | None = None
+    may_be_missing: bool = False
 
     def __post_init__(self):
         _check_metric(self)
@@ -119,13 +125,23 @@ class Metric:
         values = values.astype(float)
         low, high = self.range
         outside = ~((values >= low - 1e-9) & (values <= high + 1e-9))  # NaN is outside as well
+        also = ", or NaN with may_be_missing"
+        if self.may_be_missing:
+            outside &= ~np.isnan(values)
+            also = ", or NaN"
         if outside.any():
             worst = int(outside.argmax())
             raise ValueError(
                 f"metric {self.name!r}: the formula gave {values[worst]} for an answer with "
-                f"{_atoms_in_words(counts[worst])}; allowed: {low:g} to {high:g}"
+                f"{_atoms_in_words(counts[worst])}; allowed: {low:g} to {high:g}{also}"
             )
         return values
+
+
+def mean_of_asked(values: Float[np.ndarray, " response"]) -> float:
+    """The mean of a metric over the responses that it asks about; NaN where it asks about none."""
+    asked_values = values[~np.isnan(values)]
+    return float(asked_values.mean()) if len(asked_values) else math.nan
 
 
 def over_total(counts: LevelCounts) -> Integer[np.ndarray, " response"]:
@@ -145,15 +161,15 @@ _NAMES_TAKEN = (  # columns that tables have beside metrics
     *("seeds", "questions", "responses", "unscored_responses", "atoms", "unscored_atoms"),
     *("unscored", "difference", "labelled_responses"),
 )
-_SUFFIXES = ("_low", "_high", "_std", "_ppi")
+_SUFFIXES = ("_low", "_high", "_std", "_ppi", "_responses")
 
 
 def _small_answers() -> LevelCounts:
     """Answers with one atom, with two, and with more."""
     single = np.eye(9, dtype=np.int64)
     pairs = (single[:, None] + single[None, :]).reshape(-1, 9)
-    more = np.array([np.ones(9), np.arange(9), np.arange(9)[::-1]], np.int64)
-    return np.concatenate([single, pairs, more]).reshape(-1, 3, 3)
+    larger = np.array([np.ones(9), np.arange(9), np.arange(9)[::-1]], np.int64)
+    return np.concatenate([single, pairs, larger]).reshape(-1, 3, 3)
 
 
 def _atoms_in_words(counts: Integer[np.ndarray, "ideal actual"]) -> str:
@@ -175,11 +191,16 @@ def _field_faults(metric: Metric) -> Iterator[tuple[str, object, str]]:
         yield "higher_is_better", metric.higher_is_better, "True or False"
     if not isinstance(metric.meaning, str) or not metric.meaning.strip():
         yield "meaning", metric.meaning, "one line of words"
-    if metric.family is not None and not (isinstance(metric.family, str) and metric.family):
-        yield "family", metric.family, "a name, or None"
+    family = metric.test_family
+    if family is not None and not (isinstance(family, str) and family):
+        yield "test_family", family, "a name, or None"
     values = metric.atom_values
     if values is not None and getattr(values, "combined", None) not in get_args(Combination):
         yield "atom_values", values, f"AtomValues, combined as {', '.join(get_args(Combination))}"
+    if not isinstance(metric.may_be_missing, bool):
+        yield "may_be_missing", metric.may_be_missing, "True or False"
+    elif metric.may_be_missing and values is not None:
+        yield "atom_values", values, "None for a metric that may be missing"
     if not _is_range(metric.range):
         yield "range", metric.range, "two numbers from 0 to 1, the lower one first"
 
@@ -202,33 +223,52 @@ def _check_metric(metric: Metric) -> None:
     half = len(answers) // 2
     for rho in (0.5, 0.9):
         values = metric.of_answers(answers, rho)
-        in_halves = [metric.of_answers(part, rho) for part in (answers[:half], answers[half:])]
+        in_halves = [
+            metric.of_answers(half_of_answers, rho)
+            for half_of_answers in (answers[:half], answers[half:])
+        ]
         apart = np.concatenate(in_halves)
         _check_equal(metric, answers, values, apart, "with fewer answers around it")
+        _check_asked(metric, answers, values)
         if metric.atom_values is not None:
             of_atoms = metric.atom_values.of_answers(answers, rho)
             _check_equal(metric, answers, values, of_atoms, "by atom_values")
 
 
 def _check_equal(
-    metric: Metric, answers: LevelCounts, values: np.ndarray, others: np.ndarray, how: str
+    metric: Metric, answers: LevelCounts, values: np.ndarray, others: np.ndarray, condition: str
 ) -> None:
-    """Raises `ValueError` where the value of an answer is another one when it is found `how`."""
-    differs = ~(np.abs(values - others) < 1e-9)
+    """Raises `ValueError` where the value of an answer is another one under the `condition`."""
+    both_missing = np.isnan(values) & np.isnan(others)
+    differs = ~((np.abs(values - others) < 1e-9) | both_missing)
     if differs.any():
         worst = int(differs.argmax())
         raise ValueError(
             f"metric {metric.name!r}: the formula gave {values[worst]:g} for an answer with "
-            f"{_atoms_in_words(answers[worst])}, and {others[worst]:g} {how}; allowed: the same"
+            f"{_atoms_in_words(answers[worst])}, and {others[worst]:g} {condition}; "
+            "allowed: the same"
         )
 
+
+def _check_asked(metric: Metric, answers: LevelCounts, values: np.ndarray) -> None:
+    """Raises `ValueError` where two answers with the same ideal levels are asked and not asked."""
+    first_of_levels: dict[tuple[int, ...], int] = {}
+    for k, levels in enumerate(answers.sum(axis=2).tolist()):
+        first = first_of_levels.setdefault(tuple(levels), k)
+        if np.isnan(values[k]) != np.isnan(values[first]):
+            raise ValueError(
+                f"metric {metric.name!r}: the formula gave {values[first]:g} for an answer with "
+                f"{_atoms_in_words(answers[first])}, and {values[k]:g} for one with "
+                f"{_atoms_in_words(answers[k])}; allowed: NaN by the ideal levels alone"
+            )
+
 # %% ../nbs/03_metrics.ipynb #b57f88f8
-CALIBRATION = "calibration"  # the family of the six
+CALIBRATION = "calibration"  # the test family of the six
 
 
 def _per_atom(of_cells: Callable[[float], Any], combined: Combination) -> dict[str, Any]:
     """The two arguments that the six share."""
-    return {"family": CALIBRATION, "atom_values": AtomValues(of_cells, combined)}
+    return {"test_family": CALIBRATION, "atom_values": AtomValues(of_cells, combined)}
 
 
 _OVER = np.maximum(GAPS, 0)
@@ -328,9 +368,9 @@ def _check_addition(metric: object, name: str, table: Mapping[str, Metric]) -> N
             f"metric {name!r}: found a second metric of this name; allowed: a name other than "
             f"{', '.join(table)}"
         )
-    if metric.family == CALIBRATION:
+    if metric.test_family == CALIBRATION:
         raise ValueError(
-            f"metric {name!r}: family: found {CALIBRATION!r}, which is reserved for the six "
+            f"metric {name!r}: test_family: found {CALIBRATION!r}, which is reserved for the six "
             f"metrics of the paper; allowed: None, or a name of your own"
         )
 
@@ -623,14 +663,17 @@ def _check_atoms_once(rows: "pd.DataFrame", key: Sequence[str]) -> None:
 # %% ../nbs/03_metrics.ipynb #a83eda52
 def summary(judgments: Sequence[Judgment]) -> dict[str, float]:
     """Every metric over scored answers (section 2.3) and the number of unscored ones; metrics of
-    nothing are NaN."""
+    nothing are NaN. `_responses` counts the answers that a metric with `may_be_missing` asked."""
     scored = [judgment for judgment in judgments if judgment.scored]
     table = metric_table()
     row: dict[str, float] = {name: np.nan for name in table}
     if scored:
         counts = level_counts(scored)
         for name, metric in table.items():
-            row[name] = 100 * float(metric.of_answers(counts).mean())
+            values = metric.of_answers(counts)
+            row[name] = 100 * mean_of_asked(values)
+            if metric.may_be_missing:
+                row[f"{name}_responses"] = int((~np.isnan(values)).sum())
     row["unscored"] = len(judgments) - len(scored)
     return row
 
@@ -639,6 +682,16 @@ def metrics_of(frame: "pd.DataFrame") -> list[str]:
     """The metrics that a response frame gives: all of the table, or the six where it has totals
     without the nine counts."""
     return list(metric_table()) if _has_counts(frame) else list(METRICS)
+
+
+def asked_together(names: Iterable[str]) -> list[list[str]]:
+    """Metrics in groups that ask about the same answers: first all that ask about every answer,
+    then each that may be missing by itself."""
+    table = metric_table()
+    names = list(names)
+    complete = [name for name in names if not table[name].may_be_missing]
+    partial = [[name] for name in names if table[name].may_be_missing]
+    return [complete, *partial] if complete else partial
 
 
 def _has_counts(frame: "pd.DataFrame") -> bool:
@@ -659,14 +712,14 @@ def answer_scores(frame: "pd.DataFrame", rho: float = 0.5, prefix: str = "") -> 
         return pd.DataFrame(100 * values, columns=list(METRICS), index=frame.index)
     columns = [_whole_numbers(frame, f"{prefix}{name}") for name in CHANNELS]
     counts = np.stack(columns, axis=1).reshape(-1, 3, 3)
-    for name, given, counted in (
+    for name, stored, counted in (
         ("over", over, over_total(counts)),
         ("under", under, under_total(counts)),
     ):
-        if (given != counted).any():
-            row = int((given != counted).argmax())
+        if (stored != counted).any():
+            row = int((stored != counted).argmax())
             raise ValueError(
-                f"column {prefix}{name}: found {given[row]} in row {frame.index[row]!r}, but the "
+                f"column {prefix}{name}: found {stored[row]} in row {frame.index[row]!r}, but the "
                 f"counts of its channels give {counted[row]}; allowed: the same value"
             )
     values = {}
@@ -839,26 +892,48 @@ def _metric_cells(
     scored: "pd.DataFrame", rho: float, resamples: int, seed: int, ddof: int
 ) -> dict[str, float]:
     """Mean, `_std`, `_low` and `_high` of each metric over scored responses; NaN without
-    any, no spread with one seed, no bounds with fewer than `LEAST_GROUPS` questions."""
+    any, no spread with one seed, no bounds with fewer than `LEAST_GROUPS` questions. Of a metric
+    that may be missing also `_responses`, how many it asked about."""
     row: dict[str, float] = {}
     names = metrics_of(scored)
+    groups = asked_together(names)
+    partial = {group[0] for group in groups if metric_named(group[0]).may_be_missing}
     for name in names:
         for suffix in ("", "_std", "_low", "_high"):
             row[f"{name}{suffix}"] = np.nan
+        if name in partial:
+            row[f"{name}_responses"] = 0
     if not len(scored):
         return row
-    values = answer_scores(scored, rho).to_numpy()
-    totals, counts = fold_by_question(values, scored["seed"], scored["question_id"])
+    scores = answer_scores(scored, rho)
+    for group in groups:
+        is_asked = scores[group[0]].notna()
+        if group[0] in partial:
+            row[f"{group[0]}_responses"] = int(is_asked.sum())
+        if is_asked.any():
+            cells = _spread(scores.loc[is_asked, group], scored[is_asked], resamples, seed, ddof)
+            row.update(cells)
+    return row
+
+
+def _spread(
+    scores: "pd.DataFrame", responses: "pd.DataFrame", resamples: int, seed: int, ddof: int
+) -> dict[str, float]:
+    """Mean, `_std`, `_low` and `_high` of metrics from their values of these responses."""
+    names = list(scores.columns)
+    values = scores.to_numpy()
+    totals, counts = fold_by_question(values, responses["seed"], responses["question_id"])
     per_seed = totals.sum(axis=1) / counts.sum(axis=1)[:, None]
     low, high = question_interval(totals, counts, values, resamples, seed, percent_ranges(names))
+    cells = {}
     for k, name in enumerate(names):
-        row[name] = float(per_seed[:, k].mean())
-        row[f"{name}_low"] = float(low[k])
-        row[f"{name}_high"] = float(high[k])
+        cells[name] = float(per_seed[:, k].mean())
+        cells[f"{name}_low"] = float(low[k])
+        cells[f"{name}_high"] = float(high[k])
     if len(per_seed) > 1:
         for name, spread in zip(names, per_seed.std(axis=0, ddof=ddof), strict=True):
-            row[f"{name}_std"] = float(spread)
-    return row
+            cells[f"{name}_std"] = float(spread)
+    return cells
 
 # %% ../nbs/03_metrics.ipynb #b90d4614
 def _answers_with_atoms(
@@ -944,24 +1019,31 @@ def _powered_cells(
     scored = cast("pd.DataFrame", responses[responses["scored"]])
     labelled = cast("pd.DataFrame", scored[scored["label_probability"].notna()])
     row["labelled_responses"] = len(labelled)
-    labelled_questions = len(set(labelled["question_id"]))
-    if not len(labelled) or (few_are_missing and labelled_questions < LEAST_QUESTIONS):
+    if not len(labelled):
         return row
-    judged = answer_scores(scored, rho).to_numpy()
+    judged = answer_scores(scored, rho)
+    in_sample = scored["label_probability"].notna().to_numpy()
     by_label = np.full(judged.shape, np.nan)
-    in_sample = np.asarray(scored["label_probability"].notna())
     by_label[in_sample] = answer_scores(labelled, rho, "label_")[names].to_numpy()
-    powered = prediction_powered(
-        judged,
-        by_label,
-        np.asarray(scored["label_probability"]),
-        scored["question_id"],
-        scored["seed"],
-    )
-    for k, name in enumerate(names):
-        row[f"{name}_ppi"] = float(powered.estimate[k])
-        row[f"{name}_ppi_low"] = float(powered.low[k])
-        row[f"{name}_ppi_high"] = float(powered.high[k])
+    for group in asked_together(names):
+        columns = slice(None) if group == names else [names.index(name) for name in group]
+        is_asked = judged[group[0]].notna().to_numpy()
+        rows = slice(None) if is_asked.all() else is_asked
+        labelled_questions = scored.loc[in_sample & is_asked, "question_id"].nunique()
+        few = labelled_questions < LEAST_QUESTIONS
+        if few and (few_are_missing or metric_named(group[0]).may_be_missing):
+            continue
+        powered = prediction_powered(
+            judged[group].to_numpy()[rows],
+            by_label[:, columns][rows],
+            scored["label_probability"].to_numpy()[rows],
+            scored["question_id"].to_numpy()[rows],
+            scored["seed"].to_numpy()[rows],
+        )
+        for k, name in enumerate(group):
+            row[f"{name}_ppi"] = float(powered.estimate[k])
+            row[f"{name}_ppi_low"] = float(powered.low[k])
+            row[f"{name}_ppi_high"] = float(powered.high[k])
     return row
 
 # %% ../nbs/03_metrics.ipynb #5abcb17b
@@ -1040,10 +1122,10 @@ def prediction_powered_table(scores: "pd.DataFrame") -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 # %% ../nbs/03_metrics.ipynb #04800ddc
-def _mean_cell(mean: float, std: float, digits: int) -> str:
-    """`mean ± std`; `not scored` for no mean, no ± for no spread."""
+def _mean_cell(mean: float, std: float, digits: int, missing: str = "not scored") -> str:
+    """`mean ± std`; `missing` for no mean, no ± for no spread."""
     if np.isnan(mean):
-        return "not scored"
+        return missing
     text = f"{mean:.{digits}f}"
     return text if np.isnan(std) else f"{text} ± {std:.{digits}f}"
 
@@ -1087,7 +1169,9 @@ def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
     text = pd.DataFrame(table[keys]).copy()
     for name in metrics_among(table.columns):
         spreads = zip(table[name], table[f"{name}_std"], strict=True)
-        text[metric_named(name).heading] = [_mean_cell(mean, std, digits) for mean, std in spreads]
+        metric = metric_named(name)
+        missing = "not asked" if metric.may_be_missing else "not scored"
+        text[metric.heading] = [_mean_cell(mean, std, digits, missing) for mean, std in spreads]
     text["SCS 95 %"] = [_bounds_cell(row, digits) for row in table.to_dict("records")]
     counts = zip(table["unscored_responses"], table["responses"], strict=True)
     text["unscored"] = [f"{unscored} of {responses}" for unscored, responses in counts]
@@ -1148,10 +1232,10 @@ def _check_ideal_levels(
     """Raises `DataError` for a judgment whose atoms or ideal levels are not those of its example,
     where that is known in the version that was judged.
     """
-    known = of_examples.get(judgment.example_id)
-    if known is None or judgment.example_hash not in ("", known.version) or not judgment.atoms:
+    earlier = of_examples.get(judgment.example_id)
+    if earlier is None or judgment.example_hash not in ("", earlier.version) or not judgment.atoms:
         return
-    faults = list(level_faults(known.levels, judgment))
+    faults = list(level_faults(earlier.levels, judgment))
     if faults:
         place = {"example_id": judgment.example_id, "file": str(path)}
         raise DataError([replace(fault, **place) for fault in faults])

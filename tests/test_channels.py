@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from memcalib.channels import channel_rewards, judgment_tensors
 from memcalib.credit.advantages import (
-    direction_check,
     group_advantages,
     rms_scale,
     sequence_advantages,
 )
 from memcalib.problem import CHANNELS, AtomJudgment, Judgment, Level
+from memcalib.rules.base import direction_check
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 NAN = float("nan")

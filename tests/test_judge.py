@@ -408,7 +408,7 @@ def test_a_whole_prompt_without_one_of_its_places_is_refused(tmp_path, place):
 @pytest.mark.parametrize("more", ["every_quote", "stance", "quality"])
 def test_a_whole_prompt_is_not_asked_for_more(tmp_path, more):
     config = whole_prompt(tmp_path).model_copy(update={more: True})
-    with pytest.raises(ValueError, match=f"{more}: found true, beside a whole prompt"):
+    with pytest.raises(ValueError, match=f"{more}: found true, together with a whole prompt"):
         system_prompt(config)
 
 

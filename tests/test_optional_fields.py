@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from memcalib.inference.rollout import SHIPPED_TEMPLATES, TemplateFile
+from memcalib.inference.rollout import TemplateFile
 from memcalib.io.records import DataError
 from memcalib.judge import JudgeConfig, judge_payload
 from memcalib.problem import (
     PROMPT_TEMPLATES,
+    SHIPPED_TEMPLATES,
     Example,
     Judgment,
     Level,

@@ -1,13 +1,19 @@
 """Lines of the method that once could be broken without a test noticing, one test for each."""
 
+import math
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from memcalib import training
+from memcalib.credit.assignment import _with_own
+from memcalib.credit.audit import ROLES, AuditedPair, _measures
 from memcalib.credit.sentences import Boundaries, first_segments
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.redistribution import _check_means, _with_own, place_pairs
+from memcalib.redistribution import check_means, place_pairs
 from memcalib.rules.base import (
     ChannelWeights,
     CreditConfig,
@@ -24,9 +30,9 @@ LIVE = torch.ones(1, 4, dtype=torch.bool)
 @pytest.mark.parametrize("mean", [0.9, 1.1])
 def test_a_mean_below_or_above_the_advantage_is_refused(mean):
     rule = CreditConfig().rule
-    _check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
+    check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
     with pytest.raises(ValueError, match="the mean of the tokens' advantages"):
-        _check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
+        check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
 
 
 def test_segments_of_one_length_are_allowed_and_a_least_above_the_most_is_not():
@@ -166,3 +172,57 @@ def test_a_token_that_the_atoms_make_likelier_has_a_positive_difference():
     without = torch.tensor([[-1.5, -1.0]])
     differences = CreditConfig().rule.differences(batch, torch.tensor([0]), without)
     assert differences.tolist() == [[1.0, -1.0]]
+
+
+def test_one_reward_that_is_not_finite_is_enough_to_stop_a_training():
+    rewards = torch.zeros(2, 9)
+    judged = SimpleNamespace(
+        valid=torch.tensor([True, False]),
+        rewards=rewards,
+        examples=[SimpleNamespace(id="first"), SimpleNamespace(id="second")],
+    )
+    trainer = SimpleNamespace(judged=judged, _step_number=3)
+    rewards[1, 0] = math.nan  # an answer without a score may hold anything
+    training.CreditTrainer._check_rewards(trainer)
+    rewards[0, 4] = math.inf
+    with pytest.raises(ValueError, match=r"step 3, row 0 .*'first'.*channel B\+: reward inf"):
+        training.CreditTrainer._check_rewards(trainer)
+
+
+@pytest.mark.parametrize("noises", [[0.01, 0.03, math.nan], [math.nan]])
+def test_the_noise_of_rounding_is_the_largest_at_the_temperature_of_the_training(
+    noises, monkeypatch
+):
+    asked = {}
+
+    def noise(model, prompts, ids, **options):
+        asked.update(options, prompts=prompts, ids=ids)
+        return torch.tensor(noises)
+
+    monkeypatch.setattr(training, "batch_noise", noise)
+    trainer = SimpleNamespace(
+        judged=SimpleNamespace(examples=["a", "b"], ids=[[1], [2]]),
+        encode=lambda example: [ord(example)],
+        concatenate=lambda values: values,
+        temperature=0.7,
+        config=SimpleNamespace(gate=1.0),
+    )
+    floor = training.CreditTrainer.noise_floor(trainer, None, answers=1)
+    assert asked == {"temperature": 0.7, "prompts": [[97]], "ids": [[1]]}
+    assert floor == pytest.approx(0.03) if len(noises) > 1 else math.isnan(floor)
+
+
+def test_what_an_audit_measures_stands_at_its_own_pair():
+    """The number of a pair is its own, wherever in the list the pair stands."""
+    key, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    roles = [ROLES[0], ROLES[-1]]
+    pairs = [
+        AuditedPair("C+", np.array([1, 3]), key, roles, "p"),
+        AuditedPair("AB-", np.array([2, 2]), other, roles, "q"),
+        AuditedPair("CA-", np.array([1, 1]), key, roles, "r"),
+    ]
+    measured, turned = _measures(pairs), _measures(pairs[::-1])
+    assert measured["token share, key"].tolist() == [25, 50, 50]
+    assert measured["credit share, key"].tolist() == [100, 0, 100]
+    for name, values in measured.items():
+        np.testing.assert_array_equal(values, turned[name][::-1], err_msg=name)

@@ -31,7 +31,7 @@ from memcalib.report.run_data import METHOD_LABELS
 from memcalib.trainer.callbacks import Diverged, repetition
 from memcalib.problem import Level, encode_prompt, judge_all, judgment_for, render
 from memcalib.credit.logprobs import response_logps_reference
-from memcalib.credit.prefix_groups import response_mask
+from memcalib.inference.token_rows import response_mask
 from memcalib.trainer.train_config import (
     METHODS,
     CreditGRPOConfig,

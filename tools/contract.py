@@ -129,8 +129,8 @@ def solve(batch: dict[str, Any], records: list[Example], credit: BatchCredit) ->
     )
     rewards: list[list[float] | None] = [None] * len(answers)
     for row in range(len(answers) - 1):
-        if bool(credit.request.valid[row]):
-            rewards[row] = credit.request.rewards[row].tolist()
+        if bool(credit.request.answers.valid[row]):
+            rewards[row] = credit.request.answers.rewards[row].tolist()
     units = credit.request.batch.units
     solved: dict[str, Any] = {}
     solved["readings"] = list(credit.scorer.readings) if credit.scorer else []

@@ -62,7 +62,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in RENAMED:
-            old, name = args[0], RENAMED[args[0]]
+            old = args[0]
+            name = RENAMED[args[0]]
             note = f"`memcalib {old}` is now `memcalib {name}`; the next release drops the old name"
             print(f"memcalib: {note}", file=sys.stderr)
             args = [name, *args[1:]]
@@ -231,6 +232,35 @@ def _resume_hint(arguments: list[str] | None) -> str:
         command.append("--resume")
     return f"\n{KEPT_ROWS}{shlex.join(command)}"
 
+
+def _command_elsewhere(arguments: list[str] | None) -> str:
+    """The same command with a folder that can be written to; empty if its own folder can."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command = get_command(app).commands.get(words[0]) if words else None
+    if command is None or isinstance(command, TyperGroup):
+        return ""
+    with command.make_context(words[0], list(words[1:]), resilient_parsing=True) as context:
+        has_out = "out" in context.params
+        out = Path(context.params.get("out") or Path("runs") / words[0])
+    folder = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    if os.access(folder, os.W_OK):
+        return ""
+    if not has_out:
+        return f"\nYou cannot write to {folder}. Run the same command in another folder."
+    kept = [*_masked_words(words)]
+    for k, word in enumerate(kept):
+        if word == "--out":
+            del kept[k : k + 2]
+            break
+        if word.startswith("--out="):
+            del kept[k]
+            break
+    new_folder = str(Path.home() / "memcalib" / out.name)
+    return (
+        f"\nYou cannot write to {folder}. To write to another folder: "
+        f"{shlex.join(['memcalib', *kept, '--out', new_folder])}"
+    )
+
 # %% ../../nbs/commands/09_cli.ipynb #7807a5dc
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
@@ -323,7 +353,10 @@ def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
-    if not is_user_mistake and not getattr(error, "advice", ""):
+    elsewhere = _command_elsewhere(arguments) if isinstance(error, OSError) else ""
+    if elsewhere:
+        message += elsewhere
+    elif not is_user_mistake and not getattr(error, "advice", ""):
         message += _resume_hint(arguments)
     stop(message, _exit_code(error))
 
@@ -718,7 +751,7 @@ def split(
         str, typer.Option("--from", help="Which split of a data set to read.")
     ] = "train",
 ) -> None:
-    """Split a file of examples into parts that are alike in domain and difficulty and share no
+    """Split a file of examples into parts that are similar in domain and difficulty and share no
     question.
 
     Without --size, the parts are those that the paper makes of its 13,500 training examples. The
@@ -1025,8 +1058,8 @@ def levels(
     sheet_to_fill = str(out / "sheet.csv")
     read_sheet = ["levels", file, "--out", str(out), "--sheet", sheet_to_fill, "--labeller", "NAME"]
     judge_them = ["evaluate", "--log", file, "--levels", str(out)]
-    for place in map_ or ():
-        judge_them += ["--map", place]
+    for path in map_ or ():
+        judge_them += ["--map", path]
     for option, value in (("--store", plan.store), ("--consent", consent)):
         judge_them += [option, value] if value is not None else []
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
@@ -1216,7 +1249,7 @@ def exam(
     if sheet:
         if not sheet.is_file():
             raise FileNotFoundError(
-                f"{sheet}: there is no such sheet; to write one to fill in: memcalib exam "
+                f"{sheet}: there is no such sheet; to write one: memcalib exam "
                 f"--write-sheet {sheet}"
             )
         print(read_label_sheet(sheet).round(2).to_string(index=False))
@@ -1514,8 +1547,9 @@ def compare(
 ) -> None:
     """Compare runs on the same questions, with paired differences, intervals and tests.
 
-    Differences are given overall and by domain. Files of shared results (results.jsonl) hold no
-    answers, so they are compared as independent samples, if judge, prompt and data are the same.
+    Differences are given overall and by domain. Files of shared results (results.jsonl) contain no
+    answers, so they are compared as independent samples, provided that judge, prompt and data are
+    the same.
 
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
@@ -1788,7 +1822,7 @@ def sweep(
     retrieve: Annotated[
         str | None,
         typer.Option(
-            help="Function of yours that finds candidates for (query, k): package.module:name."
+            help="Your function that finds candidates for (query, k), as package.module:name."
         ),
     ] = None,
     today_framing: Annotated[
@@ -1813,11 +1847,12 @@ def sweep(
     """Find out how many memories to retrieve and how to introduce them, and whether that is better
     than your current setting.
 
-    The log says what retrieval found and what entered the prompt (`candidates` beside the memories,
-    or `in_prompt` in each), or a function of yours finds it again. If a setting does not show a
-    memory, the memory counts as ignored. The command first says what it will cost, and sends
-    nothing without --yes. If it is stopped, run it again and it continues. Frequent settings:
-    grid.full, grid.scores, grid.times, grid.today.top_k, sampling.seeds, model.price.
+    The log must say what retrieval found and what entered the prompt (a field `candidates` next to
+    the memories, or `in_prompt` in each memory). Otherwise, your own function can repeat the
+    retrieval (--retrieve). If a setting does not show a memory, the memory counts as ignored. The
+    command first says what it will cost, and sends nothing without --yes. If it is stopped, run it
+    again and it continues. Frequent settings: grid.full, grid.scores, grid.times, grid.today.top_k,
+    sampling.seeds, model.price.
 
     Example: memcalib sweep log.jsonl --top-k 2,4,8 --framing advice,facts --today-framing facts
     --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat --judge-url
@@ -1905,8 +1940,8 @@ def score(
 ) -> None:
     """Print the scores of a file of judgments, with intervals and controls.
 
-    It also prints the proportions of the nine channels, the number of unscored atoms, and quality
-    and safety where they were rated.
+    It also prints the proportions of the nine channels, the number of unscored atoms, and, if they
+    were rated, quality and safety.
 
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """
@@ -2232,8 +2267,8 @@ def train(
     """Train a model to use memory well: by supervised fine-tuning, by self-distillation, or with
     rewards from a judge (GRPO, GDPO, MemCalib-RL).
 
-    Afterwards the folder holds policy/, best/, steps.jsonl and manifest.json. `memcalib evaluate
-    --weights OUT/policy` measures the policy.
+    Afterwards, the folder contains policy/, best/, steps.jsonl and manifest.json. `memcalib
+    evaluate --weights OUT/policy` measures the policy.
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
@@ -2536,7 +2571,7 @@ app.add_typer(cache_verbs, name="cache")
 
 @cache_verbs.command()
 def stats(cache: Cache = None) -> None:
-    """Print where the cache is, how many replies it holds by model, and its size."""
+    """Print where the cache is, how many replies of each model it contains, and its size."""
     from memcalib.inference.cache import CallCache
 
     for name, value in CallCache(cache).stats().items():

@@ -1036,10 +1036,10 @@ _OF_REASONING = (
 
 def _withheld_characters(row: Rollout | Judgment) -> int:
     """How many characters of reasoning the server sent instead of this answer or judgment."""
-    told = row.error or ""
+    text = row.error or ""
     if isinstance(row, Rollout) and row.withheld:
-        told = withheld_text(row.usage)
-    sent = re.search(r"sent ([\d,]+) characters as reasoning and no answer", told)
+        text = withheld_text(row.usage)
+    sent = re.search(r"sent ([\d,]+) characters as reasoning and no answer", text)
     return int(sent[1].replace(",", "")) if sent else 0
 
 

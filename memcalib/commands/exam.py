@@ -314,8 +314,8 @@ class ExamRun:
         with Bar(self.forecast()["to ask"]) as bar:
             bar.name("exam")
             judgments = self._read(self.judge, self.items, "", self.exam.repairs, bar)
-            left = getattr(self.judge, "repairs_left", self.exam.repairs)
-            blind = self._read(self.rank_judge, self.rank_items, "blind-", left, bar)
+            repairs = getattr(self.judge, "repairs_left", self.exam.repairs)
+            blind = self._read(self.rank_judge, self.rank_items, "blind-", repairs, bar)
         everything = exam_frame(self.items, judgments)
         frame = everything[~everything["kind"].isin(["pair", "real"])]
         numbers = exam_numbers(frame)

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/commands/08_roles.ipynb #e4a70007
-ITEMS, SHEET, PAGE, LABELS = "items.jsonl", "sheet.csv", "page.html", "labels.jsonl"
+ITEMS = "items.jsonl"
+SHEET = "sheet.csv"
+PAGE = "page.html"
+LABELS = "labels.jsonl"
 
 
 def examples_of_training(run: str | Path, data: str | None = None) -> list[Example]:

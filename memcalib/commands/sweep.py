@@ -103,14 +103,10 @@ def retrieved_rows(
         if isinstance(record.get("query"), str):
             levels = _known_levels(record)
             memories = _checked_memories(retrieve(record["query"], k), line)
-            record = {
-                **record,
-                "candidates": [
-                    _candidate(item, memory, levels)
-                    for item in memories
-                    for memory in memories_in(item)
-                ],
-            }
+            candidates = []
+            for item in memories:
+                candidates += [_candidate(item, memory, levels) for memory in memories_in(item)]
+            record = {**record, "candidates": candidates}
         yield record
 
 

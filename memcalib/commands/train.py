@@ -231,7 +231,7 @@ class TrainRun:
         trained = _trained(self.folder, self.steps)
         if trained and not self.resume:
             raise ValueError(
-                f"{self.folder} holds a training (step {self.last_step}): add --resume to "
+                f"{self.folder} contains a training (step {self.last_step}): add --resume to "
                 f"continue it, or choose another folder"
             )
         if self.method != "sft":  # which says so itself
@@ -741,7 +741,7 @@ def _metrics_table(rows: dict[str, dict[str, Any]]) -> str:
     """
     import pandas as pd
 
-    names = [name for row in rows.values() for name in row]
+    names = set().union(*rows.values())
     shown = [name for name in metric_table() if name in METRICS or f"valid_{name}" in names]
     lines = []
     for name, row in rows.items():

@@ -26,7 +26,6 @@ from memcalib.credit.prefix_groups import (
     with_whole_weights,
     is_out_of_memory,
     log,
-    padded_rows,
     prefix_groups,
     sample_rows,
     sharing_fault,
@@ -34,6 +33,7 @@ from memcalib.credit.prefix_groups import (
     takes,
     token_logps,
 )
+from ..inference.token_rows import padded_rows
 from ..inference.sampling import evaluating, group_sync
 
 # %% ../../nbs/credit/03_logprobs.ipynb #typechk0

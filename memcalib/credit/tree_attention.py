@@ -21,12 +21,12 @@ from memcalib.credit.prefix_groups import (
     PrefixGroup,
     cache_fault,
     prefix_groups,
-    response_mask,
     sample_rows,
     sharing_fault,
     split_model,
     token_scores,
 )
+from ..inference.token_rows import response_mask
 from ..inference.sampling import evaluating
 
 # %% ../../nbs/credit/05_tree_attention.ipynb #24547e5d

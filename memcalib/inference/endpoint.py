@@ -306,9 +306,9 @@ class Endpoint(BaseModel):
                 f"names"
             )
             raise CallError("no_key", message)
-        for place in key_places(value):
+        for name in key_places(value):
             message = (
-                f"extra_body.{place} contains what looks like a key; the value is not shown: put "
+                f"extra_body.{name} contains what looks like a key; the value is not shown: put "
                 f"the key into the variable that key_env names"
             )
             raise CallError("no_key", message)
@@ -386,8 +386,8 @@ def endpoints_in(
 
 def _without_login(proxy: str) -> str:
     """The address of a proxy with *** for user and password, which may hold any character."""
-    scheme, _, rest = proxy.partition("://")
-    _, at, host = rest.rpartition("@")
+    scheme, _, address = proxy.partition("://")
+    _, at, host = address.rpartition("@")
     return f"{scheme}://***@{host}" if at else proxy
 
 

@@ -122,40 +122,40 @@ def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
         content, _ = PretrainedConfig.get_config_dict(path, revision=revision)
     except (OSError, ValueError):
         return  # whoever loads the model says why there is none
-    for place, name in _named_attentions(content):
+    for setting, name in _named_attentions(content):
         own_name = name.rpartition("|")[2]
         package = _FLASH_PACKAGES.get(own_name)
         if own_name in _OWN_ATTENTION or (package and find_spec(package)):
             continue
         raise ValueError(
-            f"{path}: config.json: {place}: found {short_repr(name)}, which would download code "
+            f"{path}: config.json: {setting}: found {short_repr(name)}, which would download code "
             f"from a hub; such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, "
-            "and flash_attention_2 where the package flash_attn is installed"
+            "and, if the package flash_attn is installed, flash_attention_2"
         )
 
 
-def _named_attentions(content: object, place: str = "") -> Iterator[tuple[str, str]]:
+def _named_attentions(content: object, setting: str = "") -> Iterator[tuple[str, str]]:
     """Place and value of everything in a configuration that names what computes attention or
     experts.
     """
     if isinstance(content, Mapping):
         for name, value in content.items():
-            inner = f"{place}.{name}" if place else str(name)
+            inner = f"{setting}.{name}" if setting else str(name)
             if str(name).endswith(("attn_implementation", "experts_implementation")):
                 yield from _texts(value, inner)
             else:
                 yield from _named_attentions(value, inner)
     elif isinstance(content, list):
         for number, value in enumerate(content):
-            yield from _named_attentions(value, f"{place}.{number}")
+            yield from _named_attentions(value, f"{setting}.{number}")
 
 
-def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+def _texts(value: object, setting: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        yield place, value
+        yield setting, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _texts(inner, f"{place}.{name}")
+            yield from _texts(inner, f"{setting}.{name}")
 
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -221,9 +221,9 @@ def check_hashes(folder: str | Path) -> None:
     for line in sums.read_text(encoding="utf-8").splitlines():
         recorded, _, name = line.partition("  ")
         file = sums.parent / name
-        found = file_hash(file) if file.is_file() else "no file"
-        if found != recorded:
-            faults.append(f"{file}: found {found}, in {HASHES} stands {recorded}")
+        actual_hash = file_hash(file) if file.is_file() else "no file"
+        if actual_hash != recorded:
+            faults.append(f"{file}: found {actual_hash}, in {HASHES} stands {recorded}")
     if faults:
         raise ValueError(
             "; ".join(faults) + "; create the folder again, or remove the outdated record"

@@ -48,10 +48,10 @@ def add_part(kind: str, name: str, part: Any) -> None:
     """
     if kind not in KINDS:
         raise ValueError(f"part of kind {kind!r}: allowed are {', '.join(KINDS)}")
-    known = _table()[kind].get(name, part)
-    if known is not part and known != part:
+    earlier = _table()[kind].get(name, part)
+    if earlier is not part and earlier != part:
         raise ValueError(
-            f"{kind} {name!r}: found {part!r}; but this name already belongs to {known!r} already"
+            f"{kind} {name!r}: found {part!r}; this name already belongs to {earlier!r}"
         )
     _added[kind][name] = part
     _table.cache_clear()
@@ -81,11 +81,10 @@ def _enter(table: dict[str, dict[str, Any]], kind: str, parts: dict[str, Any], s
     if kind not in KINDS:
         raise ValueError(f"{source}: part of kind {kind!r}; allowed are {', '.join(KINDS)}")
     for name, part in parts.items():
-        known = table[kind].setdefault(name, part)
-        if known is not part and known != part:
+        earlier = table[kind].setdefault(name, part)
+        if earlier is not part and earlier != part:
             raise ValueError(
-                f"{source}: {kind} {name!r} is {part!r}; but this name already belongs to "
-                f"{known!r} already"
+                f"{source}: {kind} {name!r} is {part!r}; this name already belongs to {earlier!r}"
             )
 
 
@@ -103,5 +102,5 @@ def find_part(kind: str, name: str) -> Any:
     if name not in parts:
         names = ", ".join(parts) or "none"
         raise LookupError(f"unknown {kind} {name!r}: allowed are {names}")
-    part = parts[name]
-    return resolve_name(part) if isinstance(part, str) else part
+    entry = parts[name]
+    return resolve_name(entry) if isinstance(entry, str) else entry

@@ -213,7 +213,8 @@ class Unpacked(gzip.GzipFile):
         return self._checked(super().readline(size))
 
     def _checked(self, piece: bytes) -> bytes:
-        unpacked, packed = self.tell(), max(1, self.fileobj.tell())
+        unpacked = self.tell()
+        packed = max(1, self.fileobj.tell())
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
                 f"{unpacked:,} bytes out of {packed:,}, {unpacked // packed:,} times as many"

@@ -270,7 +270,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         self._repeated += size
         if self._repeated > _MOST_REPEATED:
             raise yaml.YAMLError(
-                f"line {line}: found aliases that stand for {self._repeated:,} values up to "
+                f"line {line}: found aliases that expand to {self._repeated:,} values up to "
                 f"*{anchor}; allowed are {_MOST_REPEATED:,}"
             )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..io.extras import needs
 from ..io.records import display_text, printable
-from ..problem import SUPPORT, UNDER, Example
+from ..problem import RIGHT_OR_OVER, UNDER, Example
 from .page import grid_html, render_page, write_page
 from ..trainer.trace_files import read_traces, trace_files, trace_of
 
@@ -401,7 +401,7 @@ def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
 
     pairs = frame[frame["channel"].notna()]
     rows = []
-    for name in SUPPORT + UNDER:
+    for name in RIGHT_OR_OVER + UNDER:
         of_channel = pairs[pairs["channel"] == name]
         if not len(of_channel):
             continue
@@ -436,7 +436,7 @@ def pick_answers(
     ranked = _ranked_answers(frame, channel)
     if not ranked:
         constraint = "at all" if channel is None else f"with {channel} localized"
-        raise ValueError(f"no answer {constraint}; allowed: {', '.join(SUPPORT + UNDER)}")
+        raise ValueError(f"no answer {constraint}; allowed: {', '.join(RIGHT_OR_OVER + UNDER)}")
     last_rank = ranked[:limit][-1].not_localized
     picked = [answer for answer in ranked if answer.not_localized < last_rank]
     tied = [answer for answer in ranked if answer.not_localized == last_rank]

@@ -20,7 +20,7 @@ from memcalib.localization import (
     weigh,
     with_under_use,
 )
-from ..problem import CHANNELS, SUPPORT, UNDER
+from ..problem import CHANNELS, RIGHT_OR_OVER, UNDER
 from memcalib.rules.base import (
     LOG_PROBABILITIES,
     ChannelWeights,
@@ -105,5 +105,7 @@ class CounterfactualRule(CreditRule[Pairs]):
 
 # %% ../../nbs/rules/03_counterfactual.ipynb #a0b30009
 ORDERED = CounterfactualRule("ordered", ORDERED_SIGNALS, label="MemCalib-RL")
-ABSOLUTE = CounterfactualRule("absolute", dict.fromkeys(SUPPORT + UNDER, torch.abs))
-POSITIVE_ONLY = CounterfactualRule("positive_only", dict.fromkeys((*SUPPORT, "CB-"), supported))
+ABSOLUTE = CounterfactualRule("absolute", dict.fromkeys(RIGHT_OR_OVER + UNDER, torch.abs))
+POSITIVE_ONLY = CounterfactualRule(
+    "positive_only", dict.fromkeys((*RIGHT_OR_OVER, "CB-"), supported)
+)

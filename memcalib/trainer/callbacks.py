@@ -34,7 +34,7 @@ from ..credit.sentences import splitter_name
 from ..inference.sampling import prompt_encoder
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
-from ..redistribution import Credit
+from ..credit.assignment import Credit
 from memcalib.trainer.checkpoints import (
     ROWS,
     Checkpoints,

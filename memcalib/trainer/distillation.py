@@ -28,11 +28,11 @@ from ..credit.logprobs import response_logps, score_responses
 from memcalib.credit.prefix_groups import (
     head_logits,
     in_one_call,
-    response_mask,
     split_model,
     vocabulary_size,
     wide_weights,
 )
+from ..inference.token_rows import response_mask
 from memcalib.credit.tree_attention import (
     Packed,
     best_pack,

@@ -50,7 +50,7 @@ from memcalib.problem import (
     neutralise,
     render,
 )
-from ..redistribution import Credit
+from ..credit.assignment import Credit
 from ..rules.base import DIVERGENCES, LOG_PROBABILITIES, NOTHING, Pairs
 from .train_config import TrainConfig
 from .checkpoints import Interrupted, RunStopped, StopSignals, elected

@@ -2,6 +2,8 @@
 printed to be typed next.
 """
 
+import errno
+import os
 import re
 import shlex
 from pathlib import Path
@@ -263,6 +265,28 @@ def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, plac
     assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
     propose = propose.replace("micro-judge", "micro-levels")
     type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
+
+
+@pytest.mark.parametrize("typed", ["--out runs/a", "--out=runs/a", ""])
+def test_a_folder_that_cannot_be_written_to_is_named(typed, capsys, place, monkeypatch):
+    def read_only(self, *arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    command = f"memcalib evaluate data.jsonl --model m --judge micro-exact --base-url {place}"
+    code, _, errors = run(capsys, *shlex.split(f"{command} {typed}")[1:])
+    assert code == 1 and "Read-only file system" in errors and "You cannot write to" in errors
+    (again,) = [line for line in errors.splitlines() if "--out" in line]
+    again = again.partition("folder: ")[2]
+    assert again.count("--out") == 1 and parsed(again)["out"].parent == Path.home() / "memcalib"
+
+
+def test_a_port_that_is_taken_is_named(capsys, place):
+    port = place.rpartition(":")[2].partition("/")[0]
+    code, _, errors = run(capsys, "practice", "data.jsonl", "--port", port)
+    assert code == 1 and f"port {port}: another program uses this port" in errors
+    assert "--port 0" in errors
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memcalib.credit.audit import (
     ROLES,
-    SUPPORT,
+    RIGHT_OR_OVER,
     UNDER,
     AuditedPair,
     bootstrap_interval,
@@ -37,7 +37,7 @@ def pairs(draw, roles=ROLES):
     tokens = np.array(draw(st.lists(counts, min_size=size, max_size=size)))
     labels = draw(st.lists(st.sampled_from(roles), min_size=size, max_size=size))
     return AuditedPair(
-        draw(st.sampled_from(SUPPORT + UNDER)), tokens, np.array(raw) / sum(raw), labels, "p"
+        draw(st.sampled_from(RIGHT_OR_OVER + UNDER)), tokens, np.array(raw) / sum(raw), labels, "p"
     )
 
 
@@ -214,7 +214,7 @@ def test_one_pair_has_an_interval_of_one_point():
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3), st.sampled_from(SUPPORT + UNDER), st.booleans()),
+        st.tuples(st.integers(1, 3), st.sampled_from(RIGHT_OR_OVER + UNDER), st.booleans()),
         min_size=1,
         max_size=60,
     ),

@@ -23,7 +23,8 @@ from memcalib.credit.prefix_groups import (
     split_model,
     token_scores,
 )
-from memcalib.credit.prefix_groups import batched_groups, prefix_groups, response_mask
+from memcalib.credit.prefix_groups import batched_groups, prefix_groups
+from memcalib.inference.token_rows import response_mask
 from memcalib.credit.logprobs import batch_noise, response_logps, response_logps_reference
 from memcalib.credit.tree_attention import trees_agree
 from memcalib.products.micro.policy import load_policy

@@ -392,13 +392,13 @@ def stages_and_roles(
     """Every step in which a model is asked, with the prompt that the build has for it,
     and the role that is asked.
     """
-    own = {
+    choices = {
         "derivation": derivation_stage(build.passages),
         "annotation": annotation_stage(build.own_atoms),
     }
     shipped = (DERIVATION, ANNOTATION)
     steps = [
-        (own[stage.name] if stage in shipped else stage, "builder") for stage in builder_stages
+        (choices[stage.name] if stage in shipped else stage, "builder") for stage in builder_stages
     ]
     steps += [(stage, role) for role, stage in REVIEWS.items()]
     with_prompts = []

@@ -160,14 +160,14 @@ class SharedStems:
         for number, stems_of_set in enumerate(sets):
             for stem in frozenset(stems_of_set):
                 numbers_by_stem.setdefault(stem, []).append(number)
-        self._sets_with = {stem: np.array(found) for stem, found in numbers_by_stem.items()}
+        self._sets_with = {stem: np.array(numbers) for stem, numbers in numbers_by_stem.items()}
 
     def counts(self, stems_of_set: Iterable[str]) -> Int[np.ndarray, " set"]:
         """The number of stems that each set has in common with this one."""
-        found = [self._sets_with[stem] for stem in stems_of_set if stem in self._sets_with]
-        if not found:
+        sets_with_stem = [self._sets_with[stem] for stem in stems_of_set if stem in self._sets_with]
+        if not sets_with_stem:
             return np.zeros(self.size, dtype=np.int64)
-        return np.bincount(np.concatenate(found), minlength=self.size)
+        return np.bincount(np.concatenate(sets_with_stem), minlength=self.size)
 
 
 class ExampleView:
@@ -529,13 +529,15 @@ def _share_of_each(view: ExampleView, name: str) -> Float[np.ndarray, " topic"]:
     return counts / view.topic_sizes
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #170c332d
-def _nearest_other(view: ExampleView, share_of_each: Float[np.ndarray, " topic"], own: int) -> int:
-    """The number of the atom of the largest share, of those other than `own` with two words and
-    more in a rubric; -1 when there is none. One word of three is chance.
+def _nearest_other(
+    view: ExampleView, share_of_each: Float[np.ndarray, " topic"], own_topic: int
+) -> int:
+    """The number of the atom of the largest share, of those other than `own_topic` with two words
+    and more in a rubric; -1 when there is none. One word of three is chance.
     """
     sizes = view.topic_sizes
     candidates = share_of_each * sizes >= np.minimum(2, sizes - 1) - 1e-9
-    candidates[own] = False
+    candidates[own_topic] = False
     if not candidates.any():
         return -1
     return int(np.where(candidates, share_of_each, -1.0).argmax())
@@ -548,10 +550,10 @@ def rubric_alignment(view: ExampleView) -> Iterator[Hit]:
     """
     limits = view.limits
     for name in sorted(view.rubric_stems.keys() & view.topic_stems.keys()):
-        own = view.topic_position[name]
+        own_topic = view.topic_position[name]
         share_of_each = _share_of_each(view, name)
-        own_share = float(share_of_each[own])
-        other = _nearest_other(view, share_of_each, own)
+        own_share = float(share_of_each[own_topic])
+        other = _nearest_other(view, share_of_each, own_topic)
         suspect_share = max(limits.other, own_share + limits.margin)
         if other >= 0 and share_of_each[other] >= suspect_share:
             value = (

@@ -48,7 +48,7 @@ class MemoryUse:
 
         Raises `KeyError` for another name, and `ValueError` where no answer is scored.
         """
-        from memcalib.metrics import level_counts, metric_table
+        from memcalib.metrics import level_counts, mean_of_asked, metric_table
 
         scored = [judgment for judgment in self.judgments if judgment.scored]
         if not scored:
@@ -60,7 +60,12 @@ class MemoryUse:
         metrics = metric_table()
         if name not in metrics:
             raise KeyError(f"metric: found {name!r}; allowed: {', '.join(metrics)}")
-        value = 100 * float(metrics[name].of_answers(level_counts(scored)).mean())
+        value = 100 * mean_of_asked(metrics[name].of_answers(level_counts(scored)))
+        if value != value:
+            raise ValueError(
+                f"memory_use: metric {name!r} asks about none of the {len(scored)} scored answers; "
+                "allowed: at least one that it asks about"
+            )
         return MeasuredMetric.of(value, name, self)
 
     @property

@@ -61,10 +61,10 @@ class Account:
         self.use(unit, -count)
         self.leave(unit, reason, count)
 
-    def remark(self, what: str, count: int = 1) -> None:
+    def remark(self, remark: str, count: int = 1) -> None:
         """Count something that was done to what is used, such as thoughts taken off an answer."""
         if count:
-            self.remarks[what] += count
+            self.remarks[remark] += count
 
     def check(self, used: Mapping[str, int] = {}) -> "Account":
         """Itself; raises `Unbalanced` where the sums do not agree, or where `used` counts something
@@ -99,8 +99,8 @@ class Account:
                 reasons = ", ".join(f"{name}: {n:,}" for name, n in tally.left.most_common())
                 line += f", {tally.left.total():,} not ({reasons})"
             lines.append(line)
-        for what, count in self.remarks.most_common():
-            lines.append(f"{what}: {count:,}")
+        for remark, count in self.remarks.most_common():
+            lines.append(f"{remark}: {count:,}")
         return lines
 
     def to_dict(self) -> dict[str, Any]:

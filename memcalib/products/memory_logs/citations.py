@@ -150,7 +150,7 @@ def _block_rows(judgment: Judgment, example: Example, cited: set[str]) -> Iterat
     """A row for each memory of an answer: its highest ideal and actual level over its atoms; no
     actual level where one of them is unscored.
     """
-    known = judgment.settings.get("ideal_levels") != "unknown"
+    levels_known = judgment.settings.get("ideal_levels") != "unknown"
     atoms = {atom.atom_id: atom for atom in judgment.atoms}
     for block in example.blocks:
         judged = [atoms[atom_id] for atom_id in block.atom_ids if atom_id in atoms]
@@ -162,7 +162,7 @@ def _block_rows(judgment: Judgment, example: Example, cited: set[str]) -> Iterat
         ideal = float(max((atom.ideal for atom in judged), default=Level.IGNORE))
         block_id = block.parent_memory_id
         is_cited = block_id in cited
-        yield judgment.question_id, example.id, block_id, is_cited, ideal, actual, known
+        yield judgment.question_id, example.id, block_id, is_cited, ideal, actual, levels_known
 
 
 def audit_citations(
@@ -258,7 +258,7 @@ def citation_table(audit: CitationAudit) -> "pd.DataFrame":
         _share_row("precision: marked memories that were used", scored[cited], used[cited]),
         _share_row("recall: used memories that are marked", scored[used], cited[used]),
     ]
-    known = scored["levels_known"].astype(bool)
+    levels_known = scored["levels_known"].astype(bool)
     difference = scored["actual"] - scored["ideal"]
     groups = {
         "recall, used as they should be": used & (difference == 0),
@@ -268,7 +268,7 @@ def citation_table(audit: CitationAudit) -> "pd.DataFrame":
         "marked, ignored as they should be": ~used & (difference == 0),
     }
     for name, in_group in groups.items():
-        chosen = in_group & known
+        chosen = in_group & levels_known
         if chosen.any():
             rows.append(_share_row(name, scored[chosen], cited[chosen]))
     return pd.DataFrame(rows)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +254,8 @@ def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
             items = find_memories(value) if isinstance(value, list | Mapping) else None
             if items and shape_of(items[0]) not in ("", "plain text"):
                 counts[str(name)] += 1
-    taken = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
-    fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in taken]
+    used_names = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
+    fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in used_names]
     return fitting[0] if len(fitting) == 1 else ""
 
 
@@ -400,10 +400,10 @@ class FieldNames:
         if items is None and not field_paths.keys().isdisjoint(MEMORY_FIELDS):
             items = find_memories(plain)
         if items is not None:
-            plain["memories"] = [memory for item in items for memory in self._memories(item)]
+            plain["memories"] = list(chain.from_iterable(map(self._memories, items)))
         candidates = candidate_items(plain)
         if candidates is not None:
-            plain["candidates"] = [memory for item in candidates for memory in self._memories(item)]
+            plain["candidates"] = list(chain.from_iterable(map(self._memories, candidates)))
         return plain
 
     def _memories(self, item: object) -> list[object]:
@@ -416,8 +416,8 @@ class FieldNames:
             return [self._memory(item, {}, named)]
         memories = []
         for raw in memories_in(dict(item)):
-            known = {"text": raw.text, "score": raw.score, "created_at": raw.created_at}
-            memories.append(self._memory(item, known, named))
+            fields = {"text": raw.text, "score": raw.score, "created_at": raw.created_at}
+            memories.append(self._memory(item, fields, named))
         return memories
 
     def _memory(
@@ -461,8 +461,12 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     and `FileNotFoundError`.
     """
     reading = LogContext(mapped=mapped_places(given))
-    found = [row for row in islice(found_rows(source, reading), 100) if isinstance(row, FoundRow)]
-    rows = [row.fields for row in found if row.format == "rows" and isinstance(row.fields, Mapping)]
+    first_rows = [
+        row for row in islice(found_rows(source, reading), 100) if isinstance(row, FoundRow)
+    ]
+    rows = [
+        row.fields for row in first_rows if row.format == "rows" and isinstance(row.fields, Mapping)
+    ]
     items: list[object] = []
     for row in rows:
         items += _items_of(row, given)
@@ -480,7 +484,7 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
         _plain_places(rows, {**guessed, **given}),
         _rivals(rows, guessed, given),
     )
-    if rows and len(rows) == len(found) and _has_no_query(rows, names):
+    if rows and len(rows) == len(first_rows) and _has_no_query(rows, names):
         raise DataError([_unmapped(rows, source_name(source))])
     return names
 
@@ -494,22 +498,22 @@ def mapped_places(given: Mapping[str, str]) -> tuple[str, ...]:
 def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str, str]:
     """Where the roles stand that are neither mapped nor guessed: under their plain names, and
     memories under any name of a memory system."""
-    places = {}
+    path_by_name = {}
     for name in ROW_FIELDS:
         if name not in named and any(row.get(name) is not None for row in rows):
-            places[name] = name
-    if "memories" not in named and "memories" not in places:
+            path_by_name[name] = name
+    if "memories" not in named and "memories" not in path_by_name:
         for name in (*ANSWER_FIELDS, "memory_ids"):
             if any(row.get(name) is not None for row in rows):
-                return {**places, "memories": name}
-    return places
+                return {**path_by_name, "memories": name}
+    return path_by_name
 
 
 def _rivals(
-    rows: Sequence[Mapping], guessed: Mapping[str, str], given: Mapping[str, str]
+    rows: Sequence[Mapping], guessed: Mapping[str, str], chosen: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
     """Further fields that could hold the answer, beside the one that is read."""
-    if "answer" in given:
+    if "answer" in chosen:
         return {}
     read = guessed.get("answer", "answer")
     names = [name for name in ("answer", *ROW_FIELDS["answer"], *GOLD_FIELDS) if name != read]
@@ -657,27 +661,27 @@ class LogReading:
         lines = []
         names = self.names
         order = [*ROW_FIELDS, *MEMORY_FIELDS]
-        places = {**names.plain, **names.places}
-        for name in sorted(places, key=order.index):
+        paths = {**names.plain, **names.places}
+        for name in sorted(paths, key=order.index):
             origin = "its plain name" if name in names.plain else "guessed"
             origin = "as the map says" if name in names.given else origin
-            if name == "memories" and places[name] != "memories" and name in names.plain:
+            if name == "memories" and paths[name] != "memories" and name in names.plain:
                 origin = "as a memory system returns them"
-            lines.append(f"{name}: read from {places[name]} ({origin})")
+            lines.append(f"{name}: read from {paths[name]} ({origin})")
             for other, count in names.rivals.get(name, {}).items():
                 lines.append(
                     f"{name}: {other} also contains text, which differs in "
                     f"{counted(count, 'row')} of the first; to use that field instead: --map "
                     f"{name}={other}"
                 )
-        if names.plain and not {"answer"} & places.keys():
+        if names.plain and not {"answer"} & paths.keys():
             lines.append("answer: not found in any field")
         for form in FORMATS:
             if self.source.seen[form.name] and form.roles:
-                for name, place in form.roles.items():
+                for name, source in form.roles.items():
                     if not self.source.store:
-                        place = re.sub(r",? and --store$", "", place)
-                    lines.append(f"{name}: read from {place} ({form.name})")
+                        source = re.sub(r",? and --store$", "", source)
+                    lines.append(f"{name}: read from {source} ({form.name})")
         if self.source.store:
             lines.append(f"store: {self.source.store}")
         return lines

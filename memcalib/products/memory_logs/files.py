@@ -53,20 +53,22 @@ def encoding_of(start: bytes) -> str:
     return "utf-8"
 
 
-def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, place: int) -> DataError:
+def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, position: int) -> DataError:
     """The refusal of a file whose byte at this place cannot be read, with a command that helps."""
     byte = error.object[error.start]
-    found = f"byte 0x{byte:02x} at place {place:,}, which is not {encoding.upper()}"
-    kind, name = "a file of Windows", "WINDOWS-1252"
+    fault = f"byte 0x{byte:02x} at place {position:,}, which is not {encoding.upper()}"
+    kind = "a file of Windows"
+    name = "WINDOWS-1252"
     if encoding == "utf-8" and byte == 0:
-        found = (
-            f"byte 0x00 at place {place:,}, which is typical of UTF-16 without a byte order mark"
+        fault = (
+            f"byte 0x00 at place {position:,}, which is typical of UTF-16 without a byte order mark"
         )
-        kind, name = "it", "UTF-16LE" if place % 2 == 0 else "UTF-16BE"
+        kind = "it"
+        name = "UTF-16LE" if position % 2 == 0 else "UTF-16BE"
     allowed = (
         f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {file} > utf8-{file}"
     )
-    return DataError([Violation("encoding", found, allowed, file=file)])
+    return DataError([Violation("encoding", fault, allowed, file=file)])
 
 
 class _Decoded(io.RawIOBase):
@@ -79,8 +81,8 @@ class _Decoded(io.RawIOBase):
         start = stream.read(4)
         self.encoding = encoding_of(start)
         if self.encoding == "utf-32":
-            found = "UTF-32"
-            raise DataError([Violation("encoding", found, _ALLOWED_ENCODING, file=file)])
+            encoding_name = "UTF-32"
+            raise DataError([Violation("encoding", encoding_name, _ALLOWED_ENCODING, file=file)])
         self.decoder = codecs.getincrementaldecoder(self.encoding)()
         self.read_bytes = 0
         self.waiting = self._decode(start)
@@ -93,8 +95,10 @@ class _Decoded(io.RawIOBase):
         try:
             text = self.decoder.decode(data, final)
         except UnicodeDecodeError as error:
-            place = self.read_bytes - held + error.start + 1
-            raise not_decoded(self.file, self.encoding.removesuffix("-sig"), error, place) from None
+            position = self.read_bytes - held + error.start + 1
+            raise not_decoded(
+                self.file, self.encoding.removesuffix("-sig"), error, position
+            ) from None
         self.read_bytes += len(data)
         if self.encoding == "utf-8" and "\0" in text[:4]:
             error = UnicodeDecodeError("utf-8", b"\0", 0, 1, "")
@@ -107,10 +111,10 @@ class _Decoded(io.RawIOBase):
             self.waiting = self._decode(data, final=not data)
             if not data:
                 break
-        taken = self.waiting[: len(buffer)]
-        self.waiting = self.waiting[len(taken) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+        ready = self.waiting[: len(buffer)]
+        self.waiting = self.waiting[len(ready) :]
+        buffer[: len(ready)] = ready
+        return len(ready)
 
 
 def open_text(stream: IO[bytes], file: str) -> io.TextIOWrapper:
@@ -295,8 +299,8 @@ class _Window:
 
     def line_here(self, error: Exception | None = None) -> int:
         """The line in the file that is being read, or in which an error was found."""
-        place = error.pos if isinstance(error, json.JSONDecodeError) else self.at
-        return self.line + self.held.count("\n", 0, place)
+        position = error.pos if isinstance(error, json.JSONDecodeError) else self.at
+        return self.line + self.held.count("\n", 0, position)
 
 
 def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
@@ -365,7 +369,8 @@ class _Prepended:
         self.text = text
 
     def read(self, size: int = -1) -> str:
-        taken, self.start = self.start, ""
+        taken = self.start
+        self.start = ""
         return taken + self.text.read(size)
 
     def __iter__(self) -> Iterator[str]:
@@ -410,9 +415,9 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         for row in reader:
             line = reader.line_num
             if None in row:
-                found = f"{len(row) - 1 + len(row[None]):,} cells"
+                cells = f"{len(row) - 1 + len(row[None]):,} cells"
                 allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
-                yield line, Violation("csv", found, allowed, line=line, file=file)
+                yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
                 yield line, {str(name): value for name, value in row.items()}
     except csv.Error as error:
@@ -492,8 +497,8 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
             for name in names:
                 sizes = archive.getinfo(name)
                 if is_far_larger(sizes.file_size, sizes.compress_size):
-                    found = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
-                    yield 0, Violation("zip", found, RATIO_ALLOWED, file=f"{path.name}/{name}")
+                    size = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
+                    yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
                     continue
                 with archive.open(name) as stream:
                     yield from _stream_values(stream, name)

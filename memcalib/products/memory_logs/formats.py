@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .account import Account
 from memcalib.products.memory_logs.exports import (
     ANSWER_FIELDS,
     NOT_IN_STORE,
+    QUERY_FIELDS,
     SHAPES,
     LogRow,
     RowFault,
@@ -30,6 +31,7 @@ from memcalib.products.memory_logs.exports import (
     find_memories,
     kind_of,
     read_log_row,
+    record_kind,
     shape_of,
 )
 from .exports import _memory_id
@@ -187,7 +189,6 @@ _MESSAGE_LISTS = (
     "input",
 )
 _AROUND_MESSAGES = ("request", "values", "channel_values", "thread", "chat")
-_QUERY_FIELDS = ("query", "question", "prompt", "user_message", "user_input", "user_query")
 
 
 def _message_list(record: Mapping[str, Any]) -> list | None:
@@ -207,7 +208,7 @@ def _message_list(record: Mapping[str, Any]) -> list | None:
 
 def is_conversation(record: object) -> bool:
     """Whether a record is a conversation, and no row with a query."""
-    if not isinstance(record, dict) or not record.keys().isdisjoint(_QUERY_FIELDS):
+    if not isinstance(record, dict) or not record.keys().isdisjoint(QUERY_FIELDS):
         return False
     return _message_list(record) is not None
 
@@ -268,7 +269,7 @@ def _is_bare_message(record: dict) -> bool:
     """Whether a record is a message that stands alone, as a line of a conversation."""
     if record.get("role") == "session_meta":  # with which Hermes begins a session
         return True
-    is_row = not record.keys().isdisjoint((*_QUERY_FIELDS, "memories", "memory_ids", "role_type"))
+    is_row = not record.keys().isdisjoint((*QUERY_FIELDS, "memories", "memory_ids", "role_type"))
     return isinstance(record.get("role"), str) and not is_row and is_message(record)
 
 
@@ -315,9 +316,9 @@ def _retrieved(record: Mapping[str, Any]) -> list | None:
     """The memories beside a conversation under a name that says so."""
     for name, value in record.items():
         if "memor" in str(name).lower() and isinstance(value, list | dict | str):
-            found = find_memories(value)
-            if found:
-                return found
+            memories = find_memories(value)
+            if memories:
+                return memories
     return None
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7000b
@@ -339,11 +340,12 @@ def letta_message(raw: Mapping[str, Any]) -> Message:
         return message
     speaks = [action for _, action in message.calls if action.tool == "send_message"]
     if message.calls and message.text:
-        message.text, message.thoughts = "", message.thoughts + 1
+        message.text = ""
+        message.thoughts = message.thoughts + 1
     for action in speaks:
         arguments = structure_in(action.arguments)
-        said = arguments.get("message") if isinstance(arguments, dict) else action.arguments
-        message.text = "\n".join(part for part in (message.text, str(said or "")) if part)
+        message_text = arguments.get("message") if isinstance(arguments, dict) else action.arguments
+        message.text = "\n".join(text for text in (message.text, str(message_text or "")) if text)
     message.calls = [call for call in message.calls if call[1].tool != "send_message"]
     return message
 
@@ -351,10 +353,10 @@ def letta_message(raw: Mapping[str, Any]) -> Message:
 def _without_sent(messages: Iterable[Message]) -> Iterator[Message]:
     """The messages without what `send_message` returned, which says only that it was sent."""
     for message in messages:
-        kept = [r for r in message.results if r.tool != "send_message"]
-        if message.role == "tool" and message.results and not kept:
+        other_results = [r for r in message.results if r.tool != "send_message"]
+        if message.role == "tool" and message.results and not other_results:
             message.reason = "what send_message returned"
-        message.results = kept
+        message.results = other_results
         yield message
 
 
@@ -385,9 +387,9 @@ def _core_memory(agent: Mapping[str, Any], file: Mapping[str, Any]) -> list[dict
     """The memories in the blocks of an agent."""
     core = agent.get("core_memory")
     blocks = only_dicts(core if isinstance(core, list) else file.get("blocks"))
-    wanted = agent.get("block_ids")
-    if isinstance(wanted, list):
-        blocks = [block for block in blocks if block.get("id") in wanted]
+    block_ids = agent.get("block_ids")
+    if isinstance(block_ids, list):
+        blocks = [block for block in blocks if block.get("id") in block_ids]
     memories = []
     for block in blocks:
         if isinstance(block.get("value"), str):
@@ -413,7 +415,8 @@ def _by_time(members: list[tuple[int, dict]], *names: str) -> list[dict]:
     if not all(times) or times == sorted(times):
         return records
     if times == sorted(times, reverse=True):
-        records, times = records[::-1], times[::-1]
+        records = records[::-1]
+        times = times[::-1]
     return [records[i] for i in sorted(range(len(records)), key=times.__getitem__)]
 
 
@@ -456,13 +459,15 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         message.memories = section_entries(str(content.get("model_set_context") or ""))
         return message
     if kind in ("thoughts", "reasoning_recap"):
-        message.thoughts, message.reason = 1, "thoughts"
+        message.thoughts = 1
+        message.reason = "thoughts"
         return message
     if kind == "user_editable_context":
         message.reason = "custom instructions, which are not a memory"
         return message
     plain = read_message({"role": message.role or "user", "content": content.get("parts") or []})
-    message.text, message.other_parts = _CITATION.sub("", plain.text), plain.other_parts
+    message.text = _CITATION.sub("", plain.text)
+    message.other_parts = plain.other_parts
     text = content.get("text")
     recipient = str(raw.get("recipient") or "all")
     if message.role == "assistant" and recipient != "all":
@@ -476,7 +481,8 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         returned = read_message(
             {"role": "tool", "name": author.get("name"), "content": message.text or str(text or "")}
         )
-        message.results, message.text = returned.results, ""
+        message.results = returned.results
+        message.text = ""
     return message
 
 
@@ -521,9 +527,9 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
 def _last_leaf(nodes: Mapping[str, Mapping[str, Any]]) -> str:
     """The leaf at which one arrives from the root, taking the last child each time."""
     key = next((key for key, node in nodes.items() if node.get("parent") not in nodes), "")
-    seen: set[str] = set()
-    while key and key not in seen:
-        seen.add(key)
+    parents_seen: set[str] = set()
+    while key and key not in parents_seen:
+        parents_seen.add(key)
         children = [child for child in nodes[key].get("children") or [] if child in nodes]
         if not children:
             break
@@ -555,18 +561,18 @@ def _claude_message(raw: Mapping[str, Any]) -> Message:
 def _without_left_branches(
     raws: Sequence[Mapping[str, Any]],
     messages: Sequence[Message],
-    own: str,
+    own_id: str,
     parent: str,
     leaf: object,
 ) -> list[Message]:
     """The messages, those marked that stand on no way to the leaf; all of them where no parents are
     named."""
-    parents = {str(raw.get(own)): raw.get(parent) for raw in raws}
+    parents = {str(raw.get(own_id)): raw.get(parent) for raw in raws}
     if leaf not in parents or not any(parents.values()):
         return list(messages)
     path = _path_to(leaf, parents)
     return [
-        message if str(raw.get(own)) in path else _left_branch(message)
+        message if str(raw.get(own_id)) in path else _left_branch(message)
         for raw, message in zip(raws, messages, strict=True)
     ]
 
@@ -639,7 +645,7 @@ def is_session_line(record: dict) -> bool:
     is_event = "type" in record and not record.keys().isdisjoint(
         ("sessionId", "leafUuid", "parentUuid", "messageId", "parentId", "cwd")
     )
-    return is_spoken or (is_event and record.keys().isdisjoint(_QUERY_FIELDS))
+    return is_spoken or (is_event and record.keys().isdisjoint(QUERY_FIELDS))
 
 
 def _session_message(raw: Mapping[str, Any]) -> Message:
@@ -671,19 +677,19 @@ def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) 
     keys = [str(raw.get("uuid") or raw.get("id") or "") for raw in raws]
     parents = [raw.get("parentUuid") or raw.get("parentId") for raw in raws]
     last_said: dict[object, int] = {}
-    left: set[int] = set()
+    abandoned: set[int] = set()
     for number, message in enumerate(messages):
         if message.role == "user" and message.text and not message.results and not message.reason:
             parent = parents[number]
             if parent is not None and parent in last_said:
-                left.add(last_said[parent])
+                abandoned.add(last_said[parent])
             last_said[parent] = number
-    left_keys = {keys[number] for number in left}
+    left_keys = {keys[number] for number in abandoned}
     for number, parent in enumerate(parents):
         if parent is not None and parent in left_keys:
-            left.add(number)
+            abandoned.add(number)
             left_keys.add(keys[number])
-    return left
+    return abandoned
 
 
 def _session_names() -> Callable[[dict], str]:
@@ -776,9 +782,9 @@ def _observations(record: Mapping[str, Any], talk: Mapping[str, Any]) -> list[di
     sessions = [key for key in talk if re.fullmatch(r"session_\d+", str(key))]
     for session in sorted(sessions, key=lambda key: int(key.split("_")[1])):
         time = talk.get(f"{session}_date_time")
-        about = _at_session(observations, session)
-        if about:
-            for speaker, facts in about.items():
+        by_speaker = _at_session(observations, session)
+        if by_speaker:
+            for speaker, facts in by_speaker.items():
                 for fact in facts if isinstance(facts, list) else []:
                     text, source_id = (
                         fact if isinstance(fact, list) and len(fact) == 2 else (fact, "")
@@ -795,8 +801,8 @@ def _observations(record: Mapping[str, Any], talk: Mapping[str, Any]) -> list[di
 def _at_session(observations: object, session: str) -> Mapping[str, Any]:
     if not isinstance(observations, Mapping):
         return {}
-    found = observations.get(f"{session}_observation")
-    return found if isinstance(found, Mapping) else {}
+    of_session = observations.get(f"{session}_observation")
+    return of_session if isinstance(of_session, Mapping) else {}
 
 
 _SYSTEM_ANSWERS = (
@@ -923,9 +929,12 @@ def is_question_list(record: dict) -> bool:
     lists = [value for value in record.values() if isinstance(value, list) and value]
     if not lists or len(lists) < len(record):
         return False
-    return all("question" in item for value in lists for item in only_dicts(value[:3])) and all(
-        only_dicts(value) for value in lists
-    )
+    for value in lists:
+        if not only_dicts(value):
+            return False
+        if not all("question" in item for item in only_dicts(value[:3])):
+            return False
+    return True
 
 
 def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
@@ -1004,8 +1013,8 @@ def _trace_reader(
 
 
 def _keys(*names: str) -> Callable[[dict], bool]:
-    wanted = frozenset(names)
-    return lambda record: record.keys() >= wanted
+    required = frozenset(names)
+    return lambda record: record.keys() >= required
 
 
 def _is_span(record: dict) -> bool:
@@ -1024,24 +1033,6 @@ def _is_langfuse(record: dict) -> bool:
         ("input", "output", "timestamp")
     )
     return is_trace or ("traceId" in record and "type" in record and "startTime" in record)
-
-
-def _is_store_record(record: dict) -> bool:
-    """Whether a record is a memory, or a list of memories with nothing said beside it."""
-    if record.get("type") in ("entity", "relation") and "query" not in record:
-        return True
-    if not record.keys().isdisjoint((*_QUERY_FIELDS, "input", "memory_ids")):
-        return False
-    if shape_of(record):
-        return not any(_holds_memories(value) for value in record.values())
-    is_spoken = any(isinstance(value, str) and " " in value.strip() for value in record.values())
-    return not is_spoken and _holds_memories(find_memories(record))
-
-
-def _holds_memories(value: object) -> bool:
-    return (
-        isinstance(value, list) and bool(only_dicts(value)) and bool(shape_of(only_dicts(value)[0]))
-    )
 
 
 def _is_history(record: dict) -> bool:
@@ -1284,7 +1275,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "memories",
         "memories of a system without a question",
-        _is_store_record,
+        lambda record: record_kind(record) != "row",
         _no_rows,
         helps=_STORE_HELPS,
     ),
@@ -1316,15 +1307,15 @@ _ENVELOPES = (
 
 
 def _looks_like_row(record: Mapping[str, Any]) -> bool:
-    return not record.keys().isdisjoint((*_QUERY_FIELDS, "input", "user_query", "inputs"))
+    return not record.keys().isdisjoint((*QUERY_FIELDS, "input", "user_query", "inputs"))
 
 
-def _unwrapped(record: dict, places: Sequence[str] = ()) -> list[dict] | None:
+def _unwrapped(record: dict, mapped_places: Sequence[str] = ()) -> list[dict] | None:
     """The records inside one that an interface or a table put around them; None for any other.
 
-    Where a map names `places`, these are the objects of a list that have one of them.
+    Where a map names `mapped_places`, these are the objects of a list that have one of them.
     """
-    names = [place.partition(".")[0] for place in places]
+    names = [path.partition(".")[0] for path in mapped_places]
     if names and record.keys().isdisjoint(names):
         for inner in record.values():
             if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
@@ -1334,7 +1325,7 @@ def _unwrapped(record: dict, places: Sequence[str] = ()) -> list[dict] | None:
         return None
     pages = [value for value in record.values() if isinstance(value, dict)]
     if pages and len(pages) == len(record) and all(map(_is_page, pages)):
-        return [item for page in pages for item in page["data"]]
+        return list(chain.from_iterable(page["data"] for page in pages))
     for name in _ENVELOPES:
         inner = record.get(name)
         if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
@@ -1363,11 +1354,11 @@ def _columns(record: dict) -> list[dict] | None:
 def _raw_records(
     source: LogSource,
     account: Account,
-    places: Sequence[str] = (),
+    mapped_places: Sequence[str] = (),
     no_memories: list[str] | None = None,
 ) -> Iterator[tuple[int, object]]:
-    """(line, record or `Violation`) of a source, each counted in the account; `places` are those
-    that a map names. Why an entry of a note is no memory is added to `no_memories`."""
+    """(line, record or `Violation`) of a source, each counted in the account; `mapped_places` are
+    those that a map names. Why an entry of a note is no memory is added to `no_memories`."""
     if isinstance(source, str | Path):
         values: Iterable[tuple[int, object]] = _file_records(
             Path(source), source, account, no_memories
@@ -1379,7 +1370,7 @@ def _raw_records(
             value = dict(value)
         inner = None
         if isinstance(value, dict):
-            inner = _unwrapped(value, places) or _columns(value)
+            inner = _unwrapped(value, mapped_places) or _columns(value)
         if inner is None:
             account.find("record")
             yield line, value
@@ -1469,9 +1460,9 @@ class Store:
             memory_id = _memory_id(item) if isinstance(item, dict) else None
             if memory_id is None:
                 continue
-            known = self.by_id.setdefault(str(memory_id), [])
-            if item not in known:
-                known.append(item)
+            items_of_id = self.by_id.setdefault(str(memory_id), [])
+            if item not in items_of_id:
+                items_of_id.append(item)
             whole, sign, _ = str(memory_id).rpartition("#")  # a note with several memories
             if sign:
                 self.by_id.setdefault(whole, []).append(item)
@@ -1525,13 +1516,15 @@ def _store_items(record: object) -> list:
         return reading.standing
     if shape_of(record):
         return [record]
-    found = find_memories(record)
-    if found is None and is_conversation(record):
-        found = [{"text": m.text} for m in map(read_message, _message_list(record) or []) if m.text]
-    if found is None:
+    memories = find_memories(record)
+    if memories is None and is_conversation(record):
+        memories = [
+            {"text": m.text} for m in map(read_message, _message_list(record) or []) if m.text
+        ]
+    if memories is None:
         graph = [record.get(name) for name in ("entities", "blocks", "memory", "memories")]
-        found = [item for items in graph for item in (items if isinstance(items, list) else [])]
-    return [item for item in found or [] if shape_of(item)]
+        memories = list(chain.from_iterable(items for items in graph if isinstance(items, list)))
+    return [item for item in memories or [] if shape_of(item)]
 
 
 def _shared_contexts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -1543,9 +1536,9 @@ def _shared_contexts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, messages in record.items():
         if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
             return []
-        for place, message in enumerate(map(read_message, messages)):
+        for number, message in enumerate(map(read_message, messages)):
             if message.text.strip():
-                turn = {"text": message.text, "context": str(name), "place": place}
+                turn = {"text": message.text, "context": str(name), "place": number}
                 turns.append({**turn, "speaker": message.role})
     return turns
 
@@ -1561,7 +1554,7 @@ def join_store(record: object, store: Store) -> object:
     if not isinstance(ids, list):
         return record
     joined = dict(record)
-    joined["memories"] = [item for memory_id in ids for item in store.of(memory_id)]
+    joined["memories"] = list(chain.from_iterable(map(store.of, ids)))
     return joined
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7001f
@@ -1613,10 +1606,12 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
                 kind += (
                     f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
                 )
-        told = [line for line in reading.account.lines() if "not (" in line]
-        told = [line for line in told if line.startswith("conversations")] or told[:1]
-        if told:
-            kind += f" ({told[0]})"
+        complaints = [line for line in reading.account.lines() if "not (" in line]
+        complaints = [
+            line for line in complaints if line.startswith("conversations")
+        ] or complaints[:1]
+        if complaints:
+            kind += f" ({complaints[0]})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
     nothing = "found nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
@@ -1694,25 +1689,25 @@ def read_log(
     head: list[object] = []
     rows = 0
     row_ids: set[str] = set()
-    for found in _with_query(source, reading, translate, head):
-        if not isinstance(found, FoundRow):
-            line, violation = found
+    for row in _with_query(source, reading, translate, head):
+        if not isinstance(row, FoundRow):
+            line, violation = row
             reason = _reason(violation)
             if violation.file and violation.file != source_name(source):
                 reason = f"in {violation.file}: {reason}"
             yield _dropped(source, line, RowFault(violation.rule, reason, violation.allowed))
             continue
         rows += 1
-        outcome = _outcome(found, memory_store, account)
+        outcome = _outcome(row, memory_store, account)
         if isinstance(outcome, LogRow) and outcome.id in row_ids and not repeated_ids:
-            _leave(account, found.fields, "the id of an earlier row")
+            _leave(account, row.fields, "the id of an earlier row")
             outcome = RowFault("id", "the id of an earlier row", "each id once")
         elif isinstance(outcome, LogRow):
             row_ids.add(outcome.id)
-            _take(account, outcome, found)
+            _take(account, outcome, row)
         else:
-            _leave(account, found.fields, outcome.reason)
-        yield outcome if isinstance(outcome, LogRow) else _dropped(source, found.line, outcome)
+            _leave(account, row.fields, outcome.reason)
+        yield outcome if isinstance(outcome, LogRow) else _dropped(source, row.line, outcome)
     if not rows:
         raise refusal_of(source, reading, head)
 
@@ -1726,8 +1721,8 @@ def _with_query(
     """The rows of a log under the names of the plain format; none of a file in whose first hundred
     records there is no query.
     """
-    found = found_rows(source, reading)
-    first = list(islice(found, 100))
+    rows = found_rows(source, reading)
+    first = list(islice(rows, 100))
     has_query = False
     for row in first:
         head.append(row.fields if isinstance(row, FoundRow) else row[1])
@@ -1738,7 +1733,7 @@ def _with_query(
     if not has_query:
         return
     yield from first
-    for row in found:
+    for row in rows:
         if isinstance(row, FoundRow) and row.format == "rows":
             row.fields = translate(row.fields)
         yield row
@@ -1750,30 +1745,30 @@ def _dropped(source: LogSource, line: int, fault: RowFault) -> Dropped:
     )
 
 
-def _outcome(found: FoundRow, store: Store, account: Account) -> LogRow | RowFault:
+def _outcome(row: FoundRow, store: Store, account: Account) -> LogRow | RowFault:
     """The row of what a reader found, or why it is none."""
     account.find("row")
-    found.fields = join_store(found.fields, store)
-    account.find("memory", count_items(found.fields))
-    turns = found.fields.get("turns") if isinstance(found.fields, dict) else None
-    if isinstance(turns, list) and not found.turns_counted:
+    row.fields = join_store(row.fields, store)
+    account.find("memory", count_items(row.fields))
+    turns = row.fields.get("turns") if isinstance(row.fields, dict) else None
+    if isinstance(turns, list) and not row.turns_counted:
         account.find("turn", len(turns))
-    system = "" if found.format == "rows" else found.format
-    return read_log_row(found.fields, found.line, system)
+    system = "" if row.format == "rows" else row.format
+    return read_log_row(row.fields, row.line, system)
 
 
-def _take(account: Account, row: LogRow, found: FoundRow) -> None:
+def _take(account: Account, row: LogRow, found_row: FoundRow) -> None:
     """Put a row that is read into the account."""
     account.use("row")
     account.use("memory", len(row.memories))
     for reason, count in row.left_memories.items():
         account.leave("memory", reason, count)
-    if not found.turns_counted:
+    if not found_row.turns_counted:
         account.use("turn", len(row.turns))
         for reason, count in row.left_turns.items():
             account.leave("turn", reason, count)
-    for what, count in row.remarks.items():
-        account.remark(what, count)
+    for remark, count in row.remarks.items():
+        account.remark(remark, count)
     if row.actions:
         account.remark("actions, which are part of the answers", len(row.actions))
         broken = sum(not action.is_json for action in row.actions)

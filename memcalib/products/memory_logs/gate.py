@@ -143,16 +143,29 @@ def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
     return f"{words}; a drop of {rule.drop:g} needs {test['needed']:,}"
 
 
+def _not_asked(name: str, metric: str, questions: int) -> GateCheck:
+    """The check of a metric that asks about none of the questions."""
+    why = f"{metric} asks about none of {questions:,} questions, which decide nothing"
+    return GateCheck(name, "undecided", why, {"metric": metric, "questions": 0})
+
+
 def _drop_check(
     metric: str, before: np.ndarray, after: np.ndarray, settings: GateSettings
 ) -> GateCheck:
-    """A metric against the baseline; `before` and `after` are its values on each question."""
+    """A metric against the baseline; `before` and `after` are its values on each question, NaN
+    where it does not ask about one."""
     rule = settings.rule
+    name = f"{metric} against the baseline"
+    is_asked = ~np.isnan(before) & ~np.isnan(after)
+    if not is_asked.any():
+        return _not_asked(name, metric, len(before))
+    before = before[is_asked]
+    after = after[is_asked]
     question_drops = drops(metric, before, after)
     test = drop_test(question_drops, rule, tests=len(settings.metrics))
-    once = np.ones((1, len(question_drops)), np.int64)
+    single_draw = np.ones((1, len(question_drops)), np.int64)
     change = (after - before)[None, :, None]
-    low, high = question_interval(change, once)[:, 0].tolist()
+    low, high = question_interval(change, single_draw)[:, 0].tolist()
     facts = metric_named(metric)
     fell = "fell" if facts.higher_is_better else "rose"
     amount = f"{fell} by {test['drop']:.1f} points" if test["drop"] > 0 else "did not get worse"
@@ -168,18 +181,23 @@ def _drop_check(
         why += f", which may be noise (p = {test['p']:.3f}): {_needed_words(test, rule)}"
     numbers = dict(test)
     numbers.update(metric=metric, before=before.mean(), after=after.mean(), low=low, high=high)
-    return GateCheck(f"{metric} against the baseline", test["verdict"], why, numbers)
+    return GateCheck(name, test["verdict"], why, numbers)
 
 # %% ../../../nbs/products/memory_logs/15_gate.ipynb #d73c9654
 def _limit_check(
     metric: str, values: np.ndarray, limit: float, is_minimum: bool, settings: GateSettings
 ) -> GateCheck:
-    """A metric against a limit; `values` are its values on each question."""
+    """A metric against a limit; `values` are its values on each question, NaN where it does not ask
+    about one."""
     from scipy.stats import t
 
+    name = f"{metric} at {'least' if is_minimum else 'most'} {limit:g}"
+    asked_values = values[~np.isnan(values)]
+    if not len(asked_values):
+        return _not_asked(name, metric, len(values))
+    values = asked_values
     mean = float(values.mean())
     missed_by = limit - mean if is_minimum else mean - limit
-    name = f"{metric} at {'least' if is_minimum else 'most'} {limit:g}"
     questions = len(values)
     why = (
         f"{metric} {mean:.1f} on {questions:,} questions; allowed: {name.removeprefix(metric)[1:]}"
@@ -454,8 +472,8 @@ class Gate:
         """One line: the verdict, and why."""
         worst = next(check for check in self.checks if check.verdict == self.verdict)
         others = sum(check.verdict == self.verdict for check in self.checks) - 1
-        more = f" (and {others} more)" if others and self.verdict != "passed" else ""
-        return printable(f"gate {self.verdict}: {worst.why}{more}")
+        other_checks = f" (and {others} more)" if others and self.verdict != "passed" else ""
+        return printable(f"gate {self.verdict}: {worst.why}{other_checks}")
 
 
 def _one_side(folder: str | Path, name: str | None) -> Side:
@@ -464,9 +482,9 @@ def _one_side(folder: str | Path, name: str | None) -> Side:
     chosen = [side for side in sides if name is None or side.name == name]
     if len(chosen) != 1:
         names = ", ".join(repr(side.name) for side in sides)
-        wanted = "one" if name is None else repr(name)
+        allowed = "one" if name is None else repr(name)
         raise ValueError(
-            f"{folder}: found answers of {names}; allowed: {wanted}, named by side (--side)"
+            f"{folder}: found answers of {names}; allowed: {allowed}, named by side (--side)"
         )
     return chosen[0]
 
@@ -559,8 +577,8 @@ def run_gate(
             values_after = after[metric].to_numpy()
             checks.append(_limit_check(metric, values_after, limit, is_minimum, settings))
     checks.append(_unscored_check(after_frame, settings))
-    place = None if baseline is None else str(baseline)
-    return Gate(str(run), place, settings, checks, scores, changes, answers.notes)
+    baseline_name = None if baseline is None else str(baseline)
+    return Gate(str(run), baseline_name, settings, checks, scores, changes, answers.notes)
 
 
 def _losses(before: "pd.DataFrame", after: "pd.DataFrame", count: int = 5) -> "pd.DataFrame":
@@ -600,9 +618,9 @@ def trend_line(history: Sequence[Mapping[str, Any]], metric: str = "SCS", most: 
     values = [value for value in values if value is not None][-most:]
     if len(values) < 2:
         return ""
-    told = ", ".join(f"{value:.1f}" for value in values)
+    shown = ", ".join(f"{value:.1f}" for value in values)
     change = values[-1] - values[0]
-    return f"{metric} over the last {len(values)} runs of this gate: {told} ({change:+.1f})"
+    return f"{metric} over the last {len(values)} runs of this gate: {shown} ({change:+.1f})"
 
 
 def _history_row(gate: Gate) -> dict[str, Any]:
@@ -638,7 +656,7 @@ def gate_markdown(gate: Gate, history: Sequence[Mapping[str, Any]] = ()) -> str:
     scores = gate.scores.round(1)
     rows = [("metric", *map(str, scores.columns))]
     for metric in metrics_among(scores.index):
-        values = (f"{value:.1f}" for value in scores.loc[metric])
+        values = (f"{v:.1f}" if v == v else "not asked" for v in scores.loc[metric])
         rows.append((metric_named(metric).heading, *values))
     lines += ["", *_markdown_rows(rows)]
     for sentence in gate.sees:

@@ -266,14 +266,14 @@ def _proposed_text(item: LevelProposal) -> str:
     """What the passes said where they disagree; nothing about one on which they agree."""
     if item.agreed:
         return ""
-    told = []
+    lines = []
     passes = (
         (item.first, item.reason, item.first_fault),
         (item.second, item.other_reason, item.second_fault),
     )
     for level, reason, fault in passes:
-        told.append(f"no level: {fault}" if level is None else f"{level.label}: {reason}")
-    return " / ".join(told)
+        lines.append(f"no level: {fault}" if level is None else f"{level.label}: {reason}")
+    return " / ".join(lines)
 
 
 class LevelBook(Questionnaire[LevelProposal, SettledLevel]):
@@ -380,8 +380,8 @@ class LevelsFile:
         if not stated.is_file() or not Path(log_file).is_file():
             return
         expected = json.loads(stated.read_text(encoding="utf-8"))
-        given = _log_identity(log_file)
-        if given["file"] != expected["file"] and given["sha256"] != expected["sha256"]:
+        identity = _log_identity(log_file)
+        if identity["file"] != expected["file"] and identity["sha256"] != expected["sha256"]:
             raise ValueError(
                 f"{self.folder}: found levels of the log {expected['file']}, not of {log_file}; "
                 "allowed: the folder of this log's levels (--out FOLDER)"

@@ -229,9 +229,9 @@ def memories_sentence(report: MemoryReport) -> str:
         worst = report.memories["lost"].head(10).sum()
         share = 100 * worst / lost if lost else 0
         text += f", {share:.0f} % of which is due to the ten worst memories." if lost else "."
-    found = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
-    if found:
-        text += f" Found: {', '.join(found)}."
+    counted = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
+    if counted:
+        text += f" Found: {', '.join(counted)}."
     return f"{most_harmful(report)} {text}".strip()
 
 

@@ -106,9 +106,9 @@ def _first(record: Mapping[str, Any], *names: str) -> Any:
     return None
 
 
-def _part_text(part: Mapping[str, Any]) -> str:
+def _part_text(piece: Mapping[str, Any]) -> str:
     """The text of a part, which Assistants threads put one level deeper."""
-    text = _first(part, "text", "content", "value", "output")
+    text = _first(piece, "text", "content", "value", "output")
     if isinstance(text, Mapping):
         text = _first(text, "value", "text", "content")
     if isinstance(text, list):
@@ -118,8 +118,8 @@ def _part_text(part: Mapping[str, Any]) -> str:
 
 def _as_text(value: object) -> str:
     """A value that a tool returned, as text."""
-    if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
-        text = "\n".join(_part_text(part) for part in value)
+    if isinstance(value, list) and value and all(isinstance(piece, Mapping) for piece in value):
+        text = "\n".join(_part_text(piece) for piece in value)
         if text:
             return text
     if value is None or isinstance(value, str):
@@ -127,40 +127,42 @@ def _as_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _take_part(message: Message, part: object) -> None:
+def _take_part(message: Message, content_part: object) -> None:
     """Put one part of a content into the message."""
-    if isinstance(part, str):
-        message.text = "\n".join(text for text in (message.text, part) if text)
+    if isinstance(content_part, str):
+        message.text = "\n".join(text for text in (message.text, content_part) if text)
         return
-    if not isinstance(part, Mapping):
+    if not isinstance(content_part, Mapping):
         message.other_parts["part"] += 1
         return
-    kind = str(part.get("type") or part.get("content_type") or "")
-    if "functionCall" in part or "function_call" in part:  # Gemini
-        call = _first(part, "functionCall", "function_call")
-        kind, part = "tool_call", call if isinstance(call, Mapping) else {}
-    elif "functionResponse" in part or "function_response" in part:
-        returned = _first(part, "functionResponse", "function_response")
-        kind, part = "tool_result", returned if isinstance(returned, Mapping) else {}
-    if kind in _THOUGHT_PARTS or part.get("thought") is True:
+    kind = str(content_part.get("type") or content_part.get("content_type") or "")
+    if "functionCall" in content_part or "function_call" in content_part:  # Gemini
+        call = _first(content_part, "functionCall", "function_call")
+        kind = "tool_call"
+        content_part = call if isinstance(call, Mapping) else {}
+    elif "functionResponse" in content_part or "function_response" in content_part:
+        returned = _first(content_part, "functionResponse", "function_response")
+        kind = "tool_result"
+        content_part = returned if isinstance(returned, Mapping) else {}
+    if kind in _THOUGHT_PARTS or content_part.get("thought") is True:
         message.thoughts += 1
     elif kind in ("tool_use", "tool_call", "server_tool_use", "mcp_tool_use", "toolCall"):
-        tool = _first(part, "name", "tool_name", "toolName")
-        arguments = _first(part, "input", "arguments", "args")
-        call_id = str(_first(part, "id", "tool_call_id", "toolCallId", "call_id") or "")
+        tool = _first(content_part, "name", "tool_name", "toolName")
+        arguments = _first(content_part, "input", "arguments", "args")
+        call_id = str(_first(content_part, "id", "tool_call_id", "toolCallId", "call_id") or "")
         message.calls.append((call_id, action_of(str(tool or "tool"), arguments)))
     elif kind in ("tool_result", "tool_call_response", "mcp_tool_result", "toolResult"):
-        call_id = str(_first(part, "tool_use_id", "id", "tool_call_id", "toolCallId") or "")
-        returned = _first(part, "content", "result", "response", "output")
-        tool = str(_first(part, "name", "tool_name") or "")
+        call_id = str(_first(content_part, "tool_use_id", "id", "tool_call_id", "toolCallId") or "")
+        returned = _first(content_part, "content", "result", "response", "output")
+        tool = str(_first(content_part, "name", "tool_name") or "")
         message.results.append(ToolResult(call_id, tool, _as_text(returned)))
-    elif kind.startswith("tool-") and "input" in part:  # a message of the AI SDK
-        call_id = str(part.get("toolCallId") or "")
-        message.calls.append((call_id, action_of(kind[5:], part["input"])))
-        if part.get("output") is not None:
-            message.results.append(ToolResult(call_id, kind[5:], _as_text(part["output"])))
-    elif kind in _TEXT_PARTS or "text" in part:
-        text = _part_text(part)
+    elif kind.startswith("tool-") and "input" in content_part:  # a message of the AI SDK
+        call_id = str(content_part.get("toolCallId") or "")
+        message.calls.append((call_id, action_of(kind[5:], content_part["input"])))
+        if content_part.get("output") is not None:
+            message.results.append(ToolResult(call_id, kind[5:], _as_text(content_part["output"])))
+    elif kind in _TEXT_PARTS or "text" in content_part:
+        text = _part_text(content_part)
         if text:
             message.text = "\n".join(piece for piece in (message.text, text) if piece)
     else:
@@ -242,7 +244,8 @@ def read_message(raw: Mapping[str, Any]) -> Message:
     kind = str(raw.get("message_type") or raw.get("type") or "")
     content = _first(raw, "content", "parts", "value", "text")
     if kind in ("reasoning_message", "hidden_reasoning_message", "reasoning"):
-        message.thoughts, message.reason = 1, "thoughts"
+        message.thoughts = 1
+        message.reason = "thoughts"
         return message
     if kind in _CALLS:
         arguments = _first(raw, "arguments", "input", "action", "operation", "queries", "code")
@@ -262,8 +265,8 @@ def read_message(raw: Mapping[str, Any]) -> Message:
         return message
     if isinstance(content, Mapping):
         content = [content]
-    for part in content if isinstance(content, list) else [content or ""]:
-        _take_part(message, part)
+    for piece in content if isinstance(content, list) else [content or ""]:
+        _take_part(message, piece)
     known = {call_id for call_id, _ in message.calls if call_id}  # LangChain writes a call twice
     message.calls += [call for call in _calls_of(raw) if call[0] not in known]
     if role == "tool":
@@ -284,7 +287,8 @@ def _take_tool_message(message: Message, raw: Mapping[str, Any]) -> None:
     if returns:
         for entry in returns:
             text = _as_text(_first(entry, "tool_return", "func_response", "content"))
-            call_id, tool = str(entry.get("tool_call_id") or ""), str(entry.get("name") or "")
+            call_id = str(entry.get("tool_call_id") or "")
+            tool = str(entry.get("name") or "")
             message.results.append(ToolResult(call_id, tool, text))
     elif not message.results:
         text = _as_text(_first(raw, "tool_return")) or message.text
@@ -538,13 +542,13 @@ class Conversation:
         for result in message.results:
             tool = self.tools.get(result.call) or result.tool
             if result.call in self.searches or is_memory_search(tool):
-                found = found_memories(result.text)
+                memories = found_memories(result.text)
                 exchange.searched = True
-                if found is None:
+                if memories is None:
                     exchange.unreadable = result.text
                     self.account.remark("searches of the memory whose result cannot be read")
-                known = [item for item in found or [] if shape_of(item)]
-                unknown = len(found or []) - len(known)
+                known = [item for item in memories or [] if shape_of(item)]
+                unknown = len(memories or []) - len(known)
                 self.account.remark("results of searches in no form that is known", unknown)
                 exchange.memories += [item for item in known if item not in exchange.memories]
             elif result.text.strip():
@@ -555,7 +559,8 @@ class Conversation:
 
     def _row(self) -> Iterator[dict[str, Any]]:
         """The row of the exchange that ends here, if it gives one."""
-        exchange, self.exchange = self.exchange, None
+        exchange = self.exchange
+        self.exchange = None
         if exchange is None:
             return
         self.pending += exchange.members

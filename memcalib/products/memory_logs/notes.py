@@ -9,6 +9,7 @@ __all__ = ['front_matter', 'note_entries', 'note_memories', 'note_files', 'read_
 # %% ../../../nbs/products/memory_logs/03_notes.ipynb #60317734
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,20 @@ def note_memories(text: str, name: str, left_out: list[str] | None = None) -> li
         entries = [("", " ".join(entry.split())) for entry in re.split(r"(?m)^\s*§\s*$", body)]
     else:
         entries = note_entries(body)
-    kept = []
+    kept_entries = []
     for heading, entry in entries:
         reason = _no_memory(entry)
         if not reason:
-            kept.append((heading, entry))
+            kept_entries.append((heading, entry))
         elif left_out is not None and entry:
             left_out.append(reason)
     memories = []
-    for number, (heading, entry) in enumerate(kept, 1):
-        memory = {"id": f"{name}#{number}" if len(kept) > 1 else name, "text": entry, **note_fields}
+    for number, (heading, entry) in enumerate(kept_entries, 1):
+        memory = {
+            "id": f"{name}#{number}" if len(kept_entries) > 1 else name,
+            "text": entry,
+            **note_fields,
+        }
         if heading:
             memory.setdefault("type", heading)
         memories.append(memory)
@@ -278,11 +283,12 @@ def _below_headings(text: str) -> list[dict[str, str]]:
     level = 0  # of the heading that is open
     has_blank = False
     for line in [*text.splitlines(), "# end"]:
-        here = _heading_level(line)
+        depth = _heading_level(line)
         ends = level and section and has_blank and _goes_beyond(line, section, level)
-        if level and ((here and here <= level) or ends):
+        if level and ((depth and depth <= level) or ends):
             memories += section_entries("\n".join(section))
-            section, level = [], 0
+            section = []
+            level = 0
         if not level and _opens_section(line):
             level = _opens_section(line)
             has_blank = False
@@ -355,7 +361,7 @@ def system_memories(text: str) -> list[dict[str, Any]]:
     blocks += _MEMGPT_BLOCK.finditer(text) if ' characters="' in text else []
     if blocks:
         memories = [block_memories(block["label"], block["value"]) for block in blocks]
-        return [memory for block in memories for memory in block]
+        return list(chain.from_iterable(memories))
     frames = list(_HERMES_FRAME.finditer(text)) if "═════" in text else []
     if frames:
         entries = []
@@ -365,10 +371,11 @@ def system_memories(text: str) -> list[dict[str, Any]]:
     loaded = list(_LOADED_FILE.finditer(text)) if "Contents of " in text else []
     if loaded:
         memories = [note_memories(file["body"].strip(), file["path"]) for file in loaded]
-        return [memory for file in memories for memory in file]
+        return list(chain.from_iterable(memories))
     sections = [match for match in _TAGGED.finditer(text) if not _NOT_MEMORY.search(match[1])]
     if sections:
-        return [entry for section in sections for entry in section_entries(section[2])]
+        entries_of_sections = (section_entries(section[2]) for section in sections)
+        return list(chain.from_iterable(entries_of_sections))
     return _below_headings(text)
 
 
@@ -459,8 +466,8 @@ def mapping_lines(
         record = inner[0]
     guesses = _guesses(record)
     note = {}
-    for name, place in guesses.items():
-        unknown = re.search(r"\['[A-Z]+'\]$", place)
+    for name, path in guesses.items():
+        unknown = re.search(r"\['[A-Z]+'\]$", path)
         note[name] = "  # to be put in" if unknown else "  # a guess"
     reading = [f'with open({file!r}, encoding="utf-8") as log:']
     if one_value:

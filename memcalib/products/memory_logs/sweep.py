@@ -170,7 +170,7 @@ def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = F
     if setting.top_k is None and setting.threshold is None:
         blocks = [block for block in blocks if _is_in_prompt(example, block.parent_memory_id)]
     if setting.threshold is not None:
-        kept = []
+        shown = []
         for block in blocks:
             if block.score is None:
                 raise ValueError(
@@ -179,8 +179,8 @@ def shown_blocks(example: Example, setting: PromptSetting, is_distance: bool = F
                 )
             distance = block.score - setting.threshold
             if (distance <= 0) if is_distance else (distance >= 0):
-                kept.append(block)
-        blocks = kept
+                shown.append(block)
+        blocks = shown
     if setting.top_k is not None:
         blocks = blocks[: setting.top_k]
     if setting.stale_only:

@@ -33,8 +33,8 @@ class Step:
 
     trace: str
     start: str = ""
-    asked: list[Message] = field(default_factory=list)  # what a model was asked
-    said: list[Message] = field(default_factory=list)  # what it said
+    prompt: list[Message] = field(default_factory=list)  # what a model was asked
+    reply: list[Message] = field(default_factory=list)  # what it said
     memories: list | None = None  # of a search; None for a step that is none
     is_root: bool = False
     query: str = ""
@@ -126,11 +126,11 @@ def words_in(value: object, names: Sequence[str]) -> str:
 
 def _main_call(steps: Sequence[Step], reply: str) -> Step | None:
     """The call of a model that gave the reply of a trace; without a reply, the last one."""
-    calls = [step for step in steps if step.asked and any(_has_words(m) for m in step.said)]
+    calls = [step for step in steps if step.prompt and any(_has_words(m) for m in step.reply)]
     if not reply:
         return calls[-1] if calls else None
     for step in reversed(calls):
-        if any(message.text.strip() and message.text.strip() in reply for message in step.said):
+        if any(message.text.strip() and message.text.strip() in reply for message in step.reply):
             return step
     return None
 
@@ -164,17 +164,18 @@ def trace_rows(
     roots = [step for step in steps if step.is_root]
     query = next((step.query for step in roots if step.query), "")
     reply = next((step.answer for step in roots if step.answer), "")
-    found: list[object] = list(standing)
+    memories: list[object] = list(standing)
     if any(step.memories is not None for step in steps):
-        found = [item for item in found if not isinstance(item, Searched)]
+        memories = [item for item in memories if not isinstance(item, Searched)]
     for step in steps:
-        found += [item for item in step.memories or [] if item not in found]
+        memories += [item for item in step.memories or [] if item not in memories]
     main = _main_call(steps, reply)
     if main:
-        found = _shown(found, "\n".join(message.text for message in main.asked))
-        messages = [*main.asked, *main.said]
-        if query and not any(m.role == "user" and m.text.strip() for m in main.asked):
-            messages = [*main.asked, Message("user", query), *main.said]
+        shown = "\n".join(message.text for message in main.prompt)
+        memories = _shown(memories, shown)
+        messages = [*main.prompt, *main.reply]
+        if query and not any(m.role == "user" and m.text.strip() for m in main.prompt):
+            messages = [*main.prompt, Message("user", query), *main.reply]
     else:
         messages = [Message("user", query)] if query else []
         messages += [Message("assistant", reply)] if reply else []
@@ -190,7 +191,7 @@ def trace_rows(
             usage[unit] = usage.get(unit, 0.0) + amount
     if usage:
         fields["usage"] = usage
-    for row in conversation_rows(messages, account, name, fields, found, last_only=True):
+    for row in conversation_rows(messages, account, name, fields, memories, last_only=True):
         yield {**row, "id": name}
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace008
@@ -259,10 +260,10 @@ def _observation(record: Mapping[str, Any], trace: str) -> Step:
     if _is_search(kind, name):
         step.memories = _memories_of(record.get("output"))
     elif kind == "generation":
-        step.asked = messages_in(record.get("input"))
-        step.said = messages_in(record.get("output"))
-        if not step.said and words_in(record.get("output"), _ANSWER_NAMES):
-            step.said = [Message("assistant", words_in(record.get("output"), _ANSWER_NAMES))]
+        step.prompt = messages_in(record.get("input"))
+        step.reply = messages_in(record.get("output"))
+        if not step.reply and words_in(record.get("output"), _ANSWER_NAMES):
+            step.reply = [Message("assistant", words_in(record.get("output"), _ANSWER_NAMES))]
     if not record.get("parentObservationId") and kind != "generation" and step.memories is None:
         step.is_root = True
         step.query = words_in(record.get("input"), _QUERY_NAMES)
@@ -282,14 +283,16 @@ def langsmith_steps(record: Mapping[str, Any]) -> list[Step]:
 def _run(record: Mapping[str, Any], trace: str) -> Step:
     kind = str(record.get("run_type") or "").lower()
     name = str(record.get("name") or "")
-    inputs, outputs = parsed(record.get("inputs")), parsed(record.get("outputs"))
+    inputs = parsed(record.get("inputs"))
+    outputs = parsed(record.get("outputs"))
     step = Step(trace, str(record.get("start_time") or ""))
     step.usage = _usage(tokens=record.get("total_tokens"), cost=record.get("total_cost"))
     if _is_search(kind, name):
         step.memories = _memories_of(outputs)
     elif kind in ("llm", "chat_model"):
         step.usage = {}  # stands in the root as well
-        step.asked, step.said = messages_in(inputs), messages_in(outputs)
+        step.prompt = messages_in(inputs)
+        step.reply = messages_in(outputs)
     if not record.get("parent_run_id"):
         step.is_root = True
         step.query = words_in(inputs, _QUERY_NAMES)
@@ -330,19 +333,19 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         steps = str(key).split(".")
-        place = tree
+        level = tree
         for step in steps[:-1]:
-            inner = place.get(step)
+            inner = level.get(step)
             if not isinstance(inner, dict):
-                inner = place[step] = {}
-            place = inner
+                inner = level[step] = {}
+            level = inner
         value = parsed(value)
         value = nested(value) if isinstance(value, Mapping) else value
-        known = place.get(steps[-1])
-        if isinstance(known, dict) and isinstance(value, dict):
-            known.update(value)
+        earlier = level.get(steps[-1])
+        if isinstance(earlier, dict) and isinstance(value, dict):
+            earlier.update(value)
         else:
-            place[steps[-1]] = value
+            level[steps[-1]] = value
     return {name: _listed(value) for name, value in tree.items()}
 
 
@@ -371,9 +374,8 @@ def spans_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         spans = []
         for resource in only_dicts(record["resourceSpans"]):
             for scope in only_dicts(resource.get("scopeSpans")):
-                spans += [
-                    span for inner in only_dicts(scope.get("spans")) for span in spans_of(inner)
-                ]
+                for inner in only_dicts(scope.get("spans")):
+                    spans += spans_of(inner)
         return spans
     columns = {key: value for key, value in record.items() if str(key).startswith("attributes.")}
     attributes = wire_attributes(record.get("attributes"))
@@ -405,26 +407,28 @@ def _traced_message(raw: object) -> Message | None:
     inner = _at(raw, "message") if isinstance(_at(raw, "message"), Mapping) else raw
     if not isinstance(inner, Mapping) or not inner.get("role"):
         return None
-    parts = [_at(part, "message_content") or part for part in only_dicts(inner.get("contents"))]
+    parts = [
+        _at(content, "message_content") or content for content in only_dicts(inner.get("contents"))
+    ]
     return read_message({**inner, "content": inner.get("content") or parts})
 
 
 def _event_messages(events: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Message]]:
     """What a model was asked and said in the events of a span, as earlier conventions have it."""
-    asked: list[Message] = []
-    said: list[Message] = []
+    prompt: list[Message] = []
+    reply: list[Message] = []
     for event in events:
         name = str(event.get("name") or "")
         body = nested(wire_attributes(event.get("attributes") or event.get("body")))
         roles = {"gen_ai.system.message": "system", "gen_ai.user.message": "user"}
         roles.update({"gen_ai.assistant.message": "assistant", "gen_ai.tool.message": "tool"})
         if name in roles:
-            asked.append(read_message({"role": roles[name], **body}))
+            prompt.append(read_message({"role": roles[name], **body}))
         elif name == "gen_ai.choice":
             message = body.get("message")
             message = message if isinstance(message, Mapping) else body
-            said.append(read_message({**message, "role": "assistant"}))
-    return asked, said
+            reply.append(read_message({**message, "role": "assistant"}))
+    return prompt, reply
 
 
 def _documents(values: object) -> list[dict[str, Any]]:
@@ -449,18 +453,18 @@ def span_step(span: Mapping[str, Any]) -> Step:
     attributes = span["attributes"]
     gen_ai = attributes.get("gen_ai") if isinstance(attributes.get("gen_ai"), Mapping) else {}
     step = Step(span["trace"], span["start"])
-    asked = _at(attributes, "llm", "input_messages")
-    said = _at(attributes, "llm", "output_messages")
-    if isinstance(asked, list):
-        step.asked = [m for m in map(_traced_message, asked) if m]
-        step.said = [m for m in map(_traced_message, said or []) if m]
+    prompt = _at(attributes, "llm", "input_messages")
+    reply = _at(attributes, "llm", "output_messages")
+    if isinstance(prompt, list):
+        step.prompt = [m for m in map(_traced_message, prompt) if m]
+        step.reply = [m for m in map(_traced_message, reply or []) if m]
     else:
         system = _at(gen_ai, "system_instructions")
-        step.asked = [_system(system)] if system else []
-        step.asked += messages_in(_at(gen_ai, "input", "messages") or _at(gen_ai, "prompt"))
-        step.said = messages_in(_at(gen_ai, "output", "messages") or _at(gen_ai, "completion"))
-        if not step.said:
-            step.asked, step.said = _event_messages(span["events"])
+        step.prompt = [_system(system)] if system else []
+        step.prompt += messages_in(_at(gen_ai, "input", "messages") or _at(gen_ai, "prompt"))
+        step.reply = messages_in(_at(gen_ai, "output", "messages") or _at(gen_ai, "completion"))
+        if not step.reply:
+            step.prompt, step.reply = _event_messages(span["events"])
     operation = str(_at(gen_ai, "operation", "name") or "")
     tool = str(_at(gen_ai, "tool", "name") or _at(attributes, "tool", "name") or "")
     output = _at(attributes, "output", "value")

@@ -17,7 +17,7 @@ from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
 from ...credit.logprobs import response_logps
-from ...credit.prefix_groups import response_mask
+from ...inference.token_rows import response_mask
 from ...credit.token_credit import TokenCredit
 from ...credit.tree_attention import tree_logps
 from ...inference.sampling import end_tokens, prompt_encoder, sample_tokens

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...credit.audit import sentence_scaling
 from ...credit.sentences import segment
-from ...problem import SUPPORT, UNDER
+from ...problem import RIGHT_OR_OVER, UNDER
 from memcalib.report.figures import (
     INK,
     OVER_COLOUR,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 PHASES = ("early", "middle", "late")
 CHANNEL_GROUPS = {
     "correct use": ("B+", "C+"),
-    "corrective": tuple(name for name in (*SUPPORT, *UNDER) if name.endswith("-")),
+    "corrective": tuple(name for name in (*RIGHT_OR_OVER, *UNDER) if name.endswith("-")),
 }
 OUTCOMES = {
     "all_best": "all maximum",
@@ -369,7 +369,7 @@ def conservation_table(
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/products/reproduction/04_dynamics.ipynb #b6e14fc7
-LOCALIZABLE = (*SUPPORT, *UNDER)
+LOCALIZABLE = (*RIGHT_OR_OVER, *UNDER)
 
 
 def curve_rows(steps: "pd.DataFrame", digits: int = 6) -> "pd.DataFrame":

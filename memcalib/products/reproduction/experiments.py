@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +124,21 @@ class Run:
     @cached_property
     def experiments(self) -> "dict[str, Experiment]":
         """All notebooks that this profile has rows for, by name."""
-        found = {}
+        experiments = {}
         for name, notebook in self.notebooks.items():
             experiment = Experiment(name, notebook, self)
             if experiment.is_planned:
-                found[name] = experiment
-        return found
+                experiments[name] = experiment
+        return experiments
 
     @cached_property
     def jobs(self) -> Jobs:
         """All jobs of the run: those of the plan, of the grids, and the notebooks."""
-        more = [job for jobs in self.grids.values() for job in jobs]
+        grid_jobs = list(chain.from_iterable(self.grids.values()))
         ordered: dict[str, Job] = {}
         for name in self.experiments:
             self._add_notebook(name, ordered)
-        return self.plan.jobs([*more, *ordered.values()])
+        return self.plan.jobs([*grid_jobs, *ordered.values()])
 
     def _add_notebook(self, name: str, ordered: dict[str, Job]) -> None:
         if name in ordered:
@@ -201,7 +202,7 @@ class Experiment:
     @cached_property
     def grid_folders(self) -> list[str]:
         """The grids whose rows it reads."""
-        return [folder for place, folder in GRIDS.items() if place in self.defaults]
+        return [folder for name, folder in GRIDS.items() if name in self.defaults]
 
     @property
     def rows_of(self) -> str:
@@ -286,7 +287,7 @@ class Experiment:
     def job(self) -> Job:
         """The job that executes it."""
         reads = [*self.needs]
-        reads += [job for jobs in self.drawn.values() for job in jobs]
+        reads += chain.from_iterable(self.drawn.values())
         reads += [f"{folder}/gathered" for folder in self.grid_folders]
         settings = dict(self.settings)
         if "profile" in self.defaults:

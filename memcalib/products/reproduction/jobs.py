@@ -88,8 +88,8 @@ def changed_parts(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> li
     flat_identities = []
     for identity in (recorded, current):
         flat = {name: identity.get(name) for name in ("code", "data")}
-        for part in ("settings", "reads"):
-            flat.update(identity.get(part) or {})
+        for fact in ("settings", "reads"):
+            flat.update(identity.get(fact) or {})
         flat_identities.append(flat)
     before, now = flat_identities
     names = dict.fromkeys([*now, *before])
@@ -107,8 +107,8 @@ class Jobs:
         self.root = Path(root)
         self.by_name: dict[str, Job] = {}
         for job in jobs:
-            known = self.by_name.setdefault(job.name, job)
-            if known.settings != job.settings or known.command != job.command:
+            earlier = self.by_name.setdefault(job.name, job)
+            if earlier.settings != job.settings or earlier.command != job.command:
                 raise ValueError(
                     f"{job.name}: found two different jobs with this name; allowed: one"
                 )

@@ -81,8 +81,8 @@ class Row(FrozenSettings):
     @model_validator(mode="after")
     def _one_of_two(self) -> "Row":
         if (self.method is None) == (self.start is None):
-            found = "neither" if self.method is None else "both"
-            raise ValueError(f"method and start: found {found}; allowed: one of them")
+            given_fields = "neither" if self.method is None else "both"
+            raise ValueError(f"method and start: found {given_fields}; allowed: one of them")
         if self.method is not None:
             _check_method(self.method)
         return self
@@ -237,7 +237,8 @@ def _known(setting: str, kind: str, name: str, allowed: Sequence[str]) -> Iterat
 
 def profile_errors(profile: Profile) -> Iterator[ValueError]:
     """What of a profile does not go together: names that nothing has, seeds without a pair."""
-    models, rows = list(profile.models), list(profile.rows)
+    models = list(profile.models)
+    rows = list(profile.rows)
     for name, model in profile.models.items():
         for row in model.rows or ():
             yield from _known(f"models.{name}.rows", "row", row, rows)
@@ -299,21 +300,21 @@ def profile_names() -> list[str]:
 
 def _without_none(content: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings without what was taken away."""
-    kept = {}
+    filled = {}
     for name, value in content.items():
         if value is not None:
-            kept[name] = _without_none(value) if isinstance(value, Mapping) else value
-    return kept
+            filled[name] = _without_none(value) if isinstance(value, Mapping) else value
+    return filled
 
 
-def _read(name: str | Path, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+def _read(name: str | Path, earlier: tuple[str, ...] = ()) -> dict[str, Any]:
     """The settings of a profile with those that it extends below them."""
     fields = ["extends", *Profile.model_fields]
     content = read_settings(name, "profile", profile_files(), fields)
     below = content.pop("extends", None)
     if below is None:
         return content
-    if str(below) in (*seen, str(name)):
+    if str(below) in (*earlier, str(name)):
         raise SettingErrors(
             [SettingError("extends", "allowed is a profile that does not extend this one", below)],
             str(name),
@@ -322,7 +323,7 @@ def _read(name: str | Path, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         raise SettingErrors(
             [SettingError("extends", "allowed is the name of a profile", repr(below))], str(name)
         )
-    return merged(_read(below, (*seen, str(name))), content)
+    return merged(_read(below, (*earlier, str(name))), content)
 
 
 def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:

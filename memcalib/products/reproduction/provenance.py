@@ -185,13 +185,13 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
         yield Provenance(topic, holder, name, value, said.origin(value), said)
 
 
-def _check_said(place: str, said: Said, value: object) -> None:
+def _check_said(setting: str, said: Said, value: object) -> None:
     """Raises `ValueError` where a place or a reason is missing."""
     if said.gives("paper") and not said.where:
-        raise ValueError(f"provenance: {place}: a value of the paper without `where`")
+        raise ValueError(f"provenance: {setting}: a value of the paper without `where`")
     if said.origin(value) != "the paper" and not said.why:
         raise ValueError(
-            f"provenance: {place}: the default {value!r} is not the paper's value, and no reason "
+            f"provenance: {setting}: the default {value!r} is not the paper's value, and no reason "
             f"is given; allowed: the paper's value, or `why`"
         )
 

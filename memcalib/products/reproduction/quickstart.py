@@ -101,7 +101,7 @@ def _starts_made(profile: Profile, out: Path) -> Profile:
     for name, model in profile.models.items():
         planned = Plan(Profile(models={name: model}, traces=0), out).models[name]
         folder = out / "start"
-        starts = {place: folder / planned.start(place).model for place in ("base", "start")}
+        starts = {start: folder / planned.start(start).model for start in ("base", "start")}
         if not (starts["start"] / "policy.json").is_file():
             with Bar(1) as bar:
                 build_policies(
@@ -109,7 +109,7 @@ def _starts_made(profile: Profile, out: Path) -> Profile:
                     [planned.world.name],
                     report=lambda label, row: bar.name(f"{label}: step {row['step']}"),
                 )
-        changes = {f"{place}.model": str(path) for place, path in starts.items()}
+        changes = {f"{start}.model": str(path) for start, path in starts.items()}
         models[name] = model.model_copy(update={"settings": {**model.settings, **changes}})
     return profile.model_copy(update={"models": models})
 

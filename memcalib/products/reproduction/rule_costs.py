@@ -42,7 +42,8 @@ def rule_costs(plan: Profile, rules: Sequence[str], price: Mapping[str, float]) 
     priced = f"judge.price={{prompt: {price['prompt']}, completion: {price['completion']}}}"
     rows = []
     for model in plan.models.values():
-        name, speed = model.recipe, model.speed
+        name = model.recipe
+        speed = model.speed
         if speed is None:
             raise ValueError(
                 f"{name}: speed: missing; allowed: sampled and read, in tokens per second"

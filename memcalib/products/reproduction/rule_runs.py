@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -677,7 +677,7 @@ class GridPlan(BaseModel):
         """
         row_by_run = {row.run.name: row for row in rows}
         by_rate = self.tries(rule, cell)
-        runs = [run for tries in by_rate.values() for run in tries]
+        runs = list(chain.from_iterable(by_rate.values()))
         missing = [run for run in runs if run.name not in row_by_run]
         if missing:
             stages = [name for name, stage in self.stages.items() if stage.tunes(rule, cell)]
@@ -690,8 +690,8 @@ class GridPlan(BaseModel):
             )
         scores = {}
         for lr, tries in by_rate.items():
-            found = [row_by_run[run.name].scores.get("SCS") or 0.0 for run in tries]
-            scores[lr] = float(np.mean(found))
+            calibration_scores = [row_by_run[run.name].scores.get("SCS") or 0.0 for run in tries]
+            scores[lr] = float(np.mean(calibration_scores))
         return best_rate(scores)
 
     def _tuning(self, rule: str, cell: str) -> list[GridRun]:

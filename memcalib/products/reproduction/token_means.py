@@ -21,7 +21,7 @@ from ...credit.tree_attention import tree_logps
 from ..micro.loop import CreditLoop
 from ..micro.policy import load_policy
 from ..micro.world import World, exact_judge, make_examples, nouns_in
-from ...redistribution import Credit
+from ...credit.assignment import Credit
 from .rule_runs import compared_rule
 from ...trainer.rewards import assign_credit
 from ...trainer.train_config import world_config

@@ -134,7 +134,7 @@ def _lowered(text: str) -> str:
 def _with_any(*parts: str) -> Callable[[str], bool]:
     """A quick test for texts that have one of these parts, in either case; what is not ASCII
     passes, since case is less simple there."""
-    lowered_parts = shortest_parts(part.lower() for part in parts if part.isascii())
+    lowered_parts = shortest_parts(piece.lower() for piece in parts if piece.isascii())
 
     def needed(text: str) -> bool:
         if not text.isascii():
@@ -147,11 +147,11 @@ def _with_any(*parts: str) -> Callable[[str], bool]:
 def shortest_parts(words: Iterable[str]) -> tuple[str, ...]:
     """The words in which no other one of them occurs: a text with any of the words has one of
     these."""
-    kept: list[str] = []
+    shortest: list[str] = []
     for word in sorted(set(words), key=lambda word: (len(word), word)):
-        if not any(shorter in word for shorter in kept):
-            kept.append(word)
-    return tuple(kept)
+        if not any(shorter in word for shorter in shortest):
+            shortest.append(word)
+    return tuple(shortest)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")

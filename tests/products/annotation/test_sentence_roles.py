@@ -25,7 +25,7 @@ from memcalib.credit.audit import (
     sentence_credit,
     shares_table,
 )
-from memcalib.localization import carrying_tokens
+from memcalib.localization import tokens_with_role
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples, sentence_roles
 from memcalib.products.micro.policy import load_policy
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
@@ -578,7 +578,7 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
             .astype(float)
         )
         spans = list(zip([0, *answer_row["ends"][:-1]], answer_row["ends"], strict=True))
-        carries = carrying_tokens(spans, truth, [atom.atom_id for atom in item.atoms]).numpy()
+        carries = tokens_with_role(spans, truth, [atom.atom_id for atom in item.atoms]).numpy()
         key = sum(c for c, role in zip(pair.credit, pair.roles, strict=True) if role == "key")
         assert key == pytest.approx(q[carries].sum() / q.sum())
         checked += 1

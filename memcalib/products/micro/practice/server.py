@@ -9,6 +9,7 @@ __all__ = ['TRANSPORT', 'CONTENT', 'MALFORMED', 'WRAPPINGS', 'WITHHELD', 'FaultS
 
 # %% ../../../../nbs/products/micro/practice/03_server.ipynb #962e3516
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -932,9 +933,13 @@ def serve(
     try:
         server.start()
     except OSError as error:
+        reason = error.strerror or error
+        if error.errno == errno.EADDRINUSE:
+            reason = "another program uses this port"
         raise OSError(
-            f"port {port}: {error.strerror or error}; another program uses this port. Use --port "
-            f"0 for any free port, or choose one, such as --port 8766"
+            f"port {port}: {reason}. Use --port 0 for any free port, or choose another one, such "
+            f"as "
+            "--port 8766"
         ) from None
     models = f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}"
     if server.roles:
