@@ -358,7 +358,7 @@ def _is_entity(item: object) -> bool:
 
 
 def _is_snippet(item: object) -> bool:
-    return _has("snippet")(item) and item.keys().isdisjoint(("text", "content"))
+    return _has("snippet", "path")(item) and item.keys().isdisjoint(("text", "content"))
 
 
 def _is_core_block(item: object) -> bool:
@@ -417,7 +417,7 @@ SHAPES: dict[str, Shape] = {
         _traced_document,
     ),
     "snippet": Shape(
-        '{"snippet", "path"?, "score"?}',
+        '{"snippet", "path", "score"?}',
         _is_snippet,
         lambda item: [_with_text(item["snippet"], item)],
     ),
