@@ -281,6 +281,7 @@ def test_other_words_for_thoughts(tmp_path):
         json.dumps([{"text": "Is allergic"}, {"text": "Plays chess"}]),
         "[{'text': 'Is allergic'}\n {'text': 'Plays chess'}]",
         "['Is allergic' 'Plays chess']",
+        "['Is allergic'\n 'Plays chess']",
         "[{'text': 'Is allergic', 'score': nan}, {'text': 'Plays chess', 'score': 0.5}]",
         "({'text': 'Is allergic'}, {'text': 'Plays chess'})",
     ],
@@ -1257,6 +1258,12 @@ def test_objects_as_python_prints_them(tmp_path, printed):
     ]
     [row] = read_all([{"messages": messages}]).rows
     assert [(m.text, m.created_at) for m in row.memories] == [("Is vegan", "2026-08-01")]
+
+
+def test_words_that_look_like_an_object_stay_two_entries():
+    assert structure_in("['Calls foo(1)' 'Plays chess']") == ["Calls foo(1)", "Plays chess"]
+    assert structure_in("[foo(1)]") is None
+    assert structure_in("[Item(id=UUID('a-1'))]") == [{"id": "a-1"}]
 
 
 def test_a_search_that_cannot_be_read_costs_no_row_that_has_other_memories(tmp_path):
