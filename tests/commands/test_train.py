@@ -816,7 +816,8 @@ def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(caps
     for row in overlong:
         assert (row["prompt"], row["context_without_answer"]) == ("validation", 1024 - 12)
     file = out / "overlong.jsonl"
-    assert f"4 validation examples, 2 of which were left out because they are too long ({file}" in output
+    counted = "4 validation examples, 2 of which were left out because they are too long"
+    assert f"{counted} ({file}" in output
     rows = [row for row in read_rows(out / "steps.jsonl") if "valid_SCS" in row]
     assert [row["step"] for row in rows] == [1, 2]
     assert all((row["valid_overlong"], row["valid_unscored"]) == (2, 0) for row in rows)

@@ -280,5 +280,5 @@ def test_a_stop_that_was_foreseen_is_shown_by_its_words_alone():
     from memcalib.commands.cli import _message
     from memcalib.io.records import ForeseenError
 
-    assert _message(ForeseenError("20 judgments in a row failed in the same way")).startswith("20 judg")
+    assert _message(ForeseenError("20 judgments in a row failed")).startswith("20 judgments")
     assert _message(RuntimeError("odd")).startswith("unexpected RuntimeError: odd")
