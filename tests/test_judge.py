@@ -823,7 +823,7 @@ def test_a_reply_that_cannot_be_read_is_quoted():
     judged = LLMJudge(Scripted(sorry, sorry))(EXAMPLES[0], "x")
     assert not judged.scored and not judged.retry
     assert (
-        judged.error.startswith("reply at fault")
+        judged.error.startswith("the reply has faults")
         and "I'm sorry, I cannot judge this." in judged.error
     )
     long = LLMJudge(Scripted("Well. " * 5000, "Well. " * 5000))(EXAMPLES[0], "x").error
@@ -944,7 +944,7 @@ def test_one_repair_and_no_more():
     assert (
         not judgment.scored
         and not judgment.retry
-        and judgment.error.startswith("reply at fault: ")
+        and judgment.error.startswith("the reply has faults: ")
         and len(client.conversations) == 2
     )
     assert (

@@ -285,7 +285,7 @@ def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, plac
     judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
     command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
     propose, again = printed_commands(type_all(capsys, [command]))
-    assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
+    assert parsed(propose)["store"] == parsed(again)["store"] == ["notes.md"]
     propose = propose.replace("micro-judge", "micro-levels")
     type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
 

@@ -111,7 +111,7 @@ def test_every_fault_has_a_line(tmp_path):
     for needle in (
         "start.model: missing",
         "start.modle: unknown option; meant is perhaps model; allowed: model, adapter",
-        "data: found world and train",
+        "data: found both world and train",
         "judge.rmp: unknown option; meant is perhaps rpm; allowed: model, base_url",
         "judging.temperature: found -1",
         "train.lr: found 'fast'; allowed: numbers above 0, at most 1",
