@@ -400,7 +400,9 @@ class CreditTrainer(GRPOTrainer):
         check_sampler(config)
         out = Path(str(args.output_dir))
         _check_fresh(out, args.resume_from_checkpoint)
-        tokenizer = processing_class or AutoTokenizer.from_pretrained(model_name)
+        tokenizer = processing_class or AutoTokenizer.from_pretrained(
+            model_name, trust_remote_code=False
+        )
         examples = _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = self._patient_judge(judge)
@@ -863,7 +865,11 @@ def train(
     """
     _check_fresh(Path(out), resume)
     check_loggers(config.report_to)
-    model_config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    model_config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if isinstance(model, str)
+        else model.config
+    )
     check_model(config, model_config)
     lora = None
     if config.lora_rank:

@@ -275,9 +275,10 @@ def main(arguments: list[str] | None = None) -> None:
     # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("MEMCALIB_DEBUG") == "1":
-        copy_context().run(app, arguments)
+        with _private_where_named(arguments):
+            copy_context().run(app, arguments)
     try:
-        with termination_interrupts(), _printable_output():
+        with termination_interrupts(), _printable_output(), _private_where_named(arguments):
             # what an option allows holds for this command alone
             code = copy_context().run(app, arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -289,6 +290,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         if isinstance(end.__context__, BrokenPipeError):  # what typer makes of it
             _end_without_reader()
+        _stop_with_error(_ended_by_others(end), arguments)
+    except GeneratorExit as end:
         _stop_with_error(_ended_by_others(end), arguments)
     except Exception as error:  # noqa: BLE001 (the outermost frame)
         if isinstance(error, ModuleNotFoundError):
@@ -337,11 +340,28 @@ def _printable_output() -> Iterator[None]:
         sys.stdout = stream
 
 
-def _ended_by_others(end: SystemExit) -> RuntimeError:
+@contextmanager
+def _private_where_named(arguments: list[str] | None) -> Iterator[None]:
+    """Within it whatever is written is readable for its owner only, where a word of the command
+    names a file or a folder with private rows.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    values = [part for word in words for part in (word, word.partition("=")[2])]
+    sources = [value for value in values if os.path.exists(value)]
+    if not sources:  # most often: importing pydantic for them would make --help slow
+        yield
+        return
+    from memcalib.io.runs import private_files
+
+    with private_files(*sources):
+        yield
+
+
+def _ended_by_others(end: SystemExit | GeneratorExit) -> RuntimeError:
     """The error for code of one's own that ended the program, which would look like a success."""
     where = traceback.extract_tb(end.__traceback__)[-1]
     return RuntimeError(
-        f"{where.filename}, line {where.lineno}: raised SystemExit({end.code!r}), which ends a "
+        f"{where.filename}, line {where.lineno}: raised {end!r}, which ends a "
         "program without a word; allowed: an error of another kind, or a return"
     )
 
@@ -963,6 +983,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
+    from memcalib.products.memory_logs.field_maps import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -977,7 +998,8 @@ def logs(
     without = log_answers.consent["none on record"]
     if consent is None and without:
         print(
-            f"\n{without:,} rows have no consent on record. To send them, name the agreement that "
+            f"\n{counted(without, 'row has', 'rows have')} no consent on record. To send them, "
+            "name the agreement that "
             f"covers them with --consent."
         )
 
@@ -1333,36 +1355,34 @@ def spot_check(
         unfinished_line,
     )
     from memcalib.products.exam.label_budget import budget_text
-    from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
 
     if answers is not None and audit is not None:
         raise WrongCall("spot-check: found --answers and --audit; allowed: one of them")
-    with private_files(run):
-        if audit is not None and sheet is None:
-            sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
-            print(
-                f"{out}: {audit} atoms drawn at random and {audit} spread over nine cells, with "
-                f"seed {seed}; fill in the sheet: {sheet_to_fill}"
-            )
-        elif sheet is not None and out.is_file() and is_audit(out):
-            print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
-        elif answers is not None:
-            unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
-            carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
-            sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
-            print(f"{out}: {carried_on} with seed {seed}; fill in the sheet: {sheet_to_fill}")
-            if unfinished_message:
-                print(unfinished_message, file=sys.stderr)
-        elif sheet is not None:
-            print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
-        elif judge is not None:
-            options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
-            reading = load_settings(SecondReading, None, given(options), set_ or ())
-            rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
-            print(labels_text(rows, out))
-        else:
-            print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
+    if audit is not None and sheet is None:
+        sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
+        print(
+            f"{out}: {audit} atoms drawn at random and {audit} spread over nine cells, with "
+            f"seed {seed}; fill in the sheet: {sheet_to_fill}"
+        )
+    elif sheet is not None and out.is_file() and is_audit(out):
+        print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
+    elif answers is not None:
+        unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
+        carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
+        sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
+        print(f"{out}: {carried_on} with seed {seed}; fill in the sheet: {sheet_to_fill}")
+        if unfinished_message:
+            print(unfinished_message, file=sys.stderr)
+    elif sheet is not None:
+        print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
+    elif judge is not None:
+        options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
+        reading = load_settings(SecondReading, None, given(options), set_ or ())
+        rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
+        print(labels_text(rows, out))
+    else:
+        print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
 
 # %% ../../nbs/commands/09_cli.ipynb #6e14b6f2
 @app.command(cls=_EVALUATION)
@@ -1506,9 +1526,14 @@ def report(
 
     Example: memcalib report runs/qwen3-8b --hub-results ../Qwen3-8B --benchmark my-org/memory-use
     """
-    from memcalib.report.evaluation_report import write_evaluation_report
+    from memcalib.report.evaluation_report import (
+        EVALUATION_FILES,
+        waiting_line,
+        write_evaluation_report,
+    )
     from memcalib.report.hub_results import write_hub_results
     from memcalib.report.results import write_results
+    from memcalib.report.run_data import changed_files, doubt_lines, load_run
 
     if hub_results is None and (benchmark or model or source_url):
         raise ValueError(
@@ -1519,6 +1544,18 @@ def report(
     page = write_evaluation_report(folder)
     write_results(folder)
     print(page)
+    run = load_run(folder, EVALUATION_FILES)
+    waiting = waiting_line(run)
+    if waiting:
+        print(f"{folder}: {waiting}; the scores are of the others", file=sys.stderr)
+    for line in doubt_lines(run):
+        print(line, file=sys.stderr)
+    for name in changed_files(run):
+        print(
+            f"{folder}: {name} is not as manifest.json describes it; the report is of the file as "
+            "it is now",
+            file=sys.stderr,
+        )
     if hub_results is not None:
         print(write_hub_results(folder, hub_results, benchmark, model=model, source_url=source_url))
 
@@ -1559,12 +1596,10 @@ def compare(
         differences = compare_results(read_results(runs), judges, common)
         print(differences.round(1).to_string(index=False))
         return
-    from memcalib.io.runs import private_files
     from memcalib.report.comparison import compare_runs, comparison_text, write_comparison
 
     comparison = compare_runs(runs, common=common, any_judge=judges)
-    with private_files(*runs):
-        page = write_comparison(comparison, out)
+    page = write_comparison(comparison, out)
     print(f"{comparison_text(comparison)}\n{page}")
 
 # %% ../../nbs/commands/09_cli.ipynb #287d1b98
@@ -1673,7 +1708,6 @@ def gate(
     )
     from memcalib.products.memory_logs.gate import gate_history, trend_line
     from memcalib.products.memory_logs.gate import workflow_settings_text, write_gate, write_refusal
-    from memcalib.io.runs import private_files
 
     if workflow:
         print(workflow_text(), end="")
@@ -1684,8 +1718,7 @@ def gate(
     if run is None:
         raise WrongCall("gate: found no run; allowed: the run folder of an evaluation")
     if save is not None:
-        with private_files(run):
-            print(save_baseline(run, save, side))
+        print(save_baseline(run, save, side))
         return
     options = {
         "metrics": None if metric is None else [name.strip() for name in metric.split(",")],
@@ -1704,13 +1737,12 @@ def gate(
             "gate: found neither a baseline nor a limit; allowed: --baseline RUN, --min SCS=60, "
             "--max sMOS=20"
         )
-    with private_files(run, baseline):
-        try:
-            checked = run_gate(run, baseline, settings)
-        except (ValueError, OSError) as error:
-            write_refusal(_message(error), out, run, baseline, settings)
-            raise
-        write_gate(checked, out)
+    try:
+        checked = run_gate(run, baseline, settings)
+    except (ValueError, OSError) as error:
+        write_refusal(_message(error), out, run, baseline, settings)
+        raise
+    write_gate(checked, out)
     trend = trend_line(gate_history(out))
     print("\n".join([checked.line, *checked.sees, *checked.notes, *([trend] if trend else [])]))
     if not checked.passed:
@@ -1735,7 +1767,6 @@ def memories(
 
     Example: memcalib memories runs/own
     """
-    from memcalib.io.runs import private_files
     from memcalib.io.jsonl import rows_so_far
     from memcalib.metrics import load_judgments
     from memcalib.problem import Example, Rollout
@@ -1743,8 +1774,7 @@ def memories(
     from memcalib.products.memory_logs.memories import memories_text, read_memories, write_memories
 
     report = read_memories(run)
-    with private_files(run):
-        page = write_memories(report, out or run)
+    page = write_memories(report, out or run)
     print(memories_text(report))
     if report.memories["cited"].notna().any():
         audit = audit_citations(
@@ -1920,7 +1950,10 @@ def rows_of_another_kind(path: str | Path) -> str:
 @app.command()
 def score(
     judgments: Annotated[
-        str, typer.Argument(help="File of judgments, with one judged answer on each line.")
+        str,
+        typer.Argument(
+            help="File of judgments, one judged answer on each line, or its run folder."
+        ),
     ],
     by: Annotated[
         str,
@@ -1950,6 +1983,8 @@ def score(
     from memcalib.metrics import response_frame
     from memcalib.report.tables import quality_lines
 
+    if Path(judgments).is_dir():
+        judgments = str(Path(judgments) / "judgments.jsonl")
     other_rows = rows_of_another_kind(judgments)
     if other_rows:
         raise ValueError(other_rows)

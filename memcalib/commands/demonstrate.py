@@ -30,7 +30,7 @@ from ..inference.client import Client, Totals
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxies_in
 from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.jsonl import rows_so_far
-from ..io.records import write_jsonl
+from ..io.records import write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
 from ..io.settings import FrozenSettings, SettingError
 from ..judge import judge_request
@@ -307,7 +307,7 @@ class DemonstrationRun:
         """Write table.csv and manifest.json from the rows that are there; returns the table."""
         rows = self.rows()
         table = acceptance_table(rows)
-        table.map(csv_cell).to_csv(self.folder / "table.csv", index=False)
+        write_whole(self.folder / "table.csv", table.map(csv_cell).to_csv(index=False))
         evaluators = {evaluation.evaluator for row in rows for evaluation in row.evaluations}
         self.run_folder.write_manifest(
             ("examples.jsonl", FILE, "accepted.jsonl"),

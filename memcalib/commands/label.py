@@ -10,6 +10,7 @@ __all__ = ['AUDIT_ATOMS', 'answers_of_run', 'run_budget', 'target_items', 'draw_
 # %% ../../nbs/commands/07_label.ipynb #2d0dcf39
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ from memcalib.scoring.target_labels import (
     load_target_labels,
 )
 from ..inference.cache import CallCache
-from ..io.jsonl import rows_so_far
+from ..io.jsonl import one_at_a_time, rows_so_far
 from ..io.records import read_jsonl, write_jsonl
 from ..io.settings import FrozenSettings
 from ..judge import JudgeConfig, judge_rollouts
@@ -130,6 +131,19 @@ def draw_labels(
     out = Path(out)
     rollouts = rows_so_far(Path(folder) / "rollouts.jsonl", Rollout)
     judgments = answers_of_run(folder, model, condition)
+    with one_at_a_time(out) if out.exists() else nullcontext():
+        return _draw_into(folder, out, judgments, answers, seed, rollouts)
+
+
+def _draw_into(
+    folder: str | Path,
+    out: Path,
+    judgments: Sequence[Judgment],
+    answers: int,
+    seed: int,
+    rollouts: Iterable[Rollout],
+) -> Path:
+    """Write the rows and the sheet of `draw_labels`; returns the sheet's path."""
     if out.exists():
         labels = load_target_labels(out, in_order=False)
         if not _has_grown(labels, judgments):
@@ -220,11 +234,12 @@ def fill_from_sheet(
     file is then as it was.
     """
     _check_labeller(labeller)
-    rows = list(load_target_labels(labels, in_order=False).rows)
-    items = target_items(folder, rows)
-    decisions = LabelBook.read_sheet(sheet, items, labeller)
-    filled = with_decisions(rows, items, decisions, labeller)
-    write_jsonl(labels, filled)
+    with one_at_a_time(labels):
+        rows = list(load_target_labels(labels, in_order=False).rows)
+        items = target_items(folder, rows)
+        decisions = LabelBook.read_sheet(sheet, items, labeller)
+        filled = with_decisions(rows, items, decisions, labeller)
+        write_jsonl(labels, filled)
     return filled
 
 
@@ -267,13 +282,14 @@ def fill_from_judge(
         for atom in judgment.atoms:
             levels[*judgment.key[:-1], atom.atom_id] = (atom.actual, judgment.judge)
     filled = []
-    for row in target_labels.rows:
-        level, name = levels.get((*row.answer_key, row.atom_id), (None, ""))
-        if level is not None:
-            changes = {"level": level, "labeller": name, "labeller_kind": "judge"}
-            row = row.model_copy(update=changes)
-        filled.append(row)
-    write_jsonl(labels, filled)
+    with one_at_a_time(labels):  # others may have labelled while the judge read
+        for row in load_target_labels(labels, in_order=False).rows:
+            level, name = levels.get((*row.answer_key, row.atom_id), (None, ""))
+            if level is not None:
+                changes = {"level": level, "labeller": name, "labeller_kind": "judge"}
+                row = row.model_copy(update=changes)
+            filled.append(row)
+        write_jsonl(labels, filled)
     return filled
 
 

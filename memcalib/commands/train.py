@@ -9,7 +9,6 @@ __all__ = ['LIBRARIES', 'log', 'saving', 'TrainRun']
 import json
 import logging
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,6 +23,7 @@ from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, proxies_in
 from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
+from ..io.keys import without_secrets
 from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
 from ..io.runs import RunFolder, of_private_run
@@ -240,15 +240,15 @@ class TrainRun:
             if not trained:
                 _clear(self.folder)
             self._claim()
-        content = self.recipe.model_dump(mode="json", exclude_none=True)
+        content = without_secrets(self.recipe.model_dump(mode="json", exclude_none=True))
         text = yaml.safe_dump(content, sort_keys=False)
-        (self.folder / "recipe.yaml").write_text(text, encoding="utf-8")
+        write_whole(self.folder / "recipe.yaml", text)
         if self.examples.test:
             write_jsonl(self.folder / "test.jsonl", self.examples.test)
 
     def _reinforce(self, bar: Bar) -> None:
         """Train by a method that samples answers, and write its policy."""
-        from memcalib.trainer.checkpoints import RunStopped, writing
+        from memcalib.trainer.checkpoints import RunStopped, unseal, writing
         from memcalib.training import train
 
         model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
@@ -268,6 +268,7 @@ class TrainRun:
             advice = trainer.rescue("with wider limits of drift or without stop_on_drift")
             raise RunStopped(trainer.stopped).with_hint(advice)
         unfinished = self.folder / "policy.part"
+        unseal(unfinished)
         with writing(self.folder / "policy", unfinished):
             trainer.save_model(str(unfinished))
             if self.main:
@@ -671,10 +672,11 @@ def _keep_policy(folder: Path, weights: Path, start: Start) -> None:
         return
     adapter = folder / "adapter"
     if weights != adapter:
-        shutil.rmtree(adapter, ignore_errors=True)
+        unseal(adapter)
         weights.replace(adapter)
     model, tokenizer = load_start(start, lora=True)
     unfinished = folder / "policy.part"
+    unseal(unfinished)
     merge_adapter(model, adapter).save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     unfinished.replace(policy)

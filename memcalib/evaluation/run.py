@@ -22,6 +22,7 @@ from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
 from ..io.parts import find_part
 from ..io.records import DataError, Violation, read_jsonl, short_repr, write_jsonl
+from ..io.runs import of_private_run, private_folder
 from ..judge import JudgeConfig, LLMJudge, judge_rollouts, check_judge_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
@@ -163,11 +164,13 @@ def _judge_existing(
     marked.
     """
     unknown = not all(map(has_levels, examples))
+    of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
     if isinstance(judge, Endpoint):
-        of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
         judge = LLMJudge(judge, JudgeConfig(**(BLIND_JUDGING if of_log else {"blind": unknown})))
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
+        if of_log:
+            private_folder(folder, ours=(folder / "rollouts.jsonl").exists())
         folder.mkdir(parents=True, exist_ok=True)
         write_jsonl(folder / "examples.jsonl", examples)
         write_jsonl(folder / "rollouts.jsonl", rollouts)
@@ -219,6 +222,9 @@ def evaluate(
     `judge_rollouts` raise.
     """
     _check_judge(judge)
+    is_private = isinstance(examples, str | Path) and of_private_run(examples)
+    if out and is_private:
+        private_folder(out, ours=(Path(out) / "rollouts.jsonl").exists())
     if model is None:
         if isinstance(examples, str) and not Path(examples).exists():
             raise ValueError(

@@ -333,9 +333,21 @@ def is_this_machine(url: str) -> bool:
     if host in _OWN_NAMES or host == socket.gethostname().casefold():
         return True
     if host.endswith(".localhost"):
-        return True
+        return _leads_here(host)
     number = _host_number(host)
     return number is not None and (number.is_loopback or number.is_unspecified)
+
+
+def _leads_here(name: str) -> bool:
+    """Whether all numbers that the system knows for a name are of this machine; true where it knows
+    none, since no connection is possible then."""
+    try:
+        found = socket.getaddrinfo(name, None)
+    except OSError:
+        return True
+    return all(
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found
+    )
 
 
 _OWN_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")

@@ -8,22 +8,51 @@ __all__ = ['KEY_PATTERN', 'hide_key', 'hide_secrets', 'key_places', 'without_sec
 # %% ../../nbs/io/04_keys.ipynb #5ec3e003
 import os
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e006
+_LONG_KEY = 12  # characters, from which on a key is looked for in other spellings than its own
+
+
 def hide_key(text: str, key: str) -> str:
     """The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by
-    ***.
+    ***. A key of 12 characters or more is found in other letter case, base64 and hexadecimal, too.
     """
     if not key:
         return text
-    in_url = quote(key, safe="")
+    in_url = quote(key, safe="", errors="replace")
     in_json = key.replace("\\", "\\\\").replace('"', '\\"')
     for spelling in (key, in_url, in_json):
         text = text.replace(spelling, "***")
+    if len(key) < _LONG_KEY:
+        return text
+    for encoded in _in_base64(key):
+        text = text.replace(encoded, "***")
+    lower_text = text.lower()
+    for spelling in (key, _key_bytes(key).hex()):
+        if spelling.lower() in lower_text:
+            text = re.sub(re.escape(spelling), "***", text, flags=re.IGNORECASE)
     return text
+
+
+def _key_bytes(key: str) -> bytes:
+    return key.encode(errors="replace")  # a variable may hold bytes that are no text
+
+
+def _in_base64(key: str) -> Iterator[str]:
+    """What base64, of the web too, makes of a key: where it begins and what stands around it
+    decides about the first and last characters, which are left out.
+    """
+    for offset in range(3):  # bytes before the key, of a group of three
+        content = b"\0" * offset + _key_bytes(key)
+        whole = b64encode(content).decode().rstrip("=")
+        first = -(-8 * offset // 6)
+        last = 8 * len(content) // 6
+        yield whole[first:last]
+        yield whole[first:last].replace("+", "-").replace("/", "_")
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e009
 _BEGINNINGS = (

@@ -182,12 +182,21 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
     return path
 
 # %% ../../nbs/io/07_runs.ipynb #5ec3e104
+# one of these stands in every folder that a command of this package makes for rows of a log
+_MARKS = ("parameters.json", "rollouts.jsonl", "splits.json", "proposals.jsonl", "losses.jsonl")
+
+
 def of_private_run(*sources: str | Path | None) -> bool:
-    """Whether one of these, run folders or files in them, belongs to a private run."""
-    for source in filter(None, sources):
-        folder = Path(source) if Path(source).is_dir() else Path(source).parent
-        if is_private(folder) and (folder / "parameters.json").is_file():
+    """Whether one of these holds private rows: a file that only its owner can read, or a run
+    folder that only its owner can enter with all that is in it.
+    """
+    for source in map(Path, filter(None, sources)):
+        if source.is_file() and not source.stat().st_mode & _OTHERS:
             return True
+        path = source.absolute()
+        for folder in (path, *path.parents):
+            if is_private(folder) and any((folder / mark).is_file() for mark in _MARKS):
+                return True
     return False
 
 

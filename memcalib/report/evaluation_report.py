@@ -7,7 +7,7 @@ __all__ = ['BREAKDOWNS', 'ASSUMES', 'MODEL_BASED', 'EVALUATION_FILES', 'SHOWN_FA
            'memory_effect', 'second_judge', 'faulty_answers', 'evaluation_costs', 'target_estimate_lines', 'Correction',
            'corrections', 'judge_corrected', 'judgments_by_source', 'family_tables', 'named_stances',
            'evaluation_tables', 'memory_price', 'memory_price_lines', 'same_again', 'same_again_lines', 'protocol',
-           'settings_of_rows', 'notices', 'answer_lines', 'banners', 'model_card', 'evaluation_figures',
+           'settings_of_rows', 'notices', 'waiting_line', 'answer_lines', 'banners', 'model_card', 'evaluation_figures',
            'worst_answers', 'evaluation_summary', 'write_evaluation_report', 'headline', 'evaluation_text']
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #15a9d189
@@ -71,7 +71,7 @@ from memcalib.report.run_data import (
     exam_in_reports,
     filled,
     load_run,
-    other_model_lines,
+    doubt_lines,
     source_names,
     usage_frame,
 )
@@ -826,13 +826,18 @@ def _answer_notices(run: RunData) -> list[str]:
             f"{_of_all(unscored, judged)} judged answers are unscored. They are in no metric."
         )
     texts += answer_lines(run)
-    waiting = 0 if run.answers is None else len(run.answers) - judged
-    if waiting > 0:
-        texts.append(
-            f"{_of_all(waiting, len(run.answers))} answers have not been judged yet; this page is "
-            f"about the others."
-        )
+    waiting = waiting_line(run)
+    if waiting:
+        texts.append(f"{waiting}; this page is about the others.")
     return texts
+
+
+def waiting_line(run: RunData) -> str:
+    """How many answers of a run have no judgment yet; empty where all have one."""
+    waiting = 0 if run.answers is None else len(run.answers) - len(run.responses)
+    if waiting <= 0:
+        return ""
+    return f"{_of_all(waiting, len(run.answers))} answers have not been judged yet"
 
 
 def answer_lines(run: RunData) -> list[str]:
@@ -1375,7 +1380,7 @@ def evaluation_text(folder: str | Path) -> str:
     lines += quality_lines(run.responses)
     lines += stance_lines(stance_table(run.judgments_with_memory, run.actions))
     lines += target_estimate_lines(run, estimates)
-    lines += other_model_lines(run)
+    lines += doubt_lines(run)
     lines += [note for note in run.notes if note.startswith(UNUSED_LABELS)]
     lines += dispute_lines(run.disputed_scores)
     lines += _second_judge_lines(run)

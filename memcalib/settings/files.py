@@ -31,6 +31,7 @@ from memcalib.inference.endpoint import (
     is_this_machine,
     proxies_in,
 )
+from ..io.jsonl import append_to
 from ..io.keys import hide_secrets, key_places
 from ..io.records import printable, short_repr
 from memcalib.io.settings import (
@@ -388,17 +389,24 @@ def _is_typed(typed: object, names: Sequence[str], endpoint: Endpoint) -> bool:
 
 def _agreed_file() -> Path:
     """The file of the pairs of variable and host to which a person said yes."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home) / "memcalib" / "key_hosts.jsonl"
+    home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not home.is_absolute():  # it would be another one in every folder, also in one of others
+        home = Path.home() / ".config"
+    return home / "memcalib" / "key_hosts.jsonl"
 
 
 def _was_agreed(variable: str, host: str) -> bool:
-    """Whether a person said yes to this pair before; a line that cannot be read says nothing."""
+    """Whether a person said yes to this pair before; a line that cannot be read says nothing, and
+    a file that somebody else could have written neither.
+    """
     try:
-        lines = _agreed_file().read_text(encoding="utf-8").splitlines()
+        with open(_agreed_file(), encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError):
         return False
-    return json.dumps({"key_env": variable, "host": host}) in lines
+    by_us = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return by_us and json.dumps({"key_env": variable, "host": host}) in lines
 
 
 def _ask_about(variable: str, host: str, file: str | Path) -> bool:
@@ -413,7 +421,7 @@ def _ask_about(variable: str, host: str, file: str | Path) -> bool:
         return False
     agreed = _agreed_file()
     agreed.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(agreed, "a", encoding="utf-8") as rows:
+    with append_to(agreed) as rows:
         rows.write(json.dumps({"key_env": variable, "host": host}) + "\n")
     return True
 

@@ -32,6 +32,7 @@ from ..credit.logprobs import response_logps
 from ..credit.prefix_groups import sharing_faults
 from ..credit.sentences import splitter_name
 from ..inference.sampling import prompt_encoder
+from ..io.jsonl import append_to
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
 from ..credit.assignment import Credit
@@ -362,7 +363,7 @@ class StepRows(TrainerCallback):
             return
         without_nan = {name: value if value == value else None for name, value in row.items()}
         file = Path(self.trainer.args.output_dir) / ROWS
-        with writing(file), open(file, "a", encoding="utf-8") as lines:
+        with writing(file), append_to(file) as lines:
             lines.write(json.dumps(without_nan) + "\n")
         if self.on_step:
             self.on_step(row)

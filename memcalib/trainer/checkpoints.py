@@ -282,7 +282,7 @@ def unseal(folder: str | Path) -> None:
     """Make room for a checkpoint: what an earlier, perhaps killed,
     run left at its place is removed, the seal first."""
     folder = Path(folder)
-    if folder.is_dir():
+    if folder.is_dir() and not folder.is_symlink():
         (folder / SEAL).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
     else:

@@ -176,7 +176,9 @@ def _token_counter(recipe: Recipe, config: MethodConfig) -> tuple[TokenCounter, 
         )
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
 
     def count(messages: list[dict[str, str]]) -> int:
         return len(encode_prompt(tokenizer, messages))

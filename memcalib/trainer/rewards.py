@@ -36,6 +36,7 @@ from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
 from ..inference.endpoint import CallError
 from ..inference.sampling import prompt_encoder, sample_answers
+from ..io.jsonl import append_to
 from ..metrics import summary
 from memcalib.problem import (
     CHANNELS,
@@ -543,7 +544,7 @@ def _report_overlong(overlong: list[dict], description: str, out: str | Path | N
     log.warning("%d %s left out, the first: %s%s", len(overlong), description, ids, hint)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
-        with open(Path(out) / OVERLONG, "a", encoding="utf-8") as file:
+        with append_to(Path(out) / OVERLONG) as file:
             file.writelines(json.dumps(row) + "\n" for row in overlong)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f04b063d

@@ -33,7 +33,7 @@ from trl import SFTConfig, SFTTrainer
 
 from ..credit.logprobs import LOGITS
 from ..inference.sampling import evaluating
-from ..io.jsonl import whole_rows
+from ..io.jsonl import append_to, whole_rows
 from ..io.records import write_whole
 from ..io.settings import FrozenSettings
 from ..problem import encode_prompt, neutralise, text_hash
@@ -289,7 +289,7 @@ class _Steps(TrainerCallback):
         row = {"step": state.global_step}
         for name, value in numbers.items():
             row[name] = value if value == value else None
-        with writing(self.file), open(self.file, "a", encoding="utf-8") as file:
+        with writing(self.file), append_to(self.file) as file:
             file.write(json.dumps(row) + "\n")
         if self.report:
             self.report(row)
@@ -535,7 +535,11 @@ def sft(
     does when its judge cannot be used.
     """
     out = Path(out)
-    model_config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    model_config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if isinstance(model, str)
+        else model.config
+    )
     if resume and getattr(model, "merged_in", None) == out.absolute():
         raise ValueError(
             f"{out}: the model that was passed already contains what this run has learned; "

@@ -3,6 +3,7 @@ printed to be typed next.
 """
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -254,19 +255,6 @@ def test_nothing_is_said_to_be_kept_where_nothing_was_written(capsys, place, mon
     assert code == 1 and "OPENAI_API_KEY" in errors and "Nothing was written yet." in errors
 
 
-def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, place):
-    talk = [{"role": "user", "content": "Dinner?"}, {"role": "assistant", "content": "Tofu."}]
-    write_jsonl("talk.jsonl", [{"messages": talk}])
-    Path("notes.md").write_text("- Is vegan\n")
-    shared = ["--log", "talk.jsonl", "--store", "notes.md", "--consent", "terms of 2026"]
-    judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
-    command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
-    propose, again = printed_commands(type_all(capsys, [command]))
-    assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
-    propose = propose.replace("micro-judge", "micro-levels")
-    type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
-
-
 @pytest.mark.parametrize("typed", ["--out runs/a", "--out=runs/a", ""])
 def test_a_folder_that_cannot_be_written_to_is_named(typed, capsys, place, monkeypatch):
     def read_only(self, *arguments, **options):
@@ -287,6 +275,19 @@ def test_a_port_that_is_taken_is_named(capsys, place):
     code, _, errors = run(capsys, "practice", "data.jsonl", "--port", port)
     assert code == 1 and f"port {port}: another program uses this port" in errors
     assert "--port 0" in errors
+
+
+def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, place):
+    talk = [{"role": "user", "content": "Dinner?"}, {"role": "assistant", "content": "Tofu."}]
+    Path("talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    Path("notes.md").write_text("- Is vegan\n")
+    shared = ["--log", "talk.jsonl", "--store", "notes.md", "--consent", "terms of 2026"]
+    judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
+    command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
+    propose, again = printed_commands(type_all(capsys, [command]))
+    assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
+    propose = propose.replace("micro-judge", "micro-levels")
+    type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

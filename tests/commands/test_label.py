@@ -4,13 +4,15 @@ files of labels that must not be used.
 
 import json
 import shutil
+import threading
+import time
 
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from memcalib.commands import cli
+from memcalib.commands import cli, label
 from memcalib.scoring.target_labels import load_target_labels
 from memcalib.io.records import read_jsonl, write_jsonl
 from memcalib.metrics import load_judgments, score
@@ -154,7 +156,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
     assert code == 0 and "30 of 30" in text, text
     assert load_target_labels("labels.jsonl").rows[0].labeller_kind == "judge"
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 0 and "It corrects to judge " in text and "whose own errors remain" in text
+    assert code == 0 and "It corrects towards " in text and "whose own errors remain" in text
     code, text = call("label", "run", "--answers", 30)
     assert code == 1 and "may contain labels" in text
 
@@ -276,3 +278,31 @@ def test_an_extended_draw_is_the_draw_of_all_answers(workplace):
         assert [row.answer_key for row in at_once] == [row.answer_key for row in extended]
         assert {row.probability for row in extended} == {len(keys) / len(judgments)}
         assert {row.answer_key for row in labels.rows} <= set(keys)
+
+
+def test_two_labellers_who_give_back_their_sheets_at_once_lose_nothing(workplace, monkeypatch):
+    assert call("label", "run", "--answers", 6, "--seed", 1)[0] == 0
+    sheet = pd.read_csv("labels.csv", dtype=str, keep_default_na=False)
+    for name, first in (("ana", 0), ("ben", 1)):
+        part = sheet.copy()
+        part.loc[part.index % 2 == first, "level"] = "B"
+        part.to_csv(f"{name}.csv", index=False)
+
+    def slowly(path, rows):
+        time.sleep(0.3)
+        return write_jsonl(path, rows)
+
+    monkeypatch.setattr(label, "write_jsonl", slowly)
+    work = [
+        threading.Thread(
+            target=label.fill_from_sheet, args=("run", "labels.jsonl", f"{name}.csv", name)
+        )
+        for name in ("ana", "ben")
+    ]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    rows = load_target_labels("labels.jsonl").rows
+    assert len(rows) == len(sheet) and {row.labeller for row in rows} == {"ana", "ben"}
+    assert all(row.level is not None for row in rows)

@@ -1457,9 +1457,12 @@ def sentence_vectors(path: str | Path) -> Callable[[list[str]], "np.ndarray"]:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
+    from memcalib.inference.local import check_no_hub_code
+
+    check_no_hub_code(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModel.from_pretrained(path).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        model = AutoModel.from_pretrained(path, trust_remote_code=False).eval()
     except (OSError, ValueError) as error:
         raise ValueError(
             f"sentence model: found {str(path)!r} ({str(error)[:200]}); allowed: a folder or hub "

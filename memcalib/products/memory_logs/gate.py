@@ -43,7 +43,7 @@ from memcalib.report.comparison import (
     check_sides,
     read_sides,
 )
-from ...report.run_data import other_model_lines
+from ...report.run_data import doubt_lines
 from ...report.tables import markdown_cell
 
 # %% ../../../nbs/products/memory_logs/15_gate.ipynb #cd4bf7ef
@@ -550,8 +550,8 @@ def run_gate(
     if baseline is not None:
         other_side = _one_side(baseline, settings.side)
         answers = _paired(other_side, side, settings)
-        answers.notes += [f"{baseline}: {line}" for line in other_model_lines(other_side.run)]
-    answers.notes += other_model_lines(side.run)
+        answers.notes += [f"{baseline}: {line}" for line in doubt_lines(other_side.run)]
+    answers.notes += doubt_lines(side.run)
     after_frame = _responses(answers.own, "after")
     if not after_frame["scored"].any():
         raise ValueError(f"{run}: found no scored answer; allowed: at least one")

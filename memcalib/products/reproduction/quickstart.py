@@ -12,6 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
+from ...io.jsonl import append_to
 from ...io.parts import find_part
 from ...io.records import ForeseenError
 from ...io.runs import RunFolder
@@ -29,7 +30,7 @@ def call_here(words: Sequence[str], log: Path) -> int:
     that are no command of the package.
     """
     with ExitStack() as stack:
-        output = stack.enter_context(open(log, "a", encoding="utf-8"))
+        output = stack.enter_context(append_to(log))
         stack.enter_context(redirect_stdout(output))
         stack.enter_context(redirect_stderr(output))
         if tuple(words[: len(PYTHON)]) == PYTHON:

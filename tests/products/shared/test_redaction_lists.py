@@ -214,6 +214,8 @@ def test_what_looks_like_these_kinds_and_is_none(text):
         ("Min engångskod är 771204.", "Min engångskod är [key 1]."),
         ("인증번호 482913 을 입력하세요", "인증번호 [key 1] 을 입력하세요"),
         ("验证码是603118", "验证码是[key 1]"),
+        ("Şifrem: lale_7719", "Şifrem: [key 1]"),
+        ("Lösenordet är Granris-88", "Lösenordet är [key 1]"),
         ("密码是Xiaomao2020，别告诉别人", "密码是[key 1]，别告诉别人"),
         (
             "git clone https://jonas:V9rt-Quell@git.werkstatt.example/lager.git",
