@@ -983,6 +983,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
+    from memcalib.products.memory_logs.field_maps import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -997,7 +998,8 @@ def logs(
     without = log_answers.consent["none on record"]
     if consent is None and without:
         print(
-            f"\n{without:,} rows have no consent on record. To send them, name the agreement that "
+            f"\n{counted(without, 'row has', 'rows have')} no consent on record. To send them, "
+            "name the agreement that "
             f"covers them with --consent."
         )
 

@@ -1613,7 +1613,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         if complaints:
             kind += f" ({complaints[0]})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
-    nothing = "found nothing in which memories were retrieved for a query"
+    nothing = "nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
     records = [item for item in head if not isinstance(item, Violation)]
     if records:
