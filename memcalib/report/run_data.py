@@ -448,7 +448,7 @@ def _load_target_labels(run: RunData) -> None:
 
 
 def _load_training(run: RunData) -> None:
-    """Read steps, validation steps and traces of a training."""
+    """Read steps, validation steps and traces of a training run."""
     import pandas as pd
 
     if filled(run.folder / "steps.jsonl"):

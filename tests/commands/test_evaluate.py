@@ -555,4 +555,4 @@ def test_the_end_of_an_evaluation_of_the_starter_set_says_that_no_person_has_rea
         few = ("--limit", "6", "--set", "control=false", "--set", "sampling.seeds=[42]")
         code, out, err = run(capsys, "evaluate", *model, *judge, *few, "--out", tmp_path / "run")
     assert code == 0, err
-    assert "No person has read its records and levels" in out.partition("SCS")[2]
+    assert "No human has read its records and levels" in out.partition("SCS")[2]

@@ -168,7 +168,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
         (lambda row: {"example_hash": "0" * 16}, "labels of this data set"),
         (lambda row: {"probability": None}, "chosen by hand would bias"),
         (lambda row: {"model": "another"}, "an answer of the run"),
-        (lambda row: {"level": None}, "none of 30 drawn answers is labelled"),
+        (lambda row: {"level": None}, "none of the 30 drawn answers is labelled"),
     ],
 )
 def test_labels_that_do_not_fit_stop_the_command_and_change_nothing(workplace, change, words):

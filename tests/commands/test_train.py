@@ -956,7 +956,7 @@ def test_answers_that_were_not_scored_are_counted(tmp_path):
 
 def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
     head, *_ = validated(tmp_path, {0: 4, 2: 4})
-    reason = "none of 4 validation answers could be scored, after step 0, 2"
+    reason = "none of the 4 validation answers could be scored, after step 0, 2"
     assert head.endswith(f"not validated: {reason}")
 
 

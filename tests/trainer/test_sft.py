@@ -292,9 +292,11 @@ def test_settings_reach_the_base_trainer(tmp_path):
 
 
 def test_nothing_to_train_on(tmp_path):
-    with pytest.raises(ValueError, match="none of 24 rows.*allowed: 3, the smaller of max_length"):
+    with pytest.raises(
+        ValueError, match="none of the 24 rows.*allowed: 3, the smaller of max_length"
+    ):
         sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"max_length": 3}), tmp_path)
-    with pytest.raises(ValueError, match="none of 0 rows"):
+    with pytest.raises(ValueError, match="none of the 0 rows"):
         sft(build_policy(0), TOKENIZER, [], SMALL, tmp_path)
 
 

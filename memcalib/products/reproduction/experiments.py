@@ -427,11 +427,12 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "tab:main-results": (
         "measured is one small policy, not three models, since no larger one was trained; "
-        "trainings differ in their seed, and each is evaluated under one seed of its own; best is "
+        "training runs differ in their seed, and each is evaluated under one seed of its own; "
+        "best is "
         "bold and second italic, where the paper has red and blue"
     ),
     "tab:localization-ablation": (
-        "two worlds of the micro-world, three trainings an arm, one learning rate; five rules "
+        "two worlds of the micro-world, three training runs an arm, one learning rate; five rules "
         "that the paper does not have are added in a table of their own; the two rows by sentence "
         "were trained with the published code's thresholds, which are not the default any more"
     ),
@@ -474,7 +475,7 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "in the same columns; constants are added, those on RPEval's own file from its labels "
         "(computed anew where a copy is named), and balanced accuracy"
     ),
-    "tab:eta-sweep": "small policies, three trainings a value; published beside",
+    "tab:eta-sweep": "small policies, three training runs a value; published beside",
     "tab:alternative-judge-results": (
         "the second judge errs by a stated table, since nothing else is known exactly, and reads "
         "answers of the micro-world; published values beside"
@@ -601,7 +602,8 @@ def index_markdown(run: Run) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in count_by_status.items())
     head = (
         f"Profile `{run.given}`, {', '.join(commits) or 'nothing done'}; notebooks took "
-        f"{minutes:.0f} minutes in addition to their trainings. Of the paper's {len(PAPER_ITEMS)} "
+        f"{minutes:.0f} minutes in addition to their training runs. Of the paper's "
+        f"{len(PAPER_ITEMS)} "
         f"labels, "
         f"in {len(rows)} parts: {counts}."
     )
