@@ -890,7 +890,7 @@ LogMap = Annotated[
     ),
 ]
 LogStore = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         help="The memory store, for a log that has only the ids of memories or does not quote "
         "them: its export, a Markdown or text file, or a folder of notes."
@@ -912,13 +912,19 @@ LogLevels = Annotated[
 def log_options(
     file: str | None,
     map_: list[str] | None,
-    store: str | None,
+    store: list[str] | None,
     consent: str | None,
     unlabelled: bool = False,
     levels: str | None = None,
 ) -> dict[str, Any] | None:
-    """The settings of a log that were given; `None` without any."""
-    options: dict[str, Any] = {"file": file, "map": map_, "store": store, "consent": consent}
+    """The settings of a log that were given; `None` without any. Raises `ValueError` for a second
+    store."""
+    if store and len(store) > 1:
+        raise ValueError(
+            f"--store: found {len(store)}; allowed: one file or folder, so put the notes into one"
+        )
+    only_store = store[0] if store else None
+    options: dict[str, Any] = {"file": file, "map": map_, "store": only_store, "consent": consent}
     options["levels"] = levels
     options["unlabelled"] = unlabelled or None
     given_options = {name: value for name, value in options.items() if value is not None}
@@ -977,6 +983,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
+    from memcalib.products.memory_logs.field_maps import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -991,7 +998,8 @@ def logs(
     without = log_answers.consent["none on record"]
     if consent is None and without:
         print(
-            f"\n{without:,} rows have no consent on record. To send them, name the agreement that "
+            f"\n{counted(without, 'row has', 'rows have')} no consent on record. To send them, "
+            "name the agreement that "
             f"covers them with --consent."
         )
 
@@ -1074,7 +1082,7 @@ def levels(
     judge_them = ["evaluate", "--log", file, "--levels", str(out)]
     for path in map_ or ():
         judge_them += ["--map", path]
-    for option, value in (("--store", store), ("--consent", consent)):
+    for option, value in (("--store", plan.store), ("--consent", consent)):
         judge_them += [option, value] if value is not None else []
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LINE_BREAKS', 'Name', 'LONGEST_LINE', 'RATIO_ALLOWED', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks',
-           'Record', 'printable', 'cut_text', 'one_line', 'display_text', 'Violation', 'DataError', 'only_errors',
-           'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys', 'TooMuchUnpacked', 'Unpacked',
-           'is_far_larger', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts', 'naming_file',
-           'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
+           'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'display_text', 'Violation', 'DataError',
+           'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys', 'TooMuchUnpacked',
+           'Unpacked', 'is_far_larger', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts',
+           'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/02_records.ipynb #316a8b79
 import gzip
@@ -56,15 +56,14 @@ class Record(BaseModel):
         return escape_line_breaks(self.model_dump_json(exclude_none=True))
 
 # %% ../../nbs/io/02_records.ipynb #b3806b54
-# U+200C and U+200D belong to words of some languages, and to emoji
 _CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters, direction marks, lone surrogates and what has no width
-    written as escapes, except those in `keep`.
+    """The text with control characters, direction marks and lone surrogates written as escapes,
+    except those in `keep`.
     """
 
     def escape(match: re.Match[str]) -> str:
@@ -74,6 +73,17 @@ def printable(text: str, keep: str = "") -> str:
         return character.encode("unicode_escape").decode()
 
     return _CONTROL.sub(escape, text)
+
+
+def visible_name(name: str) -> str:
+    """A name with every character that nobody sees, spaces apart, written as an escape, so that
+    two names that look alike can be told apart. (Texts keep such characters, which belong to words
+    of some languages.)
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in name
+    )
 
 # %% ../../nbs/io/02_records.ipynb #ca3db7fe
 def cut_text(text: str, limit: int = 80) -> str:

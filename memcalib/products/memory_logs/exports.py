@@ -206,8 +206,10 @@ def _first_of(item: Mapping[str, object], *names: str) -> object:
 
 
 def _with_text(text: object, item: Mapping[str, object]) -> RawMemory:
-    """A memory of this text, with the score and the time that stand in an object."""
-    time = next((item[name] for name in _TIME_FIELDS if item.get(name) is not None), None)
+    """A memory of this text, with the score and the time that stand in an object, or the time in
+    its metadata."""
+    times = [fields.get(name) for fields in (item, _metadata(item)) for name in _TIME_FIELDS]
+    time = next((time for time in times if time is not None), None)
     return RawMemory(text, item.get("score"), time)
 
 
@@ -356,7 +358,7 @@ def _is_entity(item: object) -> bool:
 
 
 def _is_snippet(item: object) -> bool:
-    return _has("snippet")(item) and item.keys().isdisjoint(("text", "content"))
+    return _has("snippet", "path")(item) and item.keys().isdisjoint(("text", "content"))
 
 
 def _is_core_block(item: object) -> bool:
@@ -415,7 +417,7 @@ SHAPES: dict[str, Shape] = {
         _traced_document,
     ),
     "snippet": Shape(
-        '{"snippet", "path"?, "score"?}',
+        '{"snippet", "path", "score"?}',
         _is_snippet,
         lambda item: [_with_text(item["snippet"], item)],
     ),

@@ -628,6 +628,7 @@ class LogReading:
     source: LogContext = field(default_factory=LogContext)
     counts: Counter[str] = field(default_factory=Counter)
     systems: Counter[str] = field(default_factory=Counter)
+    different: set[int] = field(default_factory=set)  # hashes of the texts of memories
 
     @property
     def account(self) -> Account:
@@ -640,6 +641,7 @@ class LogReading:
             self.rows.append(row)
         self.systems[row.system] += 1
         memories = row.memories
+        self.different.update(hash(memory.text) for memory in memories)
         self.counts.update(
             {
                 "rows": 1,
@@ -677,9 +679,11 @@ class LogReading:
         for form in FORMATS:
             if self.source.seen[form.name] and form.roles:
                 for name, place in form.roles.items():
-                    if not self.source.has_store:
+                    if not self.source.store:
                         place = re.sub(r",? and --store$", "", place)
                     lines.append(f"{name}: read from {place} ({form.name})")
+        if self.source.store:
+            lines.append(f"store: {self.source.store}")
         return lines
 
     def count_lines(self) -> list[str]:
@@ -690,6 +694,7 @@ class LogReading:
         of_all = f"of {all_memories}"
         lines = [
             f"{all_rows} with {all_memories}, in the format of {', '.join(self.systems)}",
+            f"different memories: {len(self.different):,}",
             f"with an answer: {counted(counts['answers'], 'row')}",
             f"with an ideal level: {counts['levels']:,} {of_all}",
             f"with a time, which is shown together with the memory: {counts['times']:,} {of_all}",

@@ -163,9 +163,12 @@ class _PrintedObjects(ast.NodeTransformer):
         if not node.args and all(names):
             values = [keyword.value for keyword in node.keywords]
             return ast.Dict(keys=[ast.Constant(name) for name in names], values=values)
-        numbers = [part.value for part in node.args if isinstance(part, ast.Constant)]
-        is_day = len(numbers) == len(node.args) >= 3 and all(type(n) is int for n in numbers)
-        return ast.Constant("{:04}-{:02}-{:02}".format(*numbers) if is_day else None)
+        values = [part.value for part in node.args if isinstance(part, ast.Constant)]
+        if len(values) == len(node.args) >= 3 and all(type(value) is int for value in values):
+            return ast.Constant("{:04}-{:02}-{:02}".format(*values))
+        if len(values) == len(node.args) == 1 and isinstance(values[0], str):
+            return ast.Constant(values[0])  # as UUID('...')
+        raise ValueError("an object that cannot be read back from what Python prints")
 
 
 _PRINTED_OBJECT = re.compile(r"[\[(:,{ ][A-Za-z_][\w.]*\(")
@@ -173,12 +176,12 @@ _PRINTED_OBJECT = re.compile(r"[\[(:,{ ][A-Za-z_][\w.]*\(")
 
 def _printed_value(text: str) -> object:
     """The value of a text that Python printed; raises what `ast` raises for any other."""
-    if not _PRINTED_OBJECT.search(text):
-        return ast.literal_eval(_with_commas(text))
     try:
-        return ast.literal_eval(_PrintedObjects().visit(ast.parse(text, mode="eval")).body)
-    except (ValueError, SyntaxError):
         return ast.literal_eval(_with_commas(text))
+    except (ValueError, SyntaxError):
+        if not _PRINTED_OBJECT.search(text):
+            raise
+    return ast.literal_eval(_PrintedObjects().visit(ast.parse(text, mode="eval")).body)
 
 
 def _without_dots(value: object) -> bool:

@@ -89,7 +89,7 @@ class LogContext:
     seen: Counter[str] = field(default_factory=Counter)  # format -> records
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
-    has_store: bool = False
+    store: str = ""  # its name, and how many memories it has
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -586,9 +586,15 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         "parent_message_uuid",
         record.get("current_leaf_message_uuid"),
     )
-    fields = _copied(record)
+    project = record.get("project")
+    own = project.get("uuid") if isinstance(project, Mapping) else record.get("project_uuid")
+    standing = [
+        item
+        for item in source.standing
+        if not isinstance(item, dict) or item.get("project") in (None, own)
+    ]
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), fields, source.standing
+        messages, source.account, _name_of(record, line), _copied(record), standing
     )
 
 
@@ -596,14 +602,17 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
     """What Claude remembers of a user, which stood before the answers of the conversations beside
     it: as it was at the export."""
     for _, record in records:
-        texts = [record.get("conversations_memory")]
+        texts = [("", record.get("conversations_memory"))]
         projects = record.get("project_memories")
-        texts += projects.values() if isinstance(projects, Mapping) else []
-        for text in texts:
+        texts += projects.items() if isinstance(projects, Mapping) else []
+        for project, text in texts:
             if isinstance(text, str):
                 text = re.sub(r"(?m)^\*\*([^*\n]+)\*\*:?\s*$", r"# \1", text)  # its headings
-                entries = [entry for _, entry in note_entries(text)]
-                source.standing += [{"text": entry} for entry in entries]
+                of_project = {"project": str(project)} if project else {}
+                memories = [{"text": entry, **of_project} for _, entry in note_entries(text)]
+                source.standing += memories
+                what = "memories of a project, which stand before its conversations alone"
+                source.account.remark(what, len(memories) if project else 0)
         source.account.use("record")
     yield from ()
 
@@ -1385,6 +1394,9 @@ def _file_records(
     is_store = no_memories is not None
     if path.suffix == ".zip" and path.is_file() and not is_store:
         account.remark(*_not_opened(path))
+    elif path.is_dir() and not is_store and folder_logs(path):
+        what = "notes in the folder that are not read (they are read as --store)"
+        account.remark(what, len(note_files(path)))
     is_notes = path.suffix in (".md", ".txt") or (
         path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
@@ -1595,10 +1607,13 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
                     f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
                 )
         complaints = [line for line in reading.account.lines() if "not (" in line]
+        complaints = [
+            line for line in complaints if line.startswith("conversations")
+        ] or complaints[:1]
         if complaints:
-            kind += f" ({'; '.join(complaints)})"
+            kind += f" ({complaints[0]})"
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
-    nothing = "found nothing in which memories were retrieved for a query"
+    nothing = "nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
     records = [item for item in head if not isinstance(item, Violation)]
     if records:
@@ -1667,7 +1682,7 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
-        reading.has_store = True
+        reading.store = f"{Path(store).name}, memories: {len(memory_store.items):,}"
         for reason, count in memory_store.left.items():
             reading.account.remark(f"entries of the store that are no memory: {reason}", count)
     account = reading.account
@@ -1677,9 +1692,10 @@ def read_log(
     for row in _with_query(source, reading, translate, head):
         if not isinstance(row, FoundRow):
             line, violation = row
-            yield _dropped(
-                source, line, RowFault(violation.rule, _reason(violation), violation.allowed)
-            )
+            reason = _reason(violation)
+            if violation.file and violation.file != source_name(source):
+                reason = f"in {violation.file}: {reason}"
+            yield _dropped(source, line, RowFault(violation.rule, reason, violation.allowed))
             continue
         rows += 1
         outcome = _outcome(row, memory_store, account)
@@ -1690,7 +1706,7 @@ def read_log(
             row_ids.add(outcome.id)
             _take(account, outcome, row)
         else:
-            _leave(account, row.fields, outcome.rule)
+            _leave(account, row.fields, outcome.reason)
         yield outcome if isinstance(outcome, LogRow) else _dropped(source, row.line, outcome)
     if not rows:
         raise refusal_of(source, reading, head)

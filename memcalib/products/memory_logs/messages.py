@@ -19,7 +19,14 @@ from ...problem import Turn
 from ...io.records import only_dicts
 from ..shared.dropped import clean_text
 from .account import Account
-from .exports import Action, action_of, day_of, find_memories, shape_of
+from memcalib.products.memory_logs.exports import (
+    Action,
+    action_of,
+    day_of,
+    find_memories,
+    memories_in,
+    shape_of,
+)
 from .files import structure_in
 from .notes import section_entries, system_memories
 
@@ -393,6 +400,13 @@ class _Exchange:
     model: str = ""
 
 
+def _text_of(item: object) -> str:
+    """The text by which a memory is the same as another one; all of it where it has no single
+    text."""
+    texts = [memory.text for memory in memories_in(item)]
+    return texts[0].strip() if len(texts) == 1 and isinstance(texts[0], str) else repr(item)
+
+
 class Conversation:
     """The rows of one conversation; whatever becomes of its messages goes into an account.
 
@@ -417,6 +431,7 @@ class Conversation:
         self.fields = fields
         self.account = account
         self.standing = list(standing)
+        self.texts: set[str] = set()  # of what stands there, as soon as a message brings more
         self.turns: list[Turn] = []
         self.tools: dict[str, str] = {}  # id of a call -> tool
         self.searches: set[str] = set()  # ids of calls that look into the memory
@@ -468,7 +483,14 @@ class Conversation:
             self.pending.append(number)
 
     def _remember(self, memories: Iterable[object]) -> None:
-        self.standing += [item for item in memories if item not in self.standing]
+        if memories and not self.texts:
+            self.texts = set(map(_text_of, self.standing))
+        for item in memories:
+            if item not in self.standing and _text_of(item) in self.texts:
+                self.account.remark("memories that a message quotes once more, which count once")
+            elif item not in self.standing:
+                self.standing.append(item)
+                self.texts.add(_text_of(item))
 
     def _words(self, message: Message) -> str:
         """What the user said, without the sections of memory that an application put around it."""

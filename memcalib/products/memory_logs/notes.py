@@ -56,7 +56,7 @@ def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 def note_entries(text: str) -> list[tuple[str, str]]:
     """(heading, text) of each bullet and paragraph of a Markdown text; a block of code belongs to
-    what stands above it.
+    what stands above it, unless an empty line parts them and it is not indented.
     """
     entries: list[tuple[str, list[str]]] = []
     heading = ""

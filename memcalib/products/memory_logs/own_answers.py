@@ -358,7 +358,8 @@ class OwnAnswers:
         answers = {rollout.example_id: rollout.response for rollout in self.rollouts}
         rows = []
         for example in self.examples[:shown]:
-            memories = [block.prompt_text("memory_text") for block in example.blocks]
+            texts = [block.prompt_text("memory_text") for block in example.blocks]
+            memories = [text.replace("\n", " | ") for text in texts]  # what is judged together
             rows.append((example.id, example.question, memories, answers.get(example.id, "")))
         consent = ", ".join(
             f"{name}: {counted(count, 'row')}" for name, count in self.consent.items()

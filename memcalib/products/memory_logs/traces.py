@@ -13,7 +13,7 @@ from typing import Any
 
 from ...io.records import only_dicts
 from .account import Account
-from .exports import find_memories, parts_text, shape_of
+from .exports import find_memories, memories_in, parts_text, shape_of
 from .files import structure_in
 from memcalib.products.memory_logs.messages import (
     ITEMS,
@@ -139,6 +139,23 @@ def _has_words(message: Message) -> bool:
     return bool(message.text.strip() or message.calls)
 
 
+def _shown(found: list[object], prompt: str) -> list[object]:
+    """The memories that were found, each with whether it entered the prompt, where the prompt
+    quotes one of them; otherwise nothing is said."""
+    quoted = [_is_in(item, prompt) for item in found]
+    if not any(quoted):
+        return found
+    return [
+        {**item, "in_prompt": is_quoted} if isinstance(item, dict) else item
+        for item, is_quoted in zip(found, quoted, strict=True)
+    ]
+
+
+def _is_in(item: object, prompt: str) -> bool:
+    texts = [memory.text for memory in memories_in(item)]
+    return bool(texts) and all(isinstance(text, str) and text.strip() in prompt for text in texts)
+
+
 def trace_rows(
     name: str, steps: Sequence[Step], account: Account, standing: Sequence[object] = ()
 ) -> Iterator[dict[str, Any]]:
@@ -154,6 +171,8 @@ def trace_rows(
         memories += [item for item in step.memories or [] if item not in memories]
     main = _main_call(steps, reply)
     if main:
+        shown = "\n".join(message.text for message in main.prompt)
+        memories = _shown(memories, shown)
         messages = [*main.prompt, *main.reply]
         if query and not any(m.role == "user" and m.text.strip() for m in main.prompt):
             messages = [*main.prompt, Message("user", query), *main.reply]

@@ -637,9 +637,9 @@ def mechanism_figure(rows: MechanismRows, window: int = 7) -> "Figure":
     occur (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups
     (e), thresholds (f), factors of sentences (g), shares by sentence role (h).
 
-    Curves are means over seeds and over `window` steps, error bars of (a) one standard deviation
-    over training runs. Published values are hollow grey diamonds or dashed strokes. A panel without
-    rows says so.
+    Curves are means over seeds, those of (b), (d) and (f) over `window` steps as well; error bars
+    of (a) are one standard deviation over training runs. Published values are hollow grey diamonds
+    or dashed strokes. A panel without rows says so.
     """
     settings = ""
     if len(rows.thresholds):
