@@ -488,9 +488,18 @@ class Conversation:
         for item in memories:
             if item not in self.standing and _text_of(item) in self.texts:
                 self.account.remark("memories that a message quotes once more, which count once")
+                self._date(item)
             elif item not in self.standing:
                 self.standing.append(item)
                 self.texts.add(_text_of(item))
+
+    def _date(self, item: object) -> None:
+        """Give the day of a memory that is quoted again to the one that stands there without."""
+        if not isinstance(item, dict) or not item.get("created_at"):
+            return
+        for number, known in enumerate(self.standing):
+            if isinstance(known, dict) and _text_of(known) == _text_of(item):
+                self.standing[number] = {"created_at": item["created_at"], **known}
 
     def _words(self, message: Message) -> str:
         """What the user said, without the sections of memory that an application put around it."""

@@ -1565,10 +1565,12 @@ def test_a_trace_names_the_model_that_answered_and_what_it_was_not_shown():
 
 
 def test_a_memory_that_the_prompt_quotes_again_counts_once(tmp_path):
-    talk = [{"role": "system", "content": "Memories:\n- Is vegan\n- Rows"}, *TALK]
+    system = {"role": "system", "content": "Memories:\n- [2026-01-02] Is vegan\n- Rows"}
+    talk = [system, *TALK]
     (tmp_path / "notes.md").write_text("- Is vegan\n")
     reading = read_all(lines(tmp_path / "log.jsonl", {"messages": talk}), tmp_path / "notes.md")
     assert texts(reading.rows[0]) == ["Is vegan", "Rows"]
+    assert reading.rows[0].memories[0].created_at == "2026-01-02"
     remark = "memories that a message quotes once more, which count once"
     assert reading.account.remarks[remark] == 1
     assert "store: notes.md, memories: 1" in reading.text()

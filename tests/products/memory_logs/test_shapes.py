@@ -147,7 +147,7 @@ def test_an_unknown_shape_gets_its_nearest_and_ten_lines_that_work(capsys, tmp_p
     log = tmp_path / "odd.jsonl"
     log.write_text(json.dumps(record) + "\n")
     code, _, errors = run(capsys, "logs", log)
-    assert code == 1 and "nearest known form" in errors and "--lines" in errors
+    assert code == 1 and "nearest known format" in errors and "--lines" in errors
     code, output, _ = run(capsys, "logs", log, "--lines")
     assert code == 0 and output.strip() == mapping_lines(record, str(log))
     assert shape_of(record["found_items"][0]) == ""
