@@ -262,7 +262,7 @@ def test_two_records_of_one_id_among_rows_of_answers_are_refused():
     other = second.model_copy(update={"id": first.id})
     rows = [{"example": first, "response": ""}, {"example": other, "response": ""}]
     assert len(existing_answers(rows[:1] * 2)[1]) == 2
-    with pytest.raises(DataError, match=r"another record under the id .*one record"):
+    with pytest.raises(DataError, match=r"another record with the id .*one record"):
         existing_answers(rows)
 
 
