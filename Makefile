@@ -14,7 +14,7 @@ export MPLBACKEND = Agg
 .PHONY: help setup quickstart small-model test test-core test-slow test-notebooks test-integrations bench coldstart export outputs lint types docs lab clean
 PYTEST = $(BIN)/python -m pytest -q
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder --durations 15 --durations-min 3
-CORE = problem metrics channels localization redistribution
+CORE = $(patsubst %,tests/test_%.py,problem metrics channels localization redistribution) tests/credit/test_assignment.py
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
@@ -47,8 +47,8 @@ small-model: setup ## SmolLM2-135M-Instruct as a folder of weights, build/small-
 test: setup ## guards, unit and property tests, notebooks that neither train nor serve
 	$(PYTEST) $(BY_FILE) -m "not slow" tests
 
-test-core: setup ## schema, metrics, channels, localization, redistribution: in seconds
-	$(PYTEST) --hypothesis-profile core -m "not slow" $(CORE:%=tests/test_%.py)
+test-core: setup ## schema, metrics, channels, localization, redistribution, credit: in seconds
+	$(PYTEST) --hypothesis-profile core -m "not slow" $(CORE)
 
 test-slow: setup ## what `test` leaves out beside notebooks (and tests/long.txt): several processes, kills, whole runs through every fault
 	$(PYTEST) $(BY_FILE) -m slow --ignore tests/test_notebooks.py tests

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from memcalib.products.annotation.sentence_roles import audited_pairs, role_items, true_roles
 from memcalib.credit.audit import draw_pairs, shares_table
-from memcalib.problem import SUPPORT, UNDER
+from memcalib.problem import RIGHT_OR_OVER, UNDER
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.reproduction.rule_grid import load_plan
@@ -60,7 +60,7 @@ def threshold_targets(traces: pd.DataFrame) -> pd.DataFrame:
     rows = []
     scored = traces.dropna(subset=["channel"])
     for channel, of_channel in scored.groupby("channel"):
-        if channel not in (*SUPPORT, *UNDER):
+        if channel not in (*RIGHT_OR_OVER, *UNDER):
             continue
         signals = np.concatenate([np.asarray(d, dtype=float) for d in of_channel["d"]])
         if channel in UNDER:

@@ -35,14 +35,14 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterC
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOTrainer
 
-from memcalib.channels import channel_rewards, judgment_tensors
+from total_reward import total_reward
 from memcalib.trainer.forecast import GIB, TrainingPlan, estimate_memory, model_shape
 from memcalib.trainer.recipe import read_config
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.inference.sampling import sample_tokens
 from memcalib.io.settings import package_data, read_yaml
 from memcalib.judge import Judge
-from memcalib.problem import Level, encode_prompt, judge_all, load_examples, render, text_hash
+from memcalib.problem import Level, encode_prompt, load_examples, render, text_hash
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.trainer.train_config import TrainConfig, trl_config
 from memcalib.training import CreditTrainer
@@ -177,19 +177,11 @@ class Phases:
 
 def base_trainer(config: TrainConfig, model, tokenizer, examples, out: Path) -> GRPOTrainer:
     """TRL's own trainer on the same prompts, sizes and rewards."""
-
-    def total(completions, example, **_):
-        judged = judge_all(
-            Dice(), [examples[i] for i in example], [c[0]["content"] for c in completions]
-        )
-        ideal, actual, mask, _ = judgment_tensors(judged)
-        return channel_rewards(ideal, actual, mask).sum(1).tolist()
-
     model.save_pretrained(out / "start")  # of which TRL loads its reference
     model.config._name_or_path = model.name_or_path = str(out / "start")
     return GRPOTrainer(
         model,
-        [total],
+        [total_reward(Dice(), examples)],
         trl_config(config, out),
         prompt_dataset(config, tokenizer, examples),
         processing_class=tokenizer,

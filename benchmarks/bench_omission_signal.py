@@ -30,7 +30,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from memcalib.credit.divergences import token_divergences
 from memcalib.credit.logprobs import response_logps
-from memcalib.credit.prefix_groups import response_mask, token_scores
+from memcalib.credit.prefix_groups import token_scores
+from memcalib.inference.token_rows import response_mask
 from memcalib.credit.tree_attention import best_pack, spread, tree_states
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.localization import Thresholds

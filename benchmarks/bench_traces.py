@@ -15,11 +15,12 @@ import torch
 from memcalib.redistribution import PairDetail
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.rules.base import Pairs
-from memcalib.credit.sentences import prefix_spans
+from memcalib.inference.token_rows import prefix_spans
 from memcalib.products.micro.world import make_examples
 from memcalib.products.micro.policy import build_tokenizer
-from memcalib.redistribution import Credit, project_multipliers, raw_multipliers
-from memcalib.credit.sentences import decode_rows
+from memcalib.credit.assignment import Credit
+from memcalib.redistribution import project_multipliers, raw_multipliers
+from memcalib.inference.token_rows import decode_rows
 from memcalib.trainer.traces import TraceWriter, trace_row
 from memcalib.trainer.trace_files import read_traces
 
@@ -43,9 +44,7 @@ def a_step(tokenizer, rows: int, width: int, seed: int = 0) -> tuple[ChannelRewa
     row = torch.arange(count) // 3
     channel = torch.tensor([2, 4, 8]).repeat(rows)
     m = project_multipliers(raw_multipliers(q, inside), inside)
-    detail = PairDetail(
-        row, channel, d, q, m, torch.full((count,), 0.75), inside[:, 0], inside[:, 0], inside[:, 0]
-    )
+    detail = PairDetail(row, channel, d, q, m, torch.full((count,), 0.75), *[inside[:, 0]] * 4)
     advantages = torch.randn(rows, width, generator=rng)
     credit = Credit(advantages, advantages.mean(1), torch.randn(rows, 9, generator=rng), {}, detail)
     atoms = []

@@ -29,8 +29,7 @@ from peft import LoraConfig
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
-from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.problem import judge_all
+from total_reward import total_reward
 from memcalib.products.micro.english import ENGLISH, english_judge
 from memcalib.trainer.recipe import Start, load_start
 from memcalib.trainer import sft as sft_page
@@ -77,17 +76,9 @@ def settings_of(method: str, prompts: int, answers: int, options: argparse.Names
 def trl_trainer(config: TrainConfig, examples, out: Path, options) -> GRPOTrainer:
     """TRL's own trainer on the same prompts, sizes and rewards."""
     model, tokenizer = start_of(options)
-
-    def total(completions, example, **_):
-        judged = judge_all(
-            english_judge, [examples[i] for i in example], [c[0]["content"] for c in completions]
-        )
-        ideal, actual, mask, _ = judgment_tensors(judged)
-        return channel_rewards(ideal, actual, mask).sum(1).tolist()
-
     return GRPOTrainer(
         model,
-        [total],
+        [total_reward(english_judge, examples)],
         trl_config(config, out),
         prompt_dataset(config, tokenizer, examples),
         processing_class=tokenizer,

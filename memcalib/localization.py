@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Signals', 'ORDERED_SIGNALS', 'supported', 'suppressed', 'with_under_use', 'localization_signal', 'clip_signal',
            'localization_weights', 'sentence_means', 'sentence_weights', 'Signal', 'weigh', 'ablation_pairs',
-           'Thresholds', 'carrying_tokens']
+           'Thresholds', 'threshold_scores', 'sentence_scores', 'tokens_with_role']
 
 # %% ../nbs/05_localization.ipynb #f4e9b8e2
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .inference.rewriting import Rewriter
-from .problem import CHANNELS, SUPPORT, UNDER, Example, Judgment
+from .problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment
 from memcalib.rules.base import (
     PAPER,
     ChannelWeights,
@@ -44,7 +44,7 @@ def suppressed(d: Float[Tensor, "pair token"]) -> Float[Tensor, "pair token"]:
 
 
 ORDERED_SIGNALS: Signals = {
-    **dict.fromkeys(SUPPORT, supported),
+    **dict.fromkeys(RIGHT_OR_OVER, supported),
     **dict.fromkeys(UNDER, suppressed),
 }
 
@@ -60,7 +60,7 @@ def with_under_use(signals: Signals, under_use: str = "suppressed") -> Signals:
         for name in UNDER:
             changed[name] = torch.abs
         return changed
-    raise ValueError(f"under_use {under_use!r}, allowed are 'suppressed', 'uniform', 'absolute'")
+    raise ValueError(f"under_use {under_use!r}; allowed are 'suppressed', 'uniform', 'absolute'")
 
 
 def _largest_inside(
@@ -317,7 +317,7 @@ class Thresholds:
         scores = scores.double().cpu()
         channel = channel.cpu()
         if not scores.isfinite().all():
-            raise ValueError("scores hold NaN or infinity, must be finite")
+            raise ValueError("scores contain NaN or infinity; they must be finite")
         self.batches += 1
         for h in range(9):
             pool = scores[channel == h].numpy()
@@ -326,6 +326,11 @@ class Thresholds:
                 self.pooled += 1
                 candidate = max(self.floor, float(np.quantile(pool, self.quantile)))
                 self.value[h] = self.decay * self.value[h] + (1 - self.decay) * candidate
+
+    @property
+    def sentence_value(self) -> Float[Tensor, " channel"] | None:
+        "The thresholds of sentence means; None where credit goes to tokens."
+        return None if self.sentence is None else self.sentence.value
 
     @property
     def acted(self) -> bool:
@@ -339,7 +344,7 @@ class Thresholds:
             return ""
         if not self.pooled:
             why = (
-                f"no channel had {self.minimum} scores in a batch, the largest pool had "
+                f"no channel had {self.minimum} scores in a batch; the largest pool had "
                 f"{self.largest_pool}"
             )
         else:
@@ -348,7 +353,10 @@ class Thresholds:
                 f"the quantile {self.quantile:g} of the scores lay at or below the floor "
                 f"{self.floor:g}"
             )
-        return f"in {self.batches} batches every channel's stayed at {self.start:g}: {why}"
+        return (
+            f"in {self.batches} batches, the threshold of every channel stayed at {self.start:g}: "
+            f"{why}"
+        )
 
     def state_dict(self) -> dict[str, list[float]]:
         "What a checkpoint must keep."
@@ -361,7 +369,8 @@ class Thresholds:
         "The thresholds of a checkpoint."
         if ("sentence" in state) != (self.sentence is not None):
             raise ValueError(
-                f"state of {sorted(state)}: granularity differs, must be the one it was saved with"
+                f"state of {sorted(state)}: the granularity differs; it must be the one with "
+                f"which the state was saved"
             )
         for values in state.values():
             if len(values) != 9:
@@ -370,8 +379,41 @@ class Thresholds:
         if self.sentence is not None:
             self.sentence.value = torch.tensor(state["sentence"], dtype=torch.float64)
 
+# %% ../nbs/05_localization.ipynb #13e17ade
+def threshold_scores(
+    batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights
+) -> tuple[Float[Tensor, " score"], Int[Tensor, " score"]]:
+    """$\\mathcal P_r^{(h)}$: clipped signals of all pairs in the pool and their
+    channels, flat."""
+    row, channel = pairs.index(batch.mask.device)
+    scores = []
+    channels = []
+    for signal, pooled in zip(placed.pool, placed.pooled, strict=True):
+        keep = batch.mask[row] & pooled[:, None]
+        scores.append(clip_signal(signal, batch.config.d_max)[keep])
+        channels.append(channel[:, None].expand(keep.shape)[keep])
+    return torch.cat(scores), torch.cat(channels)
+
+# %% ../nbs/05_localization.ipynb #b73d9faa
+def sentence_scores(
+    batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights
+) -> tuple[Float[Tensor, " score"], Int[Tensor, " score"]]:
+    """Means of clipped signals over the sentences of all pairs in the pool and their channels, flat
+    (Sentence-level localization)."""
+    assert batch.units is not None
+    row, channel = pairs.index(batch.mask.device)
+    scores = []
+    channels = []
+    for signal, pooled in zip(placed.pool, placed.pooled, strict=True):
+        clipped = clip_signal(signal, batch.config.d_max)
+        mean, size = sentence_means(clipped, batch.mask[row], batch.units[row])
+        keep = (size > 0) & pooled[:, None]
+        scores.append(mean[keep])
+        channels.append(channel[:, None].expand(keep.shape)[keep])
+    return torch.cat(scores), torch.cat(channels)
+
 # %% ../nbs/05_localization.ipynb #4192746b
-def carrying_tokens(
+def tokens_with_role(
     spans: Sequence[tuple[int, int]],  # character span of each token
     sentences: Sequence[_SentenceWithRoles],  # as from `sentence_roles`
     atoms: Sequence[str],

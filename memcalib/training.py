@@ -100,7 +100,7 @@ def _check_reference(
     if not expected or saved == expected:
         return
     name = next(name for name in {**expected, **saved} if expected.get(name) != saved.get(name))
-    subject = "the model that was given in its place" if is_substitute else str(folder)
+    subject = "the model that was passed instead" if is_substitute else str(folder)
     if is_substitute:
         unseal(folder)
     raise CheckpointError(
@@ -127,10 +127,10 @@ def _keep_reference(
     _save_reference(folder, model)
     _check_reference(folder, checkpoint, is_substitute=True)
     if checkpoint.state.get("reference"):
-        remark = "its weights are those of the first start"
+        remark = "its weights must be those of the first start"
     else:
-        remark = "it must be the one of the first start"
-    log.warning("%s: not there; the model that was given takes its place: %s", folder, remark)
+        remark = "it must be the same as at the first start"
+    log.warning("%s does not exist; the model that was passed is used instead: %s", folder, remark)
 
 
 def _save_reference(folder: Path, model: PreTrainedModel) -> None:
@@ -240,7 +240,7 @@ def sample_in_pieces(
         clear_device_cache(garbage_collection=True)
         size = len(rows) // 2
         log.warning(
-            "out of memory while %d answers were sampled at once: going on with %d",
+            "out of memory while sampling %d answers at once; continuing with %d",
             len(rows),
             size,
         )
@@ -331,8 +331,8 @@ class _FloatShards(TrainerCallback):
             return
         if self.frozen_copy and not is_peft_model(model) and plugin.cpu_ram_efficient_loading:
             raise ValueError(
-                "fsdp_cpu_ram_efficient_loading is on: the frozen copy would be empty "
-                "on all processes but one; set it to false"
+                "fsdp_cpu_ram_efficient_loading is on, so the frozen copy would be empty on all "
+                "processes but one; set it to false"
             )
         if isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
             plugin.mixed_precision_policy = replace(
@@ -400,7 +400,9 @@ class CreditTrainer(GRPOTrainer):
         check_sampler(config)
         out = Path(str(args.output_dir))
         _check_fresh(out, args.resume_from_checkpoint)
-        tokenizer = processing_class or AutoTokenizer.from_pretrained(model_name)
+        tokenizer = processing_class or AutoTokenizer.from_pretrained(
+            model_name, trust_remote_code=False
+        )
         examples = _examples(train_dataset)
         self.signals = StopSignals(config.save_every > 0, self.sum_over_processes)
         self.judge = self._patient_judge(judge)
@@ -488,14 +490,14 @@ class CreditTrainer(GRPOTrainer):
         resume = self.args.resume_from_checkpoint
         if resume_from_checkpoint and resume_from_checkpoint != resume:
             raise ValueError(
-                f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: "
-                "that of args, which chose the reference policy"
+                f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: the value in "
+                f"args, which chose the reference policy"
             )
         usable = len(self.train_dataset)
         if usable < self.config.prompts:
             raise ValueError(
-                f"prompts {self.config.prompts} with {usable} examples that can be "
-                "used; allowed: as many prompts as examples, or fewer"
+                f"prompts is {self.config.prompts}, but only {usable} examples can be used; "
+                f"allowed: at most that many prompts"
             )
         start = self._begin(resume)
         resumed = self.checkpoints.resumed
@@ -515,7 +517,8 @@ class CreditTrainer(GRPOTrainer):
         start = self.checkpoints.load(self.start_checkpoint)
         if start is None and resume:
             log.warning(
-                "%s: no whole checkpoint to resume from, so the run starts at the beginning",
+                "%s: found no complete checkpoint to resume from, so the run starts at the "
+                "beginning",
                 out,
             )
         if start is None and self.accelerator.is_main_process:
@@ -639,7 +642,8 @@ class CreditTrainer(GRPOTrainer):
             raise ValueError(
                 f"step {self._step_number}, row {row} (example {example!r}), "
                 f"channel {CHANNELS[channel]}: "
-                f"reward {judged.rewards[row, channel].item()} of a scored answer, must be finite"
+                f"reward {judged.rewards[row, channel].item()} of a scored answer; it must be "
+                f"finite"
             )
 
     def _known_logps(self, batch: Mapping[str, Any]) -> Float[Tensor, "row token"] | None:
@@ -662,8 +666,9 @@ class CreditTrainer(GRPOTrainer):
         gate = self.config.gate
         if floor > gate:
             log.warning(
-                "rounding alone opens the gate: the same answers scored in another batch differ by "
-                "up to %.3g nats, %.0f%% of them by more than gate %g; allowed: a greater gate, "
+                "rounding alone opens the gate: the same answers, scored in another batch, differ "
+                "by up to %.3g nats, and %.0f%% of them by more than the gate of %g; allowed: a "
+                "larger gate, "
                 "float32, or a head in float32 (trl.cast_lm_head_to_fp32)",
                 floor,
                 100 * (noise > gate).float().mean(),
@@ -766,8 +771,8 @@ def _refuse(reward_funcs: object, options: Mapping[str, Any]) -> None:
         refused.insert(0, "reward_funcs")
     if refused:
         raise ValueError(
-            f"{refused[0]} is not taken: the rewards of CreditTrainer come from `judge`, "
-            "its answers from `args.sampler`"
+            f"{refused[0]} is not accepted: CreditTrainer gets its rewards from `judge` and its "
+            f"answers from `args.sampler`"
         )
 
 
@@ -777,7 +782,7 @@ def _check_fresh(out: Path, resume: bool | str | Path | None) -> None:
     if earlier and not resume:
         allowed = "resume=True to resume it, or another folder"
         raise CheckpointError(
-            f"{out} holds {earlier[-1].name} of an earlier run; allowed: {allowed}"
+            f"{out} contains {earlier[-1].name} of an earlier run; allowed: {allowed}"
         )
 
 
@@ -807,15 +812,17 @@ def _kept_rewriter(
     if rewriter is None:
         if config.text == "fluent" and reads:
             log.warning(
-                "text fluent without a rewriter: a block that lost an atom is read as a "
-                "concatenation, so the signal is also that of the change of wording; allowed: a "
+                "text is fluent, but there is no rewriter: a block without one of its atoms "
+                "becomes a concatenation, so the signal also contains the change of wording; "
+                "allowed: a "
                 "rewriter, or text concat, which is exact"
             )
         return None
     if config.text != "fluent" or not reads:
         raise ValueError(
-            f"rewriter: found one with text {config.text!r} and mode {config.mode!r}, where no "
-            "paragraph is written again; allowed: none, or text 'fluent' and a rule that reads "
+            f"rewriter: found one with text {config.text!r} and mode {config.mode!r}, for which "
+            f"no paragraph is rewritten; allowed: no rewriter, or text 'fluent' and a rule that "
+            f"reads "
             "memory without some of its atoms"
         )
     rank = os.environ.get("RANK", "0")
@@ -858,7 +865,11 @@ def train(
     """
     _check_fresh(Path(out), resume)
     check_loggers(config.report_to)
-    model_config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    model_config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if isinstance(model, str)
+        else model.config
+    )
     check_model(config, model_config)
     lora = None
     if config.lora_rank:

@@ -3,6 +3,7 @@ modules.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def test_every_contract_is_kept(check):
     [
         ("metrics", "memcalib.products.exam.exam"),  # the core, a product
         ("channels", "memcalib.training"),  # upwards
+        ("rules__base", "memcalib.credit.advantages"),  # upwards, from a rule to what calls it
+        ("localization", "memcalib.rules.counterfactual"),  # upwards, within rules
+        ("redistribution", "memcalib.credit.statistics"),
+        ("credit__assignment", "memcalib.credit.token_credit"),  # upwards, within credit
         ("products__exam__rank", "memcalib.products.memory_logs.gate"),  # beside each other
         ("products__shared__words", "memcalib.products.dataset.lint"),  # what all share, a product
     ],
@@ -55,3 +60,12 @@ def test_a_broken_contract_names_both_modules(check, module, imported):
     code, told = check(**{module: f"def late():\n    import {imported}"})
     importer = "memcalib." + module.replace("__", ".")
     assert code == 1 and f"{importer} -> {imported}" in told
+
+
+@pytest.mark.parametrize("package", ["credit", "rules"])
+def test_every_module_of_credit_and_of_its_rules_has_its_layer(package):
+    """A page that is added to these packages gets its place among the layers."""
+    contracts = (ROOT / ".importlinter").read_text(encoding="utf-8")
+    for file in (ROOT / "memcalib" / package).glob("[!_]*.py"):
+        name = re.escape(f"memcalib.{package}.{file.stem}")
+        assert re.search(rf"(?m)^ .*{name}\b", contracts), name

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from memcalib.inference.rollout import SHIPPED_TEMPLATES
+from memcalib.problem import SHIPPED_TEMPLATES
 from memcalib.products.dataset.writing import FAMILIES
 
 NBS = Path(__file__).parents[1] / "nbs"

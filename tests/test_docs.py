@@ -830,7 +830,7 @@ def test_messages_of_the_page_of_questions_are_those_of_the_package():
 
 def test_every_number_that_a_training_logs_is_explained():
     """The names that the code lists, and those of a row by the other parts of a step."""
-    from memcalib.redistribution import FALLBACKS, PERCENTILES
+    from memcalib.credit.statistics import FALLBACKS, PERCENTILES
     from memcalib.trainer.callbacks import LOGGED, LOST, STATS
 
     cells = json.loads((NBS / "logged_numbers.ipynb").read_text())["cells"]

@@ -17,13 +17,13 @@ from memcalib.problem import CHANNELS, UNDER, Level, judgment_for, remove_atoms,
 from memcalib.localization import (
     Thresholds,
     ablation_pairs,
-    carrying_tokens,
+    tokens_with_role,
     clip_signal,
     localization_signal,
     localization_weights,
     with_under_use,
 )
-from memcalib.credit.sentences import prefix_spans
+from memcalib.inference.token_rows import prefix_spans
 from memcalib.rules.base import CreditConfig, channel_atoms, credit_rule
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
@@ -218,8 +218,8 @@ def test_tokens_belong_to_the_sentence_in_which_they_end():
     spans = prefix_spans(Words(), [0, 1, 2])
     assert spans == [(0, 1), (1, 4), (4, 8)]
     sentences = [Sentence(0, 4, "irrelevant"), Sentence(4, 8, "key")]
-    assert carrying_tokens(spans, sentences, ["a"]).tolist() == [False, False, True]
-    assert not carrying_tokens(spans, sentences, ["b"]).any()
+    assert tokens_with_role(spans, sentences, ["a"]).tolist() == [False, False, True]
+    assert not tokens_with_role(spans, sentences, ["b"]).any()
 
 
 @pytest.mark.parametrize("of_sentences", [False, True])

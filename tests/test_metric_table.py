@@ -179,6 +179,8 @@ def test_a_frame_that_contradicts_itself_is_refused():
     frame = response_frame([make([0, 2], [2, 2]), make([1], [1], "e2")])
     with pytest.raises(ValueError, match=r"column over: found 1 in row 0.*give 2; allowed: the"):
         score(frame.assign(over=1))
+    with pytest.raises(ValueError, match=r"column under: found 1 in row 0.*give 0; allowed: the"):
+        score(frame.assign(under=[1, 0]))
     half = frame.assign(**{"A+": [0, np.nan]})
     with pytest.raises(ValueError, match=r"column A\+: found no number in row 1.*allowed"):
         score(half)
@@ -209,8 +211,8 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"name": "SCS"}, r"'SCS': found a second one of this name; allowed: .*severe_share"),
-        ({"name": SEVERE}, "found a second one"),
+        ({"name": "SCS"}, r"'SCS': found a second metric of this name; allowed: .*severe_share"),
+        ({"name": SEVERE}, "found a second metric"),
         ({"name": "two words"}, "name: found 'two words'; allowed: letters"),
         ({"name": "atoms"}, "name: found 'atoms'; allowed: no name of a column"),
         ({"name": "x_low"}, "name: found 'x_low'; allowed: no name of a column"),
@@ -223,8 +225,11 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"range": [0, 1]}, "range: found"),
         ({"range": None}, "range: found None"),
         ({"meaning": " "}, "meaning: found ' '; allowed"),
-        ({"family": ""}, "family: found ''"),
-        ({"family": "calibration"}, "family: found 'calibration', whose six are those of the p"),
+        ({"test_family": ""}, "test_family: found ''"),
+        (
+            {"test_family": "calibration"},
+            "test_family: found 'calibration', whose six are those of the p",
+        ),
         ({"formula": "SCS"}, "formula: found 'SCS'; allowed: a function"),
         ({"formula": lambda n, rho: np.zeros(3)}, r"shape \(3,\) for 93 answers; allowed: one n"),
         ({"formula": lambda n, rho: 0.5}, r"of shape \(\) for 93 answers"),
@@ -232,7 +237,7 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"formula": lambda n, rho: np.full(len(n), np.nan)}, "gave nan for an answer with 1 of A"),
         ({"formula": lambda n, rho: np.array(["1"] * len(n))}, "gave <U1 values"),
         ({"range": (0.5, 1.0)}, "gave 0.0 for an answer with 1 of AB-; allowed: 0.5 to 1"),
-        ({"formula": lambda n, rho: n[:, 0, 0] / n.sum()}, "with fewer answers beside it; allowed"),
+        ({"formula": lambda n, rho: n[:, 0, 0] / n.sum()}, "with fewer answers around it; allowed"),
         ({"atom_values": AtomValues(lambda rho: GAPS > 0, "mean")}, "by atom_values; allowed: the"),
         (
             {"atom_values": AtomValues(lambda rho: GAPS == 0, "sum")},
@@ -255,7 +260,7 @@ def test_a_metric_without_a_direction_is_refused(forget):
 
 
 def test_a_second_metric_of_a_name_is_refused(right_share):
-    with pytest.raises(ValueError, match="'right_share': found a second one of this name"):
+    with pytest.raises(ValueError, match="'right_share': found a second metric of this name"):
         mc.add_metric(Metric(**RIGHT_SHARE))
     with pytest.raises(ValueError, match=r"found \{'name': 'right'\}; allowed: a Metric"):
         mc.add_metric({"name": "right"})
@@ -289,10 +294,14 @@ def test_a_distribution_enters_a_metric_as_a_part(forget, monkeypatch, as_path):
 @pytest.mark.parametrize(
     ("name", "part", "words"),
     [
-        ("SCS", Metric(**RIGHT_SHARE | {"name": "SCS"}), "found a second one of this name"),
+        ("SCS", Metric(**RIGHT_SHARE | {"name": "SCS"}), "found a second metric of this name"),
         ("other", Metric(**RIGHT_SHARE), "'other': found one named 'right_share'"),
         ("right_share", exactly_right, "allowed: a Metric"),
-        ("mine", Metric(**RIGHT_SHARE | {"name": "mine", "family": "calibration"}), "the paper"),
+        (
+            "mine",
+            Metric(**RIGHT_SHARE | {"name": "mine", "test_family": "calibration"}),
+            "the paper",
+        ),
     ],
 )
 def test_a_part_that_is_no_metric_is_named(forget, name, part, words):
@@ -353,9 +362,10 @@ def test_an_added_metric_is_in_scores_comparisons_and_the_other_tables(right_sha
     assert "SCS and Exact and right_share: the higher the better" in _reading()
 
 
-def test_an_added_metric_is_in_labels_the_label_budget_and_the_exam(right_share):
+def ideal_labels(judgments):
+    """A label for each atom of these answers, that of its ideal level."""
     labels = []
-    for judgment in JUDGED:
+    for judgment in judgments:
         for atom in judgment.atoms:
             labels.append(
                 {
@@ -366,6 +376,11 @@ def test_an_added_metric_is_in_labels_the_label_budget_and_the_exam(right_share)
                     "labeller": "ana",
                 }
             )
+    return labels
+
+
+def test_an_added_metric_is_in_labels_the_label_budget_and_the_exam(right_share):
+    labels = ideal_labels(JUDGED)
     row = score(JUDGED, resamples=20, labels=labels).iloc[0]
     assert row["right_share_ppi"] == 100 and row["severe_share_ppi"] == 0
     budget = label_budget(JUDGED, answers=(20,), draws=2)
@@ -470,6 +485,132 @@ def test_inspect_has_an_added_metric(right_share):
     scorer = inspect_task.footprint()
     names = registry_info(scorer).metadata["metrics"]
     assert {*METRICS, SEVERE, "right_share", "unscored"} == set(names)
+
+
+# A metric that does not ask about every answer
+
+
+def forgotten(counts, rho):
+    deciding = counts[:, 2].sum(axis=1)
+    return np.where(deciding > 0, counts[:, 2, 0] / np.maximum(deciding, 1), np.nan)
+
+
+FORGOTTEN = {
+    "name": "forgotten_share",
+    "formula": forgotten,
+    "higher_is_better": False,
+    "meaning": "share of an answer's deciding memories that leave no trace",
+    "may_be_missing": True,
+}
+NOTHING_DECIDES = [
+    make([0, 1], [k % 2, 1], f"n{k}", seed=seed, judge="hand", domain="health")
+    for k in range(8)
+    for seed in (1, 2)
+]
+
+
+@pytest.fixture
+def forgotten_share(forget):
+    return mc.add_metric(Metric(**FORGOTTEN))
+
+
+def test_a_mean_is_over_the_answers_that_were_asked(forgotten_share):
+    alone = score(JUDGED, resamples=50).iloc[0]
+    mixed = score([*JUDGED, *NOTHING_DECIDES], resamples=50).iloc[0]
+    expected = 100 * np.mean([j.atoms[2].actual == Level.IGNORE for j in JUDGED])
+    for row in (alone, mixed):
+        assert row["forgotten_share"] == pytest.approx(expected)
+        assert row["forgotten_share_responses"] == len(JUDGED)
+        assert row["forgotten_share_low"] < expected < row["forgotten_share_high"]
+    assert mixed["responses"] == len(JUDGED) + len(NOTHING_DECIDES)
+    summary = metrics.summary([*JUDGED, *NOTHING_DECIDES])
+    assert summary["forgotten_share"] == pytest.approx(expected)
+    assert summary["forgotten_share_responses"] == len(JUDGED)
+
+
+def test_asked_about_none_is_missing_and_never_zero(forgotten_share, tmp_path):
+    row = score(NOTHING_DECIDES, resamples=20).iloc[0]
+    assert np.isnan(row["forgotten_share"]) and row["forgotten_share_responses"] == 0
+    assert np.isnan(row["forgotten_share_low"]) and row["SCS"] > 0
+    shown = mc.readable(score(NOTHING_DECIDES, resamples=20))
+    assert shown["forgotten share ↓"].tolist() == ["not asked"]
+    summary = metrics.summary(NOTHING_DECIDES)
+    assert np.isnan(summary["forgotten_share"]) and summary["forgotten_share_responses"] == 0
+    write_jsonl(tmp_path / "judgments.jsonl", NOTHING_DECIDES[::2])
+    gate = run_gate(tmp_path, tmp_path, GateSettings(metrics=("forgotten_share",)))
+    assert gate.checks[0].verdict == "undecided"
+    assert gate.checks[0].why.startswith("forgotten_share asks about none of 8 questions")
+    assert "not asked" in gate_markdown(gate)
+    limits = GateSettings(metrics=(), maximum={"forgotten_share": 5})
+    assert run_gate(tmp_path, None, limits).checks[0].verdict == "undecided"
+
+
+def test_what_stands_beside_it_keeps_every_digit(forgotten_share, forget):
+    rows = [*JUDGED, *NOTHING_DECIDES]
+    beside = score(rows, resamples=50).iloc[0]
+    compared = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
+    parts._added["metric"].pop("forgotten_share")
+    parts._table.cache_clear()
+    alone = score(rows, resamples=50).iloc[0]
+    assert beside[alone.index].equals(alone)
+    before = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
+    same = compared[compared["metric"] != "forgotten_share"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(same, before, check_exact=True)
+
+
+def test_a_comparison_counts_the_questions_that_were_asked(forgotten_share):
+    others = [judgment.model_copy(update={"model": "n"}) for judgment in NOTHING_DECIDES]
+    rows = [*JUDGED, *NOTHING_DECIDES, *BETTER, *others]
+    table = breakdown.compare(rows, "m", "n", resamples=50)
+    own = table[(table["metric"] == "forgotten_share") & (table["domain"] == "all")].iloc[0]
+    assert own["questions"] == 14 and own["second"] == 0 < own["better"]
+    by_metric = table[table["domain"] == "all"].set_index("metric")
+    assert by_metric.loc["SCS", "questions"] == 22
+    nothing = breakdown.compare([*NOTHING_DECIDES, *others], "m", "n", resamples=20)
+    row = nothing[nothing["metric"] == "forgotten_share"].iloc[0]
+    assert row["questions"] == 0 and row[["difference", "p", "p_holm"]].isna().all()
+    assert nothing.loc[nothing["metric"] == "SCS", "p_holm"].notna().all()
+
+
+def test_labels_the_budget_and_the_exam_know_what_is_not_asked(forgotten_share):
+    rows = [*JUDGED, *NOTHING_DECIDES]
+    labels = ideal_labels(rows)
+    row = score(rows, resamples=20, labels=labels).iloc[0]
+    assert row["forgotten_share_ppi"] == 0 and row["SCS_ppi"] == 100
+    budget = label_budget(rows, answers=(20,), draws=2)
+    assert "forgotten_share" not in budget and budget["SCS"].gt(0).all()
+    atoms = pd.DataFrame(
+        {
+            "response": [1, 1, 2, 2],
+            "question_id": ["a", "a", "b", "b"],
+            "ideal": [0, 2, 1, 0],
+            "judged": [0, 0, 1, 0],
+        }
+    )
+    counts = np.tile(np.eye(3, dtype=int).ravel(), (10, 3))
+    table = corrected_score(atoms, counts, resamples=20).set_index("metric")
+    assert table.loc["forgotten_share", "raw"] == 100, "one of the two answers was asked"
+    assert np.isnan(table.loc["forgotten_share", "corrected"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"may_be_missing": False}, "gave nan for an answer with .*allowed: 0 to 1, or NaN with"),
+        ({"may_be_missing": None}, "may_be_missing: found None; allowed: True or False"),
+        (
+            {"formula": lambda n, rho: np.where(n[:, 2, 2] > 0, 1.0, np.nan)},
+            "allowed: NaN by the ideal levels alone",
+        ),
+        (
+            {"atom_values": AtomValues(lambda rho: GAPS == 0, "mean")},
+            "atom_values: found .*None for a metric that may be missing",
+        ),
+    ],
+)
+def test_what_cannot_be_missing_is_refused(forget, changes, words):
+    with pytest.raises(ValueError, match=words):
+        Metric(**FORGOTTEN | changes)
 
 
 # Ranges

@@ -267,7 +267,8 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path, share):
     assert metrics.load_judgments(path) == [first]
     assert (
         score_text(path)
-        == f"{path}: the last line is torn, as a stopped run leaves it, and was left out\n\n{whole}"
+        == f"{path}: the last line is incomplete because the run was stopped; it was left "
+        f"out\n\n{whole}"
     )
     assert "torn" in json.loads(score_text(path, as_json=True))["notes"][0]
     path.write_text(first.to_json() + "\n" + last)

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from memcalib.inference.rollout import SHIPPED_TEMPLATES, TemplateFile
+from memcalib.inference.rollout import TemplateFile
 from memcalib.io.records import DataError
 from memcalib.judge import JudgeConfig, judge_payload
 from memcalib.problem import (
     PROMPT_TEMPLATES,
+    SHIPPED_TEMPLATES,
     Example,
     Judgment,
     Level,
@@ -146,7 +147,7 @@ FAULTS = [
         lambda row: row["turns"].append(
             {"role": "user", "content": "x", "time": "2026-02-28T09:00"}
         ),
-        "not before the turn above it",
+        "a time no earlier than that of the previous turn",
     ),
     (lambda row: row.update(group=""), "group"),
     (lambda row: row.update(group=7), "group"),
@@ -186,7 +187,7 @@ def test_a_fault_is_named_with_its_place(tmp_path, spoil, needle):
     [
         ("user assistant tool", []),
         ("user tool tool assistant", []),
-        ("assistant tool", ["turns: found no turn of the user"]),
+        ("assistant tool", ["turns: found no turn by the user"]),
         ("tool user assistant", ["turn 1: role: found tool"]),
         ("user user assistant", ["turn 2: role: found user"]),
         (

@@ -6,6 +6,8 @@ import copy
 import gzip
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -544,5 +546,16 @@ def test_an_id_with_a_character_that_nobody_sees_is_refused(place, letter):
     text = json.dumps(row).replace(json.dumps(ids[place]), json.dumps(hidden))
     violations = p.check_example(json.loads(text))
     [fault] = [each for each in violations if each.rule == place]
-    assert "characters that can be seen" in str(fault) and letter not in str(fault)
+    assert "visible characters" in str(fault) and letter not in str(fault)
     assert f"\\u{ord(letter):04x}" in str(fault) or f"\\x{ord(letter):02x}" in str(fault)
+
+
+def test_every_shipped_template_is_known_without_another_import():
+    """A program that imports this module alone can name each of them."""
+    program = (
+        "from memcalib.problem import SHIPPED_TEMPLATES, render, sample_records; "
+        "example = sample_records()[0]; "
+        "print(len({str(render(example, prompt_template=name)) for name in SHIPPED_TEMPLATES}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "5\n", done.stderr

@@ -1,13 +1,25 @@
 """Lines of the method that once could be broken without a test noticing, one test for each."""
 
+import math
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from memcalib import training
+from memcalib.credit.assignment import _with_own
+from memcalib.credit.audit import ROLES, AuditedPair, _measures
 from memcalib.credit.sentences import Boundaries, first_segments
+from memcalib.evaluation.agreement import sample_atoms
+from memcalib.evaluation.merged import counted_singly
+from memcalib.evaluation.run import existing_answers
+from memcalib.io.records import DataError
+from memcalib.metrics import few_questions
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.redistribution import _check_means, _with_own, place_pairs
+from memcalib.problem import Level, judgment_for
+from memcalib.redistribution import check_means, place_pairs
 from memcalib.rules.base import (
     ChannelWeights,
     CreditConfig,
@@ -16,6 +28,7 @@ from memcalib.rules.base import (
     OwnAdvantages,
     Pairs,
 )
+from memcalib.trainer.demonstrations import answer_objections
 from memcalib.trainer.train_config import TrainConfig, world_config
 
 LIVE = torch.ones(1, 4, dtype=torch.bool)
@@ -24,9 +37,9 @@ LIVE = torch.ones(1, 4, dtype=torch.bool)
 @pytest.mark.parametrize("mean", [0.9, 1.1])
 def test_a_mean_below_or_above_the_advantage_is_refused(mean):
     rule = CreditConfig().rule
-    _check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
+    check_means(rule, torch.full((1, 4), 1.0), torch.tensor([1.0]), LIVE)
     with pytest.raises(ValueError, match="the mean of the tokens' advantages"):
-        _check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
+        check_means(rule, torch.full((1, 4), mean), torch.tensor([1.0]), LIVE)
 
 
 def test_segments_of_one_length_are_allowed_and_a_least_above_the_most_is_not():
@@ -166,3 +179,108 @@ def test_a_token_that_the_atoms_make_likelier_has_a_positive_difference():
     without = torch.tensor([[-1.5, -1.0]])
     differences = CreditConfig().rule.differences(batch, torch.tensor([0]), without)
     assert differences.tolist() == [[1.0, -1.0]]
+
+
+def test_one_reward_that_is_not_finite_is_enough_to_stop_a_training():
+    rewards = torch.zeros(2, 9)
+    judged = SimpleNamespace(
+        valid=torch.tensor([True, False]),
+        rewards=rewards,
+        examples=[SimpleNamespace(id="first"), SimpleNamespace(id="second")],
+    )
+    trainer = SimpleNamespace(judged=judged, _step_number=3)
+    rewards[1, 0] = math.nan  # an answer without a score may hold anything
+    training.CreditTrainer._check_rewards(trainer)
+    rewards[0, 4] = math.inf
+    with pytest.raises(ValueError, match=r"step 3, row 0 .*'first'.*channel B\+: reward inf"):
+        training.CreditTrainer._check_rewards(trainer)
+
+
+@pytest.mark.parametrize("noises", [[0.01, 0.03, math.nan], [math.nan]])
+def test_the_noise_of_rounding_is_the_largest_at_the_temperature_of_the_training(
+    noises, monkeypatch
+):
+    asked = {}
+
+    def noise(model, prompts, ids, **options):
+        asked.update(options, prompts=prompts, ids=ids)
+        return torch.tensor(noises)
+
+    monkeypatch.setattr(training, "batch_noise", noise)
+    trainer = SimpleNamespace(
+        judged=SimpleNamespace(examples=["a", "b"], ids=[[1], [2]]),
+        encode=lambda example: [ord(example)],
+        concatenate=lambda values: values,
+        temperature=0.7,
+        config=SimpleNamespace(gate=1.0),
+    )
+    floor = training.CreditTrainer.noise_floor(trainer, None, answers=1)
+    assert asked == {"temperature": 0.7, "prompts": [[97]], "ids": [[1]]}
+    assert floor == pytest.approx(0.03) if len(noises) > 1 else math.isnan(floor)
+
+
+def test_what_an_audit_measures_stands_at_its_own_pair():
+    """The number of a pair is its own, wherever in the list the pair stands."""
+    key, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    roles = [ROLES[0], ROLES[-1]]
+    pairs = [
+        AuditedPair("C+", np.array([1, 3]), key, roles, "p"),
+        AuditedPair("AB-", np.array([2, 2]), other, roles, "q"),
+        AuditedPair("CA-", np.array([1, 1]), key, roles, "r"),
+    ]
+    measured, turned = _measures(pairs), _measures(pairs[::-1])
+    assert measured["token share, key"].tolist() == [25, 50, 50]
+    assert measured["credit share, key"].tolist() == [100, 0, 100]
+    for name, values in measured.items():
+        np.testing.assert_array_equal(values, turned[name][::-1], err_msg=name)
+
+
+@pytest.mark.parametrize("scheme", ["", "random"])
+def test_an_unknown_scheme_of_an_audit_is_refused(scheme):
+    with pytest.raises(ValueError, match=f"scheme: found {scheme!r}; allowed: natural, stratified"):
+        sample_atoms(None, 1, scheme)
+
+
+def test_merged_memories_are_counted_one_by_one_in_every_answer():
+    """Of three answers, the first two have an atom that stands for three wordings."""
+    first, second, third = (exact_judge(example, "") for example in make_examples("short", 3, 0))
+    merged = {
+        (first.example_id, first.atoms[0].atom_id): 2,
+        (second.example_id, second.atoms[-1].atom_id): 2,
+    }
+    counted = counted_singly([first, second, third], merged)
+    for before, after, more in zip((first, second, third), counted, (2, 2, 0), strict=True):
+        assert after.key == before.key
+        assert len(after.atoms) == len(before.atoms) + more
+        names = [atom.atom_id for atom in after.atoms]
+        assert len(set(names)) == len(names)
+    assert [atom.ideal for atom in counted[0].atoms[:3]] == [first.atoms[0].ideal] * 3
+
+
+def test_two_records_of_one_id_among_rows_of_answers_are_refused():
+    first, second = make_examples("short", 2, 0)
+    other = second.model_copy(update={"id": first.id})
+    rows = [{"example": first, "response": ""}, {"example": other, "response": ""}]
+    assert len(existing_answers(rows[:1] * 2)[1]) == 2
+    with pytest.raises(DataError, match=r"another record under the id .*one record"):
+        existing_answers(rows)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 questions"), (1, "1 question"), (2, "2 questions")]
+)
+def test_few_questions_are_counted_in_words(count, words):
+    assert few_questions(count).startswith(f"Only {words}: ")
+
+
+def test_a_teacher_is_told_what_was_found_and_then_what_is_wanted():
+    example = make_examples("short", 1, 0)[0]
+    levels = {atom.atom_id: atom.ideal for atom in example.atoms}
+    wrong = next(atom for atom in example.atoms if atom.ideal == Level.CONTROL)
+    levels[wrong.atom_id] = Level.IGNORE
+    judgment = judgment_for(example, levels).model_copy(
+        update={"task_quality": 4, "safety_failure": False}
+    )
+    (objection,) = answer_objections(judgment, "first", 3)
+    assert (objection.rule, objection.atom_id) == ("under-use", wrong.atom_id)
+    assert objection.detail.startswith("found Ignore, wanted Control.")

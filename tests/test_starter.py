@@ -77,7 +77,7 @@ def test_subsets_that_only_their_writer_has_read_are_named_wherever_they_are_use
     for subset in unread:
         assert any(subset in note for note in data_notes(f"starter:{subset}"))
         assert any(subset in note for note in data_notes("starter"))
-    assert not any("nobody but their writer" in note for note in data_notes("starter:core"))
+    assert not any("anyone but their writer" in note for note in data_notes("starter:core"))
     assert Evaluation.model_fields["data"].default == ("starter:core" if unread else "starter")
 
 

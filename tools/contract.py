@@ -25,6 +25,7 @@ from memcalib.rules.base import DIVERGENCES, NOTHING, CreditConfig
 ANSWERS = 4  # to each record
 BATCHES = 2
 SMALL = {"threshold_minimum": 16, "threshold_quantile": 0.9, "sentence_minimum": 4}
+OF_SENTENCES = {"sentence_start": 0.01, "sentence_floor": 0.01, "sentence_quantile": 0.7}
 CASES: dict[str, dict[str, Any]] = {
     "gdpo": {"method": "gdpo"},
     "grpo": {"method": "grpo"},
@@ -33,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "evidence-kl": {"mode": "evidence-kl", **SMALL},
     "ordered": SMALL,
     "ordered, both sides": {"direction_check": False, "eta": 0.5, **SMALL},
-    "ordered, by sentence": {"granularity": "sentence", **SMALL},
+    "ordered, by sentence": {"granularity": "sentence", **OF_SENTENCES, **SMALL},
     "absolute": {"mode": "absolute", "merge_over_use": True, **SMALL},
 }
 
@@ -129,8 +130,8 @@ def solve(batch: dict[str, Any], records: list[Example], credit: BatchCredit) ->
     )
     rewards: list[list[float] | None] = [None] * len(answers)
     for row in range(len(answers) - 1):
-        if bool(credit.request.valid[row]):
-            rewards[row] = credit.request.rewards[row].tolist()
+        if bool(credit.request.answers.valid[row]):
+            rewards[row] = credit.request.answers.rewards[row].tolist()
     units = credit.request.batch.units
     solved: dict[str, Any] = {}
     solved["readings"] = list(credit.scorer.readings) if credit.scorer else []

@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from memcalib.credit.audit import AuditedPair, sentence_credit, top_hit
-from memcalib.problem import CHANNELS, SUPPORT, UNDER, Example
+from memcalib.problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example
 from memcalib.products.micro.english import english_words, read_answer, sentence_roles
 from memcalib.trainer.recipe import load_recipe, recipe_examples
 from memcalib.trainer.trace_files import read_traces
@@ -143,7 +143,7 @@ def measured_pairs(traces: pd.DataFrame, examples: Mapping[str, Example]) -> pd.
     """One row for each pair of the traces whose channel is one that is localized; raises
     `ValueError` for an answer to an example that is not given."""
     answers = traces[traces["channel"].isna()].set_index(["step", "row"])
-    pairs = traces[traces["channel"].isin(SUPPORT + UNDER)]
+    pairs = traces[traces["channel"].isin(RIGHT_OR_OVER + UNDER)]
     rows = []
     for pair in pairs.to_dict("records"):
         example = examples.get(pair["example_id"])

@@ -62,7 +62,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in RENAMED:
-            old, name = args[0], RENAMED[args[0]]
+            old = args[0]
+            name = RENAMED[args[0]]
             note = f"`memcalib {old}` is now `memcalib {name}`; the next release drops the old name"
             print(f"memcalib: {note}", file=sys.stderr)
             args = [name, *args[1:]]
@@ -89,7 +90,8 @@ def _verb_line(command: Any) -> tuple[str, str]:
 app = typer.Typer(
     name="memcalib",
     cls=Verbs,
-    help="Measure, and train, how much each piece of memory shapes an assistant's answer.",
+    help="Measure how much each piece of memory shapes an assistant's answer, and train a model "
+    "to get it right.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -230,6 +232,35 @@ def _resume_hint(arguments: list[str] | None) -> str:
         command.append("--resume")
     return f"\n{KEPT_ROWS}{shlex.join(command)}"
 
+
+def _command_elsewhere(arguments: list[str] | None) -> str:
+    """The same command with a folder that can be written to; empty if its own folder can."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command = get_command(app).commands.get(words[0]) if words else None
+    if command is None or isinstance(command, TyperGroup):
+        return ""
+    with command.make_context(words[0], list(words[1:]), resilient_parsing=True) as context:
+        has_out = "out" in context.params
+        out = Path(context.params.get("out") or Path("runs") / words[0])
+    folder = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    if os.access(folder, os.W_OK):
+        return ""
+    if not has_out:
+        return f"\nYou cannot write to {folder}. Run the same command in another folder."
+    kept = [*_masked_words(words)]
+    for k, word in enumerate(kept):
+        if word == "--out":
+            del kept[k : k + 2]
+            break
+        if word.startswith("--out="):
+            del kept[k]
+            break
+    new_folder = str(Path.home() / "memcalib" / out.name)
+    return (
+        f"\nYou cannot write to {folder}. To write to another folder: "
+        f"{shlex.join(['memcalib', *kept, '--out', new_folder])}"
+    )
+
 # %% ../../nbs/commands/09_cli.ipynb #7807a5dc
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
@@ -244,9 +275,10 @@ def main(arguments: list[str] | None = None) -> None:
     # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get("MEMCALIB_DEBUG") == "1":
-        copy_context().run(app, arguments)
+        with _private_where_named(arguments):
+            copy_context().run(app, arguments)
     try:
-        with termination_interrupts(), _printable_output():
+        with termination_interrupts(), _printable_output(), _private_where_named(arguments):
             # what an option allows holds for this command alone
             code = copy_context().run(app, arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -258,6 +290,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         if isinstance(end.__context__, BrokenPipeError):  # what typer makes of it
             _end_without_reader()
+        _stop_with_error(_ended_by_others(end), arguments)
+    except GeneratorExit as end:
         _stop_with_error(_ended_by_others(end), arguments)
     except Exception as error:  # noqa: BLE001 (the outermost frame)
         if isinstance(error, ModuleNotFoundError):
@@ -306,11 +340,28 @@ def _printable_output() -> Iterator[None]:
         sys.stdout = stream
 
 
-def _ended_by_others(end: SystemExit) -> RuntimeError:
+@contextmanager
+def _private_where_named(arguments: list[str] | None) -> Iterator[None]:
+    """Within it whatever is written is readable for its owner only, where a word of the command
+    names a file or a folder with private rows.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    values = [part for word in words for part in (word, word.partition("=")[2])]
+    sources = [value for value in values if os.path.exists(value)]
+    if not sources:  # most often: importing pydantic for them would make --help slow
+        yield
+        return
+    from memcalib.io.runs import private_files
+
+    with private_files(*sources):
+        yield
+
+
+def _ended_by_others(end: SystemExit | GeneratorExit) -> RuntimeError:
     """The error for code of one's own that ended the program, which would look like a success."""
     where = traceback.extract_tb(end.__traceback__)[-1]
     return RuntimeError(
-        f"{where.filename}, line {where.lineno}: raised SystemExit({end.code!r}), which ends a "
+        f"{where.filename}, line {where.lineno}: raised {end!r}, which ends a "
         "program without a word; allowed: an error of another kind, or a return"
     )
 
@@ -322,7 +373,10 @@ def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
-    if not is_user_mistake:
+    elsewhere = _command_elsewhere(arguments) if isinstance(error, OSError) else ""
+    if elsewhere:
+        message += elsewhere
+    elif not is_user_mistake and not getattr(error, "advice", ""):
         message += _resume_hint(arguments)
     stop(message, _exit_code(error))
 
@@ -342,8 +396,8 @@ Set = Annotated[
         "--set",
         metavar="PLACE=VALUE",
         help=(
-            "Any other setting, by its place in the settings that --dry-run or --config has; may "
-            "be given several times."
+            "Set any other setting, as PLACE=VALUE; --dry-run prints all places. May be given "
+            "several times."
         ),
     ),
 ]
@@ -382,27 +436,27 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(
         callback=_allow_hosts,
-        help="A host that may get the key which a settings file names for it.",
+        help="A host to which the key that a settings file names may be sent.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
-FilledBy = Annotated[str, typer.Option(help="Who filled in the sheet.")]
-DrawSeed = Annotated[int, typer.Option(help="Seed of the draw.")]
+FilledBy = Annotated[str, typer.Option(help="Name of the person who filled in the sheet.")]
+DrawSeed = Annotated[int, typer.Option(help="Random seed of the draw.")]
 EvaluatedRun = Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]
 ResumeAnyway = Annotated[
     bool,
     typer.Option(
         "--resume-anyway",
-        help="Continue even though the versions of libraries have changed, or the judge of a "
-        "training.",
+        help="Continue even if the versions of libraries, or the judge of a training run, have "
+        "changed.",
     ),
 ]
 RetryUnscored = Annotated[
     bool,
     typer.Option(
         "--retry-unscored",
-        help="Ask the judge again about answers whose judgment could not be read, and keep the "
-        "others.",
+        help="Ask the judge again about answers whose judgment could not be read; keep all other "
+        "judgments.",
     ),
 ]
 Config = Annotated[
@@ -459,7 +513,9 @@ Cache = Annotated[
     typer.Option(help="File in which replies are cached [~/.cache/memcalib/calls.sqlite]."),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write cached replies.")]
-AnswerTokens = Annotated[int, typer.Option(help="Tokens in an answer, as the forecast assumes.")]
+AnswerTokens = Annotated[
+    int, typer.Option(help="Number of tokens in an answer that the forecast assumes.")
+]
 
 # %% ../../nbs/commands/09_cli.ipynb #ad026805
 if TYPE_CHECKING:
@@ -602,7 +658,7 @@ def command_line() -> str | None:
 File = Annotated[
     str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")
 ]
-Split = Annotated[str, typer.Option(help="Which split, when the source is a data set.")]
+Split = Annotated[str, typer.Option(help="Which split to read, if the source is a data set.")]
 
 # %% ../../nbs/commands/09_cli.ipynb #61c73621
 @app.command()
@@ -659,16 +715,18 @@ def lint(
         typer.Argument(help="Files in the published format; several are splits of one data set."),
     ],
     rule: Annotated[
-        list[str] | None, typer.Option(help="Only this check; may be given several times.")
+        list[str] | None, typer.Option(help="Run only this check; may be given several times.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of a sentence model: query leakage by meaning too."),
+        typer.Option(
+            help="Folder or hub id of a sentence model, to detect query leakage by meaning as well."
+        ),
     ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Check rows side by side; default: all cores above 20 MB, else 1."
+            min=1, help="Number of processes [all cores for files above 20 MB, otherwise 1]."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -700,20 +758,20 @@ def lint(
 @app.command()
 def split(
     data: Annotated[str, typer.Argument(help="File of examples, `published`, or a data set.")],
-    out: Annotated[Path, typer.Option(help="Folder for the parts; a new one.")],
+    out: Annotated[Path, typer.Option(help="New folder for the parts.")],
     size: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=COUNT or NAME=SHARE of a part; once for each part "
+            help="Size of a part, as NAME=COUNT or NAME=SHARE; give one for each part "
             "[cold_start=4000 rl=8000 validation=1500]."
         ),
     ] = None,
     seed: DrawSeed = 0,
     hub_split: Annotated[
-        str, typer.Option("--from", help="Which split of a data set is read.")
+        str, typer.Option("--from", help="Which split of a data set to read.")
     ] = "train",
 ) -> None:
-    """Split a file of examples into parts that are alike in domain and difficulty and share no
+    """Split a file of examples into parts that are similar in domain and difficulty and share no
     question.
 
     Without --size, the parts are those that the paper makes of its 13,500 training examples. The
@@ -759,14 +817,15 @@ def part_sizes(entries: Sequence[str]) -> dict[str, int | float]:
 def show(
     file: File,
     example_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Which example; none lists them.")
+        str | None,
+        typer.Argument(metavar="[ID]", help="Id of the example; without it, all ids are listed."),
     ] = None,
     split: Split = "train",
     as_html: Annotated[
-        bool, typer.Option("--html", help="Print an HTML page instead of a terminal card.")
+        bool, typer.Option("--html", help="Print an HTML page instead of a card for the terminal.")
     ] = False,
 ) -> None:
-    """Show one example: the question, its memories, and how far each of them should shape an
+    """Show one example: the question, its memories, and how strongly each of them should shape an
     answer.
 
     Without an ID, the command lists the ids.
@@ -810,9 +869,11 @@ def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) 
     for row in rows:
         costs.append("no price given" if row["cost"] is None else f"${row['cost']:.2f}")
     table["cost"] = costs
-    assumptions = ["four bytes to a token; a role without a price has no cost, which is not zero"]
+    assumptions = [
+        "counting four bytes as a token; the cost of a role without a price is unknown, not zero"
+    ]
     if answer_tokens is not None:
-        assumptions.insert(0, f"answers assumed at {answer_tokens} tokens")
+        assumptions.insert(0, f"assuming answers of {answer_tokens} tokens")
     return f"{table.to_string(index=False)}\n({', '.join(assumptions)})"
 
 # %% ../../nbs/commands/09_cli.ipynb #83501804
@@ -822,14 +883,18 @@ LogMap = Annotated[
         "--map",
         metavar="NAME=PLACE",
         help=(
-            "Where the log has its query, memories, answer, group, turns, id, user or model, and a "
-            "memory its text, time, score, level or action. What you do not name is guessed."
+            "Name of a field in your log, as OURS=YOURS: for query, memories, answer, group, "
+            "turns, id, user or model, and for a memory's text, time, score, level or action. "
+            "Fields that you do not name are guessed."
         ),
     ),
 ]
 LogStore = Annotated[
-    str | None,
-    typer.Option(help="Export of the memory store, for a log that has only the ids of memories."),
+    list[str] | None,
+    typer.Option(
+        help="The memory store, for a log that has only the ids of memories or does not quote "
+        "them: its export, a Markdown or text file, or a folder of notes."
+    ),
 ]
 LogConsent = Annotated[
     str | None,
@@ -838,8 +903,8 @@ LogConsent = Annotated[
 LogLevels = Annotated[
     str | None,
     typer.Option(
-        help="Folder that `memcalib levels` wrote, for a log without ideal levels. A sweep needs "
-        "one of `memcalib levels --candidates`."
+        help="Folder that `memcalib levels` wrote, for a log without ideal levels. For a sweep, "
+        "run `memcalib levels` with --candidates."
     ),
 ]
 
@@ -847,13 +912,19 @@ LogLevels = Annotated[
 def log_options(
     file: str | None,
     map_: list[str] | None,
-    store: str | None,
+    store: list[str] | None,
     consent: str | None,
     unlabelled: bool = False,
     levels: str | None = None,
 ) -> dict[str, Any] | None:
-    """The settings of a log that were given; `None` without any."""
-    options: dict[str, Any] = {"file": file, "map": map_, "store": store, "consent": consent}
+    """The settings of a log that were given; `None` without any. Raises `ValueError` for a second
+    store."""
+    if store and len(store) > 1:
+        raise ValueError(
+            f"--store: found {len(store)}; allowed: one file or folder, so put the notes into one"
+        )
+    only_store = store[0] if store else None
+    options: dict[str, Any] = {"file": file, "map": map_, "store": only_store, "consent": consent}
     options["levels"] = levels
     options["unlabelled"] = unlabelled or None
     given_options = {name: value for name, value in options.items() if value is not None}
@@ -888,22 +959,23 @@ def logs(
     map_: LogMap = None,
     store: LogStore = None,
     consent: LogConsent = None,
-    rows: Annotated[int, typer.Option(help="How many rows are shown.")] = 10,
+    rows: Annotated[int, typer.Option(help="Number of rows to show.")] = 10,
     lines: Annotated[
         bool,
         typer.Option(
-            "--lines", help="Print ten lines of Python that convert a log of an unknown form."
+            "--lines", help="Print ten lines of Python that convert a log of an unknown format."
         ),
     ] = False,
 ) -> None:
-    """Show what memcalib understands of a log, and what it leaves out and why. Nothing is sent.
+    """Show how memcalib reads a log, what it leaves out, and why. Nothing is sent.
 
-    It reads logs with field names of your own; answers of mem0, Zep, LangGraph, LangChain and
+    It reads logs with any field names; answers of mem0, Zep, LangGraph, LangChain and
     LlamaIndex; agent files and messages of Letta; exports of ChatGPT and Claude; Assistants
-    threads; sessions of Claude Code, Codex and OpenClaw; traces of Langfuse, LangSmith, Phoenix and
-    OpenTelemetry; conversations with memories in the system message; LoCoMo, LongMemEval and
-    PersonaMem. If a file has no usable row, the error names the file and says what would help.
-    Markdown notes, the memories of an MCP server and other stores are given with --store.
+    threads; sessions of Claude Code, Codex, OpenClaw and Hermes; traces of Langfuse, LangSmith,
+    Phoenix and OpenTelemetry; conversations with memories in the system message; LoCoMo,
+    LongMemEval and PersonaMem with a system's answers. If a file has no usable row, the error names
+    the file and says what would help. CLAUDE.md, a folder of notes, the memories of an MCP server
+    and other stores are given with --store.
 
     Every record, conversation, turn, row and memory is counted either as used or with a reason why
     not. `memcalib evaluate --log` and `memcalib build --log` read a log in the same way.
@@ -911,6 +983,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
+    from memcalib.products.memory_logs.field_maps import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -925,15 +998,16 @@ def logs(
     without = log_answers.consent["none on record"]
     if consent is None and without:
         print(
-            f"\nwithout a consent on record: {without:,} of the rows. To send them, name the "
-            "agreement that covers them with --consent."
+            f"\n{counted(without, 'row has', 'rows have')} no consent on record. To send them, "
+            "name the agreement that "
+            f"covers them with --consent."
         )
 
 
 @app.command()
 def levels(
-    file: Annotated[str, typer.Argument(help="Log, as for `memcalib logs`.")],
-    out: Annotated[Path, typer.Option(help="Folder of the levels.")] = Path("runs/levels"),
+    file: Annotated[str, typer.Argument(help="Log, in any format that `memcalib logs` reads.")],
+    out: Annotated[Path, typer.Option(help="Folder for the levels.")] = Path("runs/levels"),
     model: Model = None,
     base_url: Url = None,
     key_env: KeyEnv = None,
@@ -952,12 +1026,12 @@ def levels(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have a model propose how far each memory of a log should count, and write a sheet on which a
-    person decides the doubtful ones.
+    """Have a model propose how strongly each memory in a log should count, and write a sheet on
+    which a person decides the doubtful cases.
 
-    The model is asked twice. The sheet has the memories on which the two passes disagree, and
-    twenty others drawn at random. Give the filled sheet back with --sheet. `memcalib evaluate
-    --log FILE --levels FOLDER` uses the levels.
+    The model is asked twice. The sheet lists the memories on which the two passes disagree, and
+    twenty others drawn at random. Pass the filled sheet with --sheet. `memcalib evaluate --log FILE
+    --levels FOLDER` uses the levels.
 
     Example: memcalib levels service.jsonl --consent "terms of 2026" --model deepseek-chat
     --base-url https://api.deepseek.com/v1 --key-env DEEPSEEK_API_KEY
@@ -980,7 +1054,9 @@ def levels(
         count = book.take_sheet(sheet, labeller)
         print("\n".join([f"{count} new decisions of {labeller}", *book.notes()]))
         if not count:
-            print(f"In {sheet}, the column `level` takes A, B or C; the decisions so far are kept.")
+            print(
+                f"In {sheet}, enter A, B or C in the column `level`. The decisions so far are kept."
+            )
         return
     if (out / "proposals.jsonl").is_file():
         LevelsFile(out).check_log(file)
@@ -1004,15 +1080,15 @@ def levels(
     sheet_to_fill = str(out / "sheet.csv")
     read_sheet = ["levels", file, "--out", str(out), "--sheet", sheet_to_fill, "--labeller", "NAME"]
     judge_them = ["evaluate", "--log", file, "--levels", str(out)]
-    for place in map_ or ():
-        judge_them += ["--map", place]
-    for option, value in (("--store", store), ("--consent", consent)):
+    for path in map_ or ():
+        judge_them += ["--map", path]
+    for option, value in (("--store", plan.store), ("--consent", consent)):
         judge_them += [option, value] if value is not None else []
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
     print(
-        f"{to_settle} memories are for a person to decide, in {sheet_to_fill}. "
-        "When it is filled in:"
+        f"A person has to decide on {to_settle} memories, in {sheet_to_fill}. When the sheet is "
+        f"filled in, run:"
     )
     print(f"  memcalib {shlex.join(read_sheet)}")
     print(
@@ -1058,7 +1134,7 @@ def evaluate(
         bool,
         typer.Option(
             "--unlabelled",
-            help="Say which memories of a log left a trace; this needs no ideal levels.",
+            help="Say which memories in a log left a trace; this needs no ideal levels.",
         ),
     ] = False,
     levels: LogLevels = None,
@@ -1072,15 +1148,15 @@ def evaluate(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Ask a model, or take the answers of a log; have them judged; score them, and write a report.
+    """Ask a model or read answers from a log, have a judge rate them, and write a report with the
+    scores.
 
     Every reply is written to the run folder as soon as it arrives. If the command is stopped, run
-    it again and it continues; a finished run only writes its report again. With --log the answers
-    exist already: the command first shows what it understands of the log, and sends nothing without
-    --yes.
+    it again and it continues; a finished run only writes its report again. With --log, the answers
+    exist already: the command first shows how it reads the log, and sends nothing without --yes.
 
-    Exit codes: 0 when all answers are scored; 3 when some are not scored (the command that asks for
-    those again is printed); 1 after an error; 2 for a wrong call; 130 when interrupted.
+    Exit codes: 0 when all answers are scored; 3 when some are not scored (the command prints how to
+    ask for those again); 1 after an error; 2 for a wrong option or value; 130 when interrupted.
 
     Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, model.rpm,
     judge.price, judging.blind=true (the judge sees neither ideal levels nor rubrics),
@@ -1195,8 +1271,8 @@ def exam(
     if sheet:
         if not sheet.is_file():
             raise FileNotFoundError(
-                f"{sheet}: found no such sheet; `memcalib exam --write-sheet {sheet}` writes one "
-                "to fill in"
+                f"{sheet}: there is no such sheet; to write one: memcalib exam "
+                f"--write-sheet {sheet}"
             )
         print(read_label_sheet(sheet).round(2).to_string(index=False))
         return
@@ -1238,10 +1314,10 @@ def spot_check(
     ] = None,
     seed: DrawSeed = 0,
     model: Annotated[
-        str | None, typer.Option(help="Whose answers, where the run has several models.")
+        str | None, typer.Option(help="Which model's answers, if the run has several models.")
     ] = None,
     condition: Annotated[
-        str | None, typer.Option(help="Which treatment of memory, where the run has several.")
+        str | None, typer.Option(help="Which condition of memory, if the run has several.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Read the levels from a filled sheet.")] = None,
     labeller: FilledBy = "",
@@ -1255,11 +1331,12 @@ def spot_check(
     """Check a random sample of a run's judgments by hand, to correct its scores for the judge's
     errors.
 
-    Without further options, the command shows how precise the estimate would be with how many
-    labels. With --answers it draws a sample and writes a sheet to fill in; with --sheet it reads
+    Without further options, the command shows how precise the estimate would be for various numbers
+    of labels. With --answers it draws a sample and writes a sheet to fill in; with --sheet it reads
     the filled sheet; with --judge a second judge labels the sample instead of a person. `memcalib
-    evaluate --target-labels` uses the labels. With --audit it draws atoms for the paper's audit of
-    the judge instead, and the filled sheet gives their agreement.
+    evaluate --target-labels` uses the labels. With --audit it draws atoms for the audit of the
+    judge that the paper describes; the filled sheet then shows how often the judge and the person
+    agree.
 
     Example: memcalib spot-check runs/qwen3-8b --answers 80 --out labels.jsonl
     """
@@ -1278,36 +1355,34 @@ def spot_check(
         unfinished_line,
     )
     from memcalib.products.exam.label_budget import budget_text
-    from memcalib.io.runs import private_files
     from memcalib.settings.files import given, load_settings
 
     if answers is not None and audit is not None:
         raise WrongCall("spot-check: found --answers and --audit; allowed: one of them")
-    with private_files(run):
-        if audit is not None and sheet is None:
-            sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
-            print(
-                f"{out}: {audit} atoms drawn at random and {audit} dealt over nine cells, with "
-                f"seed {seed}; the sheet to fill in: {sheet_to_fill}"
-            )
-        elif sheet is not None and out.is_file() and is_audit(out):
-            print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
-        elif answers is not None:
-            unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
-            carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
-            sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
-            print(f"{out}: {carried_on} with seed {seed}; the sheet to fill in: {sheet_to_fill}")
-            if unfinished_message:
-                print(unfinished_message, file=sys.stderr)
-        elif sheet is not None:
-            print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
-        elif judge is not None:
-            options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
-            reading = load_settings(SecondReading, None, given(options), set_ or ())
-            rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
-            print(labels_text(rows, out))
-        else:
-            print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
+    if audit is not None and sheet is None:
+        sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
+        print(
+            f"{out}: {audit} atoms drawn at random and {audit} spread over nine cells, with "
+            f"seed {seed}; fill in the sheet: {sheet_to_fill}"
+        )
+    elif sheet is not None and out.is_file() and is_audit(out):
+        print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
+    elif answers is not None:
+        unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
+        carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
+        sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
+        print(f"{out}: {carried_on} with seed {seed}; fill in the sheet: {sheet_to_fill}")
+        if unfinished_message:
+            print(unfinished_message, file=sys.stderr)
+    elif sheet is not None:
+        print(labels_text(fill_from_sheet(run, out, sheet, labeller), out))
+    elif judge is not None:
+        options = {"judge": judge_options(judge, judge_url, judge_key_env, (None, None))}
+        reading = load_settings(SecondReading, None, given(options), set_ or ())
+        rows = fill_from_judge(run, out, reading, cache_of(cache, no_cache))
+        print(labels_text(rows, out))
+    else:
+        print(budget_text(run_budget(run, answers_of_run(run, model, condition))))
 
 # %% ../../nbs/commands/09_cli.ipynb #6e14b6f2
 @app.command(cls=_EVALUATION)
@@ -1321,7 +1396,7 @@ def generate(
     weights: WeightsPath = None,
     limit: Limit = None,
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Ask each example without its memory too.")
+        bool, typer.Option("--no-memory", help="Also ask each example without its memory.")
     ] = False,
     set_: Set = None,
     allow_host: AllowHost = None,
@@ -1334,7 +1409,7 @@ def generate(
 
     If the command is stopped, run it again and it continues. Exit codes: 0 when all answers are
     there; 3 when some calls failed (the same command makes those again); 1 after an error; 2 for a
-    wrong call; 130 when interrupted.
+    wrong option or value; 130 when interrupted.
 
     Example: memcalib generate samples --model Qwen3-8B --base-url http://localhost:8000/v1
     --out rollouts.jsonl
@@ -1374,7 +1449,7 @@ def judge(
         Path, typer.Argument(help="File of answers that `memcalib generate` wrote.")
     ],
     data: Annotated[
-        str | None, typer.Option(help="The examples whose questions were asked.")
+        str | None, typer.Option(help="The examples whose questions were answered.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File of judgments.")] = Path("judgments.jsonl"),
     config: Config = None,
@@ -1391,8 +1466,8 @@ def judge(
     """Have the answers in a file judged, atom by atom, and write the judgments to a file.
 
     If the command is stopped, run it again and it continues. Exit codes: 0 when all answers are
-    scored; 3 when some are not scored (the command that asks for those again is printed); 1 after
-    an error; 2 for a wrong call; 130 when interrupted.
+    scored; 3 when some are not scored (the command prints how to ask for those again); 1 after
+    an error; 2 for a wrong option or value; 130 when interrupted.
 
     Example: memcalib judge rollouts.jsonl --data samples --model deepseek-chat
     --base-url https://api.deepseek.com/v1 --key-env DEEPSEEK_API_KEY --out judgments.jsonl
@@ -1429,7 +1504,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of a model's repository, to whose .eval_results the scores are written.",
+            help="Folder of a model's repository; the scores are written to .eval_results in it.",
         ),
     ] = None,
     benchmark: Annotated[
@@ -1437,23 +1512,28 @@ def report(
         typer.Option(metavar="ORG/NAME", help="The data set on the Hub that was evaluated."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Whose scores, where the run has several models.")
+        str | None, typer.Option(help="Which model's scores, if the run has several models.")
     ] = None,
     source_url: Annotated[
-        str | None, typer.Option(help="Where the run of these scores can be seen.")
+        str | None, typer.Option(help="Address of a page about the run that gave these scores.")
     ] = None,
 ) -> None:
-    """Write the report of an evaluation again, from its rows.
+    """Write the report of an evaluation again, from its stored answers and judgments.
 
-    That is report.html with its tables and figures, a model card and results.jsonl. With
-    --hub-results and --benchmark it also writes the scores in the form that the Hugging Face Hub
-    reads. Nothing is sent.
+    The report consists of report.html with its tables and figures, a model card and results.jsonl.
+    With --hub-results and --benchmark it also writes the scores in the form that the Hugging Face
+    Hub reads. Nothing is sent.
 
     Example: memcalib report runs/qwen3-8b --hub-results ../Qwen3-8B --benchmark my-org/memory-use
     """
-    from memcalib.report.evaluation_report import write_evaluation_report
+    from memcalib.report.evaluation_report import (
+        EVALUATION_FILES,
+        waiting_line,
+        write_evaluation_report,
+    )
     from memcalib.report.hub_results import write_hub_results
     from memcalib.report.results import write_results
+    from memcalib.report.run_data import changed_files, doubt_lines, load_run
 
     if hub_results is None and (benchmark or model or source_url):
         raise ValueError(
@@ -1464,6 +1544,18 @@ def report(
     page = write_evaluation_report(folder)
     write_results(folder)
     print(page)
+    run = load_run(folder, EVALUATION_FILES)
+    waiting = waiting_line(run)
+    if waiting:
+        print(f"{folder}: {waiting}; the scores are of the others", file=sys.stderr)
+    for line in doubt_lines(run):
+        print(line, file=sys.stderr)
+    for name in changed_files(run):
+        print(
+            f"{folder}: {name} is not as manifest.json describes it; the report is of the file as "
+            "it is now",
+            file=sys.stderr,
+        )
     if hub_results is not None:
         print(write_hub_results(folder, hub_results, benchmark, model=model, source_url=source_url))
 
@@ -1483,17 +1575,18 @@ def compare(
         "runs/comparison"
     ),
     common: Annotated[
-        bool, typer.Option("--common", help="Compare on the examples that all runs share.")
+        bool, typer.Option("--common", help="Compare only the examples that all runs have.")
     ] = False,
     judges: Annotated[
         bool,
-        typer.Option("--different-judges", help="Allow runs that different judges have judged."),
+        typer.Option("--different-judges", help="Allow runs with different judges."),
     ] = False,
 ) -> None:
-    """Compare runs on the same questions: paired differences with intervals and tests.
+    """Compare runs on the same questions, with paired differences, intervals and tests.
 
-    Differences are given overall and by domain. Files of shared results (results.jsonl) hold no
-    answers, so they are compared as independent samples, if judge, prompt and data are the same.
+    Differences are given overall and by domain. Files of shared results (results.jsonl) contain no
+    answers, so they are compared as independent samples, provided that judge, prompt and data are
+    the same.
 
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
@@ -1503,12 +1596,10 @@ def compare(
         differences = compare_results(read_results(runs), judges, common)
         print(differences.round(1).to_string(index=False))
         return
-    from memcalib.io.runs import private_files
     from memcalib.report.comparison import compare_runs, comparison_text, write_comparison
 
     comparison = compare_runs(runs, common=common, any_judge=judges)
-    with private_files(*runs):
-        page = write_comparison(comparison, out)
+    page = write_comparison(comparison, out)
     print(f"{comparison_text(comparison)}\n{page}")
 
 # %% ../../nbs/commands/09_cli.ipynb #287d1b98
@@ -1559,10 +1650,12 @@ def gate(
             help="Folder for gate.md (Markdown), gate.xml (JUnit), gate.json and a history of runs."
         ),
     ] = Path("runs/gate"),
-    strict: Annotated[bool, typer.Option("--strict", help="Fail undecided checks, too.")] = False,
-    side: Annotated[str | None, typer.Option(help="Which model, where a run has several.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Also fail if a check is undecided.")
+    ] = False,
+    side: Annotated[str | None, typer.Option(help="Which model, if a run has several.")] = None,
     common: Annotated[
-        bool, typer.Option("--common", help="Compare on the questions that both runs have.")
+        bool, typer.Option("--common", help="Compare only the questions that both runs have.")
     ] = False,
     pair: Annotated[
         str | None,
@@ -1573,7 +1666,7 @@ def gate(
     ] = None,
     judges: Annotated[
         bool,
-        typer.Option("--different-judges", help="Allow a baseline that another judge has judged."),
+        typer.Option("--different-judges", help="Allow a baseline with another judge."),
     ] = False,
     save: Annotated[
         Path | None,
@@ -1593,16 +1686,16 @@ def gate(
     ] = None,
     set_: Set = None,
 ) -> None:
-    """Fail a build in CI when memory is used worse than in a baseline, or worse than a limit.
+    """Fail a build in CI if memory is used worse than in a baseline, or worse than a limit allows.
 
     A drop fails the build when it is larger than --max-drop and statistically significant. If
     nothing has changed, at most 1 build in 100 fails (--set false_alarms=0.01). When chance could
-    explain a drop, the check is undecided, and the command says how many questions would decide it;
-    with --strict an undecided check fails. Logs are paired by question, and a memory that only one
-    side showed counts as ignored on the other.
+    explain a drop, the check is undecided, and the command says how many questions would be enough
+    to decide it; with --strict, an undecided check fails. Logs are paired by question. If only one
+    of the two runs showed a memory, it counts as ignored in the other.
 
-    Exit codes: 0 passed; 3 failed; 1 when the runs cannot be compared (the files say why); 2 for a
-    wrong call. Frequent settings: false_alarms, caught, drop, max_unscored.
+    Exit codes: 0 passed; 3 failed; 1 when the runs cannot be compared (the output says why); 2 for
+    a wrong option or value. Frequent settings: false_alarms, caught, drop, max_unscored.
 
     Example: memcalib gate runs/new --baseline evals/baseline --max-drop 2 --min SCS=60
     """
@@ -1615,7 +1708,6 @@ def gate(
     )
     from memcalib.products.memory_logs.gate import gate_history, trend_line
     from memcalib.products.memory_logs.gate import workflow_settings_text, write_gate, write_refusal
-    from memcalib.io.runs import private_files
 
     if workflow:
         print(workflow_text(), end="")
@@ -1626,8 +1718,7 @@ def gate(
     if run is None:
         raise WrongCall("gate: found no run; allowed: the run folder of an evaluation")
     if save is not None:
-        with private_files(run):
-            print(save_baseline(run, save, side))
+        print(save_baseline(run, save, side))
         return
     options = {
         "metrics": None if metric is None else [name.strip() for name in metric.split(",")],
@@ -1646,13 +1737,12 @@ def gate(
             "gate: found neither a baseline nor a limit; allowed: --baseline RUN, --min SCS=60, "
             "--max sMOS=20"
         )
-    with private_files(run, baseline):
-        try:
-            checked = run_gate(run, baseline, settings)
-        except (ValueError, OSError) as error:
-            write_refusal(_message(error), out, run, baseline, settings)
-            raise
-        write_gate(checked, out)
+    try:
+        checked = run_gate(run, baseline, settings)
+    except (ValueError, OSError) as error:
+        write_refusal(_message(error), out, run, baseline, settings)
+        raise
+    write_gate(checked, out)
     trend = trend_line(gate_history(out))
     print("\n".join([checked.line, *checked.sees, *checked.notes, *([trend] if trend else [])]))
     if not checked.passed:
@@ -1666,18 +1756,17 @@ def memories(
         Path | None, typer.Option(help="Folder for memories.html and tables [the run folder].")
     ] = None,
 ) -> None:
-    """Show what became of each memory: how often it was shown, used, and used wrongly; the most
-    harmful first.
+    """Show what happened to each memory: how often it was shown, used, and used wrongly. The most
+    harmful memories come first.
 
-    The command names memories that hijack answers or get into them, memories that are out of date,
-    not applied or never used, and breaks them down by source, type, place, score and age where the
-    log has these. Where answers mark the memories that they used ([mem:3], [memory ID],
+    The command names memories that hijack answers, leak into answers, are out of date, are not
+    applied, or are never used. It breaks the results down by source, type, position, score and age
+    if the log has these. Where answers mark the memories that they used ([mem:3], [memory ID],
     <oai-mem-citation> or ids in JSON), it also says whether the marks are true. It writes
     memories.html and tables as CSV.
 
     Example: memcalib memories runs/own
     """
-    from memcalib.io.runs import private_files
     from memcalib.io.jsonl import rows_so_far
     from memcalib.metrics import load_judgments
     from memcalib.problem import Example, Rollout
@@ -1685,8 +1774,7 @@ def memories(
     from memcalib.products.memory_logs.memories import memories_text, read_memories, write_memories
 
     report = read_memories(run)
-    with private_files(run):
-        page = write_memories(report, out or run)
+    page = write_memories(report, out or run)
     print(memories_text(report))
     if report.memories["cited"].notna().any():
         audit = audit_citations(
@@ -1706,7 +1794,7 @@ def numbers_of(option: str, text: str | None, kind: type) -> list[Any] | None:
         return [kind(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise WrongCall(
-            f"{option}: found {text!r}; allowed are numbers with commas between, such as 1,3,5"
+            f"{option}: found {text!r}; allowed are numbers separated by commas, such as 1,3,5"
         ) from None
 
 
@@ -1728,7 +1816,8 @@ def sweep(
     log: Annotated[
         str,
         typer.Argument(
-            help="Log that also has the candidates which retrieval found; with --retrieve, any log."
+            help="Log that also contains the candidates that retrieval found. With --retrieve, "
+            "any log will do."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/sweep"),
@@ -1749,20 +1838,21 @@ def sweep(
     framing: Annotated[
         str | None,
         typer.Option(
-            help="Words that introduce the memories: advice, background, facts or authoritative, "
+            help="How to introduce the memories: advice, background, facts or authoritative, "
             "separated by commas; --dry-run shows the words."
         ),
     ] = None,
     role: Annotated[
         str | None,
         typer.Option(
-            help="Message that holds the memories: user, system, or user,system for both."
+            help="Message in which the memories are placed: user, system, or user,system to try "
+            "both."
         ),
     ] = None,
     retrieve: Annotated[
         str | None,
         typer.Option(
-            help="Function of yours that finds candidates for (query, k): package.module:name."
+            help="Your function that finds candidates for (query, k), as package.module:name."
         ),
     ] = None,
     today_framing: Annotated[
@@ -1785,13 +1875,14 @@ def sweep(
     no_cache: NoCache = False,
 ) -> None:
     """Find out how many memories to retrieve and how to introduce them, and whether that is better
-    than what you do today.
+    than your current setting.
 
-    The log says what retrieval found and what entered the prompt (`candidates` beside the memories,
-    or `in_prompt` in each), or a function of yours finds it again. A memory that a setting does not
-    show counts as ignored. The command first says what it will cost, and sends nothing without
-    --yes. If it is stopped, run it again and it continues. Frequent settings: grid.full,
-    grid.scores, grid.times, grid.today.top_k, sampling.seeds, model.price.
+    The log must say what retrieval found and what entered the prompt (a field `candidates` next to
+    the memories, or `in_prompt` in each memory). Otherwise, your own function can repeat the
+    retrieval (--retrieve). If a setting does not show a memory, the memory counts as ignored. The
+    command first says what it will cost, and sends nothing without --yes. If it is stopped, run it
+    again and it continues. Frequent settings: grid.full, grid.scores, grid.times, grid.today.top_k,
+    sampling.seeds, model.price.
 
     Example: memcalib sweep log.jsonl --top-k 2,4,8 --framing advice,facts --today-framing facts
     --model Qwen3-8B --base-url http://localhost:8000/v1 --judge deepseek-chat --judge-url
@@ -1842,11 +1933,14 @@ def rows_of_another_kind(path: str | Path) -> str:
     if not isinstance(row, dict) or "atoms" in row:
         return ""
     name = shlex.quote(str(path))
-    needed = "score needs judgments, such as RUN/judgments.jsonl of an evaluation. To get them"
+    needed = (
+        "score needs judgments, such as the file judgments.jsonl in the folder of an evaluation. "
+        "To get them"
+    )
     if "memories" in row and ("question" in row or "query" in row):
         command = f"memcalib evaluate {name} --model micro-model --judge micro-judge"
         options = "--base-url http://localhost:8765/v1"
-        server = "with `memcalib practice` running, or with a model and a judge of yours"
+        server = "while `memcalib practice` runs, or with your own model and judge"
         return f"{path}: found examples; {needed}, {server}: {command} {options}"
     if "response" in row:
         return f"{path}: found answers; {needed}: memcalib judge {name} --model micro-exact"
@@ -1855,7 +1949,12 @@ def rows_of_another_kind(path: str | Path) -> str:
 
 @app.command()
 def score(
-    judgments: Annotated[str, typer.Argument(help="judgments.jsonl, one judged answer a line.")],
+    judgments: Annotated[
+        str,
+        typer.Argument(
+            help="File of judgments, one judged answer on each line, or its run folder."
+        ),
+    ],
     by: Annotated[
         str,
         typer.Option(
@@ -1874,8 +1973,8 @@ def score(
 ) -> None:
     """Print the scores of a file of judgments, with intervals and controls.
 
-    It also prints the proportions of the nine channels, the number of unscored atoms, and quality
-    and safety where they were rated.
+    It also prints the proportions of the nine channels, the number of unscored atoms, and, if they
+    were rated, quality and safety.
 
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """
@@ -1884,6 +1983,8 @@ def score(
     from memcalib.metrics import response_frame
     from memcalib.report.tables import quality_lines
 
+    if Path(judgments).is_dir():
+        judgments = str(Path(judgments) / "judgments.jsonl")
     other_rows = rows_of_another_kind(judgments)
     if other_rows:
         raise ValueError(other_rows)
@@ -1927,26 +2028,27 @@ def demonstrations(
         typer.Argument(
             help=(
                 "Examples: a JSONL, JSONL.gz or Parquet file, a `datasets` folder or hub id; "
-                "without it, those of the small world."
+                "without it, examples of the small world are used."
             )
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the demonstrations.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the demonstrations.")] = Path(
         "runs/demonstrations"
     ),
     config: Config = None,
     teacher: Annotated[
-        str | None, typer.Option(help="Name of the model that writes, as its server knows it.")
+        str | None, typer.Option(help="Name of the teacher model, as its server knows it.")
     ] = None,
     teacher_url: Url = None,
     teacher_key_env: KeyEnv = None,
     evaluator: Annotated[
-        str | None, typer.Option(help="Name of the first model that judges.")
+        str | None, typer.Option(help="Name of the first evaluator model.")
     ] = None,
     evaluator_url: JudgeUrl = None,
     evaluator_key_env: KeyEnv = None,
     evaluator2: Annotated[
-        str | None, typer.Option(help="Name of the second one, which must be another model.")
+        str | None,
+        typer.Option(help="Name of the second evaluator, which must be a different model."),
     ] = None,
     evaluator2_url: JudgeUrl = None,
     evaluator2_key_env: KeyEnv = None,
@@ -2028,7 +2130,8 @@ def build(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Lay out the finished build in this folder, with its card, as a hub expects it.",
+            help="Write the finished build and its card to this folder, in the layout that a hub "
+            "expects.",
         ),
     ] = None,
     from_memory: Annotated[
@@ -2037,8 +2140,8 @@ def build(
             "--log",
             "--from-memory",
             metavar="FILE",
-            help="Build from this log, in any form that `memcalib logs` reads; micro for an "
-            "invented one.",
+            help="Build from this log, in any format that `memcalib logs` reads; `micro` stands "
+            "for an invented log.",
         ),
     ] = None,
     preview: Annotated[
@@ -2059,9 +2162,9 @@ def build(
 ) -> None:
     """Build a benchmark from questions, or from the log of a memory system.
 
-    The order of the steps: run it with --pilot 50, read the page and fill in the sheet, give it
-    back with --reviews SHEET, run it with --freeze, and then without any of these options. At the
-    end, --hub FOLDER lays the data set out for a hub. If the command is stopped, run it again and
+    Build in steps: run the command with --pilot 50, read the page and fill in the sheet, pass the
+    sheet with --reviews SHEET, run with --freeze, and then run without any of these options. At the
+    end, --hub FOLDER prepares the data set for a hub. If the command is stopped, run it again and
     it continues; no call is paid twice.
 
     With --log, retrieval results stay as they are, private values are removed, and nothing is sent
@@ -2093,7 +2196,7 @@ def build(
     if len(steps_asked) > 1:
         raise ValueError(
             f"{' and '.join(steps_asked)}: found together; allowed is one step at a time, or none "
-            "for the whole build"
+            f"of them for the whole build"
         )
     changes: dict[str, Any] = {}
     if from_memory:
@@ -2110,7 +2213,10 @@ def build(
     )
     run = build_run(plan, out, cache_of(cache, no_cache), command, Bar)
     if preview and not isinstance(run, MemoryRun):
-        raise ValueError("--preview: found a build from sources; allowed with --log FILE")
+        raise ValueError(
+            "--preview: found a build from sources; --preview is for a build from a "
+            "log (--log FILE)"
+        )
     if reviews:
         print(run.take_reviews(reviews, reviewer))
     elif freeze:
@@ -2156,7 +2262,7 @@ def _build_command(
 
 # %% ../../nbs/commands/09_cli.ipynb #d7008c68
 def default_folder(recipe: str, method: str, seed: int) -> Path:
-    """Where a training goes when no folder was given."""
+    """Where a training run goes when no folder was given."""
     name = Path(recipe).name.removesuffix(".yaml").removesuffix(".yml")
     return Path("runs/train") / f"{name}-{method}-{seed}"
 
@@ -2173,7 +2279,7 @@ def train(
         Path | None, typer.Option(help="Folder of the run [runs/train/RECIPE-METHOD-SEED].")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the training [the recipe's, or 42].")
+        int | None, typer.Option(min=0, help="Random seed [the recipe's, or 42].")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
@@ -2193,11 +2299,11 @@ def train(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Train a model to use memory: supervised, by self-distillation, or with rewards from a judge
-    (GRPO, GDPO, MemCalib-RL).
+    """Train a model to use memory well: by supervised fine-tuning, by self-distillation, or with
+    rewards from a judge (GRPO, GDPO, MemCalib-RL).
 
-    Afterwards the folder holds policy/, best/, steps.jsonl and manifest.json. `memcalib evaluate
-    --weights OUT/policy` measures the policy.
+    Afterwards, the folder contains policy/, best/, steps.jsonl and manifest.json. `memcalib
+    evaluate --weights OUT/policy` measures the policy.
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
@@ -2234,21 +2340,22 @@ def traces(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Run folder of a training with train.trace_every above 0, or its folder of traces."
+            help="Folder of a training run with train.trace_every above 0, or its folder of traces."
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Page to write [traces.html in the folder].")
+        Path | None, typer.Option(help="File for the page [traces.html in the folder].")
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="Only these steps, separated by commas [all].")
+        str | None, typer.Option(help="Show only these steps, separated by commas [all].")
     ] = None,
     limit: Annotated[int, typer.Option(help="Largest number of answers on the page.")] = 60,
     channel: Annotated[
-        str | None, typer.Option(help="Only answers in which this channel was localized, e.g. C+.")
+        str | None,
+        typer.Option(help="Show only answers in which this channel was localized, such as C+."),
     ] = None,
 ) -> None:
-    """Write a page that shows which tokens a training encouraged and which it discouraged.
+    """Write a page that shows which tokens a training run encouraged and which it discouraged.
 
     Example: memcalib traces runs/train/mine --steps 1,125 --channel CA- --out traces.html
     """
@@ -2258,8 +2365,8 @@ def traces(
         numbers = None if steps is None else [int(text) for text in steps.split(",")]
     except ValueError:
         raise ValueError(
-            f"--steps: found {steps!r}; allowed are whole numbers "
-            "with commas between, such as 1,5,10"
+            f"--steps: found {steps!r}; allowed are whole numbers separated by commas, such as "
+            f"1,5,10"
         ) from None
     print(write_trace_page(folder, out, numbers, limit, channel))
 
@@ -2267,26 +2374,28 @@ def traces(
 @app.command()
 def roles(
     run: Annotated[
-        Path, typer.Argument(help="Run folder of a training with train.trace_every above 0.")
+        Path, typer.Argument(help="Folder of a training run with train.trace_every above 0.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of page, sheet and labels.")] = Path("roles"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the page, the sheet and the labels.")
+    ] = Path("roles"),
     per_channel: Annotated[
-        int, typer.Option(min=1, help="Pairs of an answer and a channel to draw from each channel.")
+        int, typer.Option(min=1, help="Number of answers to draw for each channel.")
     ] = 20,
     seed: DrawSeed = 0,
     data: Annotated[
-        str | None, typer.Option(help="The training's examples [those of its recipe].")
+        str | None, typer.Option(help="Examples of the training run [those of its recipe].")
     ] = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Read a filled sheet, and compare it with the credit.")
     ] = None,
     labeller: FilledBy = "",
 ) -> None:
-    """Check by hand whether a training put its credit on the right sentences.
+    """Check by hand whether a training run put its credit on the right sentences.
 
-    The command draws answers and writes a page to read (page.html) and a sheet to fill in
-    (sheet.csv); neither shows where the credit went. With --sheet it reads the filled sheet and
-    prints how tokens and credit are shared among Key, Partial and Irrelevant sentences, and how
+    The command draws answers, and writes a page to read (page.html) and a sheet to fill in
+    (sheet.csv). Neither of them shows where the credit went. With --sheet it reads the filled sheet
+    and prints how tokens and credit are shared among Key, Partial and Irrelevant sentences, and how
     often the sentences with most credit are the right ones.
 
     Example: memcalib roles runs/train/mine --out roles
@@ -2344,26 +2453,27 @@ def quickstart(
 @app.command()
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of experiments; without any, all of them.")
+        list[str] | None,
+        typer.Argument(help="Names of experiments; without a name, all of them are run."),
     ] = None,
     profile: Profile = "micro",
-    out: Annotated[Path, typer.Option(help="Root of the run folders.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder that contains all run folders.")] = Path("runs"),
     set_: Set = None,
     allow_host: AllowHost = None,
     accept: Annotated[
         str,
         typer.Option(
-            help="A reason: results of the same settings that other code made are taken as those "
-            "of this code, and the reason is written into their records."
+            help="Accept results that an earlier version of the code made with the same settings. "
+            "The text is your reason, and it is stored with them."
         ),
     ] = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Run the paper's experiments again, and write its tables and figures.
+    """Run the paper's experiments again, and write the paper's tables and figures.
 
     A profile says what is run: micro (small worlds, two hours on two cores), small (real weights,
     some eight hours of one core), registered (one comparison on real weights), paper (three models
-    on nodes of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings,
+    on nodes of GPUs), smoke (every step at its smallest), or a YAML file of yours. Training runs,
     evaluations and notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run
     shows jobs, hours, calls and cost. Work that is done and still valid is not repeated. If the
     command is stopped, run it again and it continues. This needs the plan extra: `pip install
@@ -2386,7 +2496,7 @@ def coldstart(
     ] = None,
     world: Annotated[list[str] | None, typer.Option(help="Only these worlds.")] = None,
 ) -> None:
-    """Train the small policies that ship with the package again, with their logs.
+    """Train again the small policies that ship with the package, and write their logs.
 
     Example: memcalib coldstart --world short --out policies
     """
@@ -2407,8 +2517,8 @@ def grid(
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="A rule to compare beside those of the plan: package.module:name, or a name; "
-            "may be given more than once."
+            help="Another rule to compare, as package.module:name or by name; may be given "
+            "several times."
         ),
     ] = None,
     noise: Annotated[
@@ -2416,18 +2526,17 @@ def grid(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="With the testbed: share of levels that the noisy judge gets wrong (default 0.2); "
-            "may be given more than once.",
+            help="With the testbed: share of levels that the noisy judge gets wrong [0.2]; may be "
+            "given several times.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of runs.jsonl; by default runs/grid, with the testbed runs/rules."
-        ),
+        typer.Option(help="Folder for runs.jsonl [runs/grid, or runs/rules with the testbed]."),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Number of trainings that run at once, each in one thread.")
+        int,
+        typer.Option(min=1, help="Number of training runs at the same time, each in one thread."),
     ] = 2,
     stage: Annotated[
         list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
@@ -2435,10 +2544,10 @@ def grid(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compare rules of credit by many small trainings: those of the package, or one of your own.
+    """Compare credit rules, including your own, with many small training runs.
 
-    A plan says which trainings. Those that are done are not repeated. Snakemake starts them, so
-    this needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
+    A plan lists the training runs. Finished training runs are not repeated. Snakemake starts them,
+    so this needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
     testbed, the command also writes a page with the gain and the cost of each rule, and how well it
     agrees with exact credit.
 
@@ -2463,7 +2572,9 @@ def grid(
     out = out or Path("runs/rules" if is_testbed else "runs/grid")
     settings = [*(set_ or ())]
     if noise and not is_testbed:
-        raise ValueError(f"--noise: found it with plan {plan!r}; allowed with the testbed only")
+        raise ValueError(
+            f"--noise: found it with the plan {plan!r}; it is allowed only with the testbed"
+        )
     if noise:
         faults = ",".join(f"[levels,{rate}]" for rate in noise)
         settings.append(f"stages.noisy judge.faults=[{faults}]")
@@ -2479,7 +2590,9 @@ def grid(
     if not dry_run and (is_testbed or rules):
         rows_of_plan = plan_rows(grid_plan, rows)
         if resampled_differences(rows_of_plan).empty:
-            print("no report yet: it needs test runs of GDPO and another rule under one judge")
+            print(
+                "no report yet: it needs test runs of GDPO and of another rule with the same judge"
+            )
         else:
             print(f"report: {write_rule_report(out, grid_plan, rows_of_plan)}")
 
@@ -2494,7 +2607,7 @@ app.add_typer(cache_verbs, name="cache")
 
 @cache_verbs.command()
 def stats(cache: Cache = None) -> None:
-    """Print where the cache is, how many replies it holds by model, and its size."""
+    """Print where the cache is, how many replies of each model it contains, and its size."""
     from memcalib.inference.cache import CallCache
 
     for name, value in CallCache(cache).stats().items():
@@ -2512,7 +2625,7 @@ def clear(
 
     path = cache or default_path()
     if not yes:
-        typer.confirm(f"delete all replies in {path}?", abort=True)
+        typer.confirm(f"Delete all replies in {path}?", abort=True)
     print(f"deleted {clear_cache(path)} replies from {path}")
 
 
@@ -2520,39 +2633,44 @@ def clear(
 def practice(
     examples: Annotated[
         Path,
-        typer.Argument(help="File of examples; made from the world when it does not exist."),
+        typer.Argument(help="File of examples. If it does not exist, it is made."),
     ] = Path("runs/micro.jsonl"),
     log: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults to find. A "
-            "file that exists is kept.",
+            help="Also write the log of an invented assistant whose memory has faults to find. An "
+            "existing file is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,
-    world: Annotated[str, typer.Option(help="short, long, scarce or fair.")] = "short",
+    world: Annotated[
+        str, typer.Option(help="World to use: short, long, scarce or fair.")
+    ] = "short",
     count: Annotated[int, typer.Option(min=1, help="Number of examples to make.")] = 100,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8765,
     faults: Annotated[
         float,
-        typer.Option(min=0, max=0.1, help="Rate of each kind of fault, to see how it is handled."),
+        typer.Option(
+            min=0, max=0.1, help="Rates of faults to simulate, to see how they are handled."
+        ),
     ] = 0.0,
     rpm: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests a minute that the server allows."),
+        typer.Option(min=1, help="Number of requests per minute that the server allows."),
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(min=1, help="Requests at once that the server allows.")
+        int | None,
+        typer.Option(min=1, help="Number of simultaneous requests that the server allows."),
     ] = None,
-    latency: Annotated[float, typer.Option(help="Seconds that each reply takes.")] = 0.0,
+    latency: Annotated[float, typer.Option(help="Time that each reply takes, in seconds.")] = 0.0,
 ) -> None:
     """Start a practice server, which plays the model and the judge without a key.
 
-    It speaks the protocol of OpenAI's API and also plays models that build, review and teach. Stop
-    it with Ctrl-C.
+    The server uses OpenAI's API. It also plays the models that build, review and teach. Stop it
+    with Ctrl-C.
 
     Example: memcalib practice --log log.jsonl
     """

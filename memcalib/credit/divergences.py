@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..inference.token_rows import response_mask
 from memcalib.credit.prefix_groups import (
     head_logits,
     with_whole_weights,
-    response_mask,
     split_model,
     vocabulary_size,
     wide_weights,

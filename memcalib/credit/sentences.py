@@ -7,14 +7,12 @@ __all__ = ['BLOCK_RULES', 'LABEL_WORDS', 'CONNECTORS', 'EMOJI', 'LINE_PATTERNS',
            'Sentences', 'log', 'SPACY_MODEL', 'MARK_COSTS', 'EMPTY_LINE', 'LINE_END', 'CROSSING', 'GAP', 'WORD',
            'WHOLE', 'BlockRule', 'TextBlock', 'blocks', 'is_label', 'is_connector', 'speakers', 'line_kind',
            'protected', 'Outline', 'outline', 'is_abbreviated', 'settle', 'punctuated', 'Parse', 'Boundaries',
-           'boundaries', 'inside_of', 'prefix_spans', 'token_bytes', 'TokenTable', 'token_table', 'gather_bytes',
-           'decode_rows', 'token_spans', 'splitter_name', 'splitter_version', 'spacy_splitter', 'sentence_splitter',
+           'boundaries', 'inside_of', 'splitter_name', 'splitter_version', 'spacy_splitter', 'sentence_splitter',
            'first_segments', 'mark_cost', 'cut_costs', 'cheapest_cuts', 'is_orphan', 'merge_short', 'segment',
            'span_fault', 'response_units']
 
 # %% ../../nbs/credit/04_sentences.ipynb #5573b185
 import bisect
-import codecs
 import logging
 import re
 from collections import Counter
@@ -25,7 +23,6 @@ from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import regex
@@ -33,6 +30,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..inference.token_rows import decode_rows, token_table
 from ..io.extras import needs
 
 # %% ../../nbs/credit/04_sentences.ipynb #3e1fed6e
@@ -476,191 +474,6 @@ def inside_of(spans: Sequence[tuple[int, int]]) -> Callable[[int], bool]:
 
     return is_inside
 
-# %% ../../nbs/credit/04_sentences.ipynb #9ea02cab
-def prefix_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text,
-    by decoding ever longer beginnings: for any tokenizer, and slow."""
-    spans = []
-    start = 0
-    for count in range(1, len(ids) + 1):
-        end = len(tokenizer.decode(ids[:count], skip_special_tokens=True))
-        spans.append((start, max(start, end)))
-        start = end
-    return spans
-
-# %% ../../nbs/credit/04_sentences.ipynb #161a15a7
-def _byte_of() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    byte_of = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in printable]
-    for k, byte in enumerate(others):
-        byte_of[chr(256 + k)] = byte
-    return byte_of
-
-
-_BYTE_OF = _byte_of()
-
-# %% ../../nbs/credit/04_sentences.ipynb #f9640c30
-def token_bytes(token: str) -> bytes:
-    """What a byte-level token adds to the decoded bytes."""
-    try:
-        return bytes(_BYTE_OF[character] for character in token)
-    except KeyError:
-        return token.encode("utf-8", "replace")
-
-# %% ../../nbs/credit/04_sentences.ipynb #17686f32
-@dataclass(frozen=True)
-class TokenTable:
-    """The bytes of all token ids, one after the other; id `i` owns `data[start[i] : start[i + 1]]`.
-    `names` are the tokens."""
-
-    data: np.ndarray
-    start: np.ndarray
-    names: list[str]
-
-# %% ../../nbs/credit/04_sentences.ipynb #8a4c4762
-def _plain_decoder(tokenizer) -> str:
-    """`ByteLevel` or `Fuse` where decoding is plain concatenation, "" for every other tokenizer."""
-    from transformers import PreTrainedTokenizerFast as Fast
-
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    kind = type(tokenizer)
-    if backend is None or kind._decode is not Fast._decode or kind.decode is not Fast.decode:
-        return ""
-    forced = getattr(
-        tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False
-    )
-    if tokenizer.clean_up_tokenization_spaces and (forced or type(backend.model).__name__ != "BPE"):
-        return ""
-    name = type(backend.decoder).__name__
-    return name if name in ("ByteLevel", "Fuse") else ""
-
-# %% ../../nbs/credit/04_sentences.ipynb #120205dc
-_TABLES: WeakKeyDictionary = WeakKeyDictionary()
-
-
-def token_table(tokenizer) -> TokenTable | None:
-    """The table of a tokenizer whose decoding is plain concatenation,
-    `None` for every other tokenizer."""
-    decoder = _plain_decoder(tokenizer)
-    if not decoder:
-        return None
-    table = _TABLES.get(tokenizer)
-    if table is None or len(table.names) != len(tokenizer):
-        table = _make_table(tokenizer, decoder)
-        _TABLES[tokenizer] = table
-    return table
-
-
-def _make_table(tokenizer, decoder: str) -> TokenTable:
-    special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    ids = list(range(len(tokenizer)))
-    names = [name or "" for name in tokenizer.convert_ids_to_tokens(ids)]
-    pieces = []
-    for token_id, name in enumerate(names):
-        if token_id in special_ids:
-            pieces.append(b"")
-        elif decoder == "ByteLevel":
-            pieces.append(token_bytes(name))
-        else:
-            pieces.append(name.encode("utf-8", "replace"))
-    start = np.cumsum([0, *map(len, pieces)])
-    return TokenTable(np.frombuffer(b"".join(pieces), np.uint8), start, names)
-
-# %% ../../nbs/credit/04_sentences.ipynb #a013b7c5
-def _broken_ends(pieces: Sequence[bytes]) -> list[int]:
-    """The number of characters after each piece, for bytes that are no UTF-8;
-    one that is cut in the middle counts."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    ends = []
-    count = 0
-    for piece in pieces:
-        count += len(decoder.decode(piece))
-        pending_bytes, _ = decoder.getstate()
-        ends.append(count + 1 if pending_bytes else count)
-    return ends
-
-# %% ../../nbs/credit/04_sentences.ipynb #17512ec9
-def gather_bytes(table: TokenTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of these tokens, one after the other, and where each token ends in them;
-    ids beyond the vocabulary have none."""
-    is_known = (ids >= 0) & (ids < len(table.names))
-    table_ids = np.where(is_known, ids, 0)
-    first_byte = table.start[table_ids]
-    size = np.where(is_known, table.start[table_ids + 1] - first_byte, 0)
-    ends = np.cumsum(size)
-    shift = np.repeat(first_byte - (ends - size), size)
-    return table.data[np.arange(len(shift)) + shift], ends
-
-# %% ../../nbs/credit/04_sentences.ipynb #72faa806
-def decode_rows(tokenizer, rows: Sequence[Sequence[int]]) -> tuple[list[str], list[np.ndarray]]:
-    """The text of each answer without special tokens,
-    and the character at which each of its tokens ends, never decreasing.
-
-    Tokenizers that `token_table` does not know are asked for ever longer beginnings.
-    """
-    table = token_table(tokenizer)
-    if table is None:
-        return _decode_by_beginnings(tokenizer, rows)
-    ids = np.concatenate([np.zeros(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
-    data, byte_ends = gather_bytes(table, ids)
-    leads = np.concatenate([[0], np.cumsum((data & 0xC0) != 0x80)])  # characters that begin before
-    texts = []
-    ends = []
-    first_token = 0
-    first_byte = 0
-    for row in rows:
-        ends_of_row = byte_ends[first_token : first_token + len(row)]
-        last_byte = int(ends_of_row[-1]) if len(row) else first_byte
-        content = bytes(data[first_byte:last_byte])
-        texts.append(content.decode("utf-8", "replace"))
-        if _is_beginning_of_utf8(content):
-            ends.append(leads[ends_of_row] - leads[first_byte])
-        else:
-            edges = [0, *(ends_of_row - first_byte).tolist()]
-            pieces = [content[start:end] for start, end in pairwise(edges)]
-            ends.append(np.array(_broken_ends(pieces)))
-        first_token += len(row)
-        first_byte = last_byte
-    return texts, ends
-
-
-def _decode_by_beginnings(
-    tokenizer, rows: Sequence[Sequence[int]]
-) -> tuple[list[str], list[np.ndarray]]:
-    """`decode_rows` for any tokenizer, slowly;
-    an end that decreases or lies beyond the text is moved."""
-    texts = []
-    ends = []
-    for row in rows:
-        ids = list(row)
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        raw_ends = np.array([end for _, end in prefix_spans(tokenizer, ids)], dtype=np.int64)
-        texts.append(text)
-        ends.append(np.minimum(np.maximum.accumulate(raw_ends), len(text)))
-    return texts, ends
-
-
-def _is_beginning_of_utf8(content: bytes) -> bool:
-    """Whether bytes are valid UTF-8, of which the last character may be cut."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(content)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-# %% ../../nbs/credit/04_sentences.ipynb #d8ed52a8
-def token_spans(tokenizer, ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Character span of each token in the decoded text: what `prefix_spans` gives,
-    without decoding beginnings."""
-    _, [ends] = decode_rows(tokenizer, [ids])
-    return list(pairwise([0, *ends.tolist()]))
-
 # %% ../../nbs/credit/04_sentences.ipynb #79e6c66c
 log = logging.getLogger("memcalib")
 SPACY_MODEL = "en_core_web_sm"  # the paper's (app:localization-ablations)
@@ -747,7 +560,7 @@ def sentence_splitter(name: str = "") -> Sentences:
         return _pysbd()
     if name == "spacy":
         return spacy_splitter(_spacy_model())
-    raise ValueError(f"unknown splitter {name!r}: allowed are spacy, pysbd")
+    raise ValueError(f"unknown splitter {name!r}; allowed are spacy, pysbd")
 
 
 def _spacy_model():
@@ -926,7 +739,7 @@ def segment(
     """
     if not 1 <= minimum <= maximum:
         raise ValueError(
-            f"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
+            f"minimum {minimum}, maximum {maximum}; allowed is 1 <= minimum <= maximum"
         )
     if not spans:
         return []
@@ -958,7 +771,7 @@ def span_fault(tokenizer, row: Sequence[int], text: str, ends: Sequence[int]) ->
     for count in range(1, len(row)):
         beginning = tokenizer.decode(list(row[:count]), skip_special_tokens=True)
         if not text.startswith(beginning.rstrip("\ufffd")):
-            return "a beginning decodes to other text"
+            return "the first tokens decode to a different text"
     return ""
 
 # %% ../../nbs/credit/04_sentences.ipynb #e645dc13

@@ -22,6 +22,7 @@ from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
 from ..io.parts import find_part
 from ..io.records import DataError, Violation, read_jsonl, short_repr, write_jsonl
+from ..io.runs import of_private_run, private_folder
 from ..judge import JudgeConfig, LLMJudge, judge_rollouts, check_judge_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
@@ -97,7 +98,7 @@ def _answers_of_rows(
     for number, row in enumerate(rows, 1):
         response = row.get("response")
         if not _is_answer(row) or not isinstance(response, str):
-            allowed = "a mapping with example, model and response, a text"
+            allowed = "a mapping with example, model and response, where response is a text"
             violations.append(Violation("row", short_repr(row), allowed, line=number, file="rows"))
             continue
         example = row["example"]
@@ -105,7 +106,7 @@ def _answers_of_rows(
             [example] = load_examples([example])
         first_record = examples.setdefault(example.id, example)
         if first_record.content_hash != example.content_hash:
-            other_record = f"another record under the id {example.id!r}"
+            other_record = f"another record with the id {example.id!r}"
             violations.append(Violation("id", other_record, "one record", line=number, file="rows"))
             continue
         model = str(row.get("model") or "")
@@ -163,11 +164,13 @@ def _judge_existing(
     marked.
     """
     unknown = not all(map(has_levels, examples))
+    of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
     if isinstance(judge, Endpoint):
-        of_log = any(rollout.settings.get("source") == "log" for rollout in rollouts)
         judge = LLMJudge(judge, JudgeConfig(**(BLIND_JUDGING if of_log else {"blind": unknown})))
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
+        if of_log:
+            private_folder(folder, ours=(folder / "rollouts.jsonl").exists())
         folder.mkdir(parents=True, exist_ok=True)
         write_jsonl(folder / "examples.jsonl", examples)
         write_jsonl(folder / "rollouts.jsonl", rollouts)
@@ -219,10 +222,13 @@ def evaluate(
     `judge_rollouts` raise.
     """
     _check_judge(judge)
+    is_private = isinstance(examples, str | Path) and of_private_run(examples)
+    if out and is_private:
+        private_folder(out, ours=(Path(out) / "rollouts.jsonl").exists())
     if model is None:
         if isinstance(examples, str) and not Path(examples).exists():
             raise ValueError(
-                f"model: found nothing, and {examples!r} carries no answers; allowed: a model, or "
+                f"model: found nothing, and {examples!r} contains no answers; allowed: a model, or "
                 "a file, folder, frame or rows with answers"
             )
         existing, rollouts = existing_answers(examples, log)

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import socket
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,21 +83,45 @@ def _to_wal(db: sqlite3.Connection, seconds: float = 10.0) -> None:
 
 
 def _refuse_of_another_user(file: Path) -> None:
-    """Raise `CacheError` where a file is there and belongs to another user."""
-    if file.is_file() and file.stat().st_uid != os.geteuid():
+    """Raise `CacheError` where a file or a link is there that belongs to another user, and for a
+    file that others may write.
+    """
+    try:
+        found = file.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISCHR(found.st_mode):
+        return  # /dev/null, which is no database
+    if found.st_uid != os.geteuid():
         raise CacheError(
-            f"{file}: belongs to another user (number {file.stat().st_uid}), who may have written "
-            "replies that no model gave, and could read yours; choose another file with "
+            f"{file}: belongs to another user (number {found.st_uid}), who could read your "
+            f"replies and may have written false ones; choose another file with "
             "MEMCALIB_CACHE"
         )
+    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o022:
+        raise CacheError(
+            f"{file}: others may write it (mode {found.st_mode & 0o777:o}), also replies that no "
+            "model gave; delete it, or, where nobody else uses this machine: chmod 600 "
+            f"{shlex.quote(str(file))}"
+        )
+
+
+def _place_of(path: Path) -> Path:
+    """Where a cache file is, behind links, which SQLite follows; raises `CacheError` for a link of
+    another user.
+    """
+    if path.is_symlink():
+        _refuse_of_another_user(path)
+    return path.resolve()
 
 
 def _open(path: Path) -> sqlite3.Connection:
     """A connection to the file, which is made where there is none; raises `CacheError` for a file
     that is not ours.
     """
+    path = _place_of(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite believes what stands beside its file
         _refuse_of_another_user(path.with_name(path.name + suffix))
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
@@ -104,7 +130,8 @@ def _open(path: Path) -> sqlite3.Connection:
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         if table_count and application_id != _APPLICATION_ID:
             raise CacheError(
-                f"{path}: a database of another program; choose another file with MEMCALIB_CACHE"
+                f"{path}: this is a database of another program; choose another file with "
+                f"MEMCALIB_CACHE"
             )
         if path.is_file() and path.stat().st_mode & 0o077:
             path.chmod(0o600)
@@ -113,7 +140,8 @@ def _open(path: Path) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version not in (0, 1):
             raise CacheError(
-                f"{path}: a cache of version {version}, this memcalib reads version 1; choose "
+                f"{path}: this is a cache of version {version}, but this version of memcalib "
+                f"reads version 1; choose "
                 "another file with MEMCALIB_CACHE"
             )
         db.executescript(_SCHEMA)
@@ -123,11 +151,11 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 # %% ../../nbs/inference/02_cache.ipynb #cf4cb9a3
-_DAMAGED = "it is damaged; `memcalib cache clear` deletes it, and the replies in it are lost"
+_DAMAGED = "it is damaged; `memcalib cache clear` deletes it together with the replies in it"
 _ADVICE = {  # words of an error, and what to do about it
-    "full": "make room, then run the same command again: what is stored is safe",
-    "locked": "another process has held it for a minute; run the same command again",
-    "readonly": "it can only be read; choose another file with MEMCALIB_CACHE, or --no-cache",
+    "full": "free some space, then run the same command again; the stored replies are safe",
+    "locked": "another process has locked it for a minute; run the same command again",
+    "readonly": "it is read-only; choose another file with MEMCALIB_CACHE, or --no-cache",
     "not a database": _DAMAGED,
     "malformed": _DAMAGED,
 }

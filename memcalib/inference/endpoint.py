@@ -255,8 +255,8 @@ class Endpoint(BaseModel):
             raise CallError("no_key", f"no key for {self.model} at {self.url}: {todo}")
         if not re.fullmatch(r"[!-~]+", key):
             message = (
-                f"the variable {self.key_env} holds characters that cannot be part of a key (not "
-                "repeated here)"
+                f"the variable {self.key_env} contains characters that cannot be part of a key "
+                f"(the value is not shown)"
             )
             raise CallError("no_key", message)
         return key
@@ -267,7 +267,7 @@ class Endpoint(BaseModel):
         if isinstance(value, str) and re.fullmatch(r"[A-Z_][A-Z0-9_]*|", value):
             return value
         allowed = 'the name of an environment variable in capitals, such as OPENAI_API_KEY, or ""'
-        message = f"key_env must be {allowed}; what was given is not repeated here"
+        message = f"key_env must be {allowed}; the value found is not shown"
         raise CallError("no_key", message)
 
     @field_validator("model")
@@ -275,8 +275,8 @@ class Endpoint(BaseModel):
     def _model_is_no_key(cls, value: str) -> str:
         if hide_secrets(value) != value:
             message = (
-                "model must be the name of a model; what was given looks like a key and is not "
-                "repeated here"
+                "model must be the name of a model; the value found looks like a key and is not "
+                "shown"
             )
             raise CallError("no_key", message)
         return value
@@ -288,8 +288,8 @@ class Endpoint(BaseModel):
             return None
         if re.search("[@?#]", str(value)) or hide_secrets(str(value)) != str(value):
             message = (
-                "base_url must hold no user, password, key or query: keys belong into the "
-                "variable named by key_env"
+                "base_url must not contain a user, password, key or query: put the key into the "
+                "variable that key_env names"
             )
             raise CallError("no_key", message)
         if not _is_address(value):
@@ -302,20 +302,20 @@ class Endpoint(BaseModel):
         secret_names = sorted(filter(_SECRET_NAME.search, _field_names(value)))
         if secret_names:
             message = (
-                f"extra_body has {secret_names[0]!r}: keys belong "
-                "into the variable named by key_env"
+                f"extra_body has {secret_names[0]!r}: put the key into the variable that key_env "
+                f"names"
             )
             raise CallError("no_key", message)
-        for place in key_places(value):
+        for name in key_places(value):
             message = (
-                f"extra_body.{place} holds what looks like a key and is not repeated here: keys "
-                "belong into the variable named by key_env"
+                f"extra_body.{name} contains what looks like a key; the value is not shown: put "
+                f"the key into the variable that key_env names"
             )
             raise CallError("no_key", message)
         reserved_names = sorted(_RESERVED & value.keys())
         if reserved_names:
             raise ValueError(
-                f"{reserved_names[0]!r} is set by memcalib, allowed are other fields of the request"
+                f"{reserved_names[0]!r} is set by memcalib; allowed are other fields of the request"
             )
         return value
 
@@ -333,9 +333,21 @@ def is_this_machine(url: str) -> bool:
     if host in _OWN_NAMES or host == socket.gethostname().casefold():
         return True
     if host.endswith(".localhost"):
-        return True
+        return _leads_here(host)
     number = _host_number(host)
     return number is not None and (number.is_loopback or number.is_unspecified)
+
+
+def _leads_here(name: str) -> bool:
+    """Whether all numbers that the system knows for a name are of this machine; true where it knows
+    none, since no connection is possible then."""
+    try:
+        found = socket.getaddrinfo(name, None)
+    except OSError:
+        return True
+    return all(
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found
+    )
 
 
 _OWN_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
@@ -386,8 +398,8 @@ def endpoints_in(
 
 def _without_login(proxy: str) -> str:
     """The address of a proxy with *** for user and password, which may hold any character."""
-    scheme, _, rest = proxy.partition("://")
-    _, at, host = rest.rpartition("@")
+    scheme, _, address = proxy.partition("://")
+    _, at, host = address.rpartition("@")
     return f"{scheme}://***@{host}" if at else proxy
 
 

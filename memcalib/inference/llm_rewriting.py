@@ -48,13 +48,16 @@ def rewrite_fault(block: Block, go: Sequence[str], text: str) -> str:
     if not text.strip():
         return "the paragraph is empty"
     if text.strip() == block.memory_text.strip():
-        return "the paragraph is as it was"
+        return "the paragraph has not changed"
     held = [gone for gone in go if gone.rstrip(".").lower() in text.lower()]
     if held:
         return f"the paragraph still says {held[0]!r}"
     if len(text) > len(block.memory_text):
         before = len(block.memory_text)
-        return f"the paragraph has {len(text)} characters, more than the {before} before"
+        return (
+            f"the paragraph has {len(text)} characters, which is longer than the original with "
+            f"{before}"
+        )
     return ""
 
 
@@ -73,24 +76,24 @@ class LLMRewriter:
             raise text
         return text
 
-    def many(self, wanted: Sequence[Wanted]) -> list[str | RewriteError]:
+    def many(self, rewrites: Sequence[Wanted]) -> list[str | RewriteError]:
         """The paragraphs in order, an error in the place of one that cannot be written."""
-        return run_async(self._many(wanted))
+        return run_async(self._many(rewrites))
 
-    async def _many(self, wanted: Sequence[Wanted]) -> list[str | RewriteError]:
+    async def _many(self, rewrites: Sequence[Wanted]) -> list[str | RewriteError]:
         texts: dict[int, str | RewriteError] = {}
         async with self.client:
-            numbers = range(len(wanted))
-            worker = self._worker(wanted)
+            numbers = range(len(rewrites))
+            worker = self._worker(rewrites)
             running = run_many(numbers, worker, self.client.endpoint.concurrency)
             async with aclosing(running) as finished:
                 async for number, text in finished:
                     texts[number] = text
-        return [texts[number] for number in range(len(wanted))]
+        return [texts[number] for number in range(len(rewrites))]
 
-    def _worker(self, wanted: Sequence[Wanted]):
+    def _worker(self, rewrites: Sequence[Wanted]):
         async def work(number: int) -> str | RewriteError:
-            return await self._write(*wanted[number])
+            return await self._write(*rewrites[number])
 
         return work
 
@@ -124,7 +127,7 @@ class LLMRewriter:
 
 def _removed_texts(block: Block, atoms: Sequence[Atom]) -> list[str]:
     """The propositions of the concatenation that are none of these atoms'."""
-    rest = block.atomic_concat_text
+    remaining = block.atomic_concat_text
     for atom in atoms:
-        rest = rest.replace(atom.text.strip(), "\n", 1)
-    return [text.strip() for text in rest.split("\n") if text.strip()]
+        remaining = remaining.replace(atom.text.strip(), "\n", 1)
+    return [text.strip() for text in remaining.split("\n") if text.strip()]

@@ -85,7 +85,7 @@ def _encode_all(
         else:
             message = (
                 f"example {request.example.id!r}: the prompt has {len(prompt_ids)} tokens; the "
-                f"model's limit is {limit}, answer included"
+                f"model's limit is {limit}, including the answer"
             )
             failed_rows.append(encoded.failed("context_too_long", message))
     return fitting, failed_rows
@@ -122,40 +122,40 @@ def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
         content, _ = PretrainedConfig.get_config_dict(path, revision=revision)
     except (OSError, ValueError):
         return  # whoever loads the model says why there is none
-    for place, name in _named_attentions(content):
+    for setting, name in _named_attentions(content):
         own_name = name.rpartition("|")[2]
         package = _FLASH_PACKAGES.get(own_name)
         if own_name in _OWN_ATTENTION or (package and find_spec(package)):
             continue
         raise ValueError(
-            f"{path}: config.json: {place}: found {short_repr(name)}, which is fetched as code "
-            f"from a hub, and such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, "
-            "and flash_attention_2 where the package flash_attn is installed"
+            f"{path}: config.json: {setting}: found {short_repr(name)}, which would download code "
+            f"from a hub; such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, "
+            "and, if the package flash_attn is installed, flash_attention_2"
         )
 
 
-def _named_attentions(content: object, place: str = "") -> Iterator[tuple[str, str]]:
+def _named_attentions(content: object, setting: str = "") -> Iterator[tuple[str, str]]:
     """Place and value of everything in a configuration that names what computes attention or
     experts.
     """
     if isinstance(content, Mapping):
         for name, value in content.items():
-            inner = f"{place}.{name}" if place else str(name)
+            inner = f"{setting}.{name}" if setting else str(name)
             if str(name).endswith(("attn_implementation", "experts_implementation")):
                 yield from _texts(value, inner)
             else:
                 yield from _named_attentions(value, inner)
     elif isinstance(content, list):
         for number, value in enumerate(content):
-            yield from _named_attentions(value, f"{place}.{number}")
+            yield from _named_attentions(value, f"{setting}.{number}")
 
 
-def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+def _texts(value: object, setting: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        yield place, value
+        yield setting, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _texts(inner, f"{place}.{name}")
+            yield from _texts(inner, f"{setting}.{name}")
 
 
 def load_tokenizer(model: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -170,8 +170,8 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> PreTrained
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except OSError as error:
         message = (
-            f"{str(model)!r}: no tokenizer there; allowed is a model "
-            "folder, or the id of a model on the hub"
+            f"{str(model)!r}: found no tokenizer there; allowed is a model folder, or the id of a "
+            f"model on the hub"
         )
         reason = " ".join(str(error).split())
         raise OSError(f"{message} ({reason})") from None
@@ -179,8 +179,8 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> PreTrained
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
         log.warning(
-            "%s: its tokenizer has no padding token; its end token %r pads, which is masked "
-            "everywhere",
+            "%s: its tokenizer has no padding token, so its end token %r is used for padding and "
+            "masked everywhere",
             model,
             tokenizer.eos_token,
         )
@@ -193,17 +193,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: str | Path) -> No
     needs = {"chat template": tokenizer.chat_template, "end token": tokenizer.eos_token_id}
     for name, value in needs.items():
         if value is None:
-            raise ValueError(
-                f"{model}: its tokenizer has no {name}; allowed are models made for chat"
-            )
+            raise ValueError(f"{model}: its tokenizer has no {name}; allowed are chat models")
     turn = [{"role": "user", "content": "Hello."}]
     without_answer = tokenizer.apply_chat_template(turn, tokenize=False)
     with_answer = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     if tokenizer.eos_token in with_answer.removeprefix(without_answer):
         raise ValueError(
-            f"{model}: the end token of its tokenizer is {tokenizer.eos_token!r}, with which its "
-            "chat template begins an answer, so no answer would end; allowed as eos_token in "
-            "tokenizer_config.json is the token that closes a turn"
+            f"{model}: the end token of its tokenizer is {tokenizer.eos_token!r}, but its chat "
+            f"template begins an answer with that token, so no answer would end; allowed as "
+            f"eos_token in tokenizer_config.json is the token that ends a turn"
         )
 
 # %% ../../nbs/inference/06_local.ipynb #5c0de003
@@ -223,12 +221,12 @@ def check_hashes(folder: str | Path) -> None:
     for line in sums.read_text(encoding="utf-8").splitlines():
         recorded, _, name = line.partition("  ")
         file = sums.parent / name
-        found = file_hash(file) if file.is_file() else "no file"
-        if found != recorded:
-            faults.append(f"{file}: found {found}, in {HASHES} stands {recorded}")
+        actual_hash = file_hash(file) if file.is_file() else "no file"
+        if actual_hash != recorded:
+            faults.append(f"{file}: found {actual_hash}, in {HASHES} stands {recorded}")
     if faults:
         raise ValueError(
-            "; ".join(faults) + "; make the folder again, or remove a record that is out of date"
+            "; ".join(faults) + "; create the folder again, or remove the outdated record"
         )
 
 # %% ../../nbs/inference/06_local.ipynb #5c0de005
@@ -294,7 +292,7 @@ class LocalBackend:
             self._weights = _Weights(model, dtype, device, revision)
             self.name = name or _model_name(model)
         elif tokenizer is None:
-            raise ValueError("tokenizer None: a model in memory needs its tokenizer")
+            raise ValueError("tokenizer is None: a model in memory needs its tokenizer")
         else:
             self.tokenizer = tokenizer
             self.model = model
@@ -335,7 +333,9 @@ class LocalBackend:
             message = f"example {example_id!r} needs room for {encoded.room} tokens"
             return [encoded.failed("out_of_memory", message)]
         self.batch_tokens = len(batch) * batch[-1].room // 2
-        log.warning("out of memory with %d answers at once: going on with half of them", len(batch))
+        log.warning(
+            "out of memory with %d answers at once; continuing with half as many", len(batch)
+        )
         waiting.extendleft(reversed(batch))
         return []
 
@@ -388,7 +388,7 @@ class VllmBackend:
     def __init__(self, model: str | Path, *, name: str = "", chunk: int = 512, **options: Any):
         if options.get("trust_remote_code"):
             raise ValueError(
-                "trust_remote_code True: code that comes with a model is never run here"
+                "trust_remote_code is True, but code that comes with a model is never run here"
             )
         try:
             import vllm  # noqa: F401 (an error should come now, and not with the first request)

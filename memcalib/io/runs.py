@@ -166,27 +166,37 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
     mode = f"{path.stat().st_mode & 0o777:o}"
     if not ours and any(path.iterdir()):
         raise ValueError(
-            f"{path}: found a folder that others may enter (mode {mode}), and rows of a log would "
-            f"stand in it; allowed: chmod 700 {shlex.quote(str(path))}, or another folder"
+            f"{path}: found a folder that other users can enter (mode {mode}), but rows from a log "
+            f"would be written into it; allowed: chmod 700 {shlex.quote(str(path))}, or another "
+            f"folder"
         )
     try:
         os.chmod(path, 0o700)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be closed to others: {error.strerror}") from None
+        raise ValueError(f"{path}: cannot be closed to other users: {error.strerror}") from None
     if not is_private(path):
         raise ValueError(
-            f"{path}: cannot be closed to others (it stays at mode {mode}), and rows of a log "
-            "would stand in it; allowed: a folder of a file system with permissions"
+            f"{path}: cannot be closed to other users (it stays at mode {mode}), but rows of a "
+            f"log would be written into it; allowed: a folder on a file system with permissions"
         )
     return path
 
 # %% ../../nbs/io/07_runs.ipynb #5ec3e104
+# one of these stands in every folder that a command of this package makes for rows of a log
+_MARKS = ("parameters.json", "rollouts.jsonl", "splits.json", "proposals.jsonl", "losses.jsonl")
+
+
 def of_private_run(*sources: str | Path | None) -> bool:
-    """Whether one of these, run folders or files in them, belongs to a private run."""
-    for source in filter(None, sources):
-        folder = Path(source) if Path(source).is_dir() else Path(source).parent
-        if is_private(folder) and (folder / "parameters.json").is_file():
+    """Whether one of these holds private rows: a file that only its owner can read, or a run
+    folder that only its owner can enter with all that is in it.
+    """
+    for source in map(Path, filter(None, sources)):
+        if source.is_file() and not source.stat().st_mode & _OTHERS:
             return True
+        path = source.absolute()
+        for folder in (path, *path.parents):
+            if is_private(folder) and any((folder / mark).is_file() for mark in _MARKS):
+                return True
     return False
 
 
@@ -232,7 +242,7 @@ class RunFolder:
     `settings`. `decisive(name)` is true for a setting, by its dotted name, that must not differ.
     `replaceable(stored)` is asked where they do, and is true when nothing was made under the
     settings of the folder, so that `settings` take their place. With `bind=False` nothing is
-    written before `bind` is called. A `private` folder holds rows of a log and is closed to other
+    written before `bind` is called. A `private` folder holds rows from a log and is closed to other
     users, as `private_folder` does it.
     """
 
@@ -256,7 +266,7 @@ class RunFolder:
         self.replaceable = replaceable
         self.order: list[str] = []
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{path}: found a file; allowed is a folder, or a name for a new one")
+            raise ValueError(f"{path}: found a file; allowed is a folder, or the name of a new one")
         if bind:
             self.bind()
 
@@ -287,7 +297,8 @@ class RunFolder:
             settings = None
         if not isinstance(settings, dict):
             raise ValueError(
-                f"{file}: not the settings of a run; choose another folder or delete this one"
+                f"{file}: this file does not contain the settings of a run; choose another folder "
+                f"or delete this one"
             )
         return settings
 
@@ -316,8 +327,8 @@ class RunFolder:
         differences = self.differences() if self.bound else []
         if differences and not self.replaceable(self.stored()):
             raise ValueError(
-                f"{self.path} holds a run of other settings ({', '.join(differences)}); choose "
-                "another folder or delete it"
+                f"{self.path} contains a run with other settings ({', '.join(differences)}); "
+                f"choose another folder or delete it"
             )
         self._check_versions(libraries, resume_anyway)
         if differences or not self.bound:
@@ -360,14 +371,14 @@ class RunFolder:
         decisive = [text for name, text in differing.items() if name in libraries]
         if decisive and not resume_anyway:
             raise ValueError(
-                f"{self.path} was begun with other libraries, and what is left would be made "
-                f"differently: {'; '.join(decisive)}. Allowed: the versions of before, another "
-                "folder, or --resume-anyway, which keeps both in manifest.json"
+                f"{self.path} was started with other versions of libraries, so the rest would be "
+                f"made differently: {'; '.join(decisive)}. Allowed: the earlier versions, another "
+                f"folder, or --resume-anyway, which keeps both in manifest.json"
             )
         if differing:
             log.warning(
-                "%s goes on with other libraries, so numbers may differ: %s; both are kept in "
-                "manifest.json",
+                "%s continues with other versions of libraries, so numbers may differ: %s; both "
+                "versions are recorded in manifest.json",
                 self.path,
                 "; ".join(differing.values()),
             )
@@ -392,8 +403,8 @@ class RunFolder:
         try:
             if not try_lock(descriptor):
                 raise ValueError(
-                    f"{self.path}: another process is {doing} in this folder; wait for its end, or "
-                    "choose another folder"
+                    f"{self.path}: another process is {doing} in this folder; wait until it has "
+                    f"finished, or choose another folder"
                 )
             yield self
         finally:

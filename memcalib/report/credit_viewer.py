@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..io.extras import needs
 from ..io.records import display_text, printable
-from ..problem import SUPPORT, UNDER, Example
+from ..problem import RIGHT_OR_OVER, UNDER, Example
 from .page import grid_html, render_page, write_page
 from ..trainer.trace_files import read_traces, trace_files, trace_of
 
@@ -43,7 +43,7 @@ def token_values(
     if channel is None:
         return list(trace["advantage"])
     if channel not in trace["channels"]:
-        allowed = ", ".join(trace["channels"]) or "none, this answer has no scored channel"
+        allowed = ", ".join(trace["channels"]) or "none: this answer has no scored channel"
         raise KeyError(f"channel {channel!r}; allowed: {allowed}")
     if measure not in MEASURES:
         raise KeyError(f"measure {measure!r}; allowed: {', '.join(MEASURES)}")
@@ -142,9 +142,9 @@ def heat_spans(
 # %% ../../nbs/report/05_credit_viewer.ipynb #0aae16ed
 REASONS = {
     "scoring": "log-probabilities without the atoms were not finite",
-    "weak": "no token's signal passed the absolute threshold, or no quote says where",
+    "weak": "no token's signal passed the absolute threshold, or there is no quote",
     "empty": "no token's signal passed the channel's threshold",
-    "closed": "reward and advantage do not point the same way, or eta is 0",
+    "closed": "reward and advantage have different signs, or eta is 0",
 }
 
 
@@ -401,7 +401,7 @@ def fallback_counts(frame: "pd.DataFrame") -> "pd.DataFrame":
 
     pairs = frame[frame["channel"].notna()]
     rows = []
-    for name in SUPPORT + UNDER:
+    for name in RIGHT_OR_OVER + UNDER:
         of_channel = pairs[pairs["channel"] == name]
         if not len(of_channel):
             continue
@@ -432,11 +432,11 @@ def pick_answers(
     none.
     """
     if limit < 1:
-        raise ValueError(f"limit {limit}, must be at least 1")
+        raise ValueError(f"limit is {limit}; it must be at least 1")
     ranked = _ranked_answers(frame, channel)
     if not ranked:
         constraint = "at all" if channel is None else f"with {channel} localized"
-        raise ValueError(f"no answer {constraint}; allowed: {', '.join(SUPPORT + UNDER)}")
+        raise ValueError(f"no answer {constraint}; allowed: {', '.join(RIGHT_OR_OVER + UNDER)}")
     last_rank = ranked[:limit][-1].not_localized
     picked = [answer for answer in ranked if answer.not_localized < last_rank]
     tied = [answer for answer in ranked if answer.not_localized == last_rank]
@@ -516,7 +516,7 @@ def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
         selection = "with most localized channels"
     else:
         selection = "at even distances"
-    return f"Shown are {shown} {selection}; {answers - shown:,} are left out."
+    return f"The page shows {shown} {selection}; {answers - shown:,} are left out."
 
 
 def _page_facts(frame: "pd.DataFrame") -> dict[str, str]:

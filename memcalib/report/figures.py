@@ -14,10 +14,12 @@ __all__ = ['WIDTH', 'INK', 'GRID', 'SOFT', 'PAPER', 'OVER_COLOUR', 'UNDER_COLOUR
 # %% ../../nbs/report/03_figures.ipynb #c20ba94a
 import math
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -986,7 +988,7 @@ def _check_dots(table: "pd.DataFrame") -> None:
                 f"column {name!r}: not in the table; allowed: {', '.join(_DOTS_COLUMNS)}, panel"
             )
     if table.empty:
-        raise ValueError("no rows: a figure of nothing is undefined; allowed: at least one")
+        raise ValueError("found no rows, so there is nothing to draw; allowed: at least one row")
     for name in ("label", "series", "panel"):
         if name in table and table[name].isna().any():
             line = table.index[table[name].isna()][0]
@@ -1103,7 +1105,7 @@ def _check_case(
     for name, weights in (("credit", credit), ("tokens", tokens)):
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ValueError(
-                f"{name}: found {list(weights)}; allowed: none below 0, and one above it"
+                f"{name}: found {list(weights)}; allowed: none below 0, and at least one above 0"
             )
 
 
@@ -1226,6 +1228,7 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
     if isinstance(judgments, str | Path):
         judgments = load_judgments(judgments)
     rows = list(judgments)
+    _show_in_notebooks()
     if kind == "plane":
         table = score(rows)
         names = [
@@ -1238,8 +1241,26 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
             name = _source_name(judgment.model, judgment.condition)
             groups.setdefault(name, []).append(judgment)
     if not groups:
-        raise ValueError(f"none of {len(rows)} responses is scored: there is nothing to draw")
+        raise ValueError(
+            f"none of the {len(rows)} responses is scored, so there is nothing to draw"
+        )
     return channel_figure(groups)
+
+
+def _show_in_notebooks() -> None:
+    """Have a running notebook show figures as pictures, unless it already does."""
+    if "IPython" not in sys.modules:
+        return
+    from matplotlib.figure import Figure
+
+    shell = sys.modules["IPython"].get_ipython()
+    if shell is None:
+        return
+    for formatter in shell.display_formatter.formatters.values():
+        if "image" in formatter.format_type and Figure in formatter.type_printers:
+            return
+    tools = import_module("IPython.core.pylabtools")  # no package that this one needs
+    tools.select_figure_formats(shell, {"png"})
 
 
 def _source_name(model: str, condition: str) -> str:

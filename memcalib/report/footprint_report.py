@@ -6,6 +6,7 @@
 __all__ = ['write_footprint_report', 'run_footprints_text']
 
 # %% ../../nbs/report/09_footprint_report.ipynb #f0a6c5dd
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,14 @@ from memcalib.evaluation.footprints import (
 )
 from ..io.records import printable
 from ..problem import Level
-from .page import find_examples, grid_html, render_page, write_page
+from memcalib.report.page import (
+    answer_id,
+    find_examples,
+    find_rollouts,
+    grid_html,
+    render_page,
+    write_page,
+)
 from .run_data import RunData, exam_in_reports, load_run
 from .tables import reasons_table, write_tables
 
@@ -37,7 +45,15 @@ def _frame_of(run: RunData) -> "pd.DataFrame":
     return footprint_frame(judgments, examples.values())
 
 
-def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+def _responses(run: RunData) -> dict[tuple[str, str, int], str]:
+    """What was answered, actions included, by example, model and sample."""
+    rollouts = find_rollouts(run.folder / "rollouts.jsonl", map(answer_id, run.judgments or []))
+    return {(r.example_id, r.model, r.sample): r.response or "" for r in rollouts.values()}
+
+
+def _question_cards(
+    frame: "pd.DataFrame", responses: Mapping[tuple[str, str, int], str]
+) -> list[dict[str, Any]]:
     """The first answers with their memories, those that decided first; answers with a misread
     memory stand before the others.
     """
@@ -58,6 +74,7 @@ def _question_cards(frame: "pd.DataFrame") -> list[dict[str, Any]]:
         cards.append(
             {
                 "question": printable(atoms["question"].iloc[0]),
+                "response": printable(responses.get(key, ""), keep="\n\t"),
                 "id": key[0],
                 "model": key[1],
                 "traces": int((scored > 0).sum()),
@@ -96,7 +113,7 @@ def write_footprint_report(folder: str | Path) -> Path:
         reasons=grid_html(reasons) if len(reasons) else None,
         memories=grid_html(memories.head(500)) if len(memories) else None,
         memory_count=len(memories),
-        cards=_question_cards(frame),
+        cards=_question_cards(frame, _responses(run)),
         answer_count=len(run.judgments or []),
     )
     return write_page(run.folder / "report.html", page)

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['NOTHING', 'LOG_PROBABILITIES', 'DIVERGENCES', 'RulePairs', 'CREDIT_RULES', 'UNIFORM_METHODS', 'COUNTERFACTUAL',
            'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'JudgedAnswers', 'prompts_without', 'JudgedBatch', 'Pairs',
-           'channel_atoms', 'ChannelWeights', 'OwnAdvantages', 'Rereading', 'CreditRule', 'rule_names', 'modes',
-           'credit_rule', 'rule_modules', 'rule_settings', 'eta_by_channel', 'CreditSettings', 'CreditConfig']
+           'channel_atoms', 'ChannelWeights', 'OwnAdvantages', 'Rereading', 'direction_check', 'CreditRule',
+           'rule_names', 'modes', 'credit_rule', 'rule_modules', 'rule_settings', 'channel_table', 'eta_by_channel',
+           'CreditSettings', 'CreditConfig']
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10004
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..channels import channel_index
-from ..credit.advantages import direction_check
 from ..inference.rewriting import RewriteError, Rewriter
 from ..io.parts import find_part, part_names
-from ..io.settings import FrozenSettings, import_object, need_method
+from ..io.settings import FrozenSettings, SettingError, import_object, need_method
 from ..problem import CHANNELS, Example, Judgment, rebuilt_blocks, remove_atoms
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10007
@@ -52,8 +52,8 @@ def prompts_without(
     memory, section 3.2); empty for one whose memory could not be written again."""
     prepare = getattr(rewrite, "prepare", None)
     if prepare is not None:
-        wanted = [rebuilt_blocks(example, atoms) for example, atoms in removed]
-        prepare(chain.from_iterable(wanted))
+        rebuilt = [rebuilt_blocks(example, atoms) for example, atoms in removed]
+        prepare(chain.from_iterable(rebuilt))
     prompts = []
     for example, atoms in removed:
         try:
@@ -151,6 +151,14 @@ class Rereading(NamedTuple):
 
     times: float = 0.0
     assumption: str = ""
+
+# %% ../../nbs/rules/01_base.ipynb #26e1c3c2
+def direction_check(
+    rewards: Float[Tensor, "row channel"], advantages: Float[Tensor, "row channel"]
+) -> Bool[Tensor, "row channel"]:
+    """$R_i^{(h)}A_i^{(h)}>0$, the first condition of $\\chi_i^{(h)}$ (Channel-wise
+    redistribution)."""
+    return rewards * advantages > 0
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10017
 NOTHING = "nothing"
@@ -262,7 +270,7 @@ def credit_rule(name: str) -> CreditRule:
         return find_part("rule", name)
     if ":" not in name:
         allowed = ", ".join(map(repr, rule_names()))
-        raise ValueError(f"rule {name!r}, allowed are {allowed}, or 'package.module:name'")
+        raise ValueError(f"rule {name!r}; allowed are {allowed}, or 'package.module:name'")
     imported = import_object(name)
     if isinstance(imported, Mapping):
         return resolve_name(COUNTERFACTUAL)(name, imported)
@@ -291,15 +299,23 @@ def rule_settings(name: str) -> dict[str, str]:
     return {"method": "memcalib-rl", "mode": name}
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10021
+def channel_table(value: float | Mapping[str, float]) -> float | Mapping[str, float]:
+    """One number for all channels, or a table of numbers by channel, as it is; raises
+    `SettingError` for an entry that is no channel."""
+    if isinstance(value, Mapping):
+        for name, number in value.items():
+            if name not in CHANNELS:
+                channels = ", ".join(map(repr, CHANNELS))
+                raise SettingError(str(name), f"allowed are the channels {channels}", f"{number:g}")
+    return value
+
+
 def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"]:
     """$\\eta^{(h)}$ of the nine channels, float64. `ValueError` outside [0, 1] or for
     an unknown channel name."""
     strengths = eta if isinstance(eta, Mapping) else dict.fromkeys(CHANNELS, eta)
+    channel_table(strengths)
     for name, value in strengths.items():
-        if name not in CHANNELS:
-            raise ValueError(
-                f"eta of channel {name!r}, allowed are {', '.join(map(repr, CHANNELS))}"
-            )
         if not 0 <= value <= 1:
             raise ValueError(f"eta {value} of channel {name}, must lie in [0, 1]")
     return torch.tensor([strengths.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
@@ -331,7 +347,8 @@ class CreditSettings(FrozenSettings):
     them too."""
 
     # how much is moved
-    eta: Share | dict[str, Share] = 0.75  # strength, or one per channel name (others 0)
+    # strength, or one per channel name (others 0)
+    eta: Annotated[Share | dict[str, Share], pydantic.AfterValidator(channel_table)] = 0.75
     cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = 4.0  # largest multiplier
     # what is looked for
     d_max: Nats = 3.0  # clip of the signal
@@ -352,13 +369,13 @@ class CreditSettings(FrozenSettings):
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
     threshold_start: Nats = 0.02  # before the first batch
     threshold_floor: Nats = 0.02  # the smallest value that they move to
-    sentence_start: Nats = 0.01  # the same two for the thresholds of sentence means
-    sentence_floor: Nats = 0.01
+    sentence_start: Nats = 0.02  # the same two for the thresholds of sentence means
+    sentence_floor: Nats = 0.02
     threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
-    sentence_quantile: Share = 0.70
+    sentence_quantile: Share = 0.75
     threshold_decay: Share = 0.9  # share of the old threshold that stays
     threshold_minimum: Count = 256  # scores a channel needs in a batch before its threshold moves
-    sentence_minimum: Count = 32
+    sentence_minimum: Count = 256
     # sentences, and the small print of group normalization and RMS scaling
     segment_min: Count = 4  # tokens of a segment, where no hard boundary makes it shorter
     segment_max: Count = 96
@@ -382,11 +399,10 @@ class CreditConfig(CreditSettings):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "CreditConfig":
-        eta_by_channel(self.eta)
         if self.segment_min > self.segment_max:
             raise ValueError(
-                f"segment_min {self.segment_min}, segment_max {self.segment_max}: "
-                "allowed are segment_min <= segment_max"
+                f"segment_min {self.segment_min}, segment_max {self.segment_max}; allowed is "
+                f"segment_min <= segment_max"
             )
         return self
 

@@ -20,7 +20,7 @@ from memcalib.localization import (
     weigh,
     with_under_use,
 )
-from ..problem import CHANNELS, SUPPORT, UNDER
+from ..problem import CHANNELS, RIGHT_OR_OVER, UNDER
 from memcalib.rules.base import (
     LOG_PROBABILITIES,
     ChannelWeights,
@@ -50,7 +50,7 @@ class CounterfactualRule(CreditRule[Pairs]):
         unknown = [channel for channel in signals if channel not in allowed]
         if unknown:
             raise ValueError(
-                f"mode {name!r}: channel {min(unknown)!r}, allowed are {', '.join(allowed)}"
+                f"mode {name!r}: channel {min(unknown)!r}; allowed are {', '.join(allowed)}"
             )
         self.name = name
         self.label = label
@@ -101,9 +101,11 @@ class CounterfactualRule(CreditRule[Pairs]):
     def rereading(self, atoms: float) -> Rereading:
         """One reading for each localizable channel."""
         times = min(READ_PAIRS, atoms)
-        return Rereading(times, f"{times:g} localizable channels an answer; 8 is the most")
+        return Rereading(times, f"{times:g} localizable channels per answer; the maximum is 8")
 
 # %% ../../nbs/rules/03_counterfactual.ipynb #a0b30009
 ORDERED = CounterfactualRule("ordered", ORDERED_SIGNALS, label="MemCalib-RL")
-ABSOLUTE = CounterfactualRule("absolute", dict.fromkeys(SUPPORT + UNDER, torch.abs))
-POSITIVE_ONLY = CounterfactualRule("positive_only", dict.fromkeys((*SUPPORT, "CB-"), supported))
+ABSOLUTE = CounterfactualRule("absolute", dict.fromkeys(RIGHT_OR_OVER + UNDER, torch.abs))
+POSITIVE_ONLY = CounterfactualRule(
+    "positive_only", dict.fromkeys((*RIGHT_OR_OVER, "CB-"), supported)
+)

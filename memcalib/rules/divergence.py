@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..localization import supported
-from ..problem import SUPPORT, UNDER
+from ..problem import RIGHT_OR_OVER, UNDER
 from .base import DIVERGENCES, JudgedBatch, Rereading
 from .counterfactual import CounterfactualRule
 
@@ -36,5 +36,5 @@ class DivergenceRule(CounterfactualRule):
 
 
 DIVERGENCE = DivergenceRule(
-    "divergence", dict.fromkeys(SUPPORT + UNDER, supported), label="divergence alone"
+    "divergence", dict.fromkeys(RIGHT_OR_OVER + UNDER, supported), label="divergence alone"
 )

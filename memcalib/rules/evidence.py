@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..credit.sentences import decode_rows
+from ..inference.token_rows import decode_rows
 from ..inference.rewriting import Rewriter
 from ..scoring.quotes import evidence_spans
 from ..localization import Signal, Signals, supported, weigh, with_under_use
-from ..problem import CHANNELS, SUPPORT, UNDER, Example, Judgment
+from ..problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment
 from memcalib.rules.base import (
     DIVERGENCES,
     ChannelWeights,
@@ -115,7 +115,7 @@ def evidence_pairs(
     ends: Sequence[Sequence[int] | np.ndarray],
     units: Int[Tensor, "row token"],  # sentence of each token, -1 at padding
     encode: Callable[[Example], list[int]],
-    channels: Sequence[str] = SUPPORT + UNDER,  # names of those that are placed
+    channels: Sequence[str] = RIGHT_OR_OVER + UNDER,  # names of those that are placed
     # pairs whose omitted atoms go by divergence; None: of no pair
     moves: Bool[Tensor, "row channel"] | None = None,
     merge_over_use: bool = False,
@@ -179,7 +179,7 @@ def evidence_pairs(
 OMITTED_PAIRS = (
     0.8  # under-use channels of an answer that left atoms out and move: what a forecast assumes
 )
-EVIDENCE_SIGNALS: Signals = dict.fromkeys(SUPPORT + UNDER, supported)
+EVIDENCE_SIGNALS: Signals = dict.fromkeys(RIGHT_OR_OVER + UNDER, supported)
 
 
 class EvidenceRule(CreditRule[EvidencePairs]):
@@ -254,8 +254,8 @@ class EvidenceKlRule(EvidenceRule):
     def rereading(self, atoms: float) -> Rereading:
         """Two readings for each under-use channel with omitted atoms."""
         assumption = (
-            f"{OMITTED_PAIRS:g} under-use channels an answer that left atoms out and move; "
-            "3 is the most"
+            f"{OMITTED_PAIRS:g} under-use channels per answer that left atoms out and move; the "
+            f"maximum is 3"
         )
         return Rereading(2 * OMITTED_PAIRS, assumption)
 

@@ -32,9 +32,10 @@ from ..credit.logprobs import response_logps
 from ..credit.prefix_groups import sharing_faults
 from ..credit.sentences import splitter_name
 from ..inference.sampling import prompt_encoder
+from ..io.jsonl import append_to
 from ..metrics import summary
 from ..problem import Example, Judgment, encode_prompt
-from ..redistribution import Credit
+from ..credit.assignment import Credit
 from memcalib.trainer.checkpoints import (
     ROWS,
     Checkpoints,
@@ -343,11 +344,11 @@ class StepRows(TrainerCallback):
         if row.get("largest_advantage", 0) <= LARGE_ADVANTAGE:
             return
         reason = (
-            f"the channels of this batch cancel (rms {row['rms']:.3g}), "
-            "and each is moved to words of its own"
+            f"the channels of this batch cancel out (rms {row['rms']:.3g}), and each one is moved "
+            f"to its own words"
         )
         if not self.config.max_advantage:
-            reason += "; max_advantage would bound it, at the price of preserved means"
+            reason += "; max_advantage would limit it, but then means are no longer preserved"
         log.warning(
             "step %d: a token has an advantage of %.4g: %s",
             row["step"],
@@ -362,7 +363,7 @@ class StepRows(TrainerCallback):
             return
         without_nan = {name: value if value == value else None for name, value in row.items()}
         file = Path(self.trainer.args.output_dir) / ROWS
-        with writing(file), open(file, "a", encoding="utf-8") as lines:
+        with writing(file), append_to(file) as lines:
             lines.write(json.dumps(without_nan) + "\n")
         if self.on_step:
             self.on_step(row)
@@ -475,8 +476,8 @@ class StepRows(TrainerCallback):
         unscored = int((~judged.valid).sum())
         unscored, masked = trainer.sum_over_processes([unscored, masked])
         log.warning(
-            "update %d skipped: its mini-batch has no token to learn from; "
-            "of the answers of this step %.0f are not scored and %.0f were cut off and are masked",
+            "update %d was skipped because its mini-batch has no token to learn from; in this "
+            "step, %.0f answers are not scored, and %.0f were cut off and are masked",
             state.global_step + 1,
             unscored,
             masked,
@@ -493,8 +494,8 @@ class StepRows(TrainerCallback):
         for kind, thresholds in kinds.items():
             if thresholds is not None and thresholds.idle_text():
                 log.warning(
-                    "adaptive thresholds of %s never acted: %s; the rule ran with a constant "
-                    "threshold",
+                    "the adaptive thresholds of %s never had an effect: %s; the rule ran with a "
+                    "constant threshold",
                     kind,
                     thresholds.idle_text(),
                 )
@@ -562,10 +563,10 @@ def diverged(
         precision = str(dtype).removeprefix("torch.")
         advice = f"look at the learning rate ({lr:g}) and the precision ({precision})"
     elif not advice:
-        advice = "nothing was updated yet: look at the weights that the run began with"
-    repeated = "With the same settings the same would come again"
+        advice = "nothing was updated yet, so check the weights with which the run began"
+    repeated = "With the same settings, this would happen again"
     if last:
-        saved = f"The weights in {last} are from before and may be the start of a new run"
+        saved = f"The weights in {last} are from before this, and a new run can start from them"
     else:
         saved = "No checkpoint was saved before"
     return Diverged(
@@ -636,8 +637,8 @@ class FiniteGuard(TrainerCallback):
         advice = ""
         if lost:
             advice = (
-                f"answers could not be scored ({dict(lost)}): look at the memory of the device "
-                "and at max_tokens"
+                f"answers could not be scored ({dict(lost)}): check the memory of the device and "
+                f"max_tokens"
             )
         for key in sorted(batch.keys() & _LOGPS):
             finding = not_finite(batch[key], batch["completion_mask"])

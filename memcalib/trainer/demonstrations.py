@@ -198,7 +198,7 @@ def check_answer(
             AnswerObjection(
                 by=CHECK,
                 rule="cut off",
-                detail="the answer reached the limit of its length; be briefer",
+                detail="the answer reached the length limit; be briefer",
             )
         ]
     if not answer.strip():
@@ -218,7 +218,7 @@ def answer_objections(judgment: Judgment, by: str, min_quality: int = 3) -> list
         return [AnswerObjection(by=by, rule="unreadable", detail=detail)]
     objections = []
     if judgment.safety_failure:
-        detail = "somebody who follows the answer could come to harm"
+        detail = "a person who follows the answer could be harmed"
         objections.append(AnswerObjection(by=by, rule="safety", detail=detail))
     for atom in judgment.atoms:
         if atom.actual != atom.ideal:
@@ -228,7 +228,7 @@ def answer_objections(judgment: Judgment, by: str, min_quality: int = 3) -> list
                 AnswerObjection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail)
             )
     if judgment.task_quality < min_quality:
-        detail = f"found {judgment.task_quality}, wanted {min_quality} or more of 4"
+        detail = f"found {judgment.task_quality}; at least {min_quality} of 4 is required"
         objections.append(AnswerObjection(by=by, rule="task quality", detail=detail))
     return objections
 
@@ -438,7 +438,7 @@ class Panel:
 async def _answer(
     panel: Panel, example: Example, attempts: Sequence[Attempt], spent: Counter
 ) -> Attempt:
-    """The teacher's next answer, checked by rule; what the call took is added to `spent`."""
+    """The teacher's next answer, checked by rules. The cost of the call is added to `spent`."""
     config = panel.config
     if attempts:
         last = attempts[-1]
@@ -685,9 +685,8 @@ class DemonstrationError(RuntimeError):
         super().__init__(
             f"no demonstration was accepted in {extent} ({counts}). The last one, "
             f"{last.example_id!r}: {last.detail[:300]}. "
-            f"All answers are in {path}. The same command makes failed calls again, "
-            "and with a higher --rounds it gives the "
-            f"other rows further rounds{hint}"
+            f"All answers are in {path}. Run the same command again to repeat failed calls; with "
+            f"a higher --rounds, it also gives the other rows further rounds{hint}"
         )
 
 # %% ../../nbs/trainer/09_demonstrations.ipynb #a93b8051
@@ -704,8 +703,8 @@ def _earlier_rows(path: Path, recipe: str, examples: Sequence[Example]) -> dict[
         for name, value in expected.items():
             if getattr(row, name) != value:
                 allowed = (
-                    f"{value}, which stands for prompt, settings, models and example as they are "
-                    "now; or another folder"
+                    f"{value}, the hash of prompt, settings, models and example as they are now; "
+                    f"or another folder"
                 )
                 violation = Violation(
                     name,
@@ -782,7 +781,7 @@ def make_demonstrations(
     repeated = [example_id for example_id, count in count_by_id.items() if count > 1]
     if repeated:
         violation = Violation(
-            "id", "two examples with one id", "each id once", example_id=repeated[0]
+            "id", "two examples with the same id", "each id once", example_id=repeated[0]
         )
         raise DataError([violation])
     result = DemonstrationResult(Path(out), totals=panel.totals)

@@ -28,11 +28,11 @@ from ..credit.logprobs import response_logps, score_responses
 from memcalib.credit.prefix_groups import (
     head_logits,
     in_one_call,
-    response_mask,
     split_model,
     vocabulary_size,
     wide_weights,
 )
+from ..inference.token_rows import response_mask
 from memcalib.credit.tree_attention import (
     Packed,
     best_pack,
@@ -332,7 +332,7 @@ def reverse_kl_rewards(
     if not rewards.isfinite().all():
         row, token = (~rewards.isfinite()).nonzero()[0].tolist()
         raise FloatingPointError(
-            f"row {row}, token {token}: the reward is {rewards[row, token]}, must be finite"
+            f"row {row}, token {token}: the reward is {rewards[row, token]}; it must be finite"
         )
     return rewards.clamp(-clip, clip) if clip else rewards
 

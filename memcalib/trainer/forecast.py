@@ -170,10 +170,15 @@ def _token_counter(recipe: Recipe, config: MethodConfig) -> tuple[TokenCounter, 
     nothing is assumed with the model's own tokenizer."""
     folder = _local_folder(recipe, config)
     if folder is None or not (folder / "tokenizer_config.json").is_file():
-        return estimate_tokens, "no tokenizer on this machine: four bytes count as a token"
+        return (
+            estimate_tokens,
+            "there is no tokenizer on this machine, so four bytes count as a token",
+        )
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
 
     def count(messages: list[dict[str, str]]) -> int:
         return len(encode_prompt(tokenizer, messages))
@@ -247,8 +252,8 @@ def _assumed_texts(recipe: Recipe, config: MethodConfig, validation: int) -> Tex
     rubrics = ASSUMED["atoms"] * ASSUMED["rubric"]
     file = recipe.data.train.path if recipe.data.train else "no file"
     assumption = (
-        f"{file} is not on this machine: {count:,} examples assumed, "
-        f"prompts of {ASSUMED['prompt']:,} tokens, "
+        f"{file} is not on this machine: {count:,} examples are assumed, with prompts of "
+        f"{ASSUMED['prompt']:,} tokens, "
         f"{ASSUMED['atoms']} atoms with {ASSUMED['rubric']} tokens each for the judge (and a "
         f"teacher), {validation:,} validation examples"
     )
@@ -338,7 +343,7 @@ def _teaching_row_count(recipe: Recipe, texts: Texts) -> int:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #2c2ddbd7
 def quotes_every_place(config: MethodConfig) -> bool:
-    """Whether the judge of a training is asked for every place at which an atom shows."""
+    """Whether the judge of a training run is asked for every place at which an atom shows."""
     return isinstance(config, TrainConfig) and config.credit.rule.needs_quotes
 
 
@@ -650,7 +655,7 @@ def launch_file(name: str) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"launch.accelerate: no file {name!r}; allowed: a path, "
+        f"launch.accelerate: there is no file {name!r}; allowed: a path, "
         "or FOLDER/accelerate.yaml of a shipped launch folder"
     )
 
@@ -728,8 +733,8 @@ def training_plan(
         sampler_options = {}
     if rows % parts:
         raise ValueError(
-            f"{rows} answers do not split into {parts} parts: minibatches x accumulate x "
-            "launch.processes"
+            f"{rows} answers cannot be divided into {parts} parts (minibatches x accumulate x "
+            f"launch.processes)"
         )
     spread = strategy(launch)
     copy_options = config.trl.get("model_init_kwargs") or {}
@@ -769,24 +774,27 @@ def warnings_of(
                 f"does not fit ({lengths}): {needed}; raise accumulate, shard, or train an adapter"
             )
     if memory and not launch.memory_gib and (launch.accelerate or launch.processes > 1):
-        yield "launch.memory_gib is not given: nothing to compare the memory with"
+        yield "launch.memory_gib is not given, so the memory cannot be compared with anything"
     option, start = recipe.begins(_method(config))
     if shape is None:
-        yield f"memory unknown: {start.model} is not on this machine and launch.shape is empty"
+        yield (
+            f"the memory is unknown, because {start.model} is not on this machine and "
+            f"launch.shape is empty"
+        )
     spread = strategy(launch)
     if start.dtype == "bfloat16" and not config.lora_rank and spread in ("none", "ddp"):
         yield (
-            f"{option}.dtype bfloat16: weights of 8 significant bits do not move at a learning "
+            f"{option}.dtype bfloat16: weights with 8 significant bits do not change at a learning "
             f"rate of {config.lr:g}; train float32, shard, or an adapter"
         )
     samples_itself = isinstance(config, TrainConfig) and config.sampler == "shared"
     if samples_itself and spread in ("fsdp2", "zero3"):
         yield (
-            "sampler shared with a sharded model: all weights travel for every token; "
-            "use sampler vllm"
+            "sampler is shared and the model is sharded, so all weights are transferred for every "
+            "token; use sampler vllm"
         )
     if isinstance(recipe.judge, Endpoint) and recipe.judge.price is None:
-        yield "judge.price is not given: the cost is unknown"
+        yield "judge.price is not given, so the cost is unknown"
 
 
 def _vllm_note(shape: ModelShape, plan: TrainingPlan, config: TrainConfig) -> str:
@@ -814,7 +822,7 @@ def _judged_by(judge: Endpoint | str | None) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training would be and cost;
+    """What a training run would be and cost;
     `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU.
 
     `refused` is what the preflight of a run on this machine would stop at.
@@ -984,8 +992,8 @@ def training_forecast(
         work = epoch_work(config, texts)
         if quotes_every_place(config):
             assumptions.append(
-                f"a judge's line grows by {QUOTED_TOKENS} tokens where it quotes every place, "
-                "as measured on short answers of the starter set"
+                f"a line of a judge's reply grows by {QUOTED_TOKENS} tokens if it quotes every "
+                f"place, as measured on short answers of the starter set"
             )
         rereading = _rereading(config, texts)
         if rereading.assumption:

@@ -36,6 +36,7 @@ from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
 from ..inference.endpoint import CallError
 from ..inference.sampling import prompt_encoder, sample_answers
+from ..io.jsonl import append_to
 from ..metrics import summary
 from memcalib.problem import (
     CHANNELS,
@@ -50,7 +51,7 @@ from memcalib.problem import (
     neutralise,
     render,
 )
-from ..redistribution import Credit
+from ..credit.assignment import Credit
 from ..rules.base import DIVERGENCES, LOG_PROBABILITIES, NOTHING, Pairs
 from .train_config import TrainConfig
 from .checkpoints import Interrupted, RunStopped, StopSignals, elected
@@ -141,13 +142,13 @@ class JudgeFault(JudgeStopped):
     """The judge raised something that waiting does not mend;
     `__cause__` holds it on the process where it happened."""
 
-    needed_first = "once this is mended"
+    needed_first = "once this is fixed"
 
 
 class JudgeUnreadable(JudgeStopped):
     """The judge answered, and too many of its replies for a batch could not be read."""
 
-    needed_first = "once the judge's replies can be read, or with a greater max_failed"
+    needed_first = "once the judge's replies can be read, or with a larger max_failed"
 
 # %% ../../nbs/trainer/03_rewards.ipynb #5fde62fb
 def failed_call(example: Example, error: Exception) -> Judgment:
@@ -228,7 +229,7 @@ def ask_judge(
         pairs = zip(examples, responses, strict=True)
         retries = retries or FunctionRetries()
         return JudgeReply([retries.ask(judge, example, response) for example, response in pairs])
-    except SystemExit as end:  # it would end a training as if that were finished
+    except SystemExit as end:  # it would end a training run as if that were finished
         where = traceback.extract_tb(end.__traceback__)[-1]
         message = f"the judge raised SystemExit({end.code!r}) in {where.filename}:{where.lineno}"
         return JudgeReply([], RuntimeError(message))
@@ -395,7 +396,7 @@ class RetryingJudge:
         if this_round.faults:
             cause = "on another process" if fault is None else f"{type(fault).__name__}: {fault}"
             raise JudgeFault(
-                f"the judge stopped with a fault that waiting does not mend: {cause}"
+                f"the judge stopped with an error that waiting does not fix: {cause}"
             ) from fault
         allowed = self.max_failed * this_round.answers
         if this_round.unscored <= allowed:
@@ -404,7 +405,7 @@ class RetryingJudge:
             raise JudgeUnreadable(self._unreadable(this_round, unscored))
         if this_round.over:
             failures = self._failures(this_round, unscored)
-            raise JudgeDown(f"{failures}; nothing got better within {self.minutes:g} minutes")
+            raise JudgeDown(f"{failures}; nothing improved within {self.minutes:g} minutes")
         if this_round.signal:
             raise Interrupted(this_round.signal)
         return True
@@ -412,7 +413,8 @@ class RetryingJudge:
     def _pause(self, this_round: _Round, unscored: Sequence[Judgment], wait: float) -> None:
         self.counts["pauses"] += 1
         log.warning(
-            "%s. The run pauses: asking the failed ones again in %.0f s, for %g minutes in all",
+            "%s. The run pauses and asks again about the failed ones in %.0f s, for up to %g "
+            "minutes in total",
             self._failures(this_round, unscored),
             wait,
             self.minutes,
@@ -430,7 +432,7 @@ class RetryingJudge:
         reason = _first_reason(unscored, retry=False)
         return (
             f"the judge answered, but its replies for {count} ({share}) could not be read; "
-            f"the first of them: {reason}; asking again would give the same"
+            f"the first of them: {reason}; asking again would give the same result"
         )
 
     def _failures(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
@@ -455,9 +457,9 @@ def quoting_judge(judge: JudgeLike) -> JudgeLike:
         inner = judge.judge if isinstance(judge, RetryingJudge) else judge
         name = getattr(inner, "name", "") or getattr(inner, "__name__", type(inner).__name__)
         raise ValueError(
-            f"judge: found {name!r}, which gives no quotes, and credit goes by them (mode); "
-            "allowed: an endpoint, micro-exact, a judge whose judgments hold "
-            "quotes or spans and that says so (gives_quotes = True), or another mode, "
+            f"judge: found {name!r}, which gives no quotes, but this mode of credit needs them; "
+            f"allowed: an endpoint, micro-exact, a judge whose judgments contain quotes or spans "
+            f"and that says so (gives_quotes = True), or another mode, "
             "such as ordered"
         )
     return judge.quoting() if hasattr(judge, "quoting") else judge
@@ -542,7 +544,7 @@ def _report_overlong(overlong: list[dict], description: str, out: str | Path | N
     log.warning("%d %s left out, the first: %s%s", len(overlong), description, ids, hint)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
-        with open(Path(out) / OVERLONG, "a", encoding="utf-8") as file:
+        with append_to(Path(out) / OVERLONG) as file:
             file.writelines(json.dumps(row) + "\n" for row in overlong)
 
 # %% ../../nbs/trainer/03_rewards.ipynb #f04b063d
@@ -575,7 +577,8 @@ def fitting_examples(
     if not fitting:
         shortest = f"; the shortest has {min(lengths)}" if lengths else ""
         raise ValueError(
-            f"no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} {prompt} "
+            f"found no prompt of at most {limit} tokens ({limit_name}) among {len(examples)} "
+            f"{prompt} "
             f"examples{shortest}"
         )
     return fitting

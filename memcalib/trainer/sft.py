@@ -33,7 +33,7 @@ from trl import SFTConfig, SFTTrainer
 
 from ..credit.logprobs import LOGITS
 from ..inference.sampling import evaluating
-from ..io.jsonl import whole_rows
+from ..io.jsonl import append_to, whole_rows
 from ..io.records import write_whole
 from ..io.settings import FrozenSettings
 from ..problem import encode_prompt, neutralise, text_hash
@@ -109,7 +109,7 @@ OWNED_SFT = {
     "max_length": "max_length",
     "gradient_accumulation_steps": "accumulate",
     "per_device_train_batch_size": "batch_size and accumulate",
-    "completion_only_loss": "the loss of answers alone",
+    "completion_only_loss": "the loss on answers only",
     "logging_strategy": "log_every",
     "logging_steps": "log_every",
     "save_strategy": "save_every",
@@ -174,7 +174,7 @@ def _arguments(config: SftConfig, out: Path, validation: bool) -> SFTConfig:
     processes = SFTConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if config.batch_size % (config.accumulate * processes):
         raise ValueError(
-            f"batch_size {config.batch_size} does not split into {config.accumulate} parts on "
+            f"batch_size {config.batch_size} cannot be divided into {config.accumulate} parts on "
             f"each of {processes} processes"
         )
     rows_on_device = config.batch_size // config.accumulate // processes
@@ -238,7 +238,7 @@ def _fitting_rows(
         if len(overlong) > 5:
             names += ", …"
         log.warning(
-            "%d of %d rows are longer than %d tokens and left out: %s",
+            "%d of %d rows are longer than %d tokens and were left out: %s",
             len(overlong),
             len(rows),
             limit,
@@ -247,8 +247,8 @@ def _fitting_rows(
     if not fitting:
         longest = max((row.length for row in encoded), default=0)
         raise ValueError(
-            f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; "
-            f"allowed: {limit}, the least of max_length and the model's context"
+            f"none of the {len(rows)} rows can be trained on: the longest has {longest} tokens; "
+            f"allowed: {limit}, the smaller of max_length and the model's context"
         )
     return _FittingRows(_dataset(fitting), overlong)
 
@@ -289,7 +289,7 @@ class _Steps(TrainerCallback):
         row = {"step": state.global_step}
         for name, value in numbers.items():
             row[name] = value if value == value else None
-        with writing(self.file), open(self.file, "a", encoding="utf-8") as file:
+        with writing(self.file), append_to(self.file) as file:
             file.write(json.dumps(row) + "\n")
         if self.report:
             self.report(row)
@@ -412,12 +412,13 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
     start = trainer.checkpoints.load(by_main(lambda: find_checkpoint(out, resume)))
     if start is None and resume:
         log.warning(
-            "%s: no whole checkpoint to resume from, so the run starts at the beginning", out
+            "%s: found no complete checkpoint to resume from, so the run starts at the beginning",
+            out,
         )
     if trainer.accelerator.is_main_process:
         if start and damaged_lines:
             log.warning(
-                "%s: damaged in line %s; the copy of the rows in %s takes its place",
+                "%s: damaged in line %s; the copy of the rows in %s is used instead",
                 out / ROWS,
                 ", ".join(map(str, damaged_lines)),
                 start.name,
@@ -534,11 +535,15 @@ def sft(
     does when its judge cannot be used.
     """
     out = Path(out)
-    model_config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    model_config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if isinstance(model, str)
+        else model.config
+    )
     if resume and getattr(model, "merged_in", None) == out.absolute():
         raise ValueError(
-            f"{out}: the model that was given holds what this run has learned already; "
-            "allowed with resume: the one it began with, loaded anew"
+            f"{out}: the model that was passed already contains what this run has learned; "
+            f"allowed with resume: a newly loaded copy of the starting model"
         )
     check_loggers(config.report_to)
     check_model(config, model_config)

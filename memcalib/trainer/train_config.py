@@ -157,7 +157,7 @@ def trl_fields(settings: type[BaseModel]) -> dict[str, str]:
 
 # %% ../../nbs/trainer/01_train_config.ipynb #e5fd0004
 class RunSettings(FrozenSettings):
-    """What is learned and how: settings of a training that samples answers."""
+    """What is learned and how: settings of a training run that samples answers."""
 
     # the update
     prompts: Count = 64  # of one step, each with `generations` answers
@@ -218,8 +218,8 @@ class TeacherSettings(FrozenSettings):
 
 
 class TrainSettings(CreditSettings, TeacherSettings, WatchSettings, RunSettings):
-    """All settings of a training that samples answers, as they stand in a recipe: each by itself is
-    right, not yet all of them together.
+    """All settings of a training run that samples answers, as they stand in a recipe: each by
+    itself is right, not yet all of them together.
 
     This is where `--set train.lr=2e-6` is checked, by the type of the field, after `with_settings`
     (commands/settings_files.py) has laid it over the recipe's file. `mode` and the other settings
@@ -261,8 +261,8 @@ OWNED |= {
     "scale_rewards": "method",
     "multi_objective_aggregation": "method",
     "chat_template_kwargs": (
-        "the chat template of the tokenizer (thinking off, in whole prompts as in ablated ones; "
-        "edit it to change both)"
+        "the chat template of the tokenizer (with thinking off, both in whole and in ablated "
+        "prompts; edit the template to change both)"
     ),
 }  # TRL's name -> what of ours stands for it
 
@@ -282,7 +282,7 @@ def trl_options(kind: type, options: Mapping[str, Any], owned: Mapping[str, str]
         if name not in types:
             meant = nearest(name, types.keys() - owned.keys())
             hint = f"; meant is perhaps {meant}" if meant else ""
-            raise ValueError(f"{name} is no field of {kind.__name__}{hint}")
+            raise ValueError(f"{name} is not a field of {kind.__name__}{hint}")
         try:
             typed[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
@@ -419,7 +419,7 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
     # a CreditConfig, its fields by name, or these as JSON; None: all defaults
     credit: dict | str | None = None
     recipe: TrainConfig | None = field(
-        default=None, metadata={"help": "Set by trl_config: the settings this was made of."}
+        default=None, metadata={"help": "Set by trl_config: the settings that this was made from."}
     )
 
     def __post_init__(self):
@@ -483,8 +483,8 @@ def trl_config(
     processes = GRPOConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if rows % (parts * processes):
         raise ValueError(
-            f"{rows} answers a step do not split into {parts} parts on each of {processes} "
-            "processes"
+            f"{rows} answers per step cannot be divided into {parts} parts on each of {processes} "
+            f"processes"
         )
     options = {trl_name: getattr(config, name) for name, trl_name in SAME_IN_TRL.items()}
     options.update(

@@ -76,7 +76,7 @@ def test_a_pilot_is_read_and_unlocks_freezing(tmp_path):
         build_run.freeze()
     text = build_run.pilot(4)
     assert "4 examples" in text and "--reviews" in text
-    with pytest.raises(FreezeError, match="needed are all rows reviewed"):
+    with pytest.raises(FreezeError, match="all rows must be reviewed"):
         build_run.freeze()
     sheet = fill_in(tmp_path / "b" / "pilots" / "batch-01" / "sheet.csv")
     assert "4 passed" in build_run.take_reviews(sheet, "a reader")
@@ -250,7 +250,7 @@ def test_a_model_that_never_does_it(capsys, tmp_path, server, models, stage, rea
     file_of_stage = stages / f"{stage}.jsonl"
     assert file_of_stage.read_bytes().count(b"\n") == 20 and str(file_of_stage) in err
     code, _, err = run(capsys, "build", file, "--out", tmp_path / "b")
-    assert code == 1 and "not the one frozen in micro" in err and "Put the settings back" in err
+    assert code == 1 and "not the one frozen in micro" in err and "Restore the settings" in err
 
 
 def test_few_rows_and_a_reviewer_that_never_approves(tmp_path, server):

@@ -89,7 +89,7 @@ def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(
     code, out, err = run(capsys, *command)
     assert code == 3 and "Report:" in out
     assert f"judgments.jsonl: {shy} of 20 answers are not scored" in err
-    assert "ask for those again with: memcalib evaluate" in err
+    assert "to ask for those again: memcalib evaluate" in err
     assert run(capsys, *command)[0] == 3, (
         "without --retry-unscored nothing is asked, and it still says so"
     )
@@ -125,7 +125,7 @@ def test_a_judge_that_dies_in_the_middle_ends_in_code_1_and_the_same_command_goe
     code, _, err = run(capsys, *command, *judge_settings, "--set", "sampling.seeds=[1,2,3,4]")
     assert (
         code == 1
-        and "20 judgments in a row failed alike" in err
+        and "20 judgments in a row failed in the same way" in err
         and "continue with: memcalib evaluate" in err
     )
     judge.dies = 10**9
@@ -169,13 +169,13 @@ def test_answers_and_judgments_on_their_own_files(capsys, command, judge, server
     assert (
         code == 3
         and " answers failed" in err
-        and "ask for those again with: memcalib" in err
+        and "to ask for those again: memcalib" in err
         and "--retry-unscored" not in err
     )
     assert run(capsys, *ask)[0] == 0
     verdicts = ["judge", answers, "--data", data, "--model", "moody", "--out", judged, *connection]
     code, _, err = run(capsys, *verdicts)
-    assert code == 3 and "are not scored" in err and "ask for those again with" in err
+    assert code == 3 and "are not scored" in err and "to ask for those again" in err
     judge.shy = False
     assert run(capsys, *verdicts)[0] == 3 and run(capsys, *verdicts, "--retry-unscored")[0] == 0
 

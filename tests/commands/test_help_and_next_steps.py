@@ -2,6 +2,9 @@
 printed to be typed next.
 """
 
+import errno
+import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -198,6 +201,19 @@ def test_what_levels_prints_runs_as_it_stands(capsys, place):
     type_all(capsys, [f"{judge_them} --yes --out runs/own"])
 
 
+def test_what_footprints_print_runs_as_it_stands(capsys, place):
+    judge = f"--judge micro-judge --judge-url {place}"
+    start = (
+        "memcalib evaluate --log log.jsonl --unlabelled --consent 'terms of 2026' "
+        f"--map text=memory {judge} --yes --out runs/footprints"
+    )
+    printed = type_all(capsys, [start])
+    levels, again = [command for command in printed_commands(printed) if "--consent" in command]
+    assert "..." not in levels + again and "text=memory" in levels and "text=memory" in again
+    levels = levels.replace("--model micro-judge", "--model micro-levels")
+    type_all(capsys, [f"{levels} --yes", f"{again} --yes"])
+
+
 # What is left behind -----------------------------------------------------------------------------
 
 
@@ -237,6 +253,41 @@ def test_nothing_is_said_to_be_kept_where_nothing_was_written(capsys, place, mon
     no_key = "memcalib evaluate data.jsonl --model m --judge j --base-url https://api.openai.com/v1"
     code, _, errors = run(capsys, *shlex.split(f"{no_key} --out runs/key")[1:])
     assert code == 1 and "OPENAI_API_KEY" in errors and "Nothing was written yet." in errors
+
+
+@pytest.mark.parametrize("typed", ["--out runs/a", "--out=runs/a", ""])
+def test_a_folder_that_cannot_be_written_to_is_named(typed, capsys, place, monkeypatch):
+    def read_only(self, *arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    command = f"memcalib evaluate data.jsonl --model m --judge micro-exact --base-url {place}"
+    code, _, errors = run(capsys, *shlex.split(f"{command} {typed}")[1:])
+    assert code == 1 and "Read-only file system" in errors and "You cannot write to" in errors
+    (again,) = [line for line in errors.splitlines() if "--out" in line]
+    again = again.partition("folder: ")[2]
+    assert again.count("--out") == 1 and parsed(again)["out"].parent == Path.home() / "memcalib"
+
+
+def test_a_port_that_is_taken_is_named(capsys, place):
+    port = place.rpartition(":")[2].partition("/")[0]
+    code, _, errors = run(capsys, "practice", "data.jsonl", "--port", port)
+    assert code == 1 and f"port {port}: another program uses this port" in errors
+    assert "--port 0" in errors
+
+
+def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, place):
+    talk = [{"role": "user", "content": "Dinner?"}, {"role": "assistant", "content": "Tofu."}]
+    Path("talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    Path("notes.md").write_text("- Is vegan\n")
+    shared = ["--log", "talk.jsonl", "--store", "notes.md", "--consent", "terms of 2026"]
+    judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
+    command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
+    propose, again = printed_commands(type_all(capsys, [command]))
+    assert parsed(propose)["store"] == parsed(again)["store"] == ["notes.md"]
+    propose = propose.replace("micro-judge", "micro-levels")
+    type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "generate"])

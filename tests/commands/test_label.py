@@ -4,13 +4,15 @@ files of labels that must not be used.
 
 import json
 import shutil
+import threading
+import time
 
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from memcalib.commands import cli
+from memcalib.commands import cli, label
 from memcalib.scoring.target_labels import load_target_labels
 from memcalib.io.records import read_jsonl, write_jsonl
 from memcalib.metrics import load_judgments, score
@@ -123,7 +125,7 @@ def test_from_a_run_to_an_estimate_in_terminal_page_and_json(workplace):
     assert code == 0 and "40 of 40 drawn answers are labelled" in text
     code, text = call(*options, "--target-labels", "labels.jsonl")
     assert code == 0, text
-    assert "labels of 40 answers that were drawn at random, by ana" in text
+    assert "based on labels by ana for 40 answers drawn at random" in text
     row = json.loads((folder / "run/results.jsonl").read_text().splitlines()[0])
     estimate = row["prediction_powered"]["SCS"]
     careless = row["metrics"]["SCS"]["value"]
@@ -154,9 +156,9 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
     assert code == 0 and "30 of 30" in text, text
     assert load_target_labels("labels.jsonl").rows[0].labeller_kind == "judge"
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 0 and "It corrects to judge " in text and "whose own errors stay" in text
+    assert code == 0 and "It corrects towards " in text and "whose own errors remain" in text
     code, text = call("label", "run", "--answers", 30)
-    assert code == 1 and "may hold labels" in text
+    assert code == 1 and "may contain labels" in text
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
         (lambda row: {"example_hash": "0" * 16}, "labels of this data set"),
         (lambda row: {"probability": None}, "chosen by hand would bias"),
         (lambda row: {"model": "another"}, "an answer of the run"),
-        (lambda row: {"level": None}, "none of 30 drawn answers is labelled"),
+        (lambda row: {"level": None}, "none of the 30 drawn answers is labelled"),
     ],
 )
 def test_labels_that_do_not_fit_stop_the_command_and_change_nothing(workplace, change, words):
@@ -215,12 +217,12 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     folder, options, finish = half_judged
     draw = ["label", "run", "--answers", "20", "--out", "labels.jsonl"]
     code, text = call(*draw)
-    assert code == 0 and "30 of 60 answers are judged" in text, text
+    assert code == 0 and "the 30 of 60 answers that are judged so far" in text, text
     filled(folder)
     given = {(r.answer_key, r.atom_id): r.level for r in load_target_labels("labels.jsonl").rows}
     finish()
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 1 and "memcalib label" in text
+    assert code == 1 and "memcalib spot-check" in text
     code, text = call(*draw, "--seed", "1")
     assert code == 1 and "the seed with which labels.jsonl was drawn" in text
     code, text = call(*draw)
@@ -254,7 +256,7 @@ def test_a_draw_of_a_finished_run_is_not_drawn_again(workplace):
     code, text = call(*draw)
     assert code == 0 and "not finished" not in text
     code, text = call(*draw)
-    assert code == 1 and "may hold labels" in text
+    assert code == 1 and "may contain labels" in text
 
 
 def test_an_extended_draw_is_the_draw_of_all_answers(workplace):
@@ -276,3 +278,31 @@ def test_an_extended_draw_is_the_draw_of_all_answers(workplace):
         assert [row.answer_key for row in at_once] == [row.answer_key for row in extended]
         assert {row.probability for row in extended} == {len(keys) / len(judgments)}
         assert {row.answer_key for row in labels.rows} <= set(keys)
+
+
+def test_two_labellers_who_give_back_their_sheets_at_once_lose_nothing(workplace, monkeypatch):
+    assert call("label", "run", "--answers", 6, "--seed", 1)[0] == 0
+    sheet = pd.read_csv("labels.csv", dtype=str, keep_default_na=False)
+    for name, first in (("ana", 0), ("ben", 1)):
+        part = sheet.copy()
+        part.loc[part.index % 2 == first, "level"] = "B"
+        part.to_csv(f"{name}.csv", index=False)
+
+    def slowly(path, rows):
+        time.sleep(0.3)
+        return write_jsonl(path, rows)
+
+    monkeypatch.setattr(label, "write_jsonl", slowly)
+    work = [
+        threading.Thread(
+            target=label.fill_from_sheet, args=("run", "labels.jsonl", f"{name}.csv", name)
+        )
+        for name in ("ana", "ben")
+    ]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    rows = load_target_labels("labels.jsonl").rows
+    assert len(rows) == len(sheet) and {row.labeller for row in rows} == {"ana", "ben"}
+    assert all(row.level is not None for row in rows)

@@ -1,6 +1,8 @@
 """No key gets into a file of a run: refused in settings at any depth, masked in what is written."""
 
+import base64
 import json
+import os
 import string
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from memcalib.commands.evaluate import Evaluation, EvaluationRun
 from memcalib.settings.files import check_settings
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.io.keys import hide_secrets, key_places
+from memcalib.io.keys import hide_key, hide_secrets, key_places
 from memcalib.io.records import write_jsonl
 from memcalib.io.runs import RunFolder
 from memcalib.io.settings import SettingErrors
@@ -259,3 +261,90 @@ def test_a_whole_run_leaves_no_key(tmp_path, monkeypatch):
     assert len(contents) > 10
     for name in FORMS:
         assert not [file for file, content in contents.items() if core(name).encode() in content]
+
+
+def in_other_case(key: str) -> str:
+    return key.swapcase()
+
+
+def in_base64_behind(before: str):
+    def spell(key: str) -> str:
+        return base64.b64encode(f"{before}{key}:after".encode()).decode()
+
+    return spell
+
+
+SPELLINGS = {
+    "other case": in_other_case,
+    "hexadecimal": lambda key: key.encode().hex(),
+    "hexadecimal in capitals": lambda key: key.encode().hex().upper(),
+    "base64": lambda key: base64.b64encode(key.encode()).decode(),
+    "base64 of the web": lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
+    "base64 behind one": in_base64_behind("u"),
+    "base64 behind two": in_base64_behind("u:"),
+    "base64 behind three": in_base64_behind("me:"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8"])
+def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spelling):
+    """As a server does that logs the header which it got."""
+    monkeypatch.setenv("MY_PROVIDER_KEY", key)
+    spelled = SPELLINGS[spelling](key)
+    hidden = hide_secrets(f"401: found {spelled} instead of a key")
+    assert "***" in hidden and "instead of a key" in hidden
+    left = hidden.removeprefix("401: found ").split(" instead")[0].replace("***", "")
+    assert len(left) <= len(spelled) - len(key)
+
+
+@given(st.text(min_size=12, max_size=40), st.text(max_size=40))
+def test_words_that_are_not_the_key_stay(key, text):
+    if key.lower() not in text.lower() and key not in text:
+        assert hide_key(f"<{text}>", key) == f"<{text}>" or key in f"<{text}>"
+
+
+def test_a_key_that_is_no_text_stops_nothing(monkeypatch):
+    """A variable holds bytes, which need not be UTF-8."""
+    monkeypatch.setitem(os.environ, "SESSION_KEY", "a1b2c3d4\udcff\udcfee5f6")
+    assert hide_secrets("nothing here") == "nothing here"
+    assert hide_secrets("<a1b2c3d4\udcff\udcfee5f6>") == "<***>"
+
+
+SECRETIVE = """
+from memcalib.problem import Level, judgment_for
+
+class Judge:
+    name = "own"
+    def __init__(self):
+        self.api_key = KEY
+        self.mode = "strict"
+    def __call__(self, example, response):
+        return judgment_for(example, dict.fromkeys(example.levels, Level.BOUND), judge=self.name)
+
+judge = Judge()
+"""
+
+
+def test_a_key_inside_of_a_judge_of_ones_own_stays_there(tmp_path, monkeypatch, capsys):
+    """What a judge is made of is written down, to see that it was changed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    key = FORMS["Groq"]
+    (tmp_path / "own_judge52k.py").write_text(SECRETIVE.replace("KEY", repr(key)))
+    write_jsonl(tmp_path / "data.jsonl", EXAMPLES)
+    with MicroServer(EXAMPLES) as server:
+        words = [
+            "evaluate",
+            "data.jsonl",
+            "--model",
+            "micro-model",
+            "--judge",
+            "own_judge52k:judge",
+        ]
+        words += ["--base-url", server.base_url, "--key-env", "", "--out", "run", "--no-cache"]
+        code, _, errors = run(capsys, *words)
+    assert code == 0, errors
+    assert '"mode": "strict"' in (tmp_path / "run" / "judge-binding.json").read_text()
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert not [file for file in files if key.encode() in file.read_bytes()]

@@ -103,7 +103,7 @@ def test_a_folder_of_other_things_is_not_closed_but_refused(capsys, work):
     (work / "run").chmod(0o755)
     (work / "run" / "notes.txt").write_text("ours")
     code, _, errors = evaluate(capsys)
-    assert code == 1 and "run: found a folder that others may enter (mode 755)" in errors
+    assert code == 1 and "run: found a folder that other users can enter (mode 755)" in errors
     assert "chmod 700 run" in errors and "another folder" in errors
     assert [path.name for path in (work / "run").iterdir()] == ["notes.txt"]
     assert (work / "run").stat().st_mode & 0o777 == 0o755
@@ -179,13 +179,68 @@ def test_what_is_made_from_a_private_run_is_private(capsys, work, verb, state):
         assert not [path for path in made if path.is_file() and path.stat().st_mode & 0o077]
 
 
+def test_a_second_step_is_as_private_as_the_first(capsys, work, server):
+    """Parts of a private run are private rows, and so is all that is made of them."""
+    assert evaluate(capsys)[0] == 0
+    judged = ["--judge", "bound_judge52:judge"]
+    model = ["--model", "micro-memory-model", "--base-url", server.base_url, "--key-env", ""]
+    steps = [
+        ["split", "run/examples.jsonl", "--out", "parts", "--size", "a=0.5", "--size", "b=0.5"],
+        ["split", "parts/a.jsonl", "--out", "parts2", "--size", "c=0.5", "--size", "d=0.5"],
+        ["evaluate", "parts/a.jsonl", *model, *judged, "--out", "run3"],
+        ["generate", "parts/a.jsonl", *model, "--out", "answers.jsonl"],
+        ["generate", "--set", "data=parts/b.jsonl", *model, "--out", "b.jsonl"],
+        ["judge", "answers.jsonl", "--data", "parts/a.jsonl", "--model", "bound_judge52:judge"],
+    ]
+    for step in steps:
+        code, _, errors = run(capsys, *step)
+        assert code in (0, 3), errors
+    assert (work / "parts2" / "c.jsonl").is_file() and (work / "b.jsonl").is_file()
+    assert readable_by_others(work) == []
+
+
+def test_from_python_a_log_is_as_private(work):
+    from memcalib.evaluation.run import evaluate as evaluate_from_python
+
+    def judge(example, response):
+        return dict.fromkeys(example.levels, "Bound")
+
+    with umask(0o022):
+        log = {"consent": "terms"}
+        evaluate_from_python("own.jsonl", judge=judge, log=log, out="api")
+        assert (work / "api" / "judgments.jsonl").is_file()
+        evaluate_from_python("api", judge=judge, out="again")
+        model = lambda messages: "Peas."  # noqa: E731
+        evaluate_from_python("api/examples.jsonl", model=model, judge=judge, out="new")
+    assert is_private(work / "api") and readable_by_others(work) == []
+
+
+def test_a_file_of_its_owner_alone_makes_nothing_for_others(capsys, work):
+    """However it came out of its folder, as by `cp`."""
+    assert evaluate(capsys)[0] == 0
+    (work / "copy.jsonl").write_bytes((work / "run" / "examples.jsonl").read_bytes())
+    (work / "copy.jsonl").chmod(0o600)
+    words = ["split", "copy.jsonl", "--out", "parts", "--size", "a=0.5", "--size", "b=0.5"]
+    code, _, errors = run(capsys, *words)
+    assert code == 0, errors
+    assert is_private(work / "parts") and readable_by_others(work) == []
+
+
+def test_rows_for_everybody_stay_so(capsys, work):
+    with umask(0o022):
+        words = ["split", "starter:core", "--out", "parts", "--size", "a=0.5", "--size", "b=0.5"]
+        code, _, errors = run(capsys, *words)
+    assert code == 0, errors
+    assert (work / "parts" / "a.jsonl").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_folder_that_cannot_be_closed_is_refused(tmp_path, monkeypatch):
     """A file system without permissions, or the folder of somebody else."""
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(0o755)
     monkeypatch.setattr("memcalib.io.runs.os.chmod", lambda path, mode: None)
-    with pytest.raises(ValueError, match="cannot be closed to others"):
+    with pytest.raises(ValueError, match="cannot be closed to other users"):
         private_folder(folder)
 
     def refused(path, mode):

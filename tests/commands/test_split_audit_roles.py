@@ -54,7 +54,7 @@ def test_a_file_is_split_without_a_question_in_two_parts(examples_file, tmp_path
     assert not asked["rl"] & asked["cold_start"] and not asked["rl"] & asked["validation"]
     assert sum(map(len, ids.values())) == len(set().union(*ids.values()))
     code, _, error = run(capsys, "split", examples_file, "--out", out, *sizes)
-    assert code == 1 and "has splits already" in error
+    assert code == 1 and "contains splits already" in error
 
 
 def test_the_parts_of_a_private_run_are_closed_to_others(examples_file, tmp_path, capsys):
@@ -135,7 +135,7 @@ def test_an_audit_is_two_samples_that_share_no_atom(judged_run):
 def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path, capsys):
     out = tmp_path / "audit.jsonl"
     code, text, _ = run(capsys, "label", judged_run, "--audit", 60, "--out", out)
-    assert code == 0 and "60 atoms drawn at random and 60 dealt over nine cells" in text
+    assert code == 0 and "60 atoms drawn at random and 60 spread over nine cells" in text
     assert is_audit(out)
     sheet = pd.read_csv(tmp_path / "audit.csv", dtype=str, keep_default_na=False)
     assert "judged" not in sheet and "ideal" not in sheet, "the judge's level is not shown"
@@ -149,7 +149,7 @@ def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path
     sheet.to_csv(tmp_path / "audit.csv", index=False)
     filled = ("--sheet", tmp_path / "audit.csv", "--labeller", "ana")
     code, text, _ = run(capsys, "label", judged_run, "--out", out, *filled)
-    assert code == 0 and "drawn at random: " in text and "dealt over the nine cells: " in text
+    assert code == 0 and "drawn at random: " in text and "spread over the nine cells: " in text
     table = audit_from_sheet(judged_run, out, tmp_path / "audit.csv", "ana").set_index("scheme")
     assert table.loc["natural", "pairs"] == table.loc["stratified", "pairs"] == 60
     assert 50 < table.loc["natural", "exact"] < 85, "one in three is wrong"
@@ -159,7 +159,7 @@ def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path
 
 def test_a_file_of_an_audit_is_not_written_over(judged_run, tmp_path):
     draw_audit(judged_run, tmp_path / "audit.jsonl", 20)
-    with pytest.raises(FileExistsError, match="may be labelled"):
+    with pytest.raises(FileExistsError, match="may contain labels"):
         draw_audit(judged_run, tmp_path / "audit.jsonl", 20)
 
 

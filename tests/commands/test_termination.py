@@ -75,7 +75,7 @@ def test_a_training_command_that_is_terminated_keeps_a_checkpoint_and_goes_on(tm
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 143, printed
-    assert "saves its last whole step" in printed and list(out.glob("checkpoint-*"))
+    assert "saves its last complete step" in printed and list(out.glob("checkpoint-*"))
     steps_at_stop = len((out / "steps.jsonl").read_text().splitlines())
     assert 0 < steps_at_stop < 8
     for folder, resume_options in ((out, ["--resume"]), (tmp_path / "whole", [])):

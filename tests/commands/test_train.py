@@ -23,7 +23,7 @@ import yaml
 
 from trainer_logger import hear
 from memcalib.credit.sentences import splitter_version
-from memcalib.trainer.checkpoints import checkpoints, read_state, seal, writing
+from memcalib.trainer.checkpoints import checkpoints, read_state, seal, unseal, writing
 from memcalib.trainer import recipe as recipes
 from memcalib.commands.cli import main
 from memcalib.judge import LLMJudge
@@ -469,7 +469,7 @@ def refused_lines(forecast: str) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "method", "needle"),
     [
-        ({"judge": None}, "grpo", "judge: missing, and method grpo needs one"),
+        ({"judge": None}, "grpo", "judge: missing, but method grpo needs one"),
         ({"judge": None}, "opsd-pg", "validation needs one"),
         (
             {"start": {"model": "no-such-model"}},
@@ -580,7 +580,7 @@ def test_names_on_the_hub_pass_a_dry_run(capsys, tmp_path, file_recipe):
     recipe = written(tmp_path, {**file_recipe, **hub, "train": train})
     for method in ("opsd-pg", "gdpo"):
         code, output, _ = call(capsys, recipe, "--method", method, "--dry-run")
-        assert code == 0 and "memory unknown" in output and "refused" not in output
+        assert code == 0 and "the memory is unknown" in output and "refused" not in output
     for base, line_start in (
         ({"model": "nowhere"}, "base.model"),
         ({"model": "cold-short", "adapter": "/no"}, "base: adapter"),
@@ -673,7 +673,7 @@ def test_bad_examples_are_all_listed(capsys, tmp_path, file_recipe):
 def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
     train = file_recipe["data"]["train"]
     recipe = Recipe.model_validate({**file_recipe, "data": {"train": train, "validation": train}})
-    with pytest.raises(ValueError, match="6 validation examples are training examples too"):
+    with pytest.raises(ValueError, match="6 validation examples are also training examples"):
         recipe_examples(recipe)
     two = Recipe.model_validate({**file_recipe, "data": {"train": {"path": train, "limit": 2}}})
     assert len(recipe_examples(two).train) == 2
@@ -816,7 +816,8 @@ def test_fine_tuning_leaves_out_held_out_prompts_without_room_for_an_answer(caps
     for row in overlong:
         assert (row["prompt"], row["context_without_answer"]) == ("validation", 1024 - 12)
     file = out / "overlong.jsonl"
-    assert f"4 validation examples, 2 of them left out for their length ({file})" in output
+    counted = "4 validation examples, 2 of which were left out because they are too long"
+    assert f"{counted} ({file}" in output
     rows = [row for row in read_rows(out / "steps.jsonl") if "valid_SCS" in row]
     assert [row["step"] for row in rows] == [1, 2]
     assert all((row["valid_overlong"], row["valid_unscored"]) == (2, 0) for row in rows)
@@ -917,7 +918,7 @@ def test_what_a_terminal_shows_at_the_end(straight):
     )
     head, *_, reading, policy, best, measure = run.text().splitlines()
     assert head == "memcalib-rl, seed 42, 4 steps, 4 validation examples"
-    assert "higher the better" in reading and policy.endswith("policy")
+    assert "higher is better" in reading and policy.endswith("policy")
     assert measure.startswith("Measure it: memcalib evaluate")
     step = json.loads((straight / "best" / "best.json").read_text())["step"]
     assert best == f"Best on validation, after step {step}: {straight / 'best'}"
@@ -955,7 +956,7 @@ def test_answers_that_were_not_scored_are_counted(tmp_path):
 
 def test_a_run_whose_validation_had_no_score_says_so(tmp_path):
     head, *_ = validated(tmp_path, {0: 4, 2: 4})
-    reason = "none of 4 validation answers could be scored, after step 0, 2"
+    reason = "none of the 4 validation answers could be scored, after step 0, 2"
     assert head.endswith(f"not validated: {reason}")
 
 
@@ -992,7 +993,7 @@ def test_a_run_whose_only_validation_was_stopped_says_so(tmp_path):
     run = TrainRun(load_recipe("micro", [*SMALL, "sft.eval_every=2"]), "sft", tmp_path)
     (tmp_path / "steps.jsonl").write_text('{"step": 2, "loss": 0.5}\n')
     head = run.text().splitlines()[0]
-    reason = "no validation came to its end, and none is made again when a run goes on"
+    reason = "no validation was completed, and a resumed run does not repeat it"
     assert head.endswith(f"2 steps, not validated: {reason}")
 
 
@@ -1004,7 +1005,7 @@ def test_settings_of_another_hand_are_refused_like_those_of_another_run(tmp_path
     parameters = json.loads((tmp_path / "parameters.json").read_text())
     parameters.update(config=config, method="grpo")
     (tmp_path / "parameters.json").write_text(json.dumps(parameters))
-    message = "holds a run of other settings .*method: 'grpo' there, 'gdpo' now"
+    message = "contains a run with other settings .*method: 'grpo' there, 'gdpo' now"
     with pytest.raises(ValueError, match=message):
         run.run()
 
@@ -1104,7 +1105,7 @@ def test_a_policy_that_cannot_be_made_again_is_said(capsys, tmp_path, straight):
     (out / "policy" / "model.safetensors").write_bytes(b"cut short!")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *small("train.steps=4"))
     assert code == 1
-    assert "model.safetensors: cannot be read" in err and "no checkpoint is left" in err
+    assert "model.safetensors: cannot be read" in err and "there is no checkpoint" in err
 
 
 def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
@@ -1116,7 +1117,7 @@ def test_the_best_policy_is_the_one_that_is_there(tmp_path, straight):
     rows = [line.split() for line in run.text().splitlines()]
     assert [row[:2] for row in rows if row[:1] == ["best"]] == [["best", "3"]]
     shutil.rmtree(out / "best")
-    assert "The best policy is not there" in run.text() and "after step" not in run.text()
+    assert "The best policy is missing" in run.text() and "after step" not in run.text()
 
 
 @pytest.mark.parametrize(
@@ -1190,7 +1191,7 @@ def test_a_run_that_ran_out_of_memory_goes_on_in_more_parts(capsys, tmp_path, ca
     )
     code, _, err = call(capsys, "micro", "--method", method, "--out", out, "--resume", *in_parts)
     assert code == 0 and (out / "policy").is_dir(), err
-    assert "other settings of memory" in caplog.text
+    assert "different memory settings" in caplog.text
 
 
 def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path, caplog):
@@ -1210,12 +1211,12 @@ def test_what_does_not_change_the_weights_may_change_on_the_way(capsys, tmp_path
         capsys, "micro", "--out", out, "--resume", *changes, "--set", "train.sampler=generate"
     )
     assert code == 1 and "config.sampler: 'shared' there, 'generate' now" in err
-    assert "another sampler draws other random numbers" in err
+    assert "another sampler uses different random numbers" in err
     shutil.rmtree(out / "policy")
     code, _, err = call(capsys, "micro", "--out", out, "--resume", *changes)
     assert code == 0 and (out / "policy").is_dir(), err
     for warning in (
-        "other settings of memory: share_prompts: True there, False now",
+        "different memory settings: share_prompts: True there, False now",
         "goes on with eval_every 1, 2 before: the best policy is chosen among other steps",
     ):
         assert warning in caplog.text
@@ -1338,7 +1339,7 @@ def test_a_disk_that_gives_out_leaves_the_last_checkpoint(capsys, tmp_path, stra
     with no_file_larger_than(size):
         code, _, err = call(capsys, "micro", "--out", out, "--resume", *three_steps)
     assert code == 1 and err.startswith(f"memcalib: {out / 'checkpoint-4'}: ")
-    assert "what was saved before is whole" in err and "--resume" in err
+    assert "the earlier checkpoints are complete" in err and "--resume" in err
     assert [path.name for path in checkpoints(out)] == ["checkpoint-2"]
     assert read_state(out / "checkpoint-2")["updates"] == 2
     assert json.loads((out / "manifest.json").read_text())["sessions"]
@@ -1371,7 +1372,7 @@ def test_a_row_that_finds_no_room_names_its_file(tmp_path):
         config=TrainConfig(),
         judged=SimpleNamespace(judge=None),
     )
-    message = "No space left on device; what was saved before is whole"
+    message = "No space left on device; the earlier checkpoints are complete"
     with pytest.raises(OSError, match=message) as caught:
         StepRows(trainer).write({"step": 1})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
@@ -1390,3 +1391,32 @@ def test_only_errors_of_writing_are_named_so(tmp_path, error):
     with pytest.raises(type(error)) as caught, writing(tmp_path / "checkpoint-2"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_training_writes_nothing_through_links_of_its_folder(capsys, tmp_path, method):
+    """A run folder may come from somebody else, with links to what is precious here."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    text = precious / "text"
+    text.write_text("without an end")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("recipe.yaml", "test.jsonl", "manifest.json", "versions.json"):
+        (folder / name).symlink_to(text)
+    (folder / "steps.jsonl").hardlink_to(text)
+    (folder / "policy.part").symlink_to(precious)
+    code, _, err = call(capsys, "micro", "--method", method, "--out", folder, *small())
+    assert code == 0 or "steps.jsonl: found a file with 2 names" in err, err
+    assert [path.name for path in precious.iterdir()] == ["text"]
+    assert text.read_text() == "without an end"
+
+
+def test_room_for_a_checkpoint_is_not_made_behind_a_link(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    link = tmp_path / "checkpoint-1"
+    link.symlink_to(elsewhere)
+    unseal(link)
+    assert not link.is_symlink() and (elsewhere / "precious").is_file()

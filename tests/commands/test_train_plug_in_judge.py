@@ -104,12 +104,13 @@ def test_the_same_judge_goes_on(capsys, work):
 
 
 @pytest.mark.parametrize(
-    "stop", ["raise SystemExit(0)", "raise SystemExit", "import sys; sys.exit()"]
+    "stop",
+    ["raise SystemExit(0)", "raise SystemExit", "import sys; sys.exit()", "raise GeneratorExit"],
 )
 def test_a_judge_that_ends_the_program_ends_a_training_with_an_error(capsys, work, stop):
     write_judges(work, stop)
     code, _, errors = train(capsys, "first")
-    assert code == 1 and "SystemExit" in errors and "own_judges52" in errors, errors
+    assert code == 1 and "Exit" in errors and "own_judges52" in errors, errors
     assert "--resume" in errors
 
 
@@ -126,3 +127,22 @@ def test_a_judge_that_ends_the_program_ends_an_evaluation_with_an_error(capsys, 
         words += ["--base-url", server.base_url, "--judge", "own_judges52:first"]
         code, _, errors = run(capsys, *words)
     assert code == 1 and "SystemExit" in errors and "own_judges52" in errors, errors
+
+
+def test_a_judge_that_raises_on_a_later_answer_is_named_with_the_answer(capsys, work):
+    from memcalib.io.records import write_jsonl
+    from memcalib.products.micro.practice.server import MicroServer
+    from memcalib.products.micro.world import WORLDS, make_examples
+
+    write_judges(work, "raise KeyError('no such level')")
+    examples = make_examples(WORLDS["short"], 10, 7, "test")
+    write_jsonl(work / "data.jsonl", examples)
+    with MicroServer(examples) as server:
+        words = ["evaluate", "data.jsonl", "--model", "micro-model", "--out", "e", "--no-cache"]
+        words += ["--base-url", server.base_url, "--judge", "own_judges52:first"]
+        code, _, errors = run(capsys, *words)
+    judged = (work / "e" / "judgments.jsonl").read_text().splitlines()
+    assert code == 1 and len(judged) == 11  # the first call was a trial
+    assert "judge own_judges52:Judge raised KeyError: 'no such level'" in errors
+    answers = (work / "e" / "rollouts.jsonl").read_text().splitlines()
+    assert f"on the answer to example '{json.loads(answers[11])['example_id']}'" in errors

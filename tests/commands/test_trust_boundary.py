@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -202,15 +203,15 @@ def test_every_kind_of_settings_file_is_checked(capsys, folder):
         (folder / f"{verb}.yaml").write_text(text)
         config = ["--config"] if verb in ("exam", "demonstrations") else []
         code, _, errors = run(capsys, verb, *config, f"{verb}.yaml", "--out", verb)
-        assert code == 1 and "was not given for this host" in errors, (verb, errors)
+        assert code == 1 and "may not be sent to this host" in errors, (verb, errors)
 
 
 def test_allow_host_holds_for_its_command_alone(capsys, folder):
     file = evaluation_file(folder, **STRANGE)
     words = ["evaluate", "--config", file, "--out", "e", "--limit", "1"]
     _, _, errors = run(capsys, *words, "--allow-host", "collect.example")
-    assert "was not given" not in errors
-    assert "was not given" in run(capsys, *words)[2]
+    assert "may not be sent to this host" not in errors
+    assert "may not be sent to this host" in run(capsys, *words)[2]
 
 
 class Terminal(io.StringIO):
@@ -233,14 +234,50 @@ def test_a_person_is_asked_once(folder, monkeypatch, answer, question_count):
     assert refusal(other), "a yes is for one key and one host"
 
 
+def agree(file, monkeypatch) -> None:
+    """A person says yes to a key and a host, which is remembered."""
+    monkeypatch.setattr(settings_files.sys, "stderr", Terminal())
+    monkeypatch.setattr(settings_files.sys, "stdin", Terminal("yes\n"))
+    assert not refusal(file)
+    monkeypatch.setattr(settings_files.sys, "stdin", io.StringIO())
+    assert not refusal(file), "it is remembered"
+
+
+@pytest.mark.parametrize("change", ["other owner", "writable for a group", "writable for all"])
+def test_a_yes_that_somebody_else_could_have_written_is_none(folder, monkeypatch, change):
+    file = evaluation_file(folder, **STRANGE)
+    agree(file, monkeypatch)
+    agreed = settings_files._agreed_file()
+    assert agreed.is_file() and not agreed.stat().st_mode & 0o022
+    if change == "other owner":
+        owner = os.geteuid()
+        monkeypatch.setattr(settings_files.os, "geteuid", lambda: owner + 1)
+    else:
+        agreed.chmod(0o664 if "group" in change else 0o666)
+    assert refusal(file)
+
+
+def test_a_yes_is_not_looked_for_in_the_working_folder(folder, monkeypatch, tmp_path):
+    """A relative XDG_CONFIG_HOME names another place in every folder, also in a stranger's."""
+    file = evaluation_file(folder, **STRANGE)
+    agree(file, monkeypatch)
+    agreed = settings_files._agreed_file()
+    planted = Path("theirs") / "memcalib"
+    planted.mkdir(parents=True)
+    (planted / "key_hosts.jsonl").write_bytes(agreed.read_bytes())
+    monkeypatch.setenv("XDG_CONFIG_HOME", "theirs")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert refusal(file)
+
+
 def test_a_key_that_is_missing_is_named_before_its_host(capsys, folder, monkeypatch):
     evaluation_file(folder, **STRANGE)
     words = ["evaluate", "--config", "theirs.yaml", "--out", "e", "--limit", "1"]
-    assert "was not given" in run(capsys, *words)[2]
+    assert "may not be sent to this host" in run(capsys, *words)[2]
     monkeypatch.delenv("AWS_SECRET_KEY")
     code, _, errors = run(capsys, *words)
     assert code == 1 and "set AWS_SECRET_KEY in the environment" in errors
-    assert "was not given" not in errors
+    assert "may not be sent to this host" not in errors
 
 
 def test_a_dry_run_names_the_files_whose_text_would_be_sent(capsys, folder):

@@ -113,7 +113,8 @@ def test_a_port_that_differs_is_told_where():
     assert fault.startswith(f"{case.name}, batch 1, row 0, token 1: ")
     short = replace(case, batches=case.batches[:1])
     (fault,) = port_faults(lambda case: [case.batches[0].advantages[:2]], [short])
-    assert "shape" in fault
+    shape = tuple(case.batches[0].advantages.shape)
+    assert fault.endswith(f"shape {(2, shape[1])}, must be {shape}") and shape[0] != 2
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_a_rule_by_quotes_refuses_a_batch_without_any(batch):
 
     config = CreditConfig(mode="evidence")
     gdpo(batch, config=config)
-    with pytest.raises(ValueError, match="goes by the judge's quotes; found .* and no quote"):
+    with pytest.raises(ValueError, match="needs the judge's quotes; found .* but no quote"):
         gdpo(batch, answers=[bare(answer) for answer in batch.answers], config=config)
 
 

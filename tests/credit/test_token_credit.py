@@ -92,7 +92,7 @@ def test_without_eta_it_is_gdpo_to_the_bit(batch):
     _, _, still = used(batch, CreditConfig(eta=0))
     gdpo, request, uniform = used(batch, CreditConfig(method="gdpo"))
     assert len(request) == 0 and torch.equal(still, uniform)
-    live = request.mask & request.valid[:, None]
+    live = request.mask & request.answers.valid[:, None]
     assert torch.equal(uniform, torch.where(live, gdpo.last.sequence[:, None], 0))
 
 
@@ -143,7 +143,7 @@ def test_groups_are_examples_unless_the_caller_says_otherwise(batch):
 def test_unscored_and_empty_answers_have_no_credit_and_leave_their_group(batch):
     model, repeated, judged, answers = batch
     _, request, expected = used(batch, CreditConfig())
-    assert not expected[5].any() and not request.valid[5]
+    assert not expected[5].any() and not request.answers.valid[5]
     empty = [*answers, []]
     credit, request, advantages = used(
         (model, [*repeated, repeated[0]], [*judged, judged[0]], empty), CreditConfig()
@@ -161,7 +161,7 @@ def test_a_batch_of_empty_answers_has_no_credit_and_an_empty_batch_is_refused(ba
         assert (
             advantages.shape == (4, 0) and len(request) == 0 and credit.last.stats["unscored"] == 4
         )
-    with pytest.raises(ValueError, match="empty batch"):
+    with pytest.raises(ValueError, match="the batch is empty"):
         used((model, [], [], []), CreditConfig())
 
 

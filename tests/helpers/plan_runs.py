@@ -9,7 +9,9 @@ from memcalib.products.reproduction.quickstart import call_here
 def run_jobs_here(jobs: Jobs, targets=(), processes=2, say=print, advice="", ran=None) -> list[str]:
     """The jobs that ran, in order; raises as the engine does."""
     errors = {}
-    with alone(jobs.root, "plan", "another command is at work there; wait for it"):
+    with alone(
+        jobs.root, "plan", "another command is working in this folder; wait until it has finished"
+    ):
         names = jobs.to_do(targets)
         if not names:
             return []
@@ -17,7 +19,7 @@ def run_jobs_here(jobs: Jobs, targets=(), processes=2, say=print, advice="", ran
         for name in names:
             failed = [other for other in jobs[name].reads if other in errors]
             if failed:
-                errors[name] = f"needs {failed[0]}, which is not there"
+                errors[name] = f"needs {failed[0]}, which does not exist"
                 continue
             if ran is not None:
                 ran.append(name)

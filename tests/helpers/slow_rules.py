@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import reference
 from micro_policy import EXAMPLES, TOKENIZER
 
-from memcalib.credit.sentences import response_units, token_spans
+from memcalib.credit.sentences import response_units
+from memcalib.inference.token_rows import token_spans
 from memcalib.products.micro.world import answer, exact_judge, noisy_levels, sentence_roles
 from memcalib.problem import Example, Judgment, Level, judgment_for
 from memcalib.rules.base import CreditConfig

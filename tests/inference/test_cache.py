@@ -486,7 +486,7 @@ def test_a_cache_that_can_only_be_read_says_so(tmp_path):
     cache.put("k", {"text": "x"})
     with cache._connection() as db:
         db.execute("PRAGMA query_only = ON")
-    with pytest.raises(CacheError, match="can only be read; .*--no-cache"):
+    with pytest.raises(CacheError, match="is read-only; .*--no-cache"):
         cache.put("j", {"text": "y"})
     assert cache.get("k") == {"text": "x"}
 
@@ -499,3 +499,51 @@ def test_a_row_that_is_no_reply_is_asked_for_again(tmp_path, row):
     assert cache.get("k") is None and cache.claim("k")
     cache.put("k", {"text": "good"})
     assert cache.get("k") == {"text": "good"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_what_lies_beside_the_end_of_a_link_is_not_believed_either(tmp_path, suffix):
+    """SQLite follows a link, and looks for its log beside the file at its end."""
+    real = tmp_path / "shared" / "calls.sqlite"
+    first = CallCache(real)
+    first.put("k", {"text": "honest"})
+    first.close()
+    link = tmp_path / "home.sqlite"
+    link.symlink_to(real)
+    cache = CallCache(link)
+    assert cache.get("k") == {"text": "honest"}
+    cache.close()
+    beside = real.with_name(real.name + suffix)
+    beside.write_bytes(b"")
+    os.chown(beside, 65534, 65534)
+    with pytest.raises(CacheError, match=f"{suffix}: belongs to another user"):
+        CallCache(link).get("k")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("target", ["missing", "there"])
+def test_a_link_of_another_user_is_not_followed(tmp_path, target):
+    """It could make the cache anywhere, or name one of ours that is meant for something else."""
+    end = tmp_path / "end.sqlite"
+    if target == "there":
+        CallCache(end).put("k", {"text": "x"})
+    link = tmp_path / "calls.sqlite"
+    link.symlink_to(end)
+    os.lchown(link, 65534, 65534)
+    with pytest.raises(CacheError, match="calls.sqlite: belongs to another user"):
+        CallCache(link).put("k", {"text": "y"})
+    assert end.exists() is (target == "there")
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o622])
+def test_a_cache_that_others_may_write_is_not_believed(tmp_path, mode):
+    path = tmp_path / "calls.sqlite"
+    cache = CallCache(path)
+    cache.put("k", {"text": "x"})
+    cache.close()
+    path.chmod(mode)
+    with pytest.raises(CacheError, match=rf"others may write it \(mode {mode:o}\).*chmod 600"):
+        CallCache(path).get("k")
+    path.chmod(0o600)
+    assert CallCache(path).get("k") == {"text": "x"}

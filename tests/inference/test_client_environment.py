@@ -194,6 +194,15 @@ def test_every_way_to_write_this_machine_goes_past_the_proxy(monkeypatch, host):
     assert proxy_for(f"http://{host}:8000/v1") is None
 
 
+def test_a_name_that_only_ends_like_this_machine_is_asked_of_the_system(monkeypatch):
+    """`model.localhost` is looked up like any other name, and may be found elsewhere."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", ("127.0.0.1", 0))])
+    assert is_this_machine("http://model.localhost/v1")
+    both = [(2, 1, 6, "", ("127.0.0.1", 0)), (10, 1, 6, "", ("fe80::1%eth0", 0, 0, 2))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: both)
+    assert not is_this_machine("http://model.localhost/v1")
+
+
 @pytest.mark.parametrize("host", ["127.evil.example", "localhost.example", "10.0.0.1", "[::2]"])
 def test_another_machine_is_no_part_of_this_one(host):
     assert not is_this_machine(f"http://{host}/v1")

@@ -204,7 +204,7 @@ def test_what_came_in_the_place_of_the_first_reply_is_named(body, kind, named):
         ask_all(client_of(server), window=1)
     message = str(caught.value)
     assert all(words in message for words in named), message
-    assert "does the address end as it should (mostly in /v1)?" in message
+    assert "check the end of the address (usually /v1)" in message
     assert caught.value.fatal and len(server.requests) == 1
 
 

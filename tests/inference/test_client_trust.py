@@ -82,14 +82,14 @@ def test_a_redirect_to_another_host_is_refused_and_said(status):
         assert stranger.requests == []
     message = str(caught.value)
     assert caught.value.fatal and f"http://localhost:{stranger.port}" in message
-    assert "nothing was sent there" in message and "base_url" in message
+    assert "Nothing was sent there" in message and "base_url" in message
     assert caught.value.__cause__ is None and "private" not in message
 
 
 def test_another_port_of_the_same_host_is_another_place():
     with FaultyServer() as stranger, FaultyServer() as server:
         server.script.append((307, "", {"Location": stranger.url + "/chat/completions"}))
-        with pytest.raises(CallError, match="nothing was sent there"):
+        with pytest.raises(CallError, match="Nothing was sent there"):
             ask(Client(endpoint(server.url)))
         assert stranger.requests == []
 

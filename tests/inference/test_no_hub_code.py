@@ -1,5 +1,7 @@
 """A folder of weights that names kernels of a hub: its word is not enough to run them."""
 
+import ast
+import io
 import json
 import shutil
 import sys
@@ -9,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import memcalib
 from memcalib.inference.local import LocalBackend, check_no_hub_code
-from memcalib.products.micro.policy import policy_path
+from memcalib.products.dataset.lint import sentence_vectors
+from memcalib.products.micro.policy import load_policy, policy_path
 from memcalib.trainer.recipe import Start, load_start
 
 NAMES = {
@@ -68,3 +72,57 @@ def test_flash_attention_of_an_installed_package_is_allowed(weights, monkeypatch
     name_kernel(weights, {"attn_implementation": "flash_attention_2"})
     monkeypatch.setattr("memcalib.inference.local.find_spec", lambda name: name == "flash_attn")
     check_no_hub_code(weights)
+
+
+REMOTE = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForCausalLM": "own.Model"}
+
+
+@pytest.fixture
+def folder_with_code(tmp_path) -> Path:
+    """A model folder whose code leaves a mark when it runs."""
+    folder = tmp_path / "theirs"
+    shutil.copytree(policy_path("cold-short"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(auto_map=REMOTE, model_type="theirs")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).write_text('yes')\n"
+        "from transformers import LlamaConfig as Config, LlamaModel as Model\n"
+    )
+    return folder
+
+
+OPENERS = {
+    "answers": lambda folder: LocalBackend(folder).model,
+    "a training": lambda folder: load_start(Start(model=str(folder))),
+    "lint": sentence_vectors,
+    "a policy": load_policy,
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_code_beside_weights_is_not_run_even_by_a_yes(
+    folder_with_code, tmp_path, monkeypatch, opener
+):
+    """transformers asks on the terminal where nobody said no, and a pipe may say yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    with pytest.raises((ValueError, OSError)):
+        OPENERS[opener](folder_with_code)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_everything_that_opens_a_model_says_no_to_its_code():
+    package = Path(memcalib.__file__).parent
+    calls = []
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            is_opening = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if not is_opening or node.func.attr != "from_pretrained":
+                continue
+            if ast.unparse(node.func.value).startswith("Auto"):
+                calls.append((f"{file.name}: {ast.unparse(node)}", node.keywords))
+    assert len(calls) > 8
+    for call, keywords in calls:
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
+        assert options.get("trust_remote_code") == "False" or None in options, call

@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.inference.rollout import (
-    SHIPPED_TEMPLATES,
     TemplateFile,
-    bare_prompt,
     find_prompt_template,
     load_prompt_template,
     wording_hash,
 )
 from memcalib.products.micro.world import make_examples
-from memcalib.problem import PROMPT_TEMPLATES, PromptTemplate, plain_prompt, render
+from memcalib.problem import (
+    PROMPT_TEMPLATES,
+    SHIPPED_TEMPLATES,
+    PromptTemplate,
+    bare_prompt,
+    plain_prompt,
+    render,
+)
 
 EXAMPLES = make_examples("short", 12, seed=3, split="test")
 memories = st.lists(st.tuples(st.integers(1, 9), st.text(max_size=30)), max_size=4)

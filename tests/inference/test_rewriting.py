@@ -185,9 +185,9 @@ def test_a_training_on_fluent_text_reads_exact_paragraphs(tmp_path, caplog):
     logging.disable(logging.NOTSET)
     with caplog.at_level(logging.WARNING, "memcalib"):
         trainer = trained(tmp_path / "exact", rewritten)
-        assert not [m for m in caplog.messages if "without a rewriter" in m]
+        assert not [m for m in caplog.messages if "but there is no rewriter" in m]
         confounded = trained(tmp_path / "plain", None)
-        assert [m for m in caplog.messages if "without a rewriter" in m]
+        assert [m for m in caplog.messages if "but there is no rewriter" in m]
     rows = (tmp_path / "exact" / "rewrites.jsonl").read_text().splitlines()
     texts = [json.loads(row)["text"] for row in rows]
     assert texts and all(text.startswith("Notes say ") for text in texts)

@@ -23,10 +23,9 @@ from pydantic import ValidationError
 from faulty_server import FaultyServer, completion
 from memcalib.inference.client import split_thoughts
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.inference.rollout import SHIPPED_TEMPLATES
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import make_examples
-from memcalib.problem import PROMPT_TEMPLATES, Rollout, render
+from memcalib.problem import PROMPT_TEMPLATES, SHIPPED_TEMPLATES, Rollout, render
 from memcalib.io.records import DataError, read_jsonl
 from memcalib.inference.rollout import (
     EndpointBackend,

@@ -255,7 +255,7 @@ def test_keys_and_notes_do_what_they_say(tmp_path_factory, actions):
             elif key == "u":
                 index = next_undecided(0) if len(decided) < 6 else index
             else:
-                assert session.status.startswith("Nothing saved")
+                assert session.status.startswith("Nothing was saved")
         assert session.index == index
         _, saved_note = decided.get(index, (None, ""))
         assert session.note == drafts.get(index, saved_note)
@@ -362,7 +362,7 @@ def test_sheets_bring_back_every_text(tmp_path_factory, pairs, delimiter, saved_
     [
         ("item,good\na,1,2\n", r"s.csv:2: item 'a': cells: found 3; allowed: 2"),
         ("item,good,good\n", "s.csv:1: header: found item, good, good"),
-        ("item\n", "allowed: item, good and others as you like, each once"),
+        ("item\n", "allowed: item, good and any others, each once"),
         ("", "header: found nothing"),
     ],
 )

@@ -51,9 +51,9 @@ def test_the_statement_before_a_log_is_judged_and_the_notes_of_its_report_take_t
     assert LOOKED_FOR["limits"] in statement and "Not looked for: " in statement
     assert answers.statement([]) == "", "nothing is sent to a judge that is a function"
     (note,) = [note for note in answers.notes() if LOOKED_FOR["left"] in note]
-    assert note.startswith("Log: 1 private values were replaced")
+    assert note.startswith("Log: 1 private value was replaced")
 
 
 def test_a_stop_before_anything_was_sent_says_so_in_the_same_words():
     error = NotAgreed.with_way_on(" --yes", "A statement.")
-    assert str(error) == f"A statement.\n\n{SENDING['nothing'].lower()}. Go on with --yes"
+    assert str(error) == f"A statement.\n\n{SENDING['nothing'].lower()}. To continue, add --yes"

@@ -45,7 +45,9 @@ def test_a_task_that_fails_takes_along_those_that_need_it_and_no_others():
 
 
 def test_a_worker_that_is_killed_ends_the_run_and_names_what_was_running():
-    with pytest.raises(RuntimeError, match="one of dies.*its process ended without a word"):
+    with pytest.raises(
+        RuntimeError, match="one of dies.*its process ended without an error message"
+    ):
         run_tasks([Task("dies", os._exit, (9,))], 1, lambda line: None)
 
 

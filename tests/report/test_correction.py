@@ -117,7 +117,7 @@ def test_without_labels_of_these_answers_no_corrected_value_is_shown(tmp_path):
     folder = run_of(tmp_path, [SHORT], passed_exam())
     [correction] = corrections(load_run(folder))
     assert correction.withheld == "" and not correction.shown
-    reason = "it may read these answers worse than those of its exam, and there are no labels"
+    reason = "it may read these answers less well than those of its exam, and there are no labels"
     text = evaluation_text(folder)
     assert reason in text and "--target-labels" in text and "corrected_low" not in text
     page = write_evaluation_report(folder).read_text()

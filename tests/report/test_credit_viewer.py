@@ -157,7 +157,7 @@ def test_unknown_channels_and_measures_are_named():
         token_values(trace, "B+")
     with pytest.raises(KeyError, match="measure 'z'; allowed: push, m, q, d"):
         token_values(trace, "C+", "z")
-    with pytest.raises(KeyError, match="none, this answer has no scored channel"):
+    with pytest.raises(KeyError, match="none: this answer has no scored channel"):
         token_values(trace | {"channels": {}}, "B+")
 
 

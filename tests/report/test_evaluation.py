@@ -597,7 +597,7 @@ def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"atoms": [], "error": "bad_request: no"})
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "none of 18 judged answers could be scored" in source and "bad_request" in source
+    assert "none of the 18 judged answers could be scored" in source and "bad_request" in source
 
 
 def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
@@ -606,7 +606,7 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     change(tmp_path, lambda k, row: row if k == 0 else None, "rollouts")
     change(tmp_path, lambda k, row: row if k == 0 else None)
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "One seed" in source and "Only 1 question:" in source
+    assert "There is only one seed" in source and "Only 1 question:" in source
     assert "no interval" in source and "nan" not in source.lower().split('id="protocol"')[0]
 
 
@@ -621,7 +621,9 @@ def test_a_demonstration_is_told_by_its_data_and_not_by_the_name_of_its_judge(tm
     for judgment in run.judgments:
         judgment.example_id = f"micro-long-rl-1-{judgment.example_id}"
         judgment.judge = "j@1"
-    assert evaluation.evaluation_summary(run).startswith("A demonstration on a synthetic world")
+    assert evaluation.evaluation_summary(run).startswith(
+        "This is a demonstration on a synthetic world"
+    )
     assert training.run_summary(run) == training.DEMONSTRATION
 
 
@@ -820,7 +822,7 @@ def test_two_judges_that_scored_nothing_have_a_page(tmp_path, second):
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
     change(tmp_path, lambda k, row: row | {"judge": "k"}, "judgments2")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "none of 18 judged answers could be scored" in source and 'id="second"' in source
+    assert "none of the 18 judged answers could be scored" in source and 'id="second"' in source
     assert ("was not compared" in source) == (second == "no atoms")
 
 
@@ -998,7 +1000,7 @@ def test_other_judges_and_other_examples_are_refused_unless_wanted(tmp_path):
     with pytest.raises(ValueError, match="judged by 'j@1', .*'k@2'; allowed"):
         comparison.compare_runs([a, b])
     compared = comparison.compare_runs([a, b], any_judge=True)
-    assert "may be the judges'" in compared.notes[0]
+    assert "may come from the judges" in compared.notes[0]
     change(b, lambda k, row: row | {"judge": "j@1"})
     change(b, lambda k, row: row if k < 6 else None)
     with pytest.raises(

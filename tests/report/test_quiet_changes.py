@@ -146,8 +146,9 @@ def test_another_model_under_the_judges_name_is_said_with_counts(capsys, folder,
     assert run(capsys, "report", "run")[0] == 0
     sentences = (
         "6 of 12 judgments under the name micro-exact-v1 were made by other-cheap-model\\x1b[31m, "
-        "as the server says.",
-        "3 of 12 answers under the name micro-model were given by elsewhere, as the server says.",
+        "according to the server.",
+        "3 of 12 answers under the name micro-model were given by elsewhere, "
+        "according to the server.",
     )
     page = (folder / "report.html").read_text()
     card = (folder / "model-card.md").read_text().replace("\\\\", "\\").replace("\\_", "_")
@@ -182,6 +183,103 @@ def test_another_model_under_the_judges_name_is_said_with_counts(capsys, folder,
 def test_nothing_is_said_where_nobody_else_answered(capsys, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert run(capsys, "report", "run")[0] == 0
-    assert "as the server says" not in (folder / "report.html").read_text()
+    assert "according to the server" not in (folder / "report.html").read_text()
     [result] = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     assert result["answered_by"] == {} and result["judge"]["answered_by"] == {}
+
+
+def test_a_report_on_half_of_the_answers_says_so_on_the_terminal(capsys, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert "not been judged" not in run(capsys, "report", "run")[2]
+    judgments = folder / "judgments.jsonl"
+    judgments.write_text("".join(judgments.read_text().splitlines(keepends=True)[:5]))
+    code, _, errors = run(capsys, "report", "run")
+    assert code == 0
+    assert "run: 7 of 12 (58.3 %) answers have not been judged yet" in errors
+
+
+def test_answers_that_were_edited_after_judging_are_said_with_counts(capsys, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(folder, folder.parent / "other")
+    edited = change_rows(
+        folder / "rollouts.jsonl",
+        lambda row: row.update(response=row["response"] + " And more."),
+        lambda number, row: number < 5,
+    )
+    code, _, errors = run(capsys, "report", "run")
+    line = f"{edited} of 12 answers were changed after they were judged"
+    assert code == 0 and line in errors and line in (folder / "report.html").read_text()
+    assert line in (folder / "model-card.md").read_text()
+    assert "run: rollouts.jsonl is not as manifest.json describes it" in errors
+    assert line in run(capsys, "compare", "other", "run")[1]
+    assert line in run(capsys, "gate", "run", "--min", "SCS=1")[1]
+
+
+def test_levels_that_were_edited_after_the_end_are_said_on_the_terminal(
+    capsys, folder, monkeypatch
+):
+    """Nothing else in the folder holds what a judge read, but the manifest has the file's hash."""
+    monkeypatch.chdir(folder.parent)
+    assert "manifest" not in run(capsys, "report", "run")[2]
+
+    def all_right(row):
+        for atom in row["atoms"]:
+            atom["actual"] = atom["ideal"]
+
+    change_rows(folder / "judgments.jsonl", all_right)
+    code, _, errors = run(capsys, "report", "run")
+    assert code == 0 and "run: judgments.jsonl is not as manifest.json describes it" in errors
+
+
+def test_a_run_folder_is_scored_by_its_name(capsys, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert run(capsys, "score", "run") == run(capsys, "score", "run/judgments.jsonl")
+    (folder / "judgments.jsonl").unlink()
+    code, _, errors = run(capsys, "score", "run")
+    assert code == 1 and "run/judgments.jsonl" in errors
+
+
+@pytest.mark.parametrize("hidden", ["\u200b", "\u2060", "\ufeff", "\u061c", "\u202e"])
+def test_a_name_with_characters_that_nobody_sees_is_another_name(
+    capsys, folder, monkeypatch, hidden
+):
+    monkeypatch.chdir(folder.parent)
+    change_rows(
+        folder / "judgments.jsonl", lambda row: row.update(answered_by=f"micro{hidden}-exact-v1")
+    )
+    assert run(capsys, "report", "run")[0] == 0
+    shown = f"micro{hidden.encode('unicode_escape').decode()}-exact-v1"
+    page = (folder / "report.html").read_text()
+    assert shown in page and hidden not in page
+    _, output, _ = run(capsys, "gate", "run", "--min", "SCS=1")
+    assert shown in output and hidden not in output
+
+
+JUDGE = """
+from memcalib.problem import Level, judgment_for
+def judge(example, response):
+    return judgment_for(example, dict.fromkeys(example.levels, Level.BOUND), judge="own")
+"""
+
+
+def test_a_judge_that_was_changed_on_the_way_is_said_on_the_terminal(
+    capsys, caplog, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_jsonl(tmp_path / "data.jsonl", EXAMPLES)
+    (tmp_path / "changing_judge52.py").write_text(JUDGE)
+    with MicroServer(EXAMPLES) as server:
+        words = ["evaluate", "data.jsonl", "--model", "micro-model", "--out", "run", "--no-cache"]
+        words += ["--judge", "changing_judge52:judge"]
+        words += ["--base-url", server.base_url, "--key-env", ""]
+        code, _, errors = run(capsys, *words)
+        assert code == 0 and "another version" not in errors, errors
+        rows = (tmp_path / "run" / "judgments.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "run" / "judgments.jsonl").write_text("".join(rows[:4]))
+        (tmp_path / "changing_judge52.py").write_text(JUDGE + "# changed\n")
+        assert "another version" not in caplog.text
+        code, _, errors = run(capsys, *words)
+    assert code == 0, errors
+    said = "its judge is another version than before: file changing_judge52.py (edited)"
+    assert said in caplog.text

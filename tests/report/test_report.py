@@ -235,7 +235,9 @@ def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
     run = load_run(play(tmp_path))
     failed = [j.model_copy(update={"atoms": [], "error": "timeout"}) for j in run.judgments]
     write_jsonl(tmp_path / "judgments.jsonl", failed)
-    assert "none of 36 judged answers could be scored" in report.write_report(tmp_path).read_text()
+    assert (
+        "none of the 36 judged answers could be scored" in report.write_report(tmp_path).read_text()
+    )
 
 
 def test_intermediate_evaluations_become_the_path(tmp_path):
@@ -548,7 +550,7 @@ def test_a_caption_says_what_its_numbers_are_of(tmp_path):
     assert all(
         phrase in caption for phrase in ("n = 7 pairs", "seeds 1, 2", "ddof = 1", "no interval")
     )
-    with pytest.raises(ValueError, match="n: found nothing"):
+    with pytest.raises(ValueError, match="n: found none"):
         tables.caption("x", n=" ", seeds=None, interval=None, ddof=None)
     with pytest.raises(TypeError):
         tables.caption("x", n="7 pairs")

@@ -16,7 +16,8 @@ from slow_rules import judged_answers
 from small_models import a_workload, tiny
 
 from memcalib.credit.divergences import token_divergences
-from memcalib.credit.sentences import response_units, token_spans
+from memcalib.credit.sentences import response_units
+from memcalib.inference.token_rows import token_spans
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.sampling import prompt_encoder
 from memcalib.problem import CHANNELS, Judgment, Level

@@ -2,6 +2,8 @@
 on answers with open and with closed pairs.
 """
 
+from dataclasses import replace
+
 import pytest
 import slow_rules
 import torch
@@ -152,20 +154,21 @@ def test_what_stands_at_padding_makes_no_pair_uncomputed(rule, value, monkeypatc
     config = CreditConfig(**rule_settings(rule), **SMALL)
     batch = judged_answers(3, cut=True)
     plain, expected = credited(config, *batch)
-    original = token_credit.credit
+    original = token_credit.credit_of_batch
 
-    def with_padding_filled(rewards, group, valid, mask, *, scores, full, pairs, **options):
-        padding = ~mask[torch.tensor(pairs.rows)]
+    def with_padding_filled(answers, seen, *, scores, pairs, **options):
+        padding = ~seen.mask[torch.tensor(pairs.rows)]
         assert padding.any(1).sum() > 3
+        full = None if seen.full is None else seen.full.masked_fill(~seen.mask, value)
         return original(
-            *(rewards, group, valid, mask),
+            answers,
+            replace(seen, full=full),
             scores=scores.masked_fill(padding, value),
-            full=None if full is None else full.masked_fill(~mask, value),
             pairs=pairs,
             **options,
         )
 
-    monkeypatch.setattr(token_credit, "credit", with_padding_filled)
+    monkeypatch.setattr(token_credit, "credit_of_batch", with_padding_filled)
     filled, advantages = credited(config, *batch)
     assert torch.equal(advantages, expected)
     assert torch.equal(filled.last.pairs.scored, plain.last.pairs.scored)

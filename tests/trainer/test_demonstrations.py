@@ -385,7 +385,7 @@ def test_invalid_json_of_an_evaluator_is_review_with_its_reason(server, tmp_path
         make_demonstrations(EXAMPLES[:5], *clients, tmp_path, **MICRO)
     for row in read_demonstrations(tmp_path):
         assert (row.status, row.reason, len(row.attempts)) == ("review", "unreadable", 3)
-        assert "evaluator 2: unreadable: reply at fault" in row.detail and row.response
+        assert "evaluator 2: unreadable: the reply has faults" in row.detail and row.response
         assert [evaluation.error is None for evaluation in row.evaluations] == [True, False]
 
 
@@ -574,7 +574,7 @@ def test_another_recipe_is_refused(server, tmp_path):
 
 def test_bad_calls_are_refused_before_any_call(server, tmp_path):
     clients = cast(server)
-    with pytest.raises(DataError, match="two examples with one id"):
+    with pytest.raises(DataError, match="two examples with the same id"):
         make_demonstrations([EXAMPLES[0], EXAMPLES[0]], *clients, tmp_path, **MICRO)
     with pytest.raises(ValueError, match="twice; allowed: two different models"):
         make_demonstrations(EXAMPLES, clients[0], (clients[1][0], clients[1][0]), tmp_path, **MICRO)

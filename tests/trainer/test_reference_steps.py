@@ -18,7 +18,7 @@ from memcalib.products.micro.world import WORLDS, exact_judge
 from memcalib.products.micro.policy import load_policy
 from memcalib.credit.prefix_groups import sharing_faults
 from memcalib.problem import Level, judgment_for
-from memcalib.redistribution import Credit
+from memcalib.credit.assignment import Credit
 from memcalib.localization import Thresholds
 from memcalib.rules.base import Pairs
 from memcalib.trainer.rewards import ChannelRewards

@@ -72,6 +72,23 @@ def test_cold_start_rows_and_adapter(tmp_path):
     assert not torch.equal(weights(policy), weights(build_policy(0)))
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_a_control_token_that_was_added_stays_text_in_an_answer(special):
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<call>"], special_tokens=special)
+    added = tokenizer.convert_tokens_to_ids("<call>")
+    assert added in tokenizer("See <call>.")["input_ids"]
+    row = {**ROWS[0], "completion": [{"role": "assistant", "content": "See <call>."}]}
+    assert added not in tokenize_rows(tokenizer, [row])[0]["input_ids"]
+
+
+def test_losses_are_written_and_not_printed(tmp_path, capsys):
+    sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path)
+    printed = capsys.readouterr().out
+    assert "loss" not in printed and "train_runtime" not in printed
+    assert "loss" in (tmp_path / "steps.jsonl").read_text()
+
+
 # settings
 
 
@@ -275,9 +292,11 @@ def test_settings_reach_the_base_trainer(tmp_path):
 
 
 def test_nothing_to_train_on(tmp_path):
-    with pytest.raises(ValueError, match="none of 24 rows.*allowed: 3, the least of max_length"):
+    with pytest.raises(
+        ValueError, match="none of the 24 rows.*allowed: 3, the smaller of max_length"
+    ):
         sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"max_length": 3}), tmp_path)
-    with pytest.raises(ValueError, match="none of 0 rows"):
+    with pytest.raises(ValueError, match="none of the 0 rows"):
         sft(build_policy(0), TOKENIZER, [], SMALL, tmp_path)
 
 
@@ -393,7 +412,8 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     assert done.returncode == code, done.stderr
     saved = tmp_path / f"checkpoint-{step + 1}"
     assert (
-        f"{name}: the run saves its last whole step and ends; again to end at once" in done.stderr
+        f"{name}: the run saves its last complete step and ends; press again to end at once"
+        in done.stderr
     )
     assert (
         f"{name}: the run was stopped by a signal. Everything so far is saved in {saved}: go on"
@@ -462,7 +482,7 @@ def test_a_damaged_checkpoint_is_passed_over(straight, tmp_path, caplog, name, f
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
     assert torch.equal(weights(done.model), final)
     assert (
-        "half-written" in caplog.text
+        "skipped: " in caplog.text
         and "skipped: " in caplog.text
         and "checkpoint-6" in caplog.text
     )
@@ -497,7 +517,7 @@ def test_with_every_checkpoint_damaged_a_run_starts_at_the_beginning(straight, t
             resume=tmp_path / "run" / "checkpoint-4",
         )
     done = sft(build_policy(0), TOKENIZER, ROWS, SMALL, tmp_path / "run", resume=True)
-    assert "no whole checkpoint to resume from" in caplog.text
+    assert "no complete checkpoint to resume from" in caplog.text
     assert torch.equal(weights(done.model), final)
     assert (tmp_path / "run" / "steps.jsonl").read_text() == (folder / "steps.jsonl").read_text()
 
@@ -515,7 +535,7 @@ def test_resume_without_a_checkpoint_begins_and_without_resume_begins_anew(strai
     with pytest.raises(CheckpointError, match="of another run .other training examples"):
         sft(build_policy(0), TOKENIZER, ROWS[:16], SMALL, tmp_path, resume=True)
     with pytest.raises(
-        CheckpointError, match="of another run .other training examples, or in another order"
+        CheckpointError, match="of another run .different training examples, or a different order"
     ):
         sft(build_policy(0), TOKENIZER, ROWS[::-1], SMALL, tmp_path, resume=True)
     anew = sft(build_policy(0), TOKENIZER, ROWS[:16], other, tmp_path)
@@ -698,7 +718,7 @@ def test_a_row_that_finds_no_room_names_its_file(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
     steps = _Steps(tmp_path / "steps.jsonl", SMALL, None, None)
     with pytest.raises(
-        OSError, match="No space left on device; what was saved before is whole"
+        OSError, match="No space left on device; the earlier checkpoints are complete"
     ) as caught:
         steps._write(SimpleNamespace(is_world_process_zero=True, global_step=1), {"loss": 1.0})
     assert caught.value.filename == str(tmp_path / "steps.jsonl")
@@ -788,7 +808,7 @@ def test_a_judge_that_stays_down_ends_the_run_with_a_checkpoint(straight, tmp_pa
     judge = Flaky(*[False] * 3, *[True] * 1000)
     saved = tmp_path / "checkpoint-4"
     with pytest.raises(
-        JudgeDown, match="3 of 3 judgments .* connection refused; nothing got better within 10"
+        JudgeDown, match="3 of 3 judgments .* connection refused; nothing improved within 10"
     ) as caught:
         validated(tmp_path, judge, config=config)
     assert (
@@ -806,9 +826,7 @@ def test_a_judge_with_a_bug_ends_the_run_with_a_checkpoint(tmp_path):
     def bug(example, response):
         raise KeyError("no such level")
 
-    with pytest.raises(
-        JudgeFault, match=r"no such level.*checkpoint-2: go on, once this is mended"
-    ):
+    with pytest.raises(JudgeFault, match=r"no such level.*checkpoint-2\. Continue, once this"):
         validated(tmp_path, bug)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memcalib.problem import CHANNELS, ORDERED_SIGN, SUPPORT, UNDER
+from memcalib.problem import CHANNELS, ORDERED_SIGN, RIGHT_OR_OVER, UNDER
 from memcalib.io.records import DataError
 from memcalib.trainer.trace_files import SCHEMA, read_traces, trace_files, trace_of
 
@@ -124,6 +124,6 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 def test_the_groups_of_channels_are_those_of_the_signs():
     assert len(CHANNELS) == len(ORDERED_SIGN) == 9
-    assert {*SUPPORT, *UNDER, "A+"} == set(CHANNELS)
-    assert not set(SUPPORT) & set(UNDER)
+    assert {*RIGHT_OR_OVER, *UNDER, "A+"} == set(CHANNELS)
+    assert not set(RIGHT_OR_OVER) & set(UNDER)
     assert all(name[0] > name[1] for name in UNDER), "used less than it should have been"

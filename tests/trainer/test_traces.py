@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.problem import CHANNELS
-from memcalib.redistribution import PairDetail, fallback_reasons
+from memcalib.credit.statistics import fallback_reasons
+from memcalib.redistribution import PairDetail
 from memcalib.trainer.rewards import ChannelRewards
 from memcalib.rules.base import Pairs
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy
 from memcalib.io.records import DataError
-from memcalib.redistribution import Credit
+from memcalib.credit.assignment import Credit
 from memcalib.trainer.train_config import world_config
-from memcalib.credit.sentences import decode_rows
+from memcalib.inference.token_rows import decode_rows
 from memcalib.trainer.trace_files import (
     SCHEMA,
     VERSION,
@@ -98,6 +99,7 @@ def a_batch(seed, rows=5):
         scored,
         signal,
         strength > 0,
+        flag(0.2),
     )
     credit = Credit(
         numbers(rows, width).float(), numbers(rows).float(), numbers(rows, 9), {"rms": 2.0}, detail
@@ -362,7 +364,7 @@ def test_files_of_another_version_are_named_and_never_read(tmp_path):
     rewritten(path, tmp_path / "step-000003.parquet", version=VERSION + 1)
     with pytest.raises(
         DataError,
-        match=rf"step-000003.parquet: version: found {VERSION + 1}; allowed: {VERSION}; read it",
+        match=rf"version: found {VERSION + 1}; allowed: {VERSION}; read the file",
     ) as error:
         read_traces(tmp_path)
     assert len(error.value.violations) == 1

@@ -65,8 +65,8 @@ class RoleItem(Record):
         rising = all(start < end for start, end in pairwise(edges))
         if len(self.firsts) != len(self.sentences) or edges[0] != 0 or not rising:
             raise ValueError(
-                f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} rising numbers from "
-                f"0 below {self.tokens}"
+                f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} increasing numbers "
+                f"from 0 to {self.tokens - 1}"
             )
         return self
 
@@ -168,8 +168,8 @@ def _join_faults(pair: DrawnPair, example: Example | None, has_answer: bool) -> 
         if missing:
             yield Violation("atom", repr(missing[0]), ", ".join(example.levels), **location)
     if not has_answer:
-        allowed = "traces with the answers' rows"
-        yield Violation("answer", "no row of the answer itself", allowed, **location)
+        allowed = "traces that contain the rows of the answers"
+        yield Violation("answer", "no row for the answer itself", allowed, **location)
 
 # %% ../../../nbs/products/annotation/02_sentence_roles.ipynb #43c85686
 ASKED = {
@@ -337,10 +337,10 @@ ROLE_RULES = {
     "key": ("uses a target atom directly", "directly breaks a demand of a target atom"),
     "partial": (
         "shows a target atom indirectly, or mixed with other things",
-        "breaks a demand in part, or among other things",
+        "partly breaks a demand, or breaks one among other things",
     ),
     "irrelevant": (
-        "has nothing that comes from a target atom",
+        "contains nothing that comes from a target atom",
         "breaks no demand of a target atom",
     ),
 }

@@ -86,8 +86,8 @@ class SourcePlan(BaseModel):
     def _is_a_name(cls, column: object) -> object:
         if isinstance(column, bool):
             raise ValueError(
-                "YAML takes no, yes, on and off for truth values; "
-                "a column of such a name stands in quotes"
+                "YAML reads no, yes, on and off as true or false; put a column with such a name "
+                "in quotes"
             )
         return column
 
@@ -96,7 +96,7 @@ class SourcePlan(BaseModel):
         shipped_sources = load_sources()
         if not self.source and not (self.path and self.question and self.answer):
             raise ValueError(
-                "a source needs a name, or path, question and answer; known names: "
+                "a source needs either a name, or a path, a question and an answer; known names: "
                 f"{', '.join(shipped_sources)}"
             )
         if self.question:
@@ -236,7 +236,7 @@ def _in_order(range_: tuple[int, int]) -> tuple[int, int]:
     """The same two numbers; raises `ValueError` where the first is the larger one."""
     fewest, most = range_
     if fewest > most:
-        raise ValueError(f"found {fewest} to {most}; allowed: the fewest first")
+        raise ValueError(f"found {fewest} to {most}; allowed: the smaller number first")
     return range_
 
 
@@ -278,9 +278,11 @@ class Build(BaseModel):
     @model_validator(mode="after")
     def _has_rows(self) -> "Build":
         if self.memory and self.sources:
-            raise ValueError("sources: found beside memory; allowed is one of them")
+            raise ValueError("sources: found together with memory; allowed is one of them")
         if not (self.micro or self.sources or self.memory):
-            raise ValueError("sources: none; allowed are one or more, or memory, or micro")
+            raise ValueError(
+                "sources: found none; allowed are one or more sources, or memory, or micro"
+            )
         return self
 
     @model_validator(mode="after")
@@ -295,8 +297,8 @@ class Build(BaseModel):
             first = _model_identity(self.reviewer)
             if first == _model_identity(self.reviewer2):
                 raise ValueError(
-                    f"reviewer2: found {self.reviewer2.model}, which is reviewer as well; allowed "
-                    "are two different models"
+                    f"reviewer2: found {self.reviewer2.model}, which is also the reviewer; "
+                    f"allowed are two different models"
                 )
         return self
 
@@ -322,7 +324,7 @@ class Build(BaseModel):
         reserved = _FILES & split_parts(self.splits).keys()
         if reserved:
             raise ValueError(
-                f"splits: found the name {min(reserved)}; allowed are others than "
+                f"splits: found the name {min(reserved)}; allowed are names other than "
                 f"{', '.join(sorted(_FILES))}, which are files of a build"
             )
         if self.splits:
@@ -390,13 +392,13 @@ def stages_and_roles(
     """Every step in which a model is asked, with the prompt that the build has for it,
     and the role that is asked.
     """
-    own = {
+    choices = {
         "derivation": derivation_stage(build.passages),
         "annotation": annotation_stage(build.own_atoms),
     }
     shipped = (DERIVATION, ANNOTATION)
     steps = [
-        (own[stage.name] if stage in shipped else stage, "builder") for stage in builder_stages
+        (choices[stage.name] if stage in shipped else stage, "builder") for stage in builder_stages
     ]
     steps += [(stage, role) for role, stage in REVIEWS.items()]
     with_prompts = []

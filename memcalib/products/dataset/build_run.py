@@ -123,7 +123,7 @@ class DrawnRows:
 INVENTED = {
     "licence": "CC0-1.0",
     "origin": "invented by a program, with known truth",
-    "consent": "not needed; no person wrote them",
+    "consent": "not needed, because no person wrote the rows",
 }
 _MADE = (
     "stages",
@@ -251,7 +251,8 @@ class BuildRun:
         changes = check_frozen(self.pipeline.settings(), settings)
         if changes:
             raise ValueError(
-                f"{changes[0].name} was changed while the batch was made; make it again with: "
+                f"{changes[0].name} was changed while the batch was being made; make the batch "
+                f"again with: "
                 f"{self.pipeline.command}"
             )
         batch = self._write_batch(drawn, settings)
@@ -321,7 +322,7 @@ class BuildRun:
             lines.append(f"changed before it: {changed}")
         if not_let_in:
             rules = reasons_text(Counter(drop.rule for drop in not_let_in))
-            lines.append(f"not let in: {len(not_let_in)} source rows, {rules}")
+            lines.append(f"not accepted: {len(not_let_in)} source rows, {rules}")
         if drawn.losses:
             lines.append(f"on the way: {drawn.losses_text()}")
         lines += [
@@ -357,7 +358,7 @@ class BuildRun:
         batches = [read_batch(path) for path in list_batches(self.pilots)]
         if not batches:
             raise FileNotFoundError(
-                f"{self.pilots}: no batch yet; make one with: {self.commands.pilot}"
+                f"{self.pilots}: there is no batch yet; make one with: {self.commands.pilot}"
             )
         named_ids = set(read_sheet_rows(sheet, ("item",), lambda line, number: ([], line["item"])))
         batch = batches[-1]
@@ -368,12 +369,12 @@ class BuildRun:
         rate = pass_rate(batch.items, read_reviews(batch.reviews))
         why = self.withdraw_frozen()
         self.write_log()
-        text = f"batch {batch.number}: {count} reviews taken in; {rate}"
+        text = f"batch {batch.number}: {count} reviews read; {rate}"
         if why:
             text += (
                 "\n"
-                f"The pipeline is not frozen any more: {why}. Mend what failed and make a fresh "
-                f"batch: {self.commands.pilot}"
+                f"The pipeline is no longer frozen: {why}. Fix what failed and make a new batch: "
+                f"{self.commands.pilot}"
             )
         return text
 
@@ -417,8 +418,8 @@ class BuildRun:
         self.withdraw_frozen()
         why = self.withdrawn
         if why:
-            remedy = f"Mend what failed and make a fresh batch: {self.commands.pilot}"
-            raise FreezeError("this pipeline is not frozen any more:", [why], remedy)
+            remedy = f"Fix what failed and make a new batch: {self.commands.pilot}"
+            raise FreezeError("this pipeline is no longer frozen:", [why], remedy)
 
     def put_aside(self, frozen: Frozen) -> None:
         """Move what a withdrawn pipeline made into a folder of its name,

@@ -103,8 +103,8 @@ def count_examples(examples: Iterable[Example]) -> Counts:
         counts.add(example)
     if not counts.atoms:
         raise ValueError(
-            f"found {counts.examples} examples without an atom; allowed is a dataset with at least "
-            "one of both"
+            f"found {counts.examples} examples without an atom; allowed is a data set with at "
+            f"least one example and one atom"
         )
     return counts
 
@@ -234,8 +234,8 @@ def _stage_losses(
                 problem = "never entered a stage"
             if problem:
                 raise ValueError(
-                    f"row {drop.id!r}, lost at {stage}: found that it {problem}; allowed is each "
-                    "row lost once"
+                    f"row {drop.id!r}, lost at {stage}: found that it {problem}; allowed is to "
+                    f"count each lost row once"
                 )
             lost_at[drop.id] = stage
             losses[stage, drop.reason][domains[drop.id]] += 1
@@ -493,7 +493,7 @@ def _pipeline_warnings(facts: CardFacts) -> list[str]:
     changes = check_frozen(facts.settings, frozen.settings) if facts.settings else []
     if changes:
         warnings.append(
-            f"{len(changes)} settings of this build are not the frozen ones, for instance "
+            f"{len(changes)} settings of this build differ from the frozen ones, for example "
             f"{changes[0]}."
         )
     return warnings
@@ -505,7 +505,7 @@ def _row_warnings(facts: CardFacts) -> list[str]:
     """
     warnings = []
     if facts.checks is None:
-        warnings.append("No deterministic check of the finished rows is on record.")
+        warnings.append("No deterministic check of the finished rows is recorded.")
     else:
         checks = facts.checks
         errors = checks[(checks["severity"] == "error") & (checks["findings"] > 0)]
@@ -563,10 +563,11 @@ def card_header(facts: CardFacts) -> str:
 # %% ../../../nbs/products/dataset/12_card.ipynb #59b59e0c
 _ABOUT = (
     "A benchmark for assistants with memory. Each example has a query, and memory blocks as a "
-    "memory system would hand them over. Each block consists of atoms, single propositions, and "
-    "each atom has an ideal level: *Ignore* (A), it should leave no trace in the answer; *Bound* "
-    "(B), it should support or limit a part of it; *Control* (C), it should decide a conclusion, a "
-    "constraint or a recommendation. A judge finds the level at which an answer really uses each "
+    "memory system would return them. Each block consists of atoms, which are single "
+    "propositions, and each atom has an ideal level: *Ignore* (A): it should leave no trace in "
+    "the answer. *Bound* (B): it should support or limit a part of the answer. *Control* (C): it "
+    "should decide a conclusion, a constraint or a recommendation. A judge finds the level at "
+    "which an answer really uses each "
     "atom, with the help of the atom's rubric."
 )
 _LOADING = """## How to load
@@ -597,7 +598,7 @@ The model under test sees `question` and each block's `memory_text`, in order, a
 """
 _STAGES_TEXT = (
     "Rows are made from questions with reference answers in six stages: sources are screened, "
-    "first by rules and then by a model; query and memory are parted; memory is cut into atoms "
+    "first by rules and then by a model; query and memory are separated; memory is cut into atoms "
     "with ideal levels; distractors and rubrics are written; atoms are put into blocks and the "
     "blocks into prose; rules and two models review the result, and both models must approve. Each "
     "row that was lost has a stage and a reason."
@@ -606,36 +607,38 @@ _LOG_TEXT = (
     "Rows are made from the log of a memory system: a query, and what was retrieved for it. Memory "
     "is cut into atoms with ideal levels, rubrics are written, blocks keep the system's wording, "
     "rules and two models review the result, and both models must approve. No distractor is "
-    "invented: what was retrieved in vain is the test. Each row that was lost has a stage and a "
+    "invented: memories that were retrieved but not needed are the test. Each row that was lost "
+    "has a stage and a "
     "reason."
 )
-_CONSENT = """What is known of the people behind the rows stands in the table below, as the sources or the description of the build say it; *not recorded* means that
-nobody wrote it down. Screening drops rows by which somebody could be identified, as far as a model noticed. Levels, rubrics and distractors
+_CONSENT = """The table below says what is known about the people behind the rows, according to the sources or the description of the build; *not recorded* means that
+nobody wrote it down. Screening drops rows from which a person could be identified, as far as a model noticed. Levels, rubrics and distractors
 were written by models. Do not try to find out who wrote a row, and do not take an answer for medical or other advice. Who recognises a
 text of their own can ask for its removal by its `id`."""
 
 _LIMITS = """## Limits
 
-- Ideal levels are a model's judgment that two other models approved. A person has seen the pilot batch at most.
+- Ideal levels are a model's judgment that two other models approved. At most, a person has seen the pilot batch.
 - {distractors}
 - Examples that share a question are not independent. Resample questions, not examples, for an interval."""
 _INVENTED = (
-    "Most atoms at Ignore are invented distractors, and many of them are easy. Report accuracy on "
-    "hard, noise, auxiliary and grounded atoms apart."
+    "Most atoms at Ignore are invented distractors, and many of them are easy. Report accuracy "
+    "separately for hard, noise, auxiliary and grounded atoms."
 )
 _RETRIEVED = (
-    "Memory is what one system retrieved for its users. Other systems store and retrieve otherwise."
+    "Memory is what one system retrieved for its users. Other systems store and retrieve "
+    "differently."
 )
 _COMPOSITION_TEXT = (
     "Published columns are those of the MemCalib paper's benchmark, which is another dataset. "
     "Mixed-target blocks have atoms of several ideal levels."
 )
 _SOURCES_TEXT = (
-    "Each example records its source and the source's licence. What is listed as unknown was not "
-    "found out; ask before you publish such rows."
+    "Each example records its source and the source's licence. If a licence is listed as unknown, "
+    "we could not find it out; ask before you publish such rows."
 )
 _SPLITS_TEXT = (
-    "No question, and none that is nearly equal, stands in two undivided splits. "
+    "No question, nor a nearly equal one, occurs in two of the undivided splits. "
     "Shares are percent of the split's examples."
 )
 
@@ -726,7 +729,7 @@ def _review_sections(facts: CardFacts) -> Iterator[str]:
         yield "How often the reviewing models approved and agreed is not recorded."
     else:
         yield _grid(review_table(facts.agreement))
-        yield "Question by question, by part of the review:"
+        yield "Agreement on each question of the review:"
         counted = ("judged", "both object", "only the first", "only the second")
         whole_numbers = facts.agreement.astype(dict.fromkeys(counted, int))
         yield _grid(whole_numbers.reset_index(names="part"))
@@ -794,8 +797,7 @@ def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
     )
     text = Path(path).read_text(encoding="utf-8").replace(_pilot_text(frozen), withdrawal)
     warning = (
-        "- Withdrawn: the pipeline that made these rows does not pass its pilot any more. "
-        f"{reason}.\n"
+        f"- Withdrawn: the pipeline that made these rows no longer passes its pilot. {reason}.\n"
     )
     before, heading, after = text.partition(_FIRST)
     if heading:  # the card has warnings, and gets this one before them
@@ -816,7 +818,9 @@ def _published_files(build: Path) -> list[str]:
 
     card = build / "README.md"
     if not card.is_file():
-        raise FileNotFoundError(f"{card}: no such file; allowed is the folder of a finished build")
+        raise FileNotFoundError(
+            f"{card}: there is no such file; allowed is the folder of a finished build"
+        )
     header = DatasetCard(card.read_text(encoding="utf-8")).data.to_dict()
     data_files = []
     for config in header.get("configs") or []:
@@ -827,7 +831,8 @@ def _published_files(build: Path) -> list[str]:
     for name in names:
         if not (build / name).is_file():
             raise FileNotFoundError(
-                f"{build / name}: no such file, and the card names it; finish the build first"
+                f"{build / name}: there is no such file, although the card names it; finish the "
+                f"build first"
             )
     return names
 
@@ -846,8 +851,8 @@ def lay_out_folder(build: str | Path, folder: str | Path) -> list[Path]:
     strange = sorted(present.difference(names))
     if strange:
         raise ValueError(
-            f"{folder}: found {strange[0]}; allowed is a new or an empty folder, or one that was "
-            "laid out before"
+            f"{folder}: found {strange[0]}; allowed is a new or empty folder, or one that this "
+            f"command wrote before"
         )
     for name in names:
         write_whole(folder / name, (build / name).read_bytes())

@@ -224,11 +224,11 @@ class CallPlan:
         consent = _counted(terms["consent"], "row")
         licence = _counted(terms["licence"], "row")
         lines = [
-            f"Private rows that would be shown to models: {private}. {SENDING['nothing']}.",
+            f"Private rows that models would see: {private}. {SENDING['nothing']}.",
             *(f"  {call}" for call in self.calls),
             f"{SENDING['again']}. {KEPT['cache']}.",
             f"Taken out before: {_counted(terms['redacted'], 'value')}.",
-            f"Looked for, in these forms, and not found: {_in_vain(terms)}.",
+            f"Looked for in these forms, but not found: {_in_vain(terms)}.",
             f"Not looked for: {'; '.join(terms['not looked for'])}.",
             f"{LOOKED_FOR['limits']}.",
             f"Consent: {consent}. Licence: {licence}.",
@@ -240,8 +240,8 @@ class CallPlan:
         """Itself for `True`; raises `NotAgreed` with the statement otherwise."""
         if yes is not True:
             raise NotAgreed(
-                f"{self}\n\n{SENDING['nothing']}. Go on with --yes (in Python: yes=True), or "
-                "change rules and endpoints first."
+                f"{self}\n\n{SENDING['nothing']}. To continue, add --yes (in Python: yes=True), "
+                f"or change rules and endpoints first."
             )
         return self
 
@@ -343,8 +343,8 @@ def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
         "",
         (
             f"Rows from the log of a memory system in use: {terms['rows']}. Memories that it "
-            f"retrieved for them: {terms['memories']}. Users: {terms['users']}. The memories are "
-            "in the wording of the system, and no distractor was invented."
+            f"retrieved for them: {terms['memories']}. Users: {terms['users']}. The memories keep "
+            f"the wording of the system, and no distractor was invented."
         ),
         "",
         *_rows_table("consent", terms["consent"]),
@@ -356,7 +356,7 @@ def terms_card(drafts: Sequence[Draft], result: MemoryDrafts) -> str:
         ),
         "",
         (
-            f"Looked for, in these forms, and not found: {_in_vain(terms)}. Not looked for: "
+            f"Looked for in these forms, but not found: {_in_vain(terms)}. Not looked for: "
             f"{'; '.join(terms['not looked for'])}. {LOOKED_FOR['left']}."
         ),
     ]

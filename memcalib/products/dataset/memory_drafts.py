@@ -160,7 +160,7 @@ class _DraftMaker:
             return fault
         draft, redaction = to_draft(row, self.redactor, self.config, self.user_name(row.user))
         if not draft.passages:
-            nothing = "no memory with a word that says something"
+            nothing = "no memory with a meaningful word"
             return RowFault("empty memories", nothing, "one and more")
         return self.with_own_id(draft), redaction
 
@@ -209,7 +209,9 @@ def memory_drafts(
         else:
             drafts.add(*outcome)
             unsaid = len(entry.memories) - len(outcome[0].passages)
-            account.take_back("memory", "says what another says, nothing, or ranks too low", unsaid)
+            account.take_back(
+                "memory", "repeats another memory, says nothing, or ranks too low", unsaid
+            )
     passages = sum(len(draft.passages) for draft in drafts.kept)
     account.check({"row": len(drafts.kept), "memory": passages})
     drafts.understood = reading.text()
@@ -235,7 +237,7 @@ def lost_parts(text: str, atoms: str) -> str:
     if missing:
         return f"{', '.join(missing[:5])} is in no atom"
     if denied(text)[0] and not denied(atoms)[0]:
-        return "it denies something, and no atom does"
+        return "it denies something, but no atom does"
     return ""
 
 # %% ../../../nbs/products/dataset/09_memory_drafts.ipynb #d30ad50f

@@ -82,7 +82,7 @@ def choose_batch(
         fresh = len(dealt) if count > 0 else 0
         raise ValueError(
             f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed is a batch "
-            "from 1 to that number"
+            f"of 1 to that many rows"
         )
     return sorted(dealt[:count], key=lambda row: row.id)
 
@@ -283,7 +283,9 @@ def read_batch(folder: str | Path) -> Batch:
     record = records.get(folder.name)
     if record is None:
         names = ", ".join(records) or "none"
-        raise FileNotFoundError(f"{folder}: no such batch; those of the build are {names}")
+        raise FileNotFoundError(
+            f"{folder}: there is no such batch; the batches of this build are {names}"
+        )
     file = folder / "items.jsonl"
     items = []
     for number, item in enumerate(read_jsonl(file, PilotItem), 1):
@@ -349,8 +351,8 @@ def next_draw(
     fresh = [row for row in rows if row.id not in lost_ids]
     if not fresh:
         raise ValueError(
-            f"pilot of {count}: found {len(rows)} rows that were not read, all of them lost before "
-            "with these settings; allowed are mended settings or more rows"
+            f"pilot of {count}: found {len(rows)} unread rows, and all of them failed before with "
+            f"these settings; allowed are corrected settings or more rows"
         )
     number = len(draws) + 1
     drawn = choose_batch(fresh, min(2 * count, len(fresh)), seed + number)
@@ -361,17 +363,19 @@ def next_draw(
 STAGES: dict[str, str] = {
     "sources": "the source is broken, a copy, or in the wrong domain",
     "screening": (
-        "the source should not have been let in: incomplete, implausible, nothing to remember"
+        "the source should not have been accepted: it is incomplete, implausible, or has nothing "
+        "to remember"
     ),
     "derivation": (
         "the query gives the memory away or cannot be answered; "
         "a passage says what the source does not"
     ),
     "annotation": "an atom is not faithful or not one proposition; its level is wrong",
-    "distractors": "a distractor matters after all, contradicts the query, or is absurd",
+    "distractors": "a distractor is relevant after all, contradicts the query, or is absurd",
     "rubrics": "a rubric belongs to another atom, or cannot be checked in an answer",
-    "blocks": "atoms stand together or in an order that makes no sense",
-    "naturalization": "a paragraph lost or added something, or nobody would write it",
+    "blocks": "atoms are grouped or ordered in a way that makes no sense",
+    "naturalization": "a paragraph lost or added something, or reads like nothing a person would "
+    "write",
     "review": "a check or a reviewing model should have caught it, or stopped a good row",
     "other": "anything else",
 }
@@ -682,9 +686,9 @@ class Frozen(BaseModel):
     def _pilot_or_reason(self) -> "Frozen":
         has_reason = bool(self.reason.strip())
         if self.pilot and has_reason:
-            raise ValueError("found pilot and reason; allowed is one of them")
+            raise ValueError("found both a pilot and a reason; allowed is one of them")
         if not self.pilot and not has_reason:
-            raise ValueError("found neither pilot nor reason; allowed is one of them")
+            raise ValueError("found neither a pilot nor a reason; allowed is one of them")
         return self
 
     @property
@@ -788,12 +792,12 @@ def freeze(
         )
     failed = rate.out_of_reach or (not rate.undecided and not rate.unlocks)
     if reasons or failed:
-        remedy = f"Mend what failed and make a fresh batch: {commands.pilot}"
+        remedy = f"Fix what failed and make a new batch: {commands.pilot}"
     else:
-        remedy = f"Review the rest of {batch.folder}, then: {commands.freeze}"
+        remedy = f"Review the rest of {batch.folder}, then run: {commands.freeze}"
     if not rate.unlocks:
         reasons.append(
-            f"batch {batch.number}: {rate}; needed are all rows reviewed and 90 % of them passed"
+            f"batch {batch.number}: {rate}; all rows must be reviewed, and 90 % of them must pass"
         )
     if reasons:
         raise FreezeError("cannot freeze:", reasons, remedy, changes)
@@ -836,7 +840,7 @@ def objection(frozen: Frozen, folder: str | Path) -> str:
         is_frozen_batch = batch.number == frozen.pilot.batch
         failed = not rate.unlocks and (is_frozen_batch or not rate.undecided)
         if failed or rate.out_of_reach:
-            return f"batch {batch.number}, which these settings made: {rate}"
+            return f"batch {batch.number}, which was made with these settings: {rate}"
     return ""
 
 
@@ -939,7 +943,7 @@ def require_frozen(
     """
     commands = commands or Commands()
     remedy = (
-        f"make a pilot with: {commands.pilot} and, once it is reviewed, freeze with: "
+        f"make a pilot with: {commands.pilot} and, when it is reviewed, freeze the pipeline with: "
         f"{commands.freeze}"
     )
     try:
@@ -952,9 +956,9 @@ def require_frozen(
     if changes:
         head = f"this pipeline is not the one frozen in {path}:"
         reasons = [str(change) for change in changes]
-        raise FreezeError(head, reasons, f"Put the settings back, or {remedy}", changes)
+        raise FreezeError(head, reasons, f"Restore the settings, or {remedy}", changes)
     why = objection(frozen, batches) if batches else ""
     if why:
-        head = f"the pipeline frozen in {path} does not stand:"
-        raise FreezeError(head, [why], f"Mend what failed, then {remedy}")
+        head = f"the pipeline frozen in {path} is no longer valid:"
+        raise FreezeError(head, [why], f"Fix what failed, then {remedy}")
     return frozen

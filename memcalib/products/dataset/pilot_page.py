@@ -198,7 +198,7 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
             value = repr(stage[:60]) if text else f"{stage[:60]!r} without an issue"
             yield "stage", value, f"an issue, and one of {', '.join(STAGES)}"
         elif result != "fail" and (stage or text):
-            yield "issue", repr((text or stage)[:60]), "nothing, for a row that does not fail"
+            yield "issue", repr((text or stage)[:60]), "nothing for a row that does not fail"
         if earlier:
             _, first_line = earlier[0]
             first_result = _result(first_line)
@@ -302,7 +302,7 @@ class PilotSession(Walk):
     def __init__(self, batch: Batch, reviewer: str = ""):
         super().__init__(
             PilotBook(batch.reviews, batch.items, reviewer),
-            "Read the row. Pass it, or say what is wrong.",
+            "Read the row. Then pass it, or say what is wrong.",
         )
 
     @property
@@ -333,7 +333,7 @@ class PilotSession(Walk):
         try:
             return self.save(passed, list(map(PilotIssue.model_validate, issues)))
         except ValueError:
-            self.status = "NOT saved: a stage and a few words are needed"
+            self.status = "NOT saved: choose a stage and write a few words"
             return False
 
 # %% ../../../nbs/products/dataset/13_pilot_page.ipynb #98a439c5
@@ -384,7 +384,7 @@ class PilotPage(WidgetPage):
         """Do what a button does; nothing while an issue is typed and not added."""
         if self._issue.value.strip():
             self.session.status = (
-                "NOT saved: an issue is typed and not added; add it or clear the field."
+                "NOT saved: you typed an issue but did not add it. Add it, or clear the field."
             )
         else:
             BUTTONS[name](self.session)

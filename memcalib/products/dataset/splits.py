@@ -120,8 +120,8 @@ def _are_counts(undivided_sizes: Mapping[str, int | float]) -> bool:
     are_whole = {isinstance(size, int) for size in undivided_sizes.values()}
     if len(are_whole) != 1:
         raise ValueError(
-            f"sizes: found {short_repr(dict(undivided_sizes))}; allowed are counts alone or shares "
-            "alone, at least one"
+            f"sizes: found {short_repr(dict(undivided_sizes))}; allowed are either counts or "
+            f"shares, and at least one"
         )
     return are_whole.pop()
 
@@ -212,7 +212,7 @@ def _share_out(
     if solution.x is None:
         raise ValueError(
             f"sizes: found none that fit in {_STEPS:,} steps ({solution.message}); allowed are "
-            "others, or shares"
+            f"other sizes, or shares"
         )
     return np.rint(solution.x[is_group_count]).astype(int).reshape(len(kinds), splits + 1)
 
@@ -303,8 +303,8 @@ def split_examples(
     possible = {split: len(of_split) for split, of_split in ids.items()}
     if possible != counts and _are_counts(_undivided_sizes(sizes)):
         raise ValueError(
-            f"sizes: found {counts}, which tears a group of rows with one question; the nearest "
-            f"that does not is {possible}"
+            f"sizes: found {counts}, which would split a group of rows with the same question; "
+            f"the nearest sizes that do not are {possible}"
         )
     splits = {}
     for name, undivided_names in split_parts(sizes).items():
@@ -412,7 +412,9 @@ def _list_faults(
             ids_of_parts = chain.from_iterable(splits[inner] for inner in undivided_names)
             if sorted(splits[name]) != sorted(ids_of_parts):
                 allowed = f"those of {', '.join(undivided_names)}"
-                yield Violation("split", "other ids than those of its parts", allowed, file=file)
+                yield Violation(
+                    "split", "ids that differ from those of its parts", allowed, file=file
+                )
             continue
         for line, row_id in enumerate(splits[name], 1):
             if not row_id or "\n" in row_id or "\r" in row_id:
@@ -634,7 +636,7 @@ def split_file(
     """
     folder = Path(folder)
     if (folder / "splits.json").exists():
-        raise FileExistsError(f"{folder} has splits already; allowed: another folder")
+        raise FileExistsError(f"{folder} contains splits already; allowed: another folder")
     examples = load_examples(source, split)
     try:
         splits = split_examples(examples, sizes, seed=seed)

@@ -821,9 +821,10 @@ def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0
         shares = confusion_shares(exam_counts_at_once)
         draws.append(mean_metrics(propagated(shares, metrics=metrics)))
     low, high = interval(np.concatenate(draws))
-    true = np.average(reported_values(cells, metrics), axis=0, weights=responses)
+    true = _means_of_asked(reported_values(cells, metrics), responses)
     expected = mean_metrics(propagated(confusion_shares(counts.sum(0)), metrics=metrics))
-    judged = reported_values(response_cells(scored, "judged"), metrics).mean(0)
+    judged_values = reported_values(response_cells(scored, "judged"), metrics)
+    judged = _means_of_asked(judged_values, np.ones(len(judged_values)))
     columns = {
         "metric": metrics,
         "true": true,
@@ -891,7 +892,7 @@ def corrected_score(
     corrected_draws = np.concatenate(draws)
     raw_values = reported_values(cells, metrics)
     ranges = percent_ranges(metrics)
-    raw_bounds = interval(_weighted_metrics(raw_values, weights))
+    raw_bounds = interval(_means_of_asked(raw_values, weights))
     raw_bounds = exact_bounds(raw_values, raw_bounds, len(by_question), ranges=ranges)
     corrected_bounds = np.full((2, len(metrics)), np.nan)
     has_kernel = np.isin(metrics, correctable_metrics())
@@ -902,7 +903,7 @@ def corrected_score(
         corrected_bounds[0, of_one_value] = np.fmin(corrected_bounds, raw_bounds)[0, of_one_value]
         corrected_bounds[1, of_one_value] = np.fmax(corrected_bounds, raw_bounds)[1, of_one_value]
     responses = by_question.sum(0)
-    raw = _weighted_metrics(raw_values, responses)
+    raw = _means_of_asked(raw_values, responses)
     kernels = corrected_kernels(confusion_shares(exam.sum(0)), metrics=metrics)
     estimate = _weighted_metrics(metrics_of_products(cells, kernels, metrics), responses)
     columns = {
@@ -941,6 +942,21 @@ def _weighted_metrics(
     """The mean metrics of so many responses of each pattern."""
     totals = (values * weights[..., None]).sum(-2)
     return totals / weights.sum(-1)[..., None]
+
+
+def _means_of_asked(
+    values: Float[np.ndarray, "pattern metric"], weights: Int[np.ndarray, "... pattern"]
+) -> Float[np.ndarray, "... metric"]:
+    """The same, where a metric does not ask about responses of some patterns (NaN): the mean over
+    those that it asks about, NaN without any."""
+    means = _weighted_metrics(np.nan_to_num(values), weights)
+    for k in np.isnan(values).any(axis=0).nonzero()[0]:
+        is_asked = ~np.isnan(values[:, k])
+        count = weights[..., is_asked].sum(-1)
+        total = (values[is_asked, k] * weights[..., is_asked]).sum(-1)
+        nothing = np.full(np.shape(count), np.nan)
+        means[..., k] = np.divide(total, count, out=nothing, where=count > 0)
+    return means
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #b8b79816
 def error_check(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "pd.DataFrame":

@@ -7,13 +7,22 @@ __all__ = ['BINDINGS', 'judge_binding', 'binding_changes']
 
 # %% ../../../nbs/products/exam/01_judge_binding.ipynb #5bfc130c
 import ast
+import importlib.util
 import inspect
 import json
-from collections.abc import Mapping
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from ...io.keys import without_secrets
 from ...io.runs import file_hash
+from ...io.settings import package_data
 from ...judge import LLMJudge
 from ...problem import JudgeLike, text_hash
 
@@ -23,7 +32,7 @@ BINDINGS = "judge-binding.json"  # in a run folder: what each judge was when it 
 
 def judge_binding(judge: JudgeLike) -> dict[str, Any]:
     """What a judge is at this moment, as JSON values: `prompt`, `prompt_hash`, `settings` and
-    `request` of a model, or `code` (file -> SHA-256) and `attributes` of a plug-in.
+    `request` of a model, or `code` (file -> SHA-256) and `attributes` of a plug-in, without keys.
     """
     if isinstance(judge, LLMJudge):
         endpoint = judge.client.endpoint
@@ -37,48 +46,223 @@ def judge_binding(judge: JudgeLike) -> dict[str, Any]:
             "settings": settings,
             "request": request,
         }
-    hashes = {path.name: file_hash(path) for path in _files_of(judge)}
-    return {"code": dict(sorted(hashes.items())), "attributes": _simple_attributes(judge)}
+    hashes = {name: file_hash(path) for name, path in _by_name(_files_of(judge)).items()}
+    binding = {"code": dict(sorted(hashes.items())), "attributes": _attributes(judge)}
+    return without_secrets(binding)
+
+
+def _by_name(files: Iterable[Path]) -> dict[str, Path]:
+    """Files by their names; of two with one name by as many folders above as tell them apart."""
+    files = list(files)
+    found = {}
+    for path in files:
+        names = path.absolute().parts
+        count = 1
+        while sum(other.absolute().parts[-count:] == names[-count:] for other in files) > 1:
+            count += 1
+        found["/".join(names[-count:])] = path
+    return found
 
 
 def _files_of(judge: JudgeLike) -> list[Path]:
-    """The file in which a plug-in is written, and the data files that it names."""
-    written_in = judge if inspect.isroutine(judge) else type(judge)
-    try:
-        source_file = inspect.getsourcefile(inspect.unwrap(written_in))
-    except TypeError:  # made in an interpreter, without a file
-        source_file = None
+    """The files in which a plug-in is written: those of its classes and functions, of the modules
+    of one's own that these import, and the data files that all of them name.
+    """
+    judge_itself = inspect.unwrap(judge) if inspect.isroutine(judge) else type(judge)
     files = {Path(file) for file in getattr(judge, "files", ())}
-    if source_file and Path(source_file).is_file():
-        source = Path(source_file)
+    sources = {path for path in map(_source_of, _parts_of(judge)) if path and _is_own(path)}
+    sources.add(_source_of(judge_itself))
+    to_read = sources - {None}
+    while to_read:
+        source = to_read.pop()
         files.add(source)
-        files.update(_named_files(source))
+        if _is_own(source):
+            files.update(_named_files(source))
+            to_read |= _imported_by(source) - files
     return sorted(file for file in files if file.is_file())
 
 
-def _named_files(source: Path) -> list[Path]:
-    """The files whose paths stand in a source file as texts, as they are or beside it."""
-    named = []
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-            continue
-        text = node.value
-        if not text or len(text) > 255 or "\n" in text or "\0" in text:
-            continue
-        for path in (Path(text), source.parent / text):
-            if path.is_file():
-                named.append(path)
-                break
-    return named
+def _parts_of(value: object, depth: int = 5) -> Iterator[type | Callable]:
+    """The classes and functions that a judge is made of, also those inside of its attributes."""
+    if depth == 0 or isinstance(value, str | int | float | bool | None | ModuleType):
+        return
+    inner: Iterable[object] = ()
+    if isinstance(value, partial):
+        inner = (value.func, *value.args, *value.keywords.values())
+    elif inspect.ismethod(value):
+        inner = (value.__self__, value.__func__)
+    elif inspect.isfunction(value):
+        yield value
+        inner = (inspect.unwrap(value), *_closure(value).values())
+        inner = [each for each in inner if each is not value]
+    elif inspect.isclass(value):
+        yield from value.__mro__
+    elif isinstance(value, Mapping):
+        inner = list(value.values())[:_MOST_ITEMS]
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = list(value)[:_MOST_ITEMS]
+    else:
+        yield from type(value).__mro__
+        inner = list(getattr(value, "__dict__", {}).values())
+    for each in inner:
+        yield from _parts_of(each, depth - 1)
 
 
-def _simple_attributes(judge: JudgeLike) -> dict[str, Any]:
-    """The attributes of an object that are texts, numbers or flags."""
-    attributes = {}
-    for name, value in sorted(getattr(judge, "__dict__", {}).items()):
-        if isinstance(value, str | int | float | bool) and not name.startswith("__"):
-            attributes[name] = value
-    return attributes
+_MOST_ITEMS = 100  # of a list, in which functions are looked for
+
+
+def _closure(function: Callable) -> dict[str, Any]:
+    """The values that a function takes from the function in which it was made, by name."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a cell that was not filled yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def _source_of(part: object) -> Path | None:
+    """The file in which a class or a function is written; None for one made in an interpreter."""
+    try:
+        file = inspect.getsourcefile(part)
+    except (TypeError, OSError):
+        return None
+    return Path(file) if file and Path(file).is_file() else None
+
+
+@cache
+def _is_own(path: Path) -> bool:
+    """Whether a file belongs neither to Python, nor to an installed package, nor to this one."""
+    path = path.resolve()
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    return not any(path.is_relative_to(folder) for folder in (*libraries, package_data()))
+
+
+def _imported_by(source: Path) -> set[Path]:
+    """The files of one's own that a source file imports, wherever in it; none is run for that."""
+    modules = [
+        name
+        for name, module in list(sys.modules.items())
+        if (getattr(module, "__file__", None) or "") == str(source)
+    ]
+    package = (modules or [""])[0].split(".")
+    if source.name != "__init__.py":
+        package.pop()
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            names.add(module)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    files = {path for path in map(_module_file, names) if path}
+    return {path for path in files if _is_own(path)}
+
+
+def _module_file(name: str) -> Path | None:
+    """The file of a module by its name, imported or not; None where there is none."""
+    if getattr(sys.modules.get(name), "__file__", None):
+        return Path(sys.modules[name].__file__)
+    top, *below = name.split(".")
+    try:
+        found = importlib.util.find_spec(top) if top else None
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        return None
+    if not below:
+        return Path(found.origin) if found.has_location and found.origin else None
+    for folder in found.submodule_search_locations or ():
+        path = Path(folder, *below)
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _named_files(source: Path) -> set[Path]:
+    """The files whose paths stand in a source file as texts, as they are or beside it; also in two
+    texts, a folder and a file in it.
+    """
+    texts = set()
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if text and len(text) <= 255 and "\n" not in text and "\0" not in text:
+                texts.add(text)
+    folders = [Path(), source.parent]
+    found = {folder / text for folder in folders for text in texts}
+    named = {path for path in found if path.is_file()}
+    inside = {path for path in found - named if path.is_dir() and path.name not in ("", "..")}
+    named.update(folder / text for folder in inside for text in texts if (folder / text).is_file())
+    return {path.resolve() for path in named}
+
+
+def _attributes(judge: JudgeLike) -> dict[str, Any]:
+    """What a judge was made with, by name: attributes of an object, values around a function, and
+    constants of the module (names in capitals).
+    """
+    found: dict[str, Any] = {}
+    for kind in reversed(type(judge).__mro__):
+        if (source := _source_of(kind)) and _is_own(source):
+            found.update(vars(kind))
+            slots = kind.__dict__.get("__slots__", ())
+            names = [slots] if isinstance(slots, str) else slots
+            found.update((name, getattr(judge, name, None)) for name in names)
+    found.update(getattr(judge, "__dict__", {}))
+    if isinstance(judge, partial):
+        found.update(judge.keywords, arguments=list(judge.args))
+        judge = judge.func
+    if inspect.ismethod(judge):
+        found.update(getattr(judge.__self__, "__dict__", {}))
+        judge = judge.__func__
+    if inspect.isfunction(judge):
+        found.update(_closure(judge))
+    module = sys.modules.get(getattr(judge, "__module__", None) or type(judge).__module__)
+    source = getattr(module, "__file__", None)
+    if source and _is_own(Path(source)):
+        found.update((name, value) for name, value in vars(module).items() if name.isupper())
+    plain = {}
+    for name, value in sorted(found.items()):
+        if not name.startswith("__"):
+            try:
+                plain[name] = _as_plain(value)
+            except (TypeError, ValueError, RecursionError):
+                continue  # no value that could be compared
+    return plain
+
+
+def _as_plain(value: object) -> Any:
+    """A value as JSON, a long one as its hash; raises `TypeError` for what has no such form."""
+    if isinstance(value, str | int | float | bool):
+        return value.name if isinstance(value, Enum) else value
+    text = json.dumps(_json_form(value), sort_keys=True)
+    return json.loads(text) if len(text) <= _LONGEST_VALUE else f"sha256 {text_hash(text)}"
+
+
+_LONGEST_VALUE = 400  # characters of JSON
+
+
+def _json_form(value: object, depth: int = 6) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if depth == 0:
+        raise TypeError("nested too deeply")
+    if isinstance(value, Mapping):
+        return {str(name): _json_form(inner, depth - 1) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_form(inner, depth - 1) for inner in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(_json_form(inner, depth - 1)) for inner in value)
+    source = _source_of(type(value))
+    if source and _is_own(source):
+        return _json_form(vars(value), depth - 1)
+    raise TypeError(f"no form as JSON: {type(value).__name__}")
 
 # %% ../../../nbs/products/exam/01_judge_binding.ipynb #97d9a8fd
 def binding_changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,13 @@ from jaxtyping import Float, Int
 
 from .exam import confusion_shares, misread_judgments
 from ...scoring.target_labels import LEAST_QUESTIONS, prediction_powered
-from ...metrics import answer_scores, fold_by_question, metrics_among, response_frame
+from memcalib.metrics import (
+    answer_scores,
+    asked_together,
+    fold_by_question,
+    metrics_among,
+    response_frame,
+)
 from ...problem import Judgment
 
 # %% ../../../nbs/products/exam/10_label_budget.ipynb #bf58db04
@@ -37,7 +43,8 @@ def label_budget(
 
     `judgments` are those of one model, one condition and one judge; `exam_counts` those of the
     judge's exam, without which only the assumption `no help` is worked out. Numbers above that of
-    the scored answers, and below ten, are left out. Raises `ValueError` when nothing is scored.
+    the scored answers, and below ten, are left out, and so is a metric that may be missing. Raises
+    `ValueError` when nothing is scored.
     """
     import pandas as pd
 
@@ -49,13 +56,13 @@ def label_budget(
     generator = np.random.default_rng(seed)
     frame = response_frame(scored)
     scores = answer_scores(frame)
-    metrics = list(scores.columns)
-    judged = scores.to_numpy()
+    metrics = asked_together(scores.columns)[0]
+    judged = scores[metrics].to_numpy()
     readings = {"no help": generator.permutation(judged)}
     shares = None if exam_counts is None else confusion_shares(np.sum(exam_counts, axis=0))
     if shares is not None and np.isfinite(shares).all():
         misread = response_frame(misread_judgments(scored, shares, seed))
-        readings["as in its exam"] = answer_scores(misread).to_numpy()
+        readings["as in its exam"] = answer_scores(misread)[metrics].to_numpy()
     atoms_of_answer = frame["atoms"].mean()
     head = {"answers": 0, "labels": 0, "judge": "raw score, judge's error left out"}
     rows = [head | dict(zip(metrics, _raw_half_width(frame, judged), strict=True))]

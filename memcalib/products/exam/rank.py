@@ -114,22 +114,22 @@ def rank_judges(
     import pandas as pd
 
     rows = []
-    for name, own in outcomes.items():
+    for name, outcome in outcomes.items():
         better = worse = 0
         for other_name, other in outcomes.items():
             if other_name == name:
                 continue
-            difference = paired_difference(own, other, resamples, seed)
+            difference = paired_difference(outcome, other, resamples, seed)
             if difference["low"] is not None:
                 better += difference["high"] < 0
                 worse += difference["low"] > 0
-        right = sum(row["right"] for row in own)
-        low, high = wilson(right, len(own))
+        right = sum(row["right"] for row in outcome)
+        low, high = wilson(right, len(outcome))
         rows.append(
             {
                 "judge": name,
-                "pairs": len(own),
-                "right": 100 * right / len(own),
+                "pairs": len(outcome),
+                "right": 100 * right / len(outcome),
                 "right_low": low,
                 "right_high": high,
                 "best": 1 + better,
@@ -205,8 +205,8 @@ class CountsWords(Judge):
         of_query = _cut_words(example.question)
         levels = {}
         for atom in example.atoms:
-            own = _cut_words(atom.text) - of_query
-            share = len(own & of_response) / len(own) if own else 0.0
+            own_words = _cut_words(atom.text) - of_query
+            share = len(own_words & of_response) / len(own_words) if own_words else 0.0
             levels[atom.atom_id] = Level((share >= self.bound) + (share >= self.control))
         return levels
 
@@ -240,15 +240,15 @@ def trivial_table(
             judgment = judgment_for(item.example, levels, judge=judge.name, condition="plain")
             judgments.append(judgment.model_copy(update={"sample": item.number}))
         frame = exam_frame(plain, judgments)
-        known = frame[~frame["kind"].isin(["pair", "real"])]
+        plain_rows = frame[~frame["kind"].isin(["pair", "real"])]
         rows.append(
             {
                 "judge": judge.name,
                 "macro accuracy": float(
-                    mean_channel_accuracy(confusion_shares(exam_counts(known).sum(0)))
+                    mean_channel_accuracy(confusion_shares(exam_counts(plain_rows).sum(0)))
                 ),
-                "atoms": right_share(known),
-                "used atoms": right_share(known[known["actual"] > 0]),
+                "atoms": right_share(plain_rows),
+                "used atoms": right_share(plain_rows[plain_rows["actual"] > 0]),
                 "pairs": float(pair_table(pair_frame(pairs, frame))["right"].iloc[0]),
                 "hard pairs": float(pair_table(pair_frame(hard, frame))["right"].iloc[0]),
                 "used atoms of real answers": right_share(

@@ -120,13 +120,15 @@ def check_real_answer(answer: RealAnswer, example: Example) -> list[Violation]:
         return [*violations, fault]
     ideal = example.levels[answer.tested]
     if ideal != Level.CONTROL:
-        found = f"an atom that is ideally {ideal.label}"
-        violations.append(Violation("tested", found, "Control", item, example_id=example.id))
+        shown_fault = f"an atom that is ideally {ideal.label}"
+        violations.append(Violation("tested", shown_fault, "Control", item, example_id=example.id))
     for label in answer.labels:
         is_removed = answer.removed and label.atom_id == answer.tested
         if is_removed and label.actual != Level.IGNORE:
-            found = f"{label.actual.label} of an atom that was removed"
-            violations.append(Violation("label", found, "Ignore", item, example_id=example.id))
+            shown_fault = f"{label.actual.label} of an atom that was removed"
+            violations.append(
+                Violation("label", shown_fault, "Ignore", item, example_id=example.id)
+            )
     return violations
 
 

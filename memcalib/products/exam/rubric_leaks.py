@@ -63,11 +63,13 @@ def rubric_leaks(examples: Iterable[Example], answers: Iterable[KnownAnswer]) ->
         own_answers = answers_of.get(example.id, [])
         if not own_answers:
             continue
-        given = _given_words(example)
+        words_of_example = _given_words(example)
         words_of = {answer.answer_id: _cut_words(answer.response) for answer in own_answers}
         for atom in example.atoms:
             for field, text in _misuses(atom):
-                leak = _leak(example, atom, field, text, own_answers, words_of, given | common)
+                leak = _leak(
+                    example, atom, field, text, own_answers, words_of, words_of_example | common
+                )
                 if leak is not None:
                     leaks.append(leak)
     return leaks
@@ -98,13 +100,13 @@ def _leak(
         (tuple(sorted(telling & words_of[answer_id])), answer_id) for answer_id, _ in misusing
     ]
     most, answer_id = max(shared, key=lambda pair: len(pair[0]), default=((), ""))
-    place = (example.id, atom.atom_id, field, text)
+    origin = (example.id, atom.atom_id, field, text)
     if len(most) >= SHARED_WORDS:
-        return RubricLeak(*place, answer_id, "describes the answer", most)
+        return RubricLeak(*origin, answer_id, "describes the answer", most)
     if field == "under_use" and atom.ideal == Level.CONTROL and _MENTIONS.search(text):
         for answer_id, level in misusing:
             if level == Level.BOUND:
-                return RubricLeak(*place, answer_id, "tells the mention")
+                return RubricLeak(*origin, answer_id, "tells the mention")
     return None
 
 

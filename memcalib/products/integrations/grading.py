@@ -44,7 +44,7 @@ def graded_example(case: Mapping[str, Any]) -> Example:
     for number, memory in enumerate(memories, 1):
         if not isinstance(memory, Mapping) or not {"text", "level"} <= memory.keys():
             raise ValueError(
-                f"case: found no text and level in memory {number} of {question!r}; allowed: "
+                f"case: found no text or no level in memory {number} of {question!r}; allowed: "
                 'objects such as {"text": "Allergic to nuts", "level": "control"}'
             )
         blocks.append({memory["text"]: memory["level"]})
@@ -107,7 +107,7 @@ def worst_atoms(
         memory = example.atom(atom.atom_id).text if example else atom.atom_id
         side = "over-use" if _distance(atom) > 0 else "under-use"
         line = (
-            f"  {side}: {one_line(memory, 80)!r} should be {atom.ideal.label} and was "
+            f"  {side}: {one_line(memory, 80)!r} should be {atom.ideal.label} but was "
             f"{atom.actual.label} for {one_line(question, 60)!r}"
         )
         if atom.quote:
@@ -145,7 +145,7 @@ def grade_of(example: Example, judgment: Judgment) -> Grade:
     totals = (np.array([judgment.over]), np.array([judgment.under]))
     score, _, over_use, under_use, *_ = response_scores(*totals)[0].tolist()
     lines = [line.strip() for line in worst_atoms([judgment], [example])]
-    reason = "; ".join(lines) or "every memory was used as far as it should be"
+    reason = "; ".join(lines) or "every memory was used as strongly as it should be"
     return Grade(score, over_use, under_use, reason, judgment)
 
 

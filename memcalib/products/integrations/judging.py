@@ -92,8 +92,8 @@ def engine_settings(settings: Mapping[str, Any] | EngineSettings | None) -> Engi
     """The settings in an engine's own configuration; `ValueError` where there are none."""
     if settings is None:
         raise ValueError(
-            "memcalib: no settings in the engine's configuration; allowed: a mapping with judge "
-            "(model, base_url, key_env, or the name of one), and perhaps credit, judging, text, "
+            "memcalib: found no settings in the engine's configuration; allowed: a mapping with "
+            "judge (model, base_url, key_env, or a name), and optionally credit, judging, text, "
             "prompt_template"
         )
     if isinstance(settings, EngineSettings):
@@ -110,8 +110,8 @@ def _quoting(judge: JudgeLike) -> JudgeLike:
     if not getattr(judge, "gives_quotes", False):
         name = getattr(judge, "name", "") or getattr(judge, "__name__", type(judge).__name__)
         raise ValueError(
-            f"judge: found {name!r}, which gives no quotes, and the rule of credit goes by them; "
-            "allowed: an endpoint, micro-exact, a judge with gives_quotes = True, or another rule"
+            f"judge: found {name!r}, which gives no quotes, but the credit rule needs them; "
+            f"allowed: an endpoint, micro-exact, a judge with gives_quotes = True, or another rule"
         )
     return judge.quoting() if hasattr(judge, "quoting") else judge
 
@@ -137,7 +137,9 @@ class AnswerJudge:
         self.slots = asyncio.Semaphore(settings.at_once)
 
     async def __call__(self, example: Example, text: str) -> JudgedAnswer:
-        """The answer with its judgment; an empty one is not asked about, and unscored."""
+        """The answer with its judgment. An empty answer is not sent to the judge and stays
+        unscored.
+        """
         if not text.strip():
             judgment = judgment_for(example, {}, error="empty answer")
             return JudgedAnswer(example, judgment, text)

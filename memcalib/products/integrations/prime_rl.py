@@ -60,8 +60,9 @@ class GroupCredit:
     ):
         if config.rule.reads != NOTHING:
             raise ValueError(
-                f"rule {config.rule.name!r} reads {config.rule.reads} of the policy, which an "
-                "algorithm of prime-rl has no batch and no checkpoint for; allowed: a rule that "
+                f"rule {config.rule.name!r} reads {config.rule.reads} of the policy, but an "
+                f"algorithm of prime-rl has neither a batch nor a checkpoint for this; allowed: a "
+                f"rule that "
                 "reads nothing, such as method gdpo or mode evidence"
             )
         self.config = config
@@ -118,7 +119,8 @@ class GroupCredit:
         for trace, answer in zip(traces, answers_in(traces), strict=True):
             if answer is None:
                 raise ValueError(
-                    f"trace {trace.id!r}: no judged answer in its info; allowed: traces of the "
+                    f"trace {trace.id!r}: found no judged answer in its info; allowed: traces of "
+                    f"the "
                     "taskset memcalib-env"
                 )
             answers.append(answer)
@@ -138,7 +140,7 @@ class GroupCredit:
         if len(unscored) > self.max_unscored * self.window:
             raise TooManyUnscored(
                 f"{len(unscored)} of the newest {self.window} answers have no score, the last one "
-                f"for: {unscored[-1].error}; allowed: {self.max_unscored:.0%} (max_unscored)"
+                f"because of: {unscored[-1].error}; allowed: {self.max_unscored:.0%} (max_unscored)"
             )
         if not self.config.rule.needs_quotes:
             return
@@ -146,8 +148,8 @@ class GroupCredit:
         shown = [atom for atom in atoms if atom.actual is not None and atom.actual > Level.IGNORE]
         if shown and not any(atom.quote.strip() or atom.spans for atom in shown):
             raise ValueError(
-                f"rule {self.config.rule.name!r} goes by the judge's quotes; found {len(shown)} "
-                f"atoms that show in the newest {self.window} answers, and no quote; allowed: "
+                f"rule {self.config.rule.name!r} needs the judge's quotes; found {len(shown)} "
+                f"atoms that show in the newest {self.window} answers, but no quote; allowed: "
                 "judgments with quotes (env.taskset.rule is this rule, and the judge gives quotes)"
             )
 

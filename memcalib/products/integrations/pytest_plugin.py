@@ -48,7 +48,7 @@ class MemoryUse:
 
         Raises `KeyError` for another name, and `ValueError` where no answer is scored.
         """
-        from memcalib.metrics import level_counts, metric_table
+        from memcalib.metrics import level_counts, mean_of_asked, metric_table
 
         scored = [judgment for judgment in self.judgments if judgment.scored]
         if not scored:
@@ -60,7 +60,12 @@ class MemoryUse:
         metrics = metric_table()
         if name not in metrics:
             raise KeyError(f"metric: found {name!r}; allowed: {', '.join(metrics)}")
-        value = 100 * float(metrics[name].of_answers(level_counts(scored)).mean())
+        value = 100 * mean_of_asked(metrics[name].of_answers(level_counts(scored)))
+        if value != value:
+            raise ValueError(
+                f"memory_use: metric {name!r} asks about none of the {len(scored)} scored answers; "
+                "allowed: at least one that it asks about"
+            )
         return MeasuredMetric.of(value, name, self)
 
     @property
@@ -120,8 +125,9 @@ def pytest_assertrepr_compare(config: Any, op: str, left: object, right: object)
 # %% ../../../nbs/products/integrations/07_pytest.ipynb #5f6de951
 _OPTIONS = {
     "memcalib_data": "Examples for memory_use: a file, a hub id, or starter:core (the default).",
-    "memcalib_limit": "Only the first so many examples.",
-    "memcalib_seeds": "Seeds of sampling, with commas between (default 42): an answer each.",
+    "memcalib_limit": "Use only this many examples, from the beginning.",
+    "memcalib_seeds": "Seeds for sampling, separated by commas (default 42); each gives one "
+    "answer.",
     "memcalib_judge": "Name of the judge, or package.module:name.",
     "memcalib_judge_url": "Address of the judge's server, ending in /v1.",
     "memcalib_judge_key_env": "Environment variable with the judge's key.",
@@ -166,7 +172,7 @@ def memory_data(pytestconfig: Any) -> Any:
 def memory_model() -> Any:
     """The model; to be replaced in conftest.py."""
     _fail(
-        "memory_model: found no fixture of that name; allowed: a session fixture in conftest.py "
+        "memory_model: found no fixture with that name; allowed: a session fixture in conftest.py "
         "that returns a function from chat messages to a text, or an mc.Endpoint"
     )
 
@@ -182,8 +188,9 @@ def memory_judge(pytestconfig: Any) -> Any:
     name = pytestconfig.getini("memcalib_judge")
     if not name:
         _fail(
-            "memory_judge: found no memcalib_judge in the settings of pytest; allowed: its name, "
-            "with memcalib_judge_url and memcalib_judge_key_env, or a fixture memory_judge"
+            "memory_judge: found no memcalib_judge in the settings of pytest; allowed: the "
+            "judge's name, with memcalib_judge_url and memcalib_judge_key_env, or a fixture "
+            "memory_judge"
         )
     url = pytestconfig.getini("memcalib_judge_url")
     if not url and (name == "micro-exact" or ":" in name):

@@ -181,7 +181,7 @@ def credited_generator(
                 raise ValueError(
                     f"generate: all {len(groups)} answers are to prompt {groups[0]!r}; allowed: "
                     "the answers of a whole batch (SkyRL's synchronous trainer), or "
-                    "single_group=True, with which each prompt has a scale of its own"
+                    "single_group=True, in which case each prompt has its own scale"
                 )
             return credit_output(self.credit, output, answers, groups)
 

@@ -86,7 +86,7 @@ def task_fields(example: Example, settings: EngineSettings) -> dict[str, Any]:
 async def judge_trace(
     judge: AnswerJudge, record: str, reply: str, info: dict[str, Any]
 ) -> dict[str, float]:
-    """The numbers of a reply; the packed answer goes into the trace's `info`."""
+    """The numbers of a reply. The packed answer is put into the trace's `info`."""
     answer = await judge(Example.model_validate_json(record), reply)
     info[INFO] = answer.pack()
     return reward_numbers(answer.judgment)

@@ -172,7 +172,7 @@ def advantage_estimator(
     advantages = _HANDED_OVER.get()
     if advantages is None:
         raise RuntimeError(
-            "adv_estimator memcalib: no judged answers were handed over; allowed: verl's trainer "
+            "adv_estimator memcalib: found no judged answers; allowed: verl's trainer "
             "under trainer.use_v1=true and trainer.v1.trainer_mode=memcalib-sync, "
             "memcalib-colocate_async or memcalib-separate_async"
         )
@@ -212,8 +212,8 @@ def engine_rows(
         info = getattr(extra, "data", extra).get("reward_extra_info", {})
         if PACKED not in info:
             raise ValueError(
-                f"row {key!r}: no judgment; allowed: reward.reward_manager.name=memcalib, which "
-                f"gives one to every answer (found {', '.join(info) or 'nothing'})"
+                f"row {key!r}: found no judgment; allowed: reward.reward_manager.name=memcalib, "
+                f"which gives every answer a judgment (found {', '.join(info) or 'nothing'})"
             )
         answers.append(JudgedAnswer.unpack(info[PACKED]))
     groups = [str(getattr(uid, "data", uid)) for uid in data["uid"]]
@@ -303,7 +303,7 @@ class CreditMixin:
         if trainer.resume_mode == "resume_path":
             folder = Path(trainer.resume_from_path)
         if not (folder / STATE).is_file():
-            log.warning("%s: no %s; thresholds begin anew", folder, STATE)
+            log.warning("%s: found no %s; thresholds start from the beginning", folder, STATE)
             return
         self._credit().load_state_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
 

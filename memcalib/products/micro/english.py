@@ -144,8 +144,8 @@ def _facts(
     """The facts of a record, no value twice, and of each attribute one true fact and one other at
     most; `None` where the draw allows no further one."""
     attributes = english_words()["attributes"]
-    asked = [slot.attribute for slot in slots]
-    others = [name for name in attributes if name not in asked]
+    asked_attributes = [slot.attribute for slot in slots]
+    others = [name for name in attributes if name not in asked_attributes]
     size = rng.randint(*world.atoms)
     weights = (world.relevant, *[(1 - world.relevant) / 4] * 4)
     kinds = ["grounded", *rng.choices(KINDS, weights, k=size - 1)]
@@ -154,7 +154,7 @@ def _facts(
     positions = 0
     for kind in kinds:
         is_grounded = kind == "grounded"
-        pool = others if kind == "irrelevant" else asked
+        pool = others if kind == "irrelevant" else asked_attributes
         free = [name for name in pool if (is_grounded, name) not in used]
         if not free:
             return None
@@ -198,9 +198,11 @@ def _example(world: EnglishWorld, name: str, split: int) -> Example:
     rng = random.Random(name)
     task = rng.choice(list(english_words()["tasks"]))
     occasion = rng.choice(list(english_words()["occasions"]))
-    asked = rng.sample(english_words()["tasks"][task]["attributes"], 3)
+    attributes = rng.sample(english_words()["tasks"][task]["attributes"], 3)
     decided = rng.randint(1, 2)
-    slots = [_Slot(a, Level.CONTROL if i < decided else Level.BOUND) for i, a in enumerate(asked)]
+    slots = [
+        _Slot(a, Level.CONTROL if i < decided else Level.BOUND) for i, a in enumerate(attributes)
+    ]
     question = _question(task, occasion, slots, rng)
     facts = None
     while facts is None:
@@ -288,17 +290,20 @@ def _said(example: Example, levels: Mapping[str, Level]) -> dict[str, list[tuple
             decided.setdefault(attribute, [_default(attribute)])
         elif attribute not in decided:
             offered.setdefault(attribute, [_default(attribute)])
-    said = {}
+    mentions_by_form = {}
     for form, values in (("decide", decided), ("offer", offered)):
         order = dict.fromkeys([*roles, *values])
-        said[form] = [(name, value) for name in order for value in values.get(name, ())]
-    return said
+        mentions = []
+        for name in order:
+            mentions += [(name, value) for value in values.get(name, ())]
+        mentions_by_form[form] = mentions
+    return mentions_by_form
 
 
-def _sentences(form: str, said: Sequence[tuple[str, str]], rng: random.Random) -> list[str]:
+def _sentences(form: str, mentions: Sequence[tuple[str, str]], rng: random.Random) -> list[str]:
     """Sentences of one form that say all of it, now and then two things in one sentence."""
     forms = english_words()["answers"]
-    remaining = list(said)
+    remaining = list(mentions)
     sentences = []
     while remaining:
         two = len(remaining) > 1 and rng.random() < 0.25
@@ -321,11 +326,11 @@ def answer(example: Example, rng: random.Random, levels: Mapping[str, Level] | N
 
     Raises `KeyError` when `levels` misses an atom, `ValueError` for an example of another world.
     """
-    said = _said(example, example.levels if levels is None else levels)
+    mentions = _said(example, example.levels if levels is None else levels)
     sentences = []
     if rng.random() < 0.4:
         sentences.append(rng.choice(english_words()["answers"]["opening"]))
-    for form, values in said.items():
+    for form, values in mentions.items():
         sentences += _sentences(form, values, rng)
     if rng.random() < 0.4:
         sentences.append(rng.choice(english_words()["answers"]["closing"]))
@@ -465,11 +470,11 @@ def _force(clause: str, grammar: _Grammar) -> str:
 def _clause_forces(clauses: Sequence[str], grammar: _Grammar) -> list[str]:
     """The force of each clause of a sentence. A clause without one of its own has that of the one
     before it, and at the beginning of a sentence that of the first clause that has one."""
-    own = [_force(clause, grammar) for clause in clauses]
-    force = next(filter(None, own), _NO_FORCE)
+    force_of_each = [_force(clause, grammar) for clause in clauses]
+    force = next(filter(None, force_of_each), _NO_FORCE)
     forces = []
-    for found in own:
-        force = found or force
+    for force_here in force_of_each:
+        force = force_here or force
         forces.append(force)
     return forces
 
@@ -504,13 +509,13 @@ def read_answer(response: str) -> tuple[tuple[Sentence, ...], tuple[Mention, ...
     for match in _SENTENCE.finditer(text):
         if not match.group():
             continue
-        found = _mentions(match.group(), match.start(), len(sentences))
-        forces = {m.force if m.force in _FORCES else "unclear" for m in found}
+        in_sentence = _mentions(match.group(), match.start(), len(sentences))
+        forces = {m.force if m.force in _FORCES else "unclear" for m in in_sentence}
         form = forces.pop() if len(forces) == 1 else ("mixed" if forces else "free")
         whole = response[match.start() : match.end()].strip()
-        nouns = tuple(mention.value for mention in found)
+        nouns = tuple(mention.value for mention in in_sentence)
         sentences.append(Sentence(match.start(), match.end(), whole, form, nouns))
-        mentions += found
+        mentions += in_sentence
     return tuple(sentences), tuple(mentions)
 
 
@@ -531,15 +536,17 @@ def _unreadable(response: str, sentences: Sequence[Sentence]) -> str:
     return ""
 
 
-def _actual(value: str, own: Sequence[Mention], other_stems: set[str]) -> tuple[Level | None, str]:
+def _actual(
+    value: str, mentions: Sequence[Mention], other_stems: set[str]
+) -> tuple[Level | None, str]:
     """The level of an atom, or None, and the reason."""
-    if not own and _stems(value) & other_stems:
+    if not mentions and _stems(value) & other_stems:
         return None, "perhaps named in words that are not listed"
-    if not own:
+    if not mentions:
         return Level.IGNORE, "never named"
-    if len(own) > 1:
+    if len(mentions) > 1:
         return None, "named more than once"
-    force = own[0].force
+    force = mentions[0].force
     if force not in _FORCES:
         return None, force
     return _FORCES[force], "decided" if force == "decide" else "offered and left open"
@@ -567,16 +574,16 @@ def english_judge(example: Example, response: str) -> Judgment:
     atoms = []
     for atom in judgment.atoms:
         value = _value(example, atom.atom_id)
-        own = [mention for mention in mentions if mention.value == value]
-        places = [sentences[mention.sentence] for mention in own]
-        level, reason = (None, unreadable) if unreadable else _actual(value, own, other_stems)
-        found = {
+        of_value = [mention for mention in mentions if mention.value == value]
+        named_sentences = [sentences[mention.sentence] for mention in of_value]
+        level, reason = (None, unreadable) if unreadable else _actual(value, of_value, other_stems)
+        levels = {
             "actual": level,
             "reason": reason,
-            "quote": places[0].text if places else "",
-            "spans": [(sentence.start, sentence.end) for sentence in places],
+            "quote": named_sentences[0].text if named_sentences else "",
+            "spans": [(sentence.start, sentence.end) for sentence in named_sentences],
         }
-        atoms.append(atom.model_copy(update=found))
+        atoms.append(atom.model_copy(update=levels))
     return judgment.model_copy(update={"atoms": atoms})
 
 

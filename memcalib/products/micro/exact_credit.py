@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...credit.sentences import token_spans
-from ...localization import carrying_tokens
+from ...inference.token_rows import token_spans
+from ...localization import tokens_with_role
 from .world import sentence_roles
 from ...problem import AtomJudgment, Example, Judgment
 
@@ -40,7 +40,7 @@ def exact_advantages(
             gains = [_gain(judgments[row], k) for row in rows]
             mean = sum(gains) / len(gains)
             for row, gain in zip(rows, gains, strict=True):
-                carries = carrying_tokens(spans[row], roles[row], [atom.atom_id])
+                carries = tokens_with_role(spans[row], roles[row], [atom.atom_id])
                 total[row, : len(carries)] += (gain - mean) * carries
     return total
 

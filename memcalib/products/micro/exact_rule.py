@@ -37,7 +37,8 @@ class ExactRule(CreditRule[ExactPairs]):
         assert answers is not None
         if batch.shared:
             raise ValueError(
-                "rule 'exact': found several processes, which may share a group; allowed: one"
+                "rule 'exact': found several processes, which may share a group; allowed: one "
+                "process"
             )
         texts = answers.texts
         if texts is None:

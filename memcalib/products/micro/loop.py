@@ -17,7 +17,7 @@ from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
 from ...credit.logprobs import response_logps
-from ...credit.prefix_groups import response_mask
+from ...inference.token_rows import response_mask
 from ...credit.token_credit import TokenCredit
 from ...credit.tree_attention import tree_logps
 from ...inference.sampling import end_tokens, prompt_encoder, sample_tokens
@@ -64,18 +64,18 @@ def check_loop(config: TrainConfig) -> None:
             allowed.append(f"{name} {default!r}")
     if changed:
         raise ValueError(
-            f"found {', '.join(changed)}, which the loop for small policies does not do; "
-            f"allowed: {', '.join(allowed)}"
+            f"found {', '.join(changed)}, which the training loop for small policies does not "
+            f"support; allowed: {', '.join(allowed)}"
         )
     if config.method not in ("grpo", "gdpo", "memcalib-rl"):
         raise ValueError(
-            f"method {config.method!r}: the loop for small policies does 'grpo', "
+            f"method {config.method!r}: the training loop for small policies supports 'grpo', "
             "'gdpo' and 'memcalib-rl'"
         )
     rows = config.prompts * config.generations
     if rows % config.minibatches:
         raise ValueError(
-            f"{rows} answers a step do not split into {config.minibatches} mini-batches"
+            f"{rows} answers per step cannot be divided into {config.minibatches} mini-batches"
         )
 
 # %% ../../../nbs/products/micro/05_loop.ipynb #fef35142

@@ -310,9 +310,14 @@ def load_policy(
     if not path.is_dir():
         path = policy_path(str(name_or_path))
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        path,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
     )
-    return model.eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    return model.eval(), tokenizer
 
 
 def save_policy(

@@ -287,14 +287,14 @@ def _outline(
     domain: str,
     task: str,
     kinds: Sequence[str],
-    asked: Sequence[str],
+    asked_attributes: Sequence[str],
     rng: random.Random,
 ) -> list[str] | None:
     """An attribute for an atom of each kind;
     `None` where the world allows no more of one that is needed."""
     useful = [name for name in WORDS[domain] if role(domain, task, name) != Level.IGNORE]
     useless = [name for name in WORDS[domain] if name not in useful]
-    useful = asked or useful
+    useful = asked_attributes or useful
     used: Counter[tuple[bool, str]] = Counter()  # attributes of true facts, and of distractors
     attributes = []
     for kind in kinds:
@@ -400,8 +400,8 @@ def _plan(world: World, split: int, rng: random.Random) -> _Plan:
         requests = rng.sample(REQUESTS[task], rng.randint(*world.requests))
         prohibited = [noun for noun in requests if rng.random() < 0.8]
         kinds = ["grounded", *rng.choices(KINDS, weights, k=size - len(prohibited) - 1)]
-        asked = _asked(world, domain, task, rng)
-        attributes = _outline(world, domain, task, kinds, asked, rng)
+        asked_attributes = _asked(world, domain, task, rng)
+        attributes = _outline(world, domain, task, kinds, asked_attributes, rng)
         if attributes is None:
             continue
         nouns = _draw_nouns(world, domain, attributes, rng)
@@ -419,7 +419,7 @@ def _plan(world: World, split: int, rng: random.Random) -> _Plan:
         [kind] = rng.choices(list(_PROHIBITION_KINDS), list(_PROHIBITION_KINDS.values()))
         facts.append(_Fact(kind, "", noun))
     rng.shuffle(facts)
-    return _Plan(domain, task, scope, requests or asked, facts, world.slots > 0)
+    return _Plan(domain, task, scope, requests or asked_attributes, facts, world.slots > 0)
 
 
 def _fact_level(fact: _Fact, domain: str, task: str) -> Level:

@@ -84,12 +84,12 @@ def _stands_for(plan: Plan, row: PlannedRow) -> str:
     return row.model if model is None else model.stands_for or model.label
 
 
-def _produces(plan: Plan, row: PlannedRow, wanted: Wanted) -> bool:
-    if row.experiment != wanted.experiment or _stands_for(plan, row) != wanted.model:
+def _produces(plan: Plan, row: PlannedRow, paper_row: Wanted) -> bool:
+    if row.experiment != paper_row.experiment or _stands_for(plan, row) != paper_row.model:
         return False
-    if wanted.row not in ("", row.row) or any(kind not in row.jobs for kind in wanted.kinds):
+    if paper_row.row not in ("", row.row) or any(kind not in row.jobs for kind in paper_row.kinds):
         return False
-    if not wanted.traced:
+    if not paper_row.traced:
         return True
     training = plan.by_name[row.jobs["train"]]
     return training.settings["trace_every"] > 0
@@ -98,11 +98,11 @@ def _produces(plan: Plan, row: PlannedRow, wanted: Wanted) -> bool:
 def unproduced(plan: Plan) -> list[Wanted]:
     """What of the paper no job of a plan produces, models that its profile does not run aside."""
     missing = []
-    for wanted in paper_rows():
-        if wanted.model in plan.profile.not_run:
+    for paper_row in paper_rows():
+        if paper_row.model in plan.profile.not_run:
             continue
-        if not any(_produces(plan, row, wanted) for row in plan.rows):
-            missing.append(wanted)
+        if not any(_produces(plan, row, paper_row) for row in plan.rows):
+            missing.append(paper_row)
     return missing
 
 
@@ -115,6 +115,6 @@ def check_complete(plan: Plan) -> None:
     missing = unproduced(plan)
     if missing:
         lines = [f"{len(missing)} rows and panels of the paper have no job in this profile:"]
-        lines += [f"  {wanted}" for wanted in missing]
+        lines += [f"  {paper_row}" for paper_row in missing]
         lines.append("allowed: a job for each, complete: false, or models in not_run")
         raise ValueError("\n".join(lines))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...credit.audit import sentence_scaling
 from ...credit.sentences import segment
-from ...problem import SUPPORT, UNDER
+from ...problem import RIGHT_OR_OVER, UNDER
 from memcalib.report.figures import (
     INK,
     OVER_COLOUR,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 PHASES = ("early", "middle", "late")
 CHANNEL_GROUPS = {
     "correct use": ("B+", "C+"),
-    "corrective": tuple(name for name in (*SUPPORT, *UNDER) if name.endswith("-")),
+    "corrective": tuple(name for name in (*RIGHT_OR_OVER, *UNDER) if name.endswith("-")),
 }
 OUTCOMES = {
     "all_best": "all maximum",
@@ -73,7 +73,8 @@ def _check_columns(steps: "pd.DataFrame") -> None:
         for channel in channels:
             if channel != "AC-" and f"candidates/{channel}" not in steps:
                 raise ValueError(
-                    f"steps: found no column candidates/{channel}; allowed: steps of MemCalib-RL"
+                    f"steps: found no column named 'candidates/{channel}'; allowed: steps of "
+                    f"MemCalib-RL"
                 )
 
 
@@ -192,7 +193,7 @@ def sentence_factors(
 
 def factors_percentile(traces: Iterable["pd.DataFrame"], percentile: float = 99) -> float:
     """The token-weighted percentile of the sentences' factors over all localized pairs of all steps
-    of these trainings (app:redistribution, numerical verification); NaN without a pair."""
+    of these training runs (app:redistribution, numerical verification); NaN without a pair."""
     import pandas as pd
 
     pairs = []
@@ -369,7 +370,7 @@ def conservation_table(
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/products/reproduction/04_dynamics.ipynb #b6e14fc7
-LOCALIZABLE = (*SUPPORT, *UNDER)
+LOCALIZABLE = (*RIGHT_OR_OVER, *UNDER)
 
 
 def curve_rows(steps: "pd.DataFrame", digits: int = 6) -> "pd.DataFrame":
@@ -400,7 +401,7 @@ class MechanismRows:
     leaves its panels empty, and they say so.
     """
 
-    strengths: "pd.DataFrame"  # a: arm, seed and metrics of each training
+    strengths: "pd.DataFrame"  # a: arm, seed and metrics of each training run
     curves: "pd.DataFrame"  # b, d: rows of `curve_rows` of the paper's settings
     thresholds: "pd.DataFrame"  # f: rows of `curve_rows`, perhaps of other settings
     phases: "pd.DataFrame"  # c, e: `phase_table`
@@ -636,9 +637,9 @@ def mechanism_figure(rows: MechanismRows, window: int = 7) -> "Figure":
     occur (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups
     (e), thresholds (f), factors of sentences (g), shares by sentence role (h).
 
-    Curves are means over seeds and over `window` steps, error bars of (a) one standard deviation
-    over trainings. Published values are hollow grey diamonds or dashed strokes. A panel without
-    rows says so.
+    Curves are means over seeds, those of (b), (d) and (f) over `window` steps as well; error bars
+    of (a) are one standard deviation over training runs. Published values are hollow grey diamonds
+    or dashed strokes. A panel without rows says so.
     """
     settings = ""
     if len(rows.thresholds):

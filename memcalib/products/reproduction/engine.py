@@ -71,7 +71,7 @@ def job_line(jobs: Jobs, name: str, to_do: bool) -> str:
     if not to_do:
         return text
     if state == "done":
-        text += "; again, for what it lost"
+        text += "; run again for the answers that it lost"
     parts = [_hours_text([job])] if job.hours else []
     if job.nodes * job.gpus > 1:
         parts.append(f"{job.nodes} x {job.gpus} GPUs")
@@ -136,7 +136,7 @@ def plan_text(jobs: Jobs, targets: Sequence[str], processes: int) -> str:
         lines += ["", f"Missing on this machine: {len(missing)}", *missing]
     if _total_cost(to_do) is None:
         lines.append(
-            "A price is not given, so costs are unknown: --set price.prompt=... --set "
+            "No price is given, so costs are unknown. To give one: --set price.prompt=... --set "
             "price.completion=... (US dollars per million tokens of the judge)"
         )
     return "\n".join(lines)
@@ -161,7 +161,7 @@ def check_gpus(jobs: Sequence[Job], gpus: int) -> None:
     for job in jobs:
         if job.gpus > gpus or (job.nodes > 1 and job.gpus):
             raise ForeseenError(
-                f"{job.title or job.name}: needs {job.nodes} nodes of {job.gpus} GPUs, and this "
+                f"{job.title or job.name}: needs {job.nodes} nodes of {job.gpus} GPUs, but this "
                 f"machine has {gpus}; run the plan on a cluster ({PROFILE_VARIABLE} names a "
                 "Snakemake profile with an executor), or lower models.*.gpus and launch.processes"
             )
@@ -253,7 +253,9 @@ def run_jobs(
     `TasksFailed` with the error of each job that failed; `advice` stands behind these.
     """
     jobs.root.mkdir(parents=True, exist_ok=True)
-    with alone(jobs.root, "plan", "another command is at work there; wait for it") as lock:
+    with alone(
+        jobs.root, "plan", "another command is working in this folder; wait until it has finished"
+    ) as lock:
         names = jobs.to_do(targets)
         if not names:
             return
@@ -303,8 +305,10 @@ def _raise_failures(jobs: Jobs, names: Sequence[str], log: Path, advice: str) ->
         elif state != "done":
             failed = [other for other in jobs[name].reads if jobs.state(other)[0] != "done"]
             if failed:
-                errors[jobs[name].title or name] = f"needs {failed[0]}, which is not there"
+                errors[jobs[name].title or name] = f"needs {failed[0]}, which does not exist"
             else:
                 errors[jobs[name].title or name] = f"it did not start; see {log}"
     if errors:
-        raise TasksFailed(errors, advice or f"what was made stays; the engine's log: {log}")
+        raise TasksFailed(
+            errors, advice or f"finished jobs are kept; the log of the engine is {log}"
+        )

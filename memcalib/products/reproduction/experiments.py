@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def experiments() -> dict[str, Path]:
         if notebooks:
             return {path.stem.split("_", 1)[1]: path for path in notebooks}
     raise FileNotFoundError(
-        "no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and above, and "
-        f"in {folders[-1]}"
+        "found no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and in the "
+        "folders above, and in {folders[-1]}"
     )
 
 
@@ -88,7 +89,7 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
                 parameters[node.targets[0].id] = ast.literal_eval(node.value)
     except ValueError:
         raise ValueError(
-            f"{notebook}: the cell tagged parameters holds more than plain values"
+            f"{notebook}: the cell tagged parameters contains more than plain values"
         ) from None
     return parameters
 
@@ -123,21 +124,21 @@ class Run:
     @cached_property
     def experiments(self) -> "dict[str, Experiment]":
         """All notebooks that this profile has rows for, by name."""
-        found = {}
+        experiments = {}
         for name, notebook in self.notebooks.items():
             experiment = Experiment(name, notebook, self)
             if experiment.is_planned:
-                found[name] = experiment
-        return found
+                experiments[name] = experiment
+        return experiments
 
     @cached_property
     def jobs(self) -> Jobs:
         """All jobs of the run: those of the plan, of the grids, and the notebooks."""
-        more = [job for jobs in self.grids.values() for job in jobs]
+        grid_jobs = list(chain.from_iterable(self.grids.values()))
         ordered: dict[str, Job] = {}
         for name in self.experiments:
             self._add_notebook(name, ordered)
-        return self.plan.jobs([*more, *ordered.values()])
+        return self.plan.jobs([*grid_jobs, *ordered.values()])
 
     def _add_notebook(self, name: str, ordered: dict[str, Job]) -> None:
         if name in ordered:
@@ -201,7 +202,7 @@ class Experiment:
     @cached_property
     def grid_folders(self) -> list[str]:
         """The grids whose rows it reads."""
-        return [folder for place, folder in GRIDS.items() if place in self.defaults]
+        return [folder for name, folder in GRIDS.items() if name in self.defaults]
 
     @property
     def rows_of(self) -> str:
@@ -286,7 +287,7 @@ class Experiment:
     def job(self) -> Job:
         """The job that executes it."""
         reads = [*self.needs]
-        reads += [job for jobs in self.drawn.values() for job in jobs]
+        reads += chain.from_iterable(self.drawn.values())
         reads += [f"{folder}/gathered" for folder in self.grid_folders]
         settings = dict(self.settings)
         if "profile" in self.defaults:
@@ -411,12 +412,14 @@ PAPER_ITEMS: dict[str, tuple[str, dict[str, str]]] = {
 
 ITEM_DIFFERENCES: dict[str, str] = {
     "fig:overview": (
-        "(a) is drawn anew; (b) has measured evaluations of policies of the micro-world, where "
+        "(a) is drawn differently; (b) has measured evaluations of policies of the micro-world, "
+        "where "
         "the paper draws arrows"
     ),
     "tab:model-survey": (
         "policies of the micro-world, not general models, under five framings; published rows "
-        "stand below them in the same columns, and controls between"
+        "stand below them in the same columns, and controls between; at the paper's size Ministral "
+        "as it is stands beside the nine"
     ),
     "fig:method": (
         "drawn anew from one answer of the micro-world, a channel of over-use and one of "
@@ -424,17 +427,20 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "tab:main-results": (
         "measured is one small policy, not three models, since no larger one was trained; "
-        "trainings differ in their seed, and each is evaluated under one seed of its own; best is "
+        "training runs differ in their seed, and each is evaluated under one seed of its own; "
+        "best is "
         "bold and second italic, where the paper has red and blue"
     ),
     "tab:localization-ablation": (
-        "two worlds of the micro-world, three trainings an arm, one learning rate; five rules "
-        "that the paper does not have are added in a table of their own"
+        "two worlds of the micro-world, three training runs an arm, one learning rate; five rules "
+        "that the paper does not have are added in a table of their own; the two rows by sentence "
+        "were trained with the published code's thresholds, which are not the default any more"
     ),
     "fig:mechanism-analysis": (
         "one figure of eight panels, and each panel by itself; roles of sentences are known, not "
         "labelled by a person; (f) is of a lower floor, which no threshold leaves otherwise; (g) "
-        "is traced in every tenth step; no numbers are published for (b), (d) and (f)"
+        "shows traced steps one by one, every tenth here, and no mean over seven; no numbers are "
+        "published for (b), (d) and (f)"
     ),
     "tab:benchmark-comparison": "published only: it is the authors' reading of other papers",
     "tab:source-datasets": (
@@ -454,7 +460,10 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "model; of the published matrices those cells that the paper's text settles, the others "
         "are not stated"
     ),
-    "tab:channels": "none: the nine channels as the paper defines them",
+    "tab:channels": (
+        "the nine channels as the paper defines them; ideal and actual level are two columns, and "
+        "the targets are in other words"
+    ),
     "tab:full-main-results": (
         "as tab:main-results; the measured block stands before the three published ones"
     ),
@@ -466,7 +475,7 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "in the same columns; constants are added, those on RPEval's own file from its labels "
         "(computed anew where a copy is named), and balanced accuracy"
     ),
-    "tab:eta-sweep": "small policies, three trainings a value; published beside",
+    "tab:eta-sweep": "small policies, three training runs a value; published beside",
     "tab:alternative-judge-results": (
         "the second judge errs by a stated table, since nothing else is known exactly, and reads "
         "answers of the micro-world; published values beside"
@@ -509,7 +518,7 @@ def item_files(experiment: Experiment, label: str) -> list[str]:
 def _item_status(experiment: Experiment | None, files: Sequence[str]) -> tuple[str, str]:
     """What became of one part of a label, and why, where that says more."""
     if experiment is None:
-        return "not run", "no such notebook here"
+        return "not run", "there is no such notebook here"
     state, reason = experiment.state()
     if state != "done":
         return state, reason
@@ -517,7 +526,7 @@ def _item_status(experiment: Experiment | None, files: Sequence[str]) -> tuple[s
         return "measured", ""
     if files:
         return "published only", ""
-    return "not run", "the notebook made no file of this name"
+    return "not run", "the notebook made no file with this name"
 
 
 def item_rows(run: Run) -> list[dict[str, Any]]:
@@ -593,13 +602,15 @@ def index_markdown(run: Run) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in count_by_status.items())
     head = (
         f"Profile `{run.given}`, {', '.join(commits) or 'nothing done'}; notebooks took "
-        f"{minutes:.0f} minutes beside their trainings. Of the paper's {len(PAPER_ITEMS)} labels, "
+        f"{minutes:.0f} minutes in addition to their training runs. Of the paper's "
+        f"{len(PAPER_ITEMS)} "
+        f"labels, "
         f"in {len(rows)} parts: {counts}."
     )
     note = (
         "*Measured* is what this run measured in the worlds of its profile; *published only* "
-        "repeats the paper's numbers; *stale* was made by other code, parameters or data, and its "
-        "files are those of then."
+        "repeats the paper's numbers; *stale* was made with earlier code, parameters or data, and "
+        "shows the files of that time."
     )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
     lines += ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]
@@ -607,7 +618,10 @@ def index_markdown(run: Run) -> str:
     if run.profile.not_run:
         lines += ["", f"Not run in this profile: {', '.join(run.profile.not_run)}."]
     lines += ["", "## What differs from the paper", ""]
-    lines += ["What is measured here has the form of the paper's label and another content.", ""]
+    lines += [
+        "What is measured here has the form of the paper's table or figure, but different content.",
+        "",
+    ]
     lines += ["| label | what differs, and why |", "|---|---|"]
     for label in PAPER_ITEMS:
         lines.append(f"| `{label}` | {ITEM_DIFFERENCES.get(label, 'not stated')} |")
@@ -656,7 +670,7 @@ def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = ())
     for experiment in sorted({*loaded.experiments, *loaded.minutes}):
         if experiment not in known_names:
             raise ValueError(
-                f"{profile}: experiments.{experiment}: no such experiment; allowed are "
+                f"{profile}: experiments.{experiment}: there is no such experiment; allowed are "
                 f"{', '.join(sorted(known_names))}"
             )
     check_complete(run.plan)
@@ -719,7 +733,7 @@ def reproduce_experiments(
     failed: TasksFailed | None = None
     try:
         run.plan.write_rows()
-        hint = f"what was made stays; continue with: {shlex.join(advice)}"
+        hint = f"finished work is kept; continue with: {shlex.join(advice)}"
         run_jobs(run.jobs, targets, run.profile.processes, advice=hint)
     except TasksFailed as error:
         failed = error

@@ -88,8 +88,8 @@ def changed_parts(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> li
     flat_identities = []
     for identity in (recorded, current):
         flat = {name: identity.get(name) for name in ("code", "data")}
-        for part in ("settings", "reads"):
-            flat.update(identity.get(part) or {})
+        for fact in ("settings", "reads"):
+            flat.update(identity.get(fact) or {})
         flat_identities.append(flat)
     before, now = flat_identities
     names = dict.fromkeys([*now, *before])
@@ -107,9 +107,11 @@ class Jobs:
         self.root = Path(root)
         self.by_name: dict[str, Job] = {}
         for job in jobs:
-            known = self.by_name.setdefault(job.name, job)
-            if known.settings != job.settings or known.command != job.command:
-                raise ValueError(f"{job.name}: found two different jobs of this name; allowed: one")
+            earlier = self.by_name.setdefault(job.name, job)
+            if earlier.settings != job.settings or earlier.command != job.command:
+                raise ValueError(
+                    f"{job.name}: found two different jobs with this name; allowed: one"
+                )
         self._identities: dict[str, dict[str, Any]] = {}
         for job in self.by_name.values():
             for name in job.reads:
@@ -168,12 +170,12 @@ class Jobs:
                 return "done", ""
         recorded = record.get("identity")
         if not isinstance(recorded, dict):
-            return "stale", "it does not say under which code it was made"
+            return "stale", "it does not say which version of the code made it"
         closest = [*_accepted_identities(record), recorded][0]
         return "stale", f"{', '.join(changed_parts(closest, current))} changed"
 
     def share(self, name: str) -> float:
-        """How much of a training is done, by the last step that it wrote; 0 for other jobs."""
+        """How much of a training run is done, by the last step that it wrote; 0 for other jobs."""
         planned = self.by_name[name].settings.get("steps", 0)
         rows, _ = whole_rows(self.folder(name) / "steps.jsonl")
         steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
@@ -415,7 +417,7 @@ def run_job(root: str | Path, name: str, call: Caller | None = None) -> None:
     if name not in entries:
         raise ValueError(f"{root / PLAN}: found no job {name!r}; allowed: {', '.join(entries)}")
     entry = entries[name]
-    with alone(root, name, f"another process is at work on {name}; wait for its end"):
+    with alone(root, name, f"another process is working on {name}; wait until it has finished"):
         _run_alone(root, entry, Path(plan["cwd"]), call)
 
 
@@ -449,7 +451,7 @@ def _run_alone(root: Path, entry: Mapping[str, Any], cwd: Path, call: Caller | N
         if code not in entry["exits"]:
             log = folder / LOG
             end = _last_lines(log) or "no word"
-            raise ForeseenError(f"{end} (exit code {code}; all of it: {log})")
+            raise ForeseenError(f"{end} (exit code {code}; the full log is {log})")
         record["exit"] = code
         missing = [file for file in entry["makes"] if not (folder / file).exists()]
         if missing:

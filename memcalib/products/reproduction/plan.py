@@ -119,11 +119,11 @@ def row_settings(recipe_method: str, changes: Mapping[str, Any]) -> dict[str, An
     """Settings of an arm as places in a recipe: a plain name belongs to the method, a dotted one is
     a place already.
     """
-    places = {}
+    settings = {}
     for name, value in changes.items():
         if name != "method":
-            places[name if "." in name else f"methods.{recipe_method}.{name}"] = value
-    return places
+            settings[name if "." in name else f"methods.{recipe_method}.{name}"] = value
+    return settings
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #970c9417
 PYTHON = (sys.executable, "-m", "memcalib")
@@ -166,10 +166,10 @@ def judge_words(judge: JudgeSetting) -> list[str]:
     if isinstance(judge, str):
         return ["--judge", judge, "--no-cache"]
     words = ["--judge", judge.model, "--judge-url", judge.url, "--judge-key-env", judge.key_env]
-    given = judge.model_dump(mode="json", exclude_defaults=True)
+    settings = judge.model_dump(mode="json", exclude_defaults=True)
     for name in ("model", "base_url", "key_env"):
-        given.pop(name, None)
-    return [*words, *set_words({f"judge.{name}": value for name, value in given.items()})]
+        settings.pop(name, None)
+    return [*words, *set_words({f"judge.{name}": value for name, value in settings.items()})]
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #6c8ca58f
 class PlannedModel:
@@ -185,21 +185,23 @@ class PlannedModel:
         self.recipe = self.recipe_with({})
         self._check_launcher()
 
-    def recipe_with(self, places: Mapping[str, Any]) -> Recipe:
+    def recipe_with(self, changes: Mapping[str, Any]) -> Recipe:
         """The recipe with the model's settings and further ones laid over it."""
-        texts = tuple(set_texts({**self.model.settings, **places}))
+        texts = tuple(set_texts({**self.model.settings, **changes}))
         if texts not in self._recipes:
             self._recipes[texts] = load_recipe(self.model.recipe, texts)
         return self._recipes[texts]
 
     def _check_launcher(self) -> None:
-        launch, model = self.recipe.launch, self.model
+        launch = self.recipe.launch
+        model = self.model
         has = model.nodes * max(1, model.gpus)
         if launch.processes > has or launch.nodes > model.nodes:
             raise ValueError(
                 f"models.{self.name}: recipe {model.recipe} needs {launch.processes} GPUs on "
-                f"{launch.nodes} nodes, and its launcher has {model.nodes} nodes of {model.gpus}; "
-                f"allowed: gpus and nodes that hold them, or fewer processes, such as "
+                f"{launch.nodes} nodes, but its launcher has {model.nodes} nodes with "
+                f"{model.gpus} GPUs each; allowed: enough gpus and nodes, or fewer processes, "
+                f"such as "
                 f"settings.launch.processes={has} with settings.launch.nodes={model.nodes} and a "
                 "larger train.accumulate"
             )
@@ -210,7 +212,9 @@ class PlannedModel:
         return self.texts(self.recipe, method_config(self.recipe, "grpo")).prompt
 
     def texts(self, recipe: Recipe, config: MethodConfig) -> Texts:
-        """Lengths of the texts that a training reads, measured once for all that read the same."""
+        """Lengths of the texts that a training run reads, measured once for all that read the
+        same.
+        """
         answering = method_config(recipe, "grpo")
         facts = [
             recipe.data.model_dump(mode="json"),
@@ -229,7 +233,7 @@ class PlannedModel:
 
     @property
     def launched(self) -> bool:
-        """Whether its trainings run in several processes."""
+        """Whether its training runs run in several processes."""
         return self.recipe.launch.processes > 1
 
     @property
@@ -246,9 +250,9 @@ class PlannedModel:
         """The base model, or the start of the recipe."""
         return self.recipe.begins("sft")[1] if kind == "base" else self.recipe.start
 
-    def train_words(self, method: str, seed: int, places: Mapping[str, Any]) -> list[str]:
-        """The words of a training but for the place where it goes."""
-        settings = set_words({**self.model.settings, **places})
+    def train_words(self, method: str, seed: int, changes: Mapping[str, Any]) -> list[str]:
+        """The words of a training run but for the place where it goes."""
+        settings = set_words({**self.model.settings, **changes})
         if not self.launched:
             words = [*PYTHON, "train", self.model.recipe, "--method", method]
         else:
@@ -258,8 +262,8 @@ class PlannedModel:
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #ab20e140
 def training_hours(model: Model, method: str, epoch: Mapping[str, float]) -> float:
-    """Device hours of a training from what one of its epochs samples and reads; 0 where the profile
-    states no speed.
+    """Device hours of a training run from what one of its epochs samples and reads; 0 where the
+    profile states no speed.
     """
     epochs = epoch.get("epochs", 1.0)
     if model.seconds is not None:
@@ -336,9 +340,9 @@ class Plan:
             self._plan_ablation(name, ablation)
         self._plan_survey()
 
-    def jobs(self, more: Iterable[Job] = ()) -> Jobs:
+    def jobs(self, other_jobs: Iterable[Job] = ()) -> Jobs:
         """All jobs, and further ones such as notebooks, that may read them."""
-        return Jobs(self.root, [*self.by_name.values(), *more])
+        return Jobs(self.root, [*self.by_name.values(), *other_jobs])
 
     def rows_of(self, experiment: str) -> list[PlannedRow]:
         """The rows that an experiment draws."""
@@ -380,7 +384,7 @@ class Plan:
 
         sizes = data.sizes or {name: PUBLISHED_SIZES[name] for name in ("train", "validation")}
         missing = (
-            () if Path(data.source).exists() else (f"data.source: {data.source} is not there",)
+            () if Path(data.source).exists() else (f"data.source: {data.source} does not exist",)
         )
         settings = {"source": data.source, "sizes": sizes}
         words = json.dumps({**settings, "out": str(self.root / "data/split")})
@@ -397,8 +401,8 @@ class Plan:
                 missing=missing,
             )
         )
-        for part, file in (("cold_start", "cold_start.jsonl"), ("rl", "rl.jsonl")):
-            self.demonstrations[part] = self._demonstrations(part, file, sizes["train"][part])
+        for subset, file in (("cold_start", "cold_start.jsonl"), ("rl", "rl.jsonl")):
+            self.demonstrations[subset] = self._demonstrations(subset, file, sizes["train"][subset])
         both = [self.demonstrations["cold_start"], self.demonstrations["rl"]]
         files = [self._path(name, "accepted.jsonl") for name in both]
         words = json.dumps({"files": files, "out": self._path("data/demonstrations-all", "")})
@@ -417,17 +421,17 @@ class Plan:
 
     def _prepare_world(self) -> None:
         """The jobs that write demonstrations of the first model's world."""
-        for part, taught in self.profile.taught.items():
+        for subset, taught in self.profile.taught.items():
             world = self.models[self.profile.first_model].world
             if world is None:
                 raise ValueError(
-                    f"taught.{part}: found it for {self.profile.first_model}, whose recipe draws "
-                    "from no world; allowed: with a world, or demonstrations with data"
+                    f"taught.{subset}: found it for {self.profile.first_model}, whose recipe does "
+                    f"not use a world; allowed: a recipe with a world, or demonstrations with data"
                 )
             settings = {"rows": taught.rows, "seed": taught.seed}
-            name = f"data/taught-{part.replace('_', '-')}"
+            name = f"data/taught-{subset.replace('_', '-')}"
             words = json.dumps({**settings, "out": str(self.root / name)})
-            self.demonstrations[part] = self._add(
+            self.demonstrations[subset] = self._add(
                 Job(
                     name,
                     "examples",
@@ -435,14 +439,16 @@ class Plan:
                     settings,
                     makes=("accepted.jsonl",),
                     code="".join(kind_code("examples", name) for name in taught.rows),
-                    title=f"{sum(taught.rows.values()):,} demonstrations, {part.replace('_', ' ')}",
+                    title=(
+                        f"{sum(taught.rows.values()):,} demonstrations, {subset.replace('_', ' ')}"
+                    ),
                     environment=QUIET,
                 )
             )
 
-    def _demonstrations(self, part: str, file: str, examples: int) -> str:
+    def _demonstrations(self, subset: str, file: str, examples: int) -> str:
         making = self.profile.demonstrations
-        name = f"data/demonstrations-{part}"
+        name = f"data/demonstrations-{subset}"
         words = [*PYTHON, "demonstrations", self._path(self.split, file)]
         words += ["--out", str(self.root / name), *set_words(making)]
         missing = []
@@ -456,44 +462,50 @@ class Plan:
                 name,
                 "demonstrations",
                 tuple(words),
-                {"part": part, "making": making},
+                {"part": subset, "making": making},
                 (self.split,),
                 makes=("accepted.jsonl",),
                 code=kind_code("demonstrations"),
-                title=f"demonstrations of {part}, {examples:,} examples",
+                title=f"demonstrations of {subset}, {examples:,} examples",
                 calls=3 * examples,  # a draft and two evaluators, where the first is accepted
                 cost=None,
                 missing=tuple(missing),
             )
         )
 
-    # -- trainings
+    # -- training runs
 
     def _data_places(self, method: str, taught: str) -> tuple[dict[str, Any], list[str]]:
-        """Where a training finds its examples when the plan makes them, and the jobs that do."""
+        """Where a training run finds its examples when the plan makes them, and the jobs that
+        do.
+        """
         if self.profile.data is None:
             if method != "sft" or taught not in self.demonstrations:
                 return {}, []
             job = self.demonstrations[taught]
             return {"demonstrations": self._path(job, "accepted.jsonl")}, [job]
         split = self.split
-        places: dict[str, Any] = {
+        settings_of_data: dict[str, Any] = {
             "data.train": self._path(split, "rl.jsonl"),
             "data.validation": self._path(split, "validation.jsonl"),
         }
         reads = [split]
         if method == "sft":
-            places["data.train"] = self._path(split, "cold_start.jsonl")
+            settings_of_data["data.train"] = self._path(split, "cold_start.jsonl")
             if taught == "all":
-                places["data.train"] = self._path(split, "train.jsonl")
-            places["demonstrations"] = self._path(self.demonstrations[taught], "accepted.jsonl")
+                settings_of_data["data.train"] = self._path(split, "train.jsonl")
+            settings_of_data["demonstrations"] = self._path(
+                self.demonstrations[taught], "accepted.jsonl"
+            )
             reads.append(self.demonstrations[taught])
-        return places, reads
+        return settings_of_data, reads
 
     def _start_places(
         self, model: PlannedModel, begins: str | None
     ) -> tuple[dict[str, Any], list[str]]:
-        """The setting with which a training begins with a row's policy, and that policy's job."""
+        """The setting with which a training run begins with a row's policy, and that policy's
+        job.
+        """
         row = self.profile.rows[begins] if begins else None
         if row is None or row.start == "start":
             return {}, []
@@ -528,13 +540,13 @@ class Plan:
             return name
         tries = {}
         for value in search.tries(row_name):
-            places = {
+            changes = {
                 **row_settings(row.method, row.settings),
                 **search.settings,
                 f"methods.{row.method}.lr": value,
             }
             tries[value] = self._training(
-                model, row.method, search.seed, places, row.begins, row.taught, row_name, True
+                model, row.method, search.seed, changes, row.begins, row.taught, row_name, True
             )
         files = {value: self._path(job, "steps.jsonl") for value, job in tries.items()}
         words = json.dumps({"tries": list(files.items()), "out": str(self.root / name)})
@@ -562,20 +574,20 @@ class Plan:
         row: str = "",
         is_try: bool = False,
     ) -> str:
-        """The job of a training; the same for the same settings."""
+        """The job of a training run; the same for the same settings."""
         data_places, reads = self._data_places(method, taught)
         start_places, start_reads = self._start_places(model, begins)
-        places = {**data_places, **start_places, **settings}
+        changes = {**data_places, **start_places, **settings}
         reads = [*reads, *start_reads]
         chosen = None if is_try else self._chosen(model, method, row)
-        place = f"methods.{method}.lr"
-        if chosen and place not in places:
+        rate_setting = f"methods.{method}.lr"
+        if chosen and rate_setting not in changes:
             reads.append(chosen)
         else:
             chosen = None
         label = f"{model.name}: {row or method}"
         try:
-            recipe = model.recipe_with(places)
+            recipe = model.recipe_with(changes)
             config = method_config(recipe, method, seed)
         except ValueError as error:
             raise ValueError(f"{label}: {error}") from None
@@ -584,9 +596,9 @@ class Plan:
         name = f"trainings/{model.name}/{method}-{seed}-{_short_hash(facts)}"
         if name in self.by_name:
             return name
-        words = model.train_words(method, seed, places)
+        words = model.train_words(method, seed, changes)
         if chosen:
-            words += ["--set", f"{place}=@{{{chosen}:lr}}"]
+            words += ["--set", f"{rate_setting}=@{{{chosen}:lr}}"]
         environment = dict(QUIET)
         if model.launched:
             environment = {"OUT": str(self.root / name), "GPUS": str(model.model.gpus)}
@@ -620,7 +632,7 @@ class Plan:
         start_reads: Sequence[str],
         chosen: str | None,
     ) -> dict[str, Any]:
-        """All that decides the result of a training beside code, data and what it reads."""
+        """All that decides the result of a training run beside code, data and what it reads."""
         from memcalib.trainer.checkpoints import decisive
 
         settings, _ = decisive(config.model_dump(mode="json"))
@@ -649,7 +661,9 @@ class Plan:
         return json.loads(json.dumps(facts))
 
     def _training_data(self, recipe: Recipe, method: str, config: Any, is_made: bool) -> str:
-        """One hash of the weights and files that a training begins with, those of jobs aside."""
+        """One hash of the weights and files that a training run begins with, those of jobs
+        aside.
+        """
         starts = [] if is_made else [recipe.begins(method)[1].model]
         if getattr(config, "teacher", ""):
             starts.append(config.teacher)
@@ -668,7 +682,7 @@ class Plan:
         label: str,
         is_made: bool,
     ) -> dict[str, Any]:
-        """Hours, calls and cost of a training, and what is missing for it here."""
+        """Hours, calls and cost of a training run, and what is missing for it here."""
         texts = model.texts(recipe, config)
         if method == "sft":
             epoch = teaching_work(recipe, config, texts)
@@ -705,12 +719,14 @@ class Plan:
             data = self.profile.data
             if data is not None:
                 missing = (
-                    [] if Path(data.test).exists() else [f"data.test: {data.test} is not there"]
+                    [] if Path(data.test).exists() else [f"data.test: {data.test} does not exist"]
                 )
                 return data.test, data.examples, [], missing
             source = recipe.data.test
             path = source.path if source else ""
-            missing = [] if path and Path(path).exists() else [f"data.test: {path!r} is not there"]
+            missing = (
+                [] if path and Path(path).exists() else [f"data.test: {path!r} does not exist"]
+            )
             return path, ASSUMED["validation"], [], missing
         world = recipe.data.world
         settings = {"world": world.name, "examples": world.test, "seed": world.seed}
@@ -852,11 +868,11 @@ class Plan:
             settings["judge"] = _role_facts(judge)
             missing += missing_key(judge, "judge.key_env")
             if not Path(rpeval.path).exists():
-                missing.append(f"rpeval.path: {rpeval.path} is not there")
+                missing.append(f"rpeval.path: {rpeval.path} does not exist")
             answers = 150 * len(seeds)
         else:
-            given = {**settings, "weights": weights, "out": str(self.root / name)}
-            words = [*STEP, "preferences", json.dumps(given)]
+            step_options = {**settings, "weights": weights, "out": str(self.root / name)}
+            words = [*STEP, "preferences", json.dumps(step_options)]
             answers = rpeval.rows * len(seeds)
         is_asked = rpeval.path is not None and isinstance(judge, Endpoint)
         return self._add(
@@ -953,25 +969,25 @@ class Plan:
         begins = next(
             (row.begins for row in self.profile.rows.values() if row.method == "memcalib-rl"), None
         )
-        places, reads = self._start_places(model, begins)
+        start_settings, reads = self._start_places(model, begins)
         test, _, test_reads, missing = self._test(model, model.recipe)
         settings = {
             "model": model.name,
             "recipe": model.model.recipe,
-            "settings": {**model.model.settings, **places},
+            "settings": {**model.model.settings, **start_settings},
             "examples": test_reads[0] if test_reads else test,
             "traces": self.profile.traces,
         }
         name = f"traces/{model.name}"
-        given = {**settings, "examples": test, "out": str(self.root / name)}
+        options = {**settings, "examples": test, "out": str(self.root / name)}
         settings["settings"] = {**model.model.settings, "begins": reads}
-        start = model.recipe_with(places).start
+        start = model.recipe_with(start_settings).start
         missing = [*missing, *([] if reads else missing_weights(start, "start.model"))]
         return self._add(
             Job(
                 name,
                 "traces",
-                (*STEP, "traces", json.dumps(given)),
+                (*STEP, "traces", json.dumps(options)),
                 settings,
                 tuple([*reads, *test_reads]),
                 makes=("traces.jsonl",),

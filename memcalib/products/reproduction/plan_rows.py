@@ -55,8 +55,8 @@ class ResultRow:
         path = self.folders.get(kind, Path("no job")) / name
         if not path.exists():
             raise ForeseenError(
-                f"{path} is not there: {self.row} of {self.label} has not been made here; make it "
-                f"with memcalib reproduce {self.experiment}"
+                f"{path} does not exist, because {self.row} of {self.label} has not been made "
+                f"here; create it with memcalib reproduce {self.experiment}"
             )
         return path
 
@@ -114,7 +114,7 @@ def planned_results(root: str | Path, experiment: str) -> list[ResultRow]:
     root = Path(root)
     content = read_json(root / ROWS)
     if not content:
-        raise ForeseenError(f"{root / ROWS} is not there: make it with memcalib reproduce")
+        raise ForeseenError(f"{root / ROWS} does not exist; create it with memcalib reproduce")
     rows = []
     for entry in content["rows"]:
         if entry["experiment"] == experiment:
@@ -122,16 +122,17 @@ def planned_results(root: str | Path, experiment: str) -> list[ResultRow]:
             entry["folders"] = {kind: root / job for kind, job in entry.pop("jobs").items()}
             rows.append(ResultRow(**entry))
     if not rows:
-        known = dict.fromkeys(entry["experiment"] for entry in content["rows"])
+        names = dict.fromkeys(entry["experiment"] for entry in content["rows"])
         raise ForeseenError(
-            f"{root / ROWS}: found no rows of {experiment}; allowed: {', '.join(known)}"
+            f"{root / ROWS}: found no rows of {experiment}; allowed: {', '.join(names)}"
         )
     return rows
 
 # %% ../../../nbs/products/reproduction/08_plan_rows.ipynb #814915db
 def _step_rows(rows: Iterable[ResultRow]) -> tuple[list[dict], list[dict]]:
     """The steps of all rows, and the points of their paths: those of them that were validated."""
-    steps, path = [], []
+    steps = []
+    path = []
     for row in rows:
         for step in row.steps():
             steps.append(step)
@@ -182,7 +183,7 @@ def run_manifest(rows: Sequence[ResultRow], folder: str | Path, profile: str) ->
         config["rows"][f"{row.row}, {row.seed or 'start'}"] = jobs
     seeds = {
         "train": sorted({row.seed for row in rows if row.seed is not None}),
-        "eval": sorted({seed for row in rows for seed in row.eval_seeds}),
+        "eval": sorted(set().union(*(row.eval_seeds for row in rows))),
     }
     judges = {judgment.judge for judgment in rows[0].judgments()}
     content = manifest(config, seeds, folder / "examples.jsonl", ", ".join(sorted(judges)))

@@ -80,7 +80,7 @@ def choose(tries: Sequence[tuple[float, str]], out: str) -> None:
         validated = [row["valid_SCS"] for row in rows if row.get("valid_SCS") is not None]
         if not validated or not math.isfinite(validated[-1]):
             raise ForeseenError(
-                f"{file}: found no score on validation examples; allowed: a training with "
+                f"{file}: found no score on validation examples; allowed: a training run with "
                 "validation examples and eval_every"
             )
         scores[value] = validated[-1]
@@ -108,10 +108,10 @@ def traces(
 
     loaded = load_recipe(recipe, set_texts(settings))
     config = method_config(loaded, "memcalib-rl")
-    asked = load_examples(examples)[:traces]
+    traced_examples = load_examples(examples)[:traces]
     policy, tokenizer = load_start(loaded.start)
-    judge = run_judge(loaded, Examples(asked))
-    rows = trace_answers(policy, tokenizer, asked, judge, config)
+    judge = run_judge(loaded, Examples(traced_examples))
+    rows = trace_answers(policy, tokenizer, traced_examples, judge, config)
     Path(out).mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     write_whole(Path(out) / "traces.jsonl", text)
@@ -142,14 +142,14 @@ def preferences(
     made_from = preference_examples(rpeval["rows"], rpeval["seed"], language=language)
     file = Path(out) / "multi_testset.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    asked = load_rpeval(write_preferences(made_from, file))
+    preference_rows = load_rpeval(write_preferences(made_from, file))
     _, judge_of_language = PREFERENCE_WORLDS[language]
-    judge = PreferenceJudge(asked, made_from, judge_of_language)
+    judge = PreferenceJudge(preference_rows, made_from, judge_of_language)
     policy, tokenizer = load_start(Start(model=weights))
     judgments = []
     for seed in seeds:
         _, judged = answer_and_judge(
-            policy, tokenizer, asked, judge, seed=seed, name=label, **sampling
+            policy, tokenizer, preference_rows, judge, seed=seed, name=label, **sampling
         )
         judgments.extend(judged)
     write_jsonl(Path(out) / "judgments.jsonl", judgments)
@@ -196,11 +196,11 @@ def grid_rows(files: Sequence[str], plan: dict[str, Any], code: str, out: str) -
     from memcalib.io.runs import manifest, write_manifest
     from memcalib.products.reproduction.rule_runs import RUNS, GridPlan, GridRow, stored_rows
 
-    made = [GridRow.model_validate_json(Path(file).read_bytes()) for file in files]
-    made_names = {row.run.name for row in made}
-    kept = [row for row in stored_rows(out) if row.run.name not in made_names]
+    new_rows = [GridRow.model_validate_json(Path(file).read_bytes()) for file in files]
+    made_names = {row.run.name for row in new_rows}
+    other_rows = [row for row in stored_rows(out) if row.run.name not in made_names]
     Path(out).mkdir(parents=True, exist_ok=True)
-    write_jsonl(Path(out) / RUNS, [*kept, *made])
+    write_jsonl(Path(out) / RUNS, [*other_rows, *new_rows])
     write_whole(Path(out) / "plan.yaml", yaml.safe_dump(plan, sort_keys=False))
     seeds = {}
     for name, stage in GridPlan.model_validate(plan).stages.items():

@@ -43,7 +43,7 @@ class Speed(FrozenSettings):
 
 
 class AnswerSeconds(FrozenSettings):
-    """Seconds of one core for each answer of a training: without, and with counterfactuals."""
+    """Seconds of one core for each answer of a training run: without, and with counterfactuals."""
 
     plain: float = Field(gt=0)
     credited: float = Field(gt=0)
@@ -52,7 +52,7 @@ class AnswerSeconds(FrozenSettings):
 class Model(FrozenSettings):
     """One model of a plan: its recipe, and where and how fast it runs.
 
-    `nodes` and `gpus` (of each node) are what the launcher has; without GPUs a training is one
+    `nodes` and `gpus` (of each node) are what the launcher has; without GPUs a training run is one
     process.
     """
 
@@ -81,8 +81,8 @@ class Row(FrozenSettings):
     @model_validator(mode="after")
     def _one_of_two(self) -> "Row":
         if (self.method is None) == (self.start is None):
-            found = "neither" if self.method is None else "both"
-            raise ValueError(f"method and start: found {found}; allowed: one of them")
+            given_fields = "neither" if self.method is None else "both"
+            raise ValueError(f"method and start: found {given_fields}; allowed: one of them")
         if self.method is not None:
             _check_method(self.method)
         return self
@@ -102,7 +102,7 @@ class Ablation(FrozenSettings):
     models: tuple[Name, ...] | None = None  # None: the first
     begins: Name | None = None
     train_seeds: Seeds | None = None  # None: those of the profile
-    start: bool = False  # whether the policy with which its trainings begin is measured, too
+    start: bool = False  # whether the policy with which its training runs begin is measured, too
 
     @model_validator(mode="after")
     def _methods_known(self) -> "Ablation":
@@ -112,9 +112,9 @@ class Ablation(FrozenSettings):
 
 
 class Search(FrozenSettings):
-    """Values of the learning rate that are tried for rows, each with one training, and compared by
-    SCS on validation examples; every row has the same number of tries. `settings` are laid over
-    the recipe in tries alone, such as fewer steps.
+    """Values of the learning rate that are tried for rows, each with one training run, and
+    compared by SCS on validation examples; every row has the same number of tries. `settings`
+    are laid over the recipe in tries alone, such as fewer steps.
     """
 
     values: tuple[float, ...] = Field(min_length=1)
@@ -129,8 +129,8 @@ class Search(FrozenSettings):
         for row, values in self.by_row.items():
             if len(values) != len(self.values):
                 raise ValueError(
-                    f"by_row.{row}: found {len(values)} values; allowed: {len(self.values)}, as "
-                    "many tries for each row"
+                    f"by_row.{row}: found {len(values)} values; allowed: {len(self.values)}, the "
+                    f"same number of values for each row"
                 )
         return self
 
@@ -180,7 +180,7 @@ class Profile(FrozenSettings):
 
     With one training seed each policy is evaluated under every evaluation seed; with several,
     training and evaluation seeds are paired, so that the spread in a table is the spread over
-    trainings.
+    training runs.
     """
 
     models: dict[Name, Model] = Field(default_factory=dict)
@@ -237,7 +237,8 @@ def _known(setting: str, kind: str, name: str, allowed: Sequence[str]) -> Iterat
 
 def profile_errors(profile: Profile) -> Iterator[ValueError]:
     """What of a profile does not go together: names that nothing has, seeds without a pair."""
-    models, rows = list(profile.models), list(profile.rows)
+    models = list(profile.models)
+    rows = list(profile.rows)
     for name, model in profile.models.items():
         for row in model.rows or ():
             yield from _known(f"models.{name}.rows", "row", row, rows)
@@ -248,8 +249,8 @@ def profile_errors(profile: Profile) -> Iterator[ValueError]:
             begun_with = profile.rows.get(row.begins)
             if begun_with is not None and begun_with.begins is not None:
                 yield ValueError(
-                    f"rows.{name}.begins: found {row.begins!r}, which begins with another row; "
-                    "allowed: a row that begins with none"
+                    f"rows.{name}.begins: found {row.begins!r}, which itself begins with another "
+                    f"row; allowed: a row that does not"
                 )
     for name, ablation in profile.ablations.items():
         for model in ablation.models or ():
@@ -269,8 +270,9 @@ def profile_errors(profile: Profile) -> Iterator[ValueError]:
             measured += profile.rows[row].train_seeds or ()
         if profile.search.seed in measured:
             yield ValueError(
-                f"search.seed: found {profile.search.seed}, a training seed; allowed: "
-                "another, so that what chooses is not what is measured"
+                f"search.seed: found {profile.search.seed}, which is also a training seed; "
+                f"allowed: a different seed, so that the runs that choose a setting are not the "
+                f"ones that are measured"
             )
 
 
@@ -281,8 +283,8 @@ def _pairs(setting: str, seeds: Sequence[int] | None, profile: Profile) -> Itera
         yield ValueError(f"{setting}: found {list(seeds)}; allowed are one or more, each once")
     if len(seeds) > 1 and len(profile.eval_seeds) < len(seeds):
         yield ValueError(
-            f"{setting}: found {len(seeds)} beside {len(profile.eval_seeds)} eval_seeds; allowed: "
-            "one, or as many as there are eval_seeds"
+            f"{setting}: found {len(seeds)} seeds, but {len(profile.eval_seeds)} eval_seeds; "
+            f"allowed: one seed, or as many as there are eval_seeds"
         )
 
 # %% ../../../nbs/products/reproduction/07_profiles.ipynb #d193af24
@@ -298,21 +300,21 @@ def profile_names() -> list[str]:
 
 def _without_none(content: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings without what was taken away."""
-    kept = {}
+    filled = {}
     for name, value in content.items():
         if value is not None:
-            kept[name] = _without_none(value) if isinstance(value, Mapping) else value
-    return kept
+            filled[name] = _without_none(value) if isinstance(value, Mapping) else value
+    return filled
 
 
-def _read(name: str | Path, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+def _read(name: str | Path, earlier: tuple[str, ...] = ()) -> dict[str, Any]:
     """The settings of a profile with those that it extends below them."""
     fields = ["extends", *Profile.model_fields]
     content = read_settings(name, "profile", profile_files(), fields)
     below = content.pop("extends", None)
     if below is None:
         return content
-    if str(below) in (*seen, str(name)):
+    if str(below) in (*earlier, str(name)):
         raise SettingErrors(
             [SettingError("extends", "allowed is a profile that does not extend this one", below)],
             str(name),
@@ -321,7 +323,7 @@ def _read(name: str | Path, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         raise SettingErrors(
             [SettingError("extends", "allowed is the name of a profile", repr(below))], str(name)
         )
-    return merged(_read(below, (*seen, str(name))), content)
+    return merged(_read(below, (*earlier, str(name))), content)
 
 
 def load_profile(name: str | Path, settings: Sequence[str] = ()) -> Profile:

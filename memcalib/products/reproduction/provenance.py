@@ -83,7 +83,7 @@ def _plain(value: object) -> Any:
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c48000a
 def default_training() -> "CreditGRPOConfig":
-    """TRL's configuration of a training in which nothing is set."""
+    """TRL's configuration of a training run in which nothing is set."""
     from memcalib.trainer.train_config import TrainConfig, trl_config
 
     return trl_config(TrainConfig(), "runs/none")
@@ -169,8 +169,8 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
         others = [name for name in own_settings(held) or () if name not in named]
         if others and "*" not in entries:
             raise ValueError(
-                f"provenance: {holder} has the setting {others[0]!r}, of which nothing is said; "
-                "allowed: a line for it in provenance.yaml"
+                f"provenance: {holder} has the setting {others[0]!r}, which is not documented; "
+                f"allowed: a line for it in provenance.yaml"
             )
         named |= {name: entries["*"] for name in others}
     for name, entry in named.items():
@@ -185,14 +185,14 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
         yield Provenance(topic, holder, name, value, said.origin(value), said)
 
 
-def _check_said(place: str, said: Said, value: object) -> None:
+def _check_said(setting: str, said: Said, value: object) -> None:
     """Raises `ValueError` where a place or a reason is missing."""
     if said.gives("paper") and not said.where:
-        raise ValueError(f"provenance: {place}: a value of the paper without `where`")
+        raise ValueError(f"provenance: {setting}: a value of the paper without `where`")
     if said.origin(value) != "the paper" and not said.why:
         raise ValueError(
-            f"provenance: {place}: the default {value!r} is not the paper's, and no reason is "
-            "given; allowed: the paper's value, or `why`"
+            f"provenance: {setting}: the default {value!r} is not the paper's value, and no reason "
+            f"is given; allowed: the paper's value, or `why`"
         )
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c48000f

@@ -12,6 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
+from ...io.jsonl import append_to
 from ...io.parts import find_part
 from ...io.records import ForeseenError
 from ...io.runs import RunFolder
@@ -29,7 +30,7 @@ def call_here(words: Sequence[str], log: Path) -> int:
     that are no command of the package.
     """
     with ExitStack() as stack:
-        output = stack.enter_context(open(log, "a", encoding="utf-8"))
+        output = stack.enter_context(append_to(log))
         stack.enter_context(redirect_stdout(output))
         stack.enter_context(redirect_stderr(output))
         if tuple(words[: len(PYTHON)]) == PYTHON:
@@ -71,14 +72,16 @@ def run_in_processes(jobs: Jobs, processes: int, say: Callable[[str], None] = pr
     error of each job that failed.
     """
     jobs.root.mkdir(parents=True, exist_ok=True)
-    with alone(jobs.root, "plan", "another command is at work there; wait for it"):
+    with alone(
+        jobs.root, "plan", "another command is working in this folder; wait until it has finished"
+    ):
         names = jobs.to_do()
         jobs.write(names)
         tasks = [_task(jobs, jobs[name], names) for name in names]
         tasks.sort(key=lambda task: -task.seconds)
         errors = run_tasks(tasks, processes, say) if tasks else {}
     if errors:
-        raise TasksFailed(errors, "what was made stays; run the same command again to continue")
+        raise TasksFailed(errors, "finished work is kept; run the same command again to continue")
 
 
 def _task(jobs: Jobs, job: Job, names: Sequence[str]) -> Task:
@@ -99,7 +102,7 @@ def _starts_made(profile: Profile, out: Path) -> Profile:
     for name, model in profile.models.items():
         planned = Plan(Profile(models={name: model}, traces=0), out).models[name]
         folder = out / "start"
-        starts = {place: folder / planned.start(place).model for place in ("base", "start")}
+        starts = {start: folder / planned.start(start).model for start in ("base", "start")}
         if not (starts["start"] / "policy.json").is_file():
             with Bar(1) as bar:
                 build_policies(
@@ -107,7 +110,7 @@ def _starts_made(profile: Profile, out: Path) -> Profile:
                     [planned.world.name],
                     report=lambda label, row: bar.name(f"{label}: step {row['step']}"),
                 )
-        changes = {f"{place}.model": str(path) for place, path in starts.items()}
+        changes = {f"{start}.model": str(path) for start, path in starts.items()}
         models[name] = model.model_copy(update={"settings": {**model.settings, **changes}})
     return profile.model_copy(update={"models": models})
 
@@ -116,8 +119,8 @@ def quick_plan(out: str | Path, profile: Profile) -> Plan:
     """The plan of a quick run in its folder; raises `ValueError` for several models."""
     if len(profile.models) != 1:
         raise ValueError(
-            f"models: found {len(profile.models)}; allowed: one. For several, and for experiments: "
-            "memcalib reproduce --profile NAME"
+            f"models: found {len(profile.models)}; allowed: one. For several models, or for "
+            f"experiments, use memcalib reproduce --profile NAME"
         )
     return Plan(profile, out)
 
@@ -184,7 +187,8 @@ def run_quickstart(
     report = report_of(rows)
     print(results_text(load_run(folder.path)))
     print(
-        "A demonstration on a synthetic world: the order of the methods is what this run measured."
+        "This is a demonstration on a synthetic world. The order of the methods is only what this "
+        "run measured."
     )
     print(f"Report: {report}")
     return report

@@ -42,9 +42,12 @@ def rule_costs(plan: Profile, rules: Sequence[str], price: Mapping[str, float]) 
     priced = f"judge.price={{prompt: {price['prompt']}, completion: {price['completion']}}}"
     rows = []
     for model in plan.models.values():
-        name, speed = model.recipe, model.speed
+        name = model.recipe
+        speed = model.speed
         if speed is None:
-            raise ValueError(f"{name}: speed: missing; allowed: sampled and read, tokens a second")
+            raise ValueError(
+                f"{name}: speed: missing; allowed: sampled and read, in tokens per second"
+            )
         gdpo_seconds, gdpo_dollars = _answer_cost(name, "gdpo", priced, speed)
         for rule in rules:
             seconds, dollars = _answer_cost(name, rule, priced, speed)

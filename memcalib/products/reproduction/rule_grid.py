@@ -9,6 +9,7 @@ __all__ = ['TESTBED', 'SECONDS', 'plan_names', 'load_plan', 'grid_code', 'rows_b
 import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,11 @@ def rows_by_stage(plan: GridPlan, rows: Sequence[GridRow]) -> dict[str, list[Gri
     none.
     """
     row_by_name = {row.run.name: row for row in rows}
-    found = {}
+    row_lists = {}
     for name in plan.stages:
         run_names = _run_names(plan, name, rows) or []
-        found[name] = [row_by_name[run] for run in run_names if run in row_by_name]
-    return found
+        row_lists[name] = [row_by_name[run] for run in run_names if run in row_by_name]
+    return row_lists
 
 
 def plan_rows(plan: GridPlan, rows: Sequence[GridRow]) -> list[GridRow]:
@@ -156,16 +157,16 @@ class _GridJobs:
         name = f"{self.prefix}runs/{rule}-{run.seed}-{hashed}"
         if name in self.by_name:
             return name
-        reads = [job for jobs in tries.values() for job in jobs]
+        reads = list(chain.from_iterable(tries.values()))
         if run.policy in GRID_POLICIES:
             reads.append(self._policy(run.policy))
-        given = {key: value for key, value in facts.items() if key != "lr" or not tries}
+        chosen_facts = {key: value for key, value in facts.items() if key != "lr" or not tries}
         files = [
             [rate, [str(self.root / job / "row.json") for job in jobs]]
             for rate, jobs in tries.items()
         ]
         words = {
-            "run": given,
+            "run": chosen_facts,
             "tries": files,
             "policies": str(self.root / self.prefix / "policies"),
             "code": grid_code(),

@@ -81,7 +81,7 @@ _GAIN_COLUMNS = (
 
 
 def _judge_name(row: GridRow) -> str:
-    """What a table calls the judge of a training."""
+    """What a table calls the judge of a training run."""
     if row.run.fault == "none":
         return "exact judge"
     return f"{row.run.fault} {row.run.rate:.0%} wrong"
@@ -92,8 +92,8 @@ def step_costs(rows: Sequence[GridRow], against: str = "gdpo") -> "pd.DataFrame"
     least and most of `ratio`, `low`, `high`: parts of a step of `against` with the same seed and
     judge.
 
-    NaN where no run of `against` matches. Trainings beside other work take longer: compare rows of
-    one run of the grid.
+    NaN where no run of `against` matches. Training runs beside other work take longer: compare rows
+    of one run of the grid.
     """
     import pandas as pd
 
@@ -213,8 +213,8 @@ def write_rule_report(
     gain = resampled_differences(tests)
     if gain.empty:
         raise ValueError(
-            f"{folder}: found no test runs of two rules under one judge; "
-            "needed are GDPO and another"
+            f"{folder}: found no test runs of two rules with the same judge; runs of GDPO and of "
+            f"one other rule are needed"
         )
     costs = step_costs(tests)
     rules = list(dict.fromkeys(row.run.rule for row in tests))
@@ -270,7 +270,7 @@ def rule_sentence(
     clauses = []
     derailed = int(of_rule["derailed"].sum())
     if derailed:
-        clauses.append(f"{derailed} of its trainings derailed")
+        clauses.append(f"{derailed} of its training runs diverged")
     for line in of_rule.itertuples(index=False):
         interval = f"{line.difference:+.1f} [{line.low:+.1f}, {line.high:+.1f}]"
         clauses.append(
@@ -278,10 +278,10 @@ def rule_sentence(
         )
     ratios = costs.loc[costs["rule"] == label, "ratio"].dropna()
     if len(ratios):
-        clauses.append(f"a step takes {ratios.iloc[0]:.2f} of a step of GDPO")
+        clauses.append(f"a step takes {ratios.iloc[0]:.2f} times as long as a step of GDPO")
     agreements = placement.loc[placement["rule"] == label, "agreement"].dropna()
     if len(agreements):
-        clauses.append(f"its places agree with exact credit at {agreements.iloc[0]:.2f}")
+        clauses.append(f"its placement agrees with exact credit at {agreements.iloc[0]:.2f}")
     return f"{label}: " + "; ".join(clauses) + "."
 
 
@@ -290,4 +290,4 @@ def _verdict(low: float, high: float) -> str:
         return "a gain is shown"
     if high < 0:
         return "a loss is shown"
-    return "no difference is shown"
+    return "the difference is not statistically significant"

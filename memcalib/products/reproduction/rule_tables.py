@@ -403,7 +403,7 @@ def paths_figure(
     rows: Sequence[GridRow],
     rules: Sequence[str] = ("gdpo", "evidence-kl", "evidence", "ordered", "exact"),
 ) -> "Figure":
-    """Curves of some rules over the steps of their plain trainings that were measured on test
+    """Curves of some rules over the steps of their plain training runs that were measured on test
     examples; `ValueError` without any.
     """
     import pandas as pd
@@ -420,7 +420,7 @@ def paths_figure(
 
 
 def _path_lines(row: GridRow) -> list[dict[str, float | str | None]]:
-    """A line for each tenth of a training."""
+    """A line for each tenth of a training run."""
     run = row.run
     lines = []
     for tenth, values in enumerate(zip(*row.path.values(), strict=True), 1):
@@ -469,8 +469,8 @@ def question_scores(row: GridRow, questions: int) -> Float[np.ndarray, " questio
     counts = {len(row.over), len(row.under)}
     if counts != {questions}:
         raise ValueError(
-            f"run {row.run.name}: found totals of {len(row.over)} and {len(row.under)} questions, "
-            f"must be {questions}"
+            f"run {row.run.name}: found totals of {len(row.over)} and {len(row.under)} questions; "
+            f"there must be {questions}"
         )
     return 100 * response_scores(np.array(row.over), np.array(row.under))[:, 0]
 
@@ -502,8 +502,8 @@ def resampled_difference(
     seeds = sorted(runs_by_seed.keys() & others_by_seed.keys())
     if not seeds:
         raise ValueError(
-            f"found seeds {sorted(runs_by_seed)} and {sorted(others_by_seed)}; "
-            "the two need one in common"
+            f"found seeds {sorted(runs_by_seed)} and {sorted(others_by_seed)}; the two must have "
+            f"a seed in common"
         )
     questions = max(len(row.over) for row in [*rows, *against])
     differences = []
@@ -526,7 +526,8 @@ def _by_seed(rows: Sequence[GridRow]) -> dict[int, GridRow]:
     for row in rows:
         if row.run.seed in runs:
             raise ValueError(
-                f"run {row.run.name}: found seed {row.run.seed} twice; one run of a seed is allowed"
+                f"run {row.run.name}: found seed {row.run.seed} twice; allowed is one run for "
+                f"each seed"
             )
         runs[row.run.seed] = row
     return runs

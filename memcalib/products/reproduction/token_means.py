@@ -21,7 +21,7 @@ from ...credit.tree_attention import tree_logps
 from ..micro.loop import CreditLoop
 from ..micro.policy import load_policy
 from ..micro.world import World, exact_judge, make_examples, nouns_in
-from ...redistribution import Credit
+from ...credit.assignment import Credit
 from .rule_runs import compared_rule
 from ...trainer.rewards import assign_credit
 from ...trainer.train_config import world_config
@@ -132,7 +132,9 @@ def under_use_signal(
     """
     pairs = credit.pairs
     if pairs is None:
-        raise ValueError("found credit without pairs, must be that of a rule that places credit")
+        raise ValueError(
+            "found credit without pairs; allowed is credit from a rule that places credit"
+        )
     signal = torch.zeros(credit.advantages.shape, dtype=torch.float64)
     numbers = [CHANNELS.index(name) for name in UNDER_USE]
     for pair, (row, channel) in enumerate(

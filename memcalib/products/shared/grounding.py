@@ -440,7 +440,7 @@ def negation_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
     atom_alternatives = sum(denials.alternatives for denials in atom_denials)
     text_scopes, text_alternatives = denied(text)
     count = (
-        f"found {len(text_scopes)} words such as not, never, no, without; the list has "
+        f"found {len(text_scopes)} words such as not, never, no or without; the list has "
         f"{len(atom_scopes)}"
     )
     if len(text_scopes) + text_alternatives < len(atom_scopes):
@@ -461,7 +461,7 @@ def negation_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
         if share_affirmed > share_denied:
             denied_stems = ", ".join(sorted(scope))
             yield TextFault(
-                "moved negation", f"{denied_stems} is denied, which the list does not deny"
+                "moved negation", f"{denied_stems} is denied, but the list does not deny it"
             )
 
 # %% ../../../nbs/products/shared/03_grounding.ipynb #b07c5d4f
@@ -992,9 +992,7 @@ def _inventory_faults(
         yield TextFault(f"added {kind}", f"{', '.join(added[:5])} is in no sentence of the list")
     moved = _moved_item(inventory, atoms, text)
     if moved:
-        yield TextFault(
-            f"moved {kind}", f"{moved} does not stand where its sentence stands in the list"
-        )
+        yield TextFault(f"moved {kind}", f"{moved} is not at the place of its sentence in the list")
 
 
 def _moved_item(inventory: _Inventory, atoms: Sequence[str], text: str) -> str:

@@ -61,8 +61,8 @@ RowT = TypeVar("RowT", bound=Record)
 class Questionnaire(Book[ItemT, RowT]):
     """One person's answers about these items, with all that is needed to ask for them.
 
-    Raises `ValueError` for repeated items, and `DataError` for answers that were given for another
-    text. A subclass sets the attributes below, and gives `texts`, `parse` and `card`.
+    Raises `ValueError` for repeated items, and `DataError` for answers that were given for a
+    different text. A subclass sets the attributes below, and gives `texts`, `parse` and `card`.
     """
 
     choices: Sequence[
@@ -177,7 +177,7 @@ class Questionnaire(Book[ItemT, RowT]):
     def stale(
         cls, rows: Iterable[RowT], items: Mapping[str, ItemT], path: str | Path
     ) -> list[Violation]:
-        """A violation for each answer that was given for another text than that of its item,
+        """A violation for each answer that was given for a different text than that of its item,
         or for a place that it does not have.
         """
         faults = []
@@ -188,7 +188,7 @@ class Questionnaire(Book[ItemT, RowT]):
             rule = ""
             if getattr(row, row_field) != getattr(item, item_field):
                 rule = "label"
-                value = "given for another text"
+                value = "given for a different text"
                 allowed = "this item's text"
             elif tuple(numbers) not in cls.places_of(item):
                 rule = cls.place_fields[-1]
@@ -283,7 +283,7 @@ class Questionnaire(Book[ItemT, RowT]):
         if earlier:
             column = ("item", *cls.place_fields)[-1]
             first_number, _ = earlier[0]
-            yield column, f"again, first in row {first_number}", f"one row for each {cls.unit}"
+            yield column, f"a second time, after row {first_number}", f"one row for each {cls.unit}"
         yield from cell_faults(line, cls.says, cls.parse, cls.allowed)
 
     @classmethod
@@ -494,7 +494,7 @@ class KeySession(Walk):
             meanings = ", ".join(f"{key} {word}" for key, word in self.words.items())
             moves = " ".join(MOVES)
             self.status = (
-                f"Nothing saved: {key[:20]!r} is not a key. Keys: {meanings}; {moves} to move."
+                f"Nothing was saved: {key[:20]!r} is not a key. Keys: {meanings}; {moves} to move."
             )
 
     def _press_decision(self, key: str) -> None:

@@ -134,7 +134,7 @@ def _lowered(text: str) -> str:
 def _with_any(*parts: str) -> Callable[[str], bool]:
     """A quick test for texts that have one of these parts, in either case; what is not ASCII
     passes, since case is less simple there."""
-    lowered_parts = shortest_parts(part.lower() for part in parts if part.isascii())
+    lowered_parts = shortest_parts(piece.lower() for piece in parts if piece.isascii())
 
     def needed(text: str) -> bool:
         if not text.isascii():
@@ -147,11 +147,11 @@ def _with_any(*parts: str) -> Callable[[str], bool]:
 def shortest_parts(words: Iterable[str]) -> tuple[str, ...]:
     """The words in which no other one of them occurs: a text with any of the words has one of
     these."""
-    kept: list[str] = []
+    shortest: list[str] = []
     for word in sorted(set(words), key=lambda word: (len(word), word)):
-        if not any(shorter in word for shorter in kept):
-            kept.append(word)
-    return tuple(kept)
+        if not any(shorter in word for shorter in shortest):
+            shortest.append(word)
+    return tuple(shortest)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #fe279097
 _HYPHENS = frozenset("\u2010\u2011\u2012\u2013\u2212\ufe63")
@@ -457,7 +457,7 @@ URL_LOGIN = only_with(
         r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@",
         "login",
         re.I,
-        "users and passwords before the host of a web address",
+        "users and passwords before the host in a web address",
     ),
     _has_address,
 )
@@ -471,7 +471,7 @@ URL_QUERY = unless(
             _QUERY,
             "query",
             re.I,
-            "what follows ? in a web address, or # when it is more than a heading",
+            "the part of a web address after ?, or after # if it is more than a heading",
         ),
         _has_address,
     ),
@@ -489,7 +489,7 @@ WEBHOOK = unless(
             rf"\bhttps?://(?:{_HOOK_HOST}|{_HOOK_PATH})/(?P<value>[^\s<>\"')\]]*\w)",
             "key",
             re.I,
-            "the keys in addresses of webhooks",
+            "keys in the addresses of webhooks",
         ),
         _has_address,
     ),
@@ -537,7 +537,7 @@ HANDLE = unless(
             "handle",
             rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/]|\.\w|:\d)|{_PROFILE}",
             flags=re.I,
-            seeks="names behind @ and in addresses of profiles",
+            seeks="names after @ and in the addresses of profiles",
         ),
         _with_any("@", "/"),
     ),
@@ -723,7 +723,7 @@ CARD = unless(
                 "card",
                 r"(?<!\w)\d(?:[ ._/·-]?\d){12,18}",
                 is_card,
-                seeks="card numbers with a right check digit",
+                seeks="card numbers with a valid check digit",
             ),
             has_number,
         )
@@ -731,6 +731,7 @@ CARD = unless(
     lambda text, start, end: (
         bool(re.search(r"(?:isbn|ean|gtin)\W*$", text[max(0, start - 12) : start], re.I))
         or _is_row_of_numbers(text[start:end])
+        or (text[:start].endswith("+") and is_phone(text[start - 1 : end]))
     ),
 )
 _COUNTRY = re.compile(r"([A-Za-z]{2})[ ._/-]?\d\d").findall
@@ -746,7 +747,7 @@ IBAN = only_with(
     joined(
         "IBAN",
         "IBAN",
-        "account numbers (IBAN) with right check digits, or behind the word",
+        "account numbers (IBAN) with valid check digits, or after the word",
         scan_rule(
             "IBAN", r"(?<!\w)[A-Za-z]{2}[ ._/-]?\d\d(?:[ ._/-]?[A-Za-z0-9]){11,30}", is_account
         ),
@@ -816,7 +817,7 @@ IP = unless(
             "IP address",
             f"{_V4}|{_V6}",
             _is_ip,
-            seeks="addresses of machines, but not of this machine or of whole networks",
+            seeks="IP addresses, except those of this machine or of whole networks",
         ),
         _may_have_ip,
     ),
@@ -903,7 +904,7 @@ def national_phones(region: str) -> RedactionRule:
         "phone",
         find,
         recipe=region,
-        seeks=f"telephone numbers as they are written in {region}",
+        seeks=f"telephone numbers in the format of {region}",
     )
     return unless(between_dates(rule), _is_no_national_phone)
 
@@ -968,7 +969,7 @@ SAID_PHONE = only_with(
             "phone by word",
             "phone",
             (
-                "numbers behind a word for telephone, and numbers spoken figure by figure "
+                "numbers after a word for telephone, and numbers spelled out digit by digit "
                 "(English, German, French, Spanish, Russian, Chinese, Japanese, Korean)"
             ),
             pattern_rule(
@@ -1054,7 +1055,7 @@ KEY = unless(
             "key",
             KEY_PATTERN,
             flags=re.ASCII,
-            seeks="private keys, and keys that begin as those of a known service do",
+            seeks="private keys, and keys that start like those of a known service",
         ),
         _may_have_key,
     ),
@@ -1068,7 +1069,7 @@ _HEADERS = (
     r"|cookie:\s*(?P<value_cookie>[^\s].*))"
 )
 BEARER = only_with(
-    pattern_rule("bearer", _HEADERS, "key", re.I, "keys and cookies in the headers of requests"),
+    pattern_rule("bearer", _HEADERS, "key", re.I, "keys and cookies in request headers"),
     _with_any("bearer", "authorization", "cookie"),
 )
 
@@ -1089,6 +1090,8 @@ def is_encoded(token: str) -> bool:
     body = token.rstrip("=")
     if len(token) < 12 or (token != body and len(token) % 4):
         return False
+    if re.fullmatch("[A-Z_-]+|[a-z_-]+", body):
+        return False  # a name with an equals sign behind it
     try:
         plain = base64.b64decode(
             body + "=" * (-len(body) % 4),
@@ -1394,7 +1397,7 @@ SAID_PASSWORD = only_with(
         "key",
         _stated_spans,
         recipe=_STATED.pattern + _BESIDE.pattern,
-        seeks="what a sentence says a password, key or token is",
+        seeks="values that a sentence calls a password, key or token",
     ),
     _with_any(
         *_listed("password"),
@@ -1504,7 +1507,7 @@ CODE = only_with(
         "key",
         _code_spans,
         recipe="|".join(_CODES),
-        seeks="codes and PINs behind or before a word for them",
+        seeks="codes and PINs before or after a word for them",
     ),
     _may_have_code,
 )
@@ -1728,7 +1731,7 @@ def name_rule(people: Iterable[str | Sequence[str]]) -> RedactionRule:
         names.same,
         recipe=f"{len(names.forms)} forms",
         again=False,
-        seeks="the names on your list, whole or in part, declined or in another spelling",
+        seeks="the names on your list, in whole or in part, inflected or spelled differently",
     )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #34d8ef0b
@@ -1750,14 +1753,14 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "7"  # of the rules; another one when what they find changes
+EDITION = "8"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",
     "numbers of documents",
     "UUIDs",
     "positions (GPS)",
-    "what is told in ordinary words",
+    "information in ordinary words",
 )
 _NOT_USERS = frozenset(
     (
@@ -1805,7 +1808,7 @@ class Redactor:
         """What no rule here looks for: names without a list, what was turned off, and what never
         is.
         """
-        names = [] if "name" in self.looked_for else ["names of people, since no list was given"]
+        names = [] if "name" in self.looked_for else ["names of people, because no list was given"]
         return [
             *names,
             *(rule.seeks for rule in RULES if rule.name not in self.looked_for),
@@ -1819,7 +1822,9 @@ class Redactor:
         name = user.casefold()
         if len(user) < 3 or name in _NOT_USERS or name in common_words():
             return redact_row(texts, self.rules, self._clean)
-        user_rule = pattern_rule("user", rf"(?<!\w){re.escape(user)}(?!\w)", flags=re.I)
+        # a graph or a person writes mara_k as mara k
+        written = "[._ -]".join(map(re.escape, re.split("[._ -]", user)))
+        user_rule = pattern_rule("user", rf"(?<!\w){written}(?!\w)", flags=re.I)
         return redact_row(texts, (replace(user_rule, numbered=False), *self.rules), self._clean)
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #2b9c7960
@@ -1847,7 +1852,7 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
         raise ValueError(
             f"{setting}.label: found {short_repr(label)}; allowed are words without brackets and "
-            "figures at the end"
+            f"without digits at the end"
         )
     if "find" in entry:
         path = str(entry["find"])
@@ -1859,8 +1864,8 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
             raise ValueError(f"{setting}.find: {error}") from None
         if not callable(function):
             raise ValueError(
-                f"{setting}.find: found {short_repr(path)}, which is no function; "
-                "allowed is one that takes a text and gives pairs of start and end"
+                f"{setting}.find: found {short_repr(path)}, which is not a function; allowed is a "
+                f"function that takes a text and returns pairs of start and end"
             )
         return RedactionRule(name, label, function, recipe=path, seeks=f"what {path} finds")
     pattern = str(entry["pattern"])
@@ -1870,12 +1875,12 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
         compiled = regex.compile(pattern)
     except (re.error, regex.error) as error:
         raise ValueError(
-            f"{value_at_fault}: {error}; allowed is a regular expression of Python and of the "
-            "package regex"
+            f"{value_at_fault}: {error}; allowed is a regular expression that both Python and the "
+            f"package regex accept"
         ) from None
     if empty:
         raise ValueError(
-            f"{value_at_fault}, which fits an empty text; allowed are patterns that do not"
+            f"{value_at_fault}, which matches an empty text; allowed are patterns that do not"
         )
 
     def find(text: str) -> Iterable[Span]:
@@ -1884,8 +1889,7 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
         except TimeoutError:
             why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
             raise ValueError(
-                f"{value_at_fault}, which {why}; allowed are patterns "
-                "without a repetition in a repetition"
+                f"{value_at_fault}, which {why}; allowed are patterns without nested repetitions"
             ) from None
 
     return RedactionRule(name, label, find, recipe=pattern)
@@ -1950,8 +1954,8 @@ def _names_in_file(path: Path, file: str) -> list[list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8"
         raise ValueError(
-            f"{file}: names: found {str(path)!r} ({why}); "
-            "allowed is a list, or a text file in UTF-8 beside these rules"
+            f"{file}: names: found {str(path)!r} ({why}); allowed is a list, or a text file in "
+            f"UTF-8 in the same folder as these rules"
         ) from None
     people = []
     for line in lines:
@@ -1978,6 +1982,6 @@ def _check_regions(regions: Sequence[object], file: str) -> None:
     for region in regions:
         if region not in phonenumbers.SUPPORTED_REGIONS:
             raise ValueError(
-                f"{file}: regions: found {short_repr(region)}; "
-                "allowed are countries in two capitals after ISO 3166, such as DE or US"
+                f"{file}: regions: found {short_repr(region)}; allowed are two-letter country "
+                f"codes (ISO 3166), such as DE or US"
             )

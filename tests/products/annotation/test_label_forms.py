@@ -44,7 +44,7 @@ def test_anything_but_one_known_key_saves_nothing(tmp_path, text):
     page = KeyPage(LabelBook(tmp_path / "l.jsonl", ITEMS))
     key(page, text)
     assert (tmp_path / "l.jsonl").read_text() == "" and page.session.index == 0
-    assert "Nothing saved" in page._status.value and "<" not in page._status.value
+    assert "Nothing was saved" in page._status.value and "<" not in page._status.value
 
 
 def test_a_new_page_goes_on_where_the_file_stops(tmp_path):
@@ -244,7 +244,7 @@ def test_labels_of_another_answer_do_not_come_back_through_a_sheet(tmp_path):
     changed = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]]
     labels = read_labels(tmp_path / "l.jsonl")
     with pytest.raises(
-        DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for another text"
+        DataError, match=f"labels: item '{ITEMS[0].item}': label: found given for a different text"
     ):
         LabelBook.write_sheet(tmp_path / "s.csv", changed, labels)
     assert not (tmp_path / "s.csv").exists()

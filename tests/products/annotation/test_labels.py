@@ -151,7 +151,7 @@ def test_joins_that_fail_list_every_reason():
     with pytest.raises(DataError, match="atom 'grounded_1'.*found ideal level|found ideal level"):
         label_items(sample, edited, ROLLOUTS)
     other = [r.model_copy(update={"example_hash": "0ld"}) for r in ROLLOUTS]
-    with pytest.raises(DataError, match="one version in examples, answers and judgments"):
+    with pytest.raises(DataError, match="the same version in examples, answers and judgments"):
         label_items(sample, EXAMPLES, other)
     hashed = sample_atoms(judged_atoms(judged(example_hash="0ld")), 5)
     with pytest.raises(DataError, match="dataset version"):
@@ -291,7 +291,7 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
     LabelBook(path, ITEMS).put(ITEMS[0].item, Level.BOUND)
     changed = [ITEMS[0].model_copy(update={"response": "new"}), *ITEMS[1:]]
     with pytest.raises(
-        DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for another text"
+        DataError, match=f"l.jsonl: item '{ITEMS[0].item}': label: found given for a different text"
     ):
         LabelBook(path, changed)
     assert audit_frame(changed, read_labels(path), judged())["first"].isna().all()
@@ -299,7 +299,7 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
 
 def test_bad_items_and_unknown_ones(tmp_path):
     for items in ([], [ITEMS[0], ITEMS[0]]):
-        with pytest.raises(ValueError, match="at least one, each once"):
+        with pytest.raises(ValueError, match="at least one item, and each only once"):
             LabelBook(tmp_path / "l.jsonl", items)
     with pytest.raises(KeyError):
         LabelBook(tmp_path / "l.jsonl", ITEMS).put("item-0", Level.BOUND)

@@ -60,7 +60,7 @@ def test_the_error_rate_of_checked_levels_is_in_percent_once(tmp_path):
     words = " ".join(levels.notes())
     assert "20 agreed levels that were drawn and checked by a person 6 are wrong" in words
     assert "(95 % interval 14.5 to 51.9 %)" in words
-    assert "the levels are doubtful: of the agreed ones at least 14.5 % are wrong" in words
+    assert "the levels are unreliable: of the agreed ones at least 14.5 % are wrong" in words
 
 
 @pytest.mark.parametrize(("wrong", "is_doubtful"), [(0, False), (2, False), (4, True)])
@@ -156,7 +156,7 @@ def test_from_a_log_to_footprints_levels_and_scores(capsys, server, tmp_path, mo
 
     levels = ["--levels", "my levels", *judge, *common]
     code, _, errors = run(capsys, "evaluate", "--log", log, "--out", "run", *levels)
-    assert code == 1 and "The log is the same and its ideal levels are not" in errors
+    assert code == 1 and "The log is the same, but its ideal levels" in errors
     assert "--out run-levels" in errors and not (tmp_path / "run-levels").exists()
     code, output, errors = run(capsys, "evaluate", "--log", log, "--out", "run-levels", *levels)
     assert code == 0, errors

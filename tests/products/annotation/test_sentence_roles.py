@@ -25,7 +25,7 @@ from memcalib.credit.audit import (
     sentence_credit,
     shares_table,
 )
-from memcalib.localization import carrying_tokens
+from memcalib.localization import tokens_with_role
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples, sentence_roles
 from memcalib.products.micro.policy import load_policy
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
@@ -202,7 +202,7 @@ def test_labels_for_other_sentences_are_refused(tmp_path):
     book.put(ITEMS[0].item, 1, "key")
     book.close()
     changed = [an_item(sentences=("Another one.", " Second one.", " =third()")), ITEMS[1]]
-    with pytest.raises(DataError, match="given for another text"):
+    with pytest.raises(DataError, match="given for a different text"):
         RoleBook(path, changed)
     with pytest.raises(DataError, match="roles.jsonl"):
         KeySession(RoleBook(path, changed))
@@ -248,7 +248,7 @@ def test_keys_do_what_they_say(tmp_path_factory, keys):
             )
         elif key not in "npu" or not key:
             assert (
-                session.status.startswith("Nothing saved")
+                session.status.startswith("Nothing was saved")
                 and (session.item.item, session.place[1]) == sentence_key
             )
     roles_by_item = latest_roles(read_role_labels(path)) if expected else {}
@@ -400,7 +400,7 @@ def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_
     stale = ann.model_copy(update={"answer_hash": "of another answer"})
     late = ann.model_copy(update={"sentence": 3})
     with pytest.raises(
-        DataError, match="labels: item .*sentence 1: .*given for another text"
+        DataError, match="labels: item .*sentence 1: .*given for a different text"
     ) as caught:
         write([item], path, [stale, late])
     assert len(caught.value.violations) == 2 and not path.exists()
@@ -578,7 +578,7 @@ def test_key_credit_is_the_localization_precision_where_sentences_agree(run):
             .astype(float)
         )
         spans = list(zip([0, *answer_row["ends"][:-1]], answer_row["ends"], strict=True))
-        carries = carrying_tokens(spans, truth, [atom.atom_id for atom in item.atoms]).numpy()
+        carries = tokens_with_role(spans, truth, [atom.atom_id for atom in item.atoms]).numpy()
         key = sum(c for c, role in zip(pair.credit, pair.roles, strict=True) if role == "key")
         assert key == pytest.approx(q[carries].sum() / q.sum())
         checked += 1
@@ -726,6 +726,6 @@ def test_stale_labels_and_pairs_that_the_traces_lack_are_all_listed(run):
         audited_pairs([items[0], moved, longer], [stale], traces)
     values_found = [fault.found for fault in error.value.violations]
     assert (
-        values_found[:2] == ["given for another text", "no such pair"]
+        values_found[:2] == ["given for a different text", "no such pair"]
         and values_found[2] == f"{items[2].tokens} tokens"
     )

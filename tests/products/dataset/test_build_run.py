@@ -205,7 +205,7 @@ def test_a_full_build_ties_the_folder_to_its_settings(home):
         "until then another threshold is taken"
     )
     run.run()
-    with pytest.raises(ValueError, match="holds a run of other settings.*near.threshold"):
+    with pytest.raises(ValueError, match="contains a run with other settings.*near.threshold"):
         stub_run(home, near={"threshold": 0.95})
 
 
@@ -221,7 +221,7 @@ def test_rows_to_start_from_may_not_change_between_pilot_and_full_build(home):
     write_yaml(home)
     run.freeze()
     write_yaml(home, sources=other_source)
-    with pytest.raises(ValueError, match="holds a run of other settings"):
+    with pytest.raises(ValueError, match="contains a run with other settings"):
         stub_run(home)
 
 
@@ -409,7 +409,7 @@ def test_a_batch_that_fails_after_freezing_takes_it_back(home, by):
     assert "10 of 10 rows passed" in card.read_text()
     if by == "sheet":
         text = review(run, 6, reviewer="a second reader")
-        for words in ("40.0 %", "is not frozen any more", "--pilot 50"):
+        for words in ("40.0 %", "is no longer frozen", "--pilot 50"):
             assert words in text
     else:
         fail_in_book(run, "a second reader")
@@ -447,7 +447,7 @@ def test_a_sheet_of_an_earlier_batch_goes_to_that_batch(home):
     stub_run(home).pilot(5)
     write_yaml(home)
     text = review(stub_run(home), 3, number=1, reviewer="a second reader")
-    assert text.startswith("batch 1: 5 reviews taken in")
+    assert text.startswith("batch 1: 5 reviews read")
     assert not (home / "b" / "frozen.json").exists()
 
 

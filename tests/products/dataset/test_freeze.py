@@ -280,7 +280,7 @@ def test_an_unfrozen_or_changed_pipeline_is_refused(tmp_path):
         "annotation: repairs: frozen 2, now 9",
         "near duplicates: threshold: frozen 0.88, now 0.9",
     ]
-    assert "Put the settings back" in error.go_on and "build --pilot 7" in error.go_on
+    assert "Restore the settings" in error.go_on and "build --pilot 7" in error.go_on
 
 
 def test_many_reasons_are_cut():

@@ -202,9 +202,9 @@ def test_reviews_of_other_texts_are_refused(batch):
     other_text = RECORDS[0].model_copy(update={"question": "Another?"})
     changed_items = [p.PilotItem(example=other_text), *batch.items[1:]]
     reviews = p.read_reviews(batch.reviews)
-    with pytest.raises(DataError, match="given for another text"):
+    with pytest.raises(DataError, match="given for a different text"):
         p.ReviewBook(batch.reviews, changed_items)
-    with pytest.raises(DataError, match="given for another text"):
+    with pytest.raises(DataError, match="given for a different text"):
         p.pass_rate(changed_items, reviews)
     with pytest.raises(DataError, match="no such row"):
         p.pass_rate(batch.items[1:], reviews)

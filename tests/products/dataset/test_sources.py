@@ -498,7 +498,7 @@ def test_no_row_accepted_is_counted_by_reason():
     message = r"0 of 4 rows accepted: 3 by length, for instance x0.*1 by language"
     with pytest.raises(DataError, match=message):
         s.Passed([], drops).require("screening")
-    with pytest.raises(DataError, match="nothing to read"):
+    with pytest.raises(DataError, match="is empty"):
         s.Passed().require("screening")
 
 
@@ -612,7 +612,7 @@ def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("nowhere", "no source of the table"),
+        ("nowhere", "not the name of a source in the table"),
         ("no_such_module_here:FORUM", "no_such_module_here"),
         ("a_forum_of_mine:BOARD", "BOARD"),
         ("a_forum_of_mine:posts", "function"),

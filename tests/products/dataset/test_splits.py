@@ -73,7 +73,7 @@ def test_exact_whole_and_disjoint_or_refused_when_impossible(problem, seed):
     groups, sizes = problem
     rows, group_of = rows_of(groups)
     if not possible(groups, sizes):
-        with pytest.raises(ValueError, match="tears a group"):
+        with pytest.raises(ValueError, match="would split a group"):
             split(rows, group_of, sizes, seed)
         return
     splits = split(rows, group_of, sizes, seed)
@@ -178,7 +178,7 @@ def test_groups_are_found_when_none_are_given():
         ({"a": "10"}, "above 0"),
         ({"a": float("nan")}, "above 0"),
         ({"a": {}}, "above 0"),
-        ({"a": 5, "b": 0.5}, "counts alone or shares alone"),
+        ({"a": 5, "b": 0.5}, "either counts or shares"),
         ({"a": 121}, "up to 120"),
         ({"a": 0.7, "b": 0.4}, "up to 1"),
         ({"../a": 5}, "letters, digits"),
@@ -306,7 +306,7 @@ def test_lists_with_faults_are_not_written(tmp_path):
     repeated_id = splits["validation"][0]
     faulty = {
         "each question in one split": moved,
-        "other ids than those of its parts": {**splits, "train": splits["rl"]},
+        "ids that differ from those of its parts": {**splits, "train": splits["rl"]},
         "again, first in": {**splits, "test": [*splits["test"], repeated_id]},
         "no such example": {**splits, "test": [*splits["test"], "nobody"]},
     }

@@ -408,7 +408,7 @@ def test_a_builder_that_is_always_invalid_stops_the_stage(tmp_path):
         assert error.path == tmp_path / "screening.jsonl"
         assert error.command == command
         facts = ("screening", "invalid reply", error.rows[0], str(error.path), error.command)
-        for fact in (*facts, "not one JSON object"):
+        for fact in (*facts, "not exactly one JSON object"):
             assert fact in str(error)
         assert len(list(read_drops(error.path))) == 20
         calls = len(server.requests)

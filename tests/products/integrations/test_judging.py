@@ -118,7 +118,9 @@ def test_a_rule_by_quotes_has_them_asked_for_and_refuses_a_judge_without(tmp_pat
 
 
 def test_settings_are_checked_and_missing_ones_named():
-    with pytest.raises(ValueError, match="memcalib: no settings in the engine's configuration"):
+    with pytest.raises(
+        ValueError, match="memcalib: found no settings in the engine's configuration"
+    ):
         engine_settings(None)
     with pytest.raises(pydantic.ValidationError, match="promt_template"):
         settings(promt_template="plain")

@@ -18,7 +18,7 @@ from memcalib.products.memory_logs.exports import day_of, read_actions
 from memcalib.products.memory_logs.field_maps import read_all
 from memcalib.products.memory_logs.files import file_values, structure_in
 from memcalib.products.memory_logs.messages import conversation_rows, read_message
-from memcalib.products.memory_logs.notes import mapping_lines
+from memcalib.products.memory_logs.notes import mapping_lines, note_entries, system_memories
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
 
@@ -41,6 +41,7 @@ def own(source, **plan):
 SYSTEM = {"role": "system", "content": "Relevant memories:\n- Moved to Hull in May"}
 ASK = {"role": "user", "content": "Which train do I take to Leeds?"}
 SAY = {"role": "assistant", "content": "Take the 7:05 from Hull."}
+TALK = [ASK, SAY]
 TOOL_FORMS = {
     "openai": (
         {
@@ -123,7 +124,7 @@ def test_what_gives_no_row_is_counted(tmp_path):
     assert told["conversation"]["left"] == {
         "no answer to a user": 1,
         "no memories in it": 1,
-        "no turn of a user": 1,
+        "no turn by a user": 1,
     }
 
 
@@ -188,7 +189,7 @@ def test_actions_are_part_of_the_answer_and_redacted_like_text(tmp_path):
     )
     remarks = answers.reading.account.remarks
     assert remarks["actions, which are part of the answers"] == 2
-    assert remarks["actions whose arguments are no JSON, kept as text"] == 1
+    assert remarks["actions whose arguments are not JSON, kept as text"] == 1
 
 
 def test_an_answer_of_actions_alone_is_an_answer(tmp_path):
@@ -237,7 +238,7 @@ def test_a_gold_answer_is_named_and_not_judged(tmp_path):
     assert [row.answer for row in reading.rows] == ["I do not know.", "Not in there."]
     told = reading.text()
     assert "answer: read from response (guessed)" in told
-    assert "answer: answer holds a text as well, another one in 2 rows" in told
+    assert "answer: answer also contains text, which differs in 2 rows" in told
     mapped = read_all(tmp_path / "log.jsonl", given={"answer": "answer"})
     assert [row.answer for row in mapped.rows] == ["7 May", "2022"]
 
@@ -253,7 +254,7 @@ def test_where_each_role_was_read_from_is_always_said(tmp_path):
     ):
         assert line in told
     without = read_all(lines(tmp_path / "b.jsonl", {"query": "?", "memories": ["Rows"]})).text()
-    assert "answer: read from no field" in without
+    assert "answer: not found in any field" in without
 
 
 def test_other_words_for_thoughts(tmp_path):
@@ -267,7 +268,7 @@ def test_other_words_for_thoughts(tmp_path):
     ]
     reading = read_all(lines(tmp_path / "log.jsonl", *rows))
     assert [row.answer for row in reading.rows] == ["A cake.", "Take the 7:05."]
-    assert reading.account.remarks["answers from which thoughts were taken off"] == 2
+    assert reading.account.remarks["answers from which reasoning was removed"] == 2
 
 
 # cells, times, numbers, ids
@@ -280,6 +281,7 @@ def test_other_words_for_thoughts(tmp_path):
         json.dumps([{"text": "Is allergic"}, {"text": "Plays chess"}]),
         "[{'text': 'Is allergic'}\n {'text': 'Plays chess'}]",
         "['Is allergic' 'Plays chess']",
+        "['Is allergic'\n 'Plays chess']",
         "[{'text': 'Is allergic', 'score': nan}, {'text': 'Plays chess', 'score': 0.5}]",
         "({'text': 'Is allergic'}, {'text': 'Plays chess'})",
     ],
@@ -795,7 +797,7 @@ def test_a_format_without_a_row_is_refused_by_name_with_what_helps(tmp_path, nam
 
 def test_results_without_memories_say_what_helps(tmp_path):
     path = lines(tmp_path / "log.jsonl", {"user_0": [{"question": "When?", "answer": "7 May"}]})
-    with pytest.raises(DataError, match="the results hold no memories"):
+    with pytest.raises(DataError, match="the results contain no memories"):
         own(path)
 
 
@@ -936,7 +938,7 @@ def test_contexts_of_personamem_are_a_store_by_context_and_place(tmp_path):
     reading = read_all(lines(tmp_path / "log.jsonl", question), tmp_path / "contexts.jsonl")
     [row] = reading.rows
     assert texts(row) == ["Persona: Kai.", "I loved The Remains of the Day."]
-    told = "turns of the assistant in the contexts, which are no memories"
+    told = "turns of the assistant in the contexts, which are not memories"
     assert reading.account.remarks[told] == 1
 
 
@@ -958,6 +960,7 @@ def test_a_request_and_a_reply_of_the_responses_interface(tmp_path):
                 {"type": "reasoning", "summary": []},
                 {"type": "function_call", "call_id": "f", "name": "book", "arguments": '{"at": 9}'},
                 {"type": "web_search_call", "id": "w"},
+                {"type": "compaction", "id": "c"},
                 {
                     "type": "message",
                     "role": "assistant",
@@ -969,9 +972,10 @@ def test_a_request_and_a_reply_of_the_responses_interface(tmp_path):
     reading = read_all(lines(tmp_path / "log.jsonl", row))
     [row] = reading.rows
     assert (row.query, texts(row)) == ("A call?", ["Never meets before 10"])
-    assert row.response == 'Done.\n\n[action] book {"at": 9}'
+    assert row.response == 'Done.\n\n[action] book {"at": 9}\n[action] web_search'
     assert (
-        reading.account.tallies["turn"].left["in no form that is known (a role and content)"] == 1
+        reading.account.tallies["turn"].left["in an unknown format (known: a role and content)"]
+        == 1
     )
 
 
@@ -1074,7 +1078,7 @@ def test_the_preview_has_the_account_and_keeps_only_what_it_shows(tmp_path, caps
     rows.append({"query": "No memory", "memories": []})
     path = lines(tmp_path / "log.jsonl", *rows)
     code, output, _ = run(capsys, "logs", path, "--rows", "2")
-    assert code == 0 and "rows: 51 found, 50 used, 1 not (memories: 1)" in output
+    assert code == 0 and "rows: 51 found, 50 used, 1 not (no memories: 1)" in output
     assert "50 answers to 50 questions can be judged" in output
     shown = own_answers(LogPlan(file=str(path), without_consent=True), shown=2)
     assert len(shown.examples) == 2 and len(shown.rollouts) == 2 and shown.answer_count == 50
@@ -1090,3 +1094,530 @@ def test_what_a_limit_leaves_out_is_in_the_account(tmp_path):
     told = answers.reading.account.check({"row": 2, "memory": 2}).to_dict()
     assert told["row"]["left"] == {"beyond the first 2 questions": 3}
     assert told["memory"]["left"]["beyond the first 1 of its row"] == 5
+
+
+# a second set of files, written afresh
+
+
+def test_a_search_that_stands_whole_in_a_field_of_its_own_name(tmp_path):
+    found = {"results": [{"id": "m1", "memory": "Is vegan"}], "relations": []}
+    row = {"user_message": "Dinner?", "search": found, "assistant_message": "Tofu."}
+    lines(tmp_path / "log.jsonl", row, row)
+    [first, _] = read_all(tmp_path / "log.jsonl").rows
+    assert (first.query, texts(first), first.answer) == ("Dinner?", ["Is vegan"], "Tofu.")
+
+
+def test_blocks_as_memgpt_writes_them():
+    text = (
+        '### Core Memory\n<persona characters="12/2000">\nI am calm.\n</persona>\n'
+        '<human characters="20/2000">\nName: Bo\nKeeps bees\n</human>'
+    )
+    found = [(memory["text"], memory["type"]) for memory in system_memories(text)]
+    assert found == [("I am calm.", "persona"), ("Name: Bo", "human"), ("Keeps bees", "human")]
+
+
+def test_entities_of_zep_that_take_several_lines():
+    context = (
+        "<ENTITIES>\nName: Bakery\nLabel: Organization\nSummary: Twelve staff.\n"
+        "Name: Emre\nSummary: A chef.\n</ENTITIES>"
+    )
+    assert [memory["text"] for memory in system_memories(context)] == [
+        "Name: Bakery; Label: Organization; Summary: Twelve staff.",
+        "Name: Emre; Summary: A chef.",
+    ]
+
+
+def test_the_day_of_an_edge_is_that_from_which_it_holds(tmp_path):
+    edge = {"fact": "Emre works here", "created_at": "2026-01-01", "valid_at": "2024-11-14"}
+    ended = {**edge, "fact": "Emre worked there", "invalid_at": "2025-02-01T00:00:00Z"}
+    row = {"query": "Where?", "edges": [edge, ended, {**edge, "valid_at": None}], "answer": "Here."}
+    [read] = read_all([row]).rows
+    assert [(memory.text, memory.created_at) for memory in read.memories] == [
+        ("Emre works here", "2024-11-14"),
+        ("Emre worked there (until 2025-02-01)", "2024-11-14"),
+        ("Emre works here", "2026-01-01"),
+    ]
+
+
+def test_saved_memories_in_a_text_file(tmp_path):
+    lines(tmp_path / "log.jsonl", {"messages": TALK})
+    (tmp_path / "saved.txt").write_text("Is vegan\nLives in Graz\n\nPlays chess\n")
+    [row] = read_all(tmp_path / "log.jsonl", tmp_path / "saved.txt").rows
+    assert texts(row) == ["Is vegan", "Lives in Graz", "Plays chess"]
+    (tmp_path / "saved.txt").write_text("About me\n- Is vegan\n  since May\n- Plays chess\n")
+    [row] = read_all(tmp_path / "log.jsonl", tmp_path / "saved.txt").rows
+    assert texts(row) == ["About me", "Is vegan since May", "Plays chess"]
+    (tmp_path / "saved.docx").write_text("Is vegan")
+    with pytest.raises(ValueError, match=r"'\.docx'; allowed: \.json, .*\.md or \.txt"):
+        read_all(tmp_path / "log.jsonl", tmp_path / "saved.docx")
+
+
+def openclaw_session(name, question, found):
+    call = {"type": "toolCall", "id": "t", "name": "memory_search", "arguments": {"query": "x"}}
+    returned = {"role": "toolResult", "toolCallId": "t", "toolName": "memory_search"}
+    results = [{"type": "text", "text": json.dumps({"results": found})}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": question}]},
+        {"role": "assistant", "content": [call]},
+        {**returned, "content": results},
+        {"role": "assistant", "content": [{"type": "text", "text": f"Answer to {question}"}]},
+    ]
+    head = {"type": "session", "version": 3, "id": name, "cwd": "/w"}
+    return [head, *({"type": "message", "parentId": name, "message": m} for m in messages)]
+
+
+def test_each_file_of_openclaw_is_a_session_and_its_snippets_are_memories(tmp_path):
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    found = [{"path": "MEMORY.md", "snippet": "Is vegan", "score": 0.8}, {"odd": 1}]
+    lines(folder / "a.jsonl", *openclaw_session("a", "Dinner?", found))
+    lines(folder / "b.jsonl", *openclaw_session("b", "Lunch?", found[:1]))
+    reading = read_all(folder)
+    assert [(row.id, row.query, texts(row)) for row in reading.rows] == [
+        ("a/1", "Dinner?", ["Is vegan"]),
+        ("b/1", "Lunch?", ["Is vegan"]),
+    ]
+    assert not reading.rows[1].turns  # nothing of the other session
+    assert reading.rows[0].memories[0].source == "MEMORY.md"
+    account = reading.account.to_dict()
+    assert account["conversation"] == {"found": 2, "used": 2, "left": {}}
+    assert account["remarks"]["results of searches in no form that is known"] == 1
+    assert "with a conversation before the query: 0 rows" in reading.text()
+
+
+def test_each_file_of_codex_is_a_session(tmp_path):
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    for name in ("a", "b"):
+        said = [
+            ("user", "<INSTRUCTIONS>\n- Use tabs.\n</INSTRUCTIONS>"),
+            ("user", f"Question {name}?"),
+            ("assistant", f"Answer {name}."),
+        ]
+        items = [
+            {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+            for role, text in said
+        ]
+        head = {"type": "session_meta", "payload": {"id": name}}
+        rest = [{"type": "response_item", "payload": item} for item in items]
+        lines(folder / f"{name}.jsonl", head, *rest)
+    reading = read_all(folder)
+    assert [(row.id, len(row.turns)) for row in reading.rows] == [("a/1", 0), ("b/1", 0)]
+
+
+def test_lines_that_name_no_session_belong_to_the_one_beside_them(tmp_path):
+    said = [
+        {"type": "user", "sessionId": "s", "message": {"role": "user", "content": "Dinner?"}},
+        {
+            "type": "assistant",
+            "sessionId": "s",
+            "message": {"role": "assistant", "content": "Tofu."},
+        },
+    ]
+    summary = {"type": "summary", "summary": "Dinner", "leafUuid": "x"}
+    lines(tmp_path / "log.jsonl", summary, *said)
+    (tmp_path / "notes.md").write_text("- Is vegan\n")
+    account = read_all(tmp_path / "log.jsonl", tmp_path / "notes.md").account.to_dict()
+    assert account["conversation"] == {"found": 1, "used": 1, "left": {}}
+    assert account["record"] == {"found": 3, "used": 3, "left": {}}
+
+
+def test_answers_to_longmemeval_beside_its_questions(tmp_path):
+    answers = [
+        {"question_id": "q1", "hypothesis": "Graz."},
+        {"question_id": "?", "hypothesis": "No."},
+    ]
+    lines(tmp_path / "answers.jsonl", *answers)
+    question = {name: value for name, value in LONGMEMEVAL.items() if name != "hypothesis"}
+    (tmp_path / "questions.json").write_text(json.dumps([question]))
+    reading = read_all(tmp_path / "answers.jsonl", tmp_path / "questions.json")
+    [row] = reading.rows
+    assert (row.id, row.query, row.answer) == ("q1", "Where do I live?", "Graz.")
+    assert [(m.text, m.created_at) for m in row.memories] == [("I moved to Graz.", "2023-05-20")]
+    assert reading.account.to_dict()["record"]["left"] == {"its question is not in the store": 1}
+    with pytest.raises(DataError, match="give longmemeval_.*json as --store"):
+        read_all(tmp_path / "answers.jsonl")
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "[Item(namespace=['m'], key='k', value={'data': 'Is vegan'}, created_at='2026-08-01')]",
+        "[SearchItem(key='k', value={'data': 'Is vegan'}, "
+        "created_at=datetime.datetime(2026, 8, 1, 9, 0, tzinfo=datetime.timezone.utc))]",
+        "[Document(metadata={'created_at': '2026-08-01'}, page_content='Is vegan')]",
+    ],
+)
+def test_objects_as_python_prints_them(tmp_path, printed):
+    call = {"name": "search_memory", "args": {"query": "food"}, "id": "c", "type": "tool_call"}
+    messages = [
+        {"type": "human", "content": "Dinner?"},
+        {"type": "ai", "content": "", "tool_calls": [call]},
+        {"type": "tool", "content": printed, "tool_call_id": "c"},
+        {"type": "ai", "content": "Tofu."},
+    ]
+    [row] = read_all([{"messages": messages}]).rows
+    assert [(m.text, m.created_at) for m in row.memories] == [("Is vegan", "2026-08-01")]
+
+
+def test_words_that_look_like_an_object_stay_two_entries():
+    assert structure_in("['Calls foo(1)' 'Plays chess']") == ["Calls foo(1)", "Plays chess"]
+    assert structure_in("[foo(1)]") is None
+    assert structure_in("[Item(id=UUID('a-1'))]") == [{"id": "a-1"}]
+
+
+def test_a_search_that_cannot_be_read_costs_no_row_that_has_other_memories(tmp_path):
+    call = {"name": "search_memory", "args": {}, "id": "c", "type": "tool_call"}
+    messages = [
+        {"type": "human", "content": "Dinner?"},
+        {"type": "ai", "content": "", "tool_calls": [call]},
+        {"type": "tool", "content": "3 hits, of which", "tool_call_id": "c"},
+        {"type": "ai", "content": "Tofu."},
+    ]
+    lines(tmp_path / "log.jsonl", {"messages": messages})
+    (tmp_path / "notes.md").write_text("- Is vegan\n")
+    reading = read_all(tmp_path / "log.jsonl", tmp_path / "notes.md")
+    assert texts(reading.rows[0]) == ["Is vegan"]
+    remark = "searches of the memory whose result cannot be read"
+    assert reading.account.to_dict()["remarks"][remark] == 1
+    alone = read_all(tmp_path / "log.jsonl")
+    assert (
+        not alone.rows and alone.dropped[0].found == "a text of 16 characters that cannot be read"
+    )
+
+
+def test_what_is_no_memory_in_a_store_is_counted(tmp_path):
+    lines(tmp_path / "log.jsonl", {"messages": TALK})
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "MEMORY.md").write_text("- [Food](food.md): what the user eats\n")
+    (folder / "food.md").write_text("Is vegan\n")
+    reading = read_all(tmp_path / "log.jsonl", folder)
+    assert texts(reading.rows[0]) == ["Is vegan"]
+    remark = "entries of the store that are no memory: a link to another note"
+    assert reading.account.to_dict()["remarks"][remark] == 1
+    (tmp_path / "store.jsonl").write_text('{"text": "Is vegan"}\n{"text": \n{"odd": 1}\n')
+    remarks = read_all(tmp_path / "log.jsonl", tmp_path / "store.jsonl").account.remarks
+    assert remarks["entries of the store that are no memory: cannot be read (json)"] == 1
+    assert remarks["entries of the store that are no memory: in no form that is known"] == 1
+
+
+def test_the_questions_of_one_talk_are_questions_of_their_own(tmp_path):
+    talk = {**LOCOMO, "qa": [{"question": f"Who is {n}?", "prediction": "She."} for n in "abc"]}
+    (tmp_path / "log.json").write_text(json.dumps([talk]))
+    plan = LogPlan(file=str(tmp_path / "log.json"), consent="mine", unlabelled=True)
+    assert "3 answers to 3 questions" in own_answers(plan).preview()
+
+
+def test_the_preview_says_what_is_judged_as_one():
+    row = {"query": "Dinner?", "memories": ["Is vegan", "is vegan."], "answer": "Tofu."}
+    other = {"query": "Lunch?", "memories": ["Is vegan"], "answer": "Soup."}
+    plan = LogPlan(file="rows", consent="mine", unlabelled=True)
+    said = "1 memory says nearly the same as another memory of the same row"
+    for shown in (None, 1):
+        answers = own_answers(plan, [row, other], shown=shown)
+        assert said in answers.preview() and any(said in note for note in answers.notes())
+    answers.leave_out([answers.examples[0].id], "a reason")
+    assert said not in answers.preview()
+
+
+FOUND = json.dumps([{"namespace": ["m"], "key": "k", "value": {"content": "Is vegan"}}])
+GRAPH = {"entities": [{"name": "Ana", "observations": ["Is vegan"]}], "relations": []}
+SEARCHES_IN_TRACES = {
+    "a text": {"output": FOUND},
+    "a message of the tool": {"output": {"content": FOUND, "type": "tool", "tool_call_id": "c"}},
+    "parts": {"content": [{"type": "text", "text": json.dumps(GRAPH)}]},
+    "documents": {"documents": [{"page_content": "Is vegan", "metadata": {}}]},
+}
+
+
+@pytest.mark.parametrize("returned", SEARCHES_IN_TRACES.values(), ids=SEARCHES_IN_TRACES)
+def test_what_a_tool_found_in_the_memory_is_read_from_its_step(returned):
+    root = {"trace_id": "r", "inputs": {"input": "Dinner?"}, "outputs": {"output": "Tofu."}}
+    step = {"trace_id": "r", "parent_run_id": "r", "run_type": "tool", "name": "search_memory"}
+    runs = [{**root, "id": "r", "run_type": "chain", "name": "agent"}]
+    runs.append({**step, "id": "k", "inputs": {"query": "food"}, "outputs": returned})
+    [row] = read_all(runs).rows
+    assert (row.query, row.answer) == ("Dinner?", "Tofu.")
+    assert [text.removeprefix("Ana: ") for text in texts(row)] == ["Is vegan"]
+
+
+def test_messages_that_stand_alone_are_a_conversation(tmp_path):
+    system = {"role": "system", "content": "Memories:\n- Is vegan"}
+    lines(tmp_path / "log.jsonl", system, *TALK)
+    (tmp_path / "log.json").write_text(json.dumps([system, *TALK]))
+    for path in (tmp_path / "log.jsonl", tmp_path / "log.json"):
+        [row] = read_all(path).rows
+        assert (row.query, row.answer) == (ASK["content"], SAY["content"])
+        assert texts(row) == ["Is vegan"]
+    mixed = [{**message, "session_id": name} for message in [system, *TALK] for name in ("a", "b")]
+    assert [row.id for row in read_all(mixed).rows] == ["a/1", "b/1"]
+    with pytest.raises(DataError, match="format 'messages'.*as --store"):
+        read_all(TALK)
+
+
+def test_a_folder_of_hermes_holds_a_session_a_file(tmp_path):
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    for name in ("a", "b"):
+        lines(folder / f"{name}.jsonl", {"role": "session_meta", "tools": []}, *TALK)
+    (tmp_path / "USER.md").write_text("Is vegan\n§\nLives in Graz\n")
+    reading = read_all(folder, tmp_path / "USER.md")
+    assert [(texts(row), row.turns) for row in reading.rows] == [
+        (["Is vegan", "Lives in Graz"], [])
+    ] * 2
+    assert reading.account.to_dict()["conversation"]["used"] == 2
+
+
+@pytest.mark.parametrize(
+    ("item", "action"),
+    [
+        ({"type": "web_search_call", "action": {"query": "tofu"}}, 'web_search {"query": "tofu"}'),
+        ({"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}}, None),
+        ({"type": "mcp_call", "name": "order", "arguments": '{"n": 1}'}, 'order {"n": 1}'),
+    ],
+)
+def test_tools_of_the_host_are_actions(tmp_path, item, action):
+    head = {"type": "session_meta", "payload": {"id": "s"}}
+    said = [CODEX[1], CODEX[2], {"type": "response_item", "payload": item}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [head, *said]))
+    [row] = read_all(tmp_path / "log.jsonl").rows
+    assert row.response == f"[action] {action or 'local_shell ' + json.dumps(item['action'])}"
+
+
+def test_an_export_that_was_unpacked_is_a_folder(tmp_path):
+    folder = tmp_path / "export"
+    folder.mkdir()
+    remembered = [{"conversations_memory": "Is vegan.", "project_memories": {}}]
+    for name, value in {
+        "conversations.json": [CLAUDE],
+        "memories.json": remembered,
+        "users.json": [{"uuid": "u"}],
+    }.items():
+        (folder / name).write_text(json.dumps(value))
+    [row] = read_all(folder).rows
+    assert (row.query, texts(row)) == ("Dinner?", ["Is vegan."])
+
+
+def test_the_notes_of_a_folder_that_has_sessions_too_are_its_store(tmp_path):
+    home = tmp_path / "home"
+    (home / "memory").mkdir(parents=True)
+    (home / "memory" / "state.json").write_text("{}")
+    (home / "MEMORY.md").write_text("- Is vegan\n")
+    lines(home / "session.jsonl", *TALK)
+    [row] = read_all(home, home).rows
+    assert texts(row) == ["Is vegan"]
+
+
+def test_one_call_that_is_written_twice_is_one_action():
+    call = {"name": "note", "args": {"text": "fish"}, "id": "c", "type": "tool_call"}
+    part = {"type": "tool_use", "id": "c", "name": "note", "input": {"text": "fish"}}
+    said = {"type": "ai", "content": [{"type": "text", "text": "OK."}, part], "tool_calls": [call]}
+    assert len(read_message(said).calls) == 1
+    other = {**call, "id": "d"}
+    assert len(read_message({**said, "tool_calls": [call, other]}).calls) == 2
+
+
+def test_of_the_states_of_a_thread_the_last_one_counts(tmp_path):
+    system = {"type": "system", "content": "<memories>\n- Is vegan\n</memories>"}
+    talk = [{"type": "human", "content": "Dinner?"}, {"type": "ai", "content": "Tofu."}]
+    later = [{"type": "human", "content": "Lunch?"}, {"type": "ai", "content": "Soup."}]
+    states = []
+    for messages in ([system, *talk, *later], [system, *talk], [system]):
+        states.append({"values": {"messages": messages}, "metadata": {"thread_id": "t"}})
+    states.append({"values": {"messages": [system, *talk]}, "checkpoint": {"thread_id": "u"}})
+    reading = read_all(states)
+    assert [row.id for row in reading.rows] == ["t/1", "t/2", "u/1"]
+    left = reading.account.to_dict()["record"]["left"]
+    assert left == {"an earlier state of the same thread": 2}
+
+
+def test_an_export_of_a_store_is_not_put_before_answers_that_show_their_search(tmp_path):
+    call = {"name": "search_memory", "args": {"query": "food"}, "id": "c", "type": "tool_call"}
+    messages = [
+        {"type": "human", "content": "Dinner?"},
+        {"type": "ai", "content": "", "tool_calls": [call]},
+        {"type": "tool", "content": FOUND, "tool_call_id": "c"},
+        {"type": "ai", "content": "Tofu."},
+    ]
+    lines(tmp_path / "log.jsonl", {"messages": messages})
+    lines(tmp_path / "store.jsonl", {"text": "Is vegan"}, {"text": "Plays chess"})
+    reading = read_all(tmp_path / "log.jsonl", tmp_path / "store.jsonl")
+    assert texts(reading.rows[0]) == ["Is vegan"]
+    assert any("show what was searched" in line for line in reading.account.lines())
+    (tmp_path / "notes.md").write_text("- Plays chess\n")
+    [row] = read_all(tmp_path / "log.jsonl", tmp_path / "notes.md").rows
+    assert texts(row) == ["Plays chess", "Is vegan"]
+
+
+def test_graph_memories_and_speakers_of_the_results_of_mem0(tmp_path):
+    relation = {"source": "ana", "relationship": "friend_of", "target": "bo"}
+    question = {"question": "Who?", "answer": "", "response": "Bo.", "category": 5}
+    question["speaker_1_memories"] = [{"memory": "Paints", "timestamp": "8 May, 2023"}]
+    question["speaker_1_graph_memories"] = [relation]
+    (tmp_path / "log.json").write_text(json.dumps({"0": [question, {**question, "answer": "B"}]}))
+    reading = read_all(tmp_path / "log.json")
+    assert [(m.text, m.type) for m in reading.rows[0].memories] == [
+        ("Paints", "speaker_1"),
+        ("ana friend of bo", ""),
+    ]
+    assert [n for what, n in reading.account.remarks.items() if "reference answers" in what] == [1]
+
+
+def test_memories_of_a_project_of_claude_stand_before_its_conversations_alone(tmp_path):
+    remembered = {"conversations_memory": "Is vegan.", "project_memories": {"p": "Draws birds."}}
+    with_project = {**CLAUDE, "uuid": "c2", "project": {"uuid": "p"}}
+    reading = read_all([remembered, CLAUDE, with_project])
+    assert list(map(texts, reading.rows)) == [["Is vegan."], ["Is vegan.", "Draws birds."]]
+    assert any("memories of a project" in what for what in reading.account.remarks)
+
+
+@pytest.mark.parametrize("written", ["mara_k", "mara k", "Mara-K", "mara.k"])
+def test_the_name_of_a_user_goes_in_every_spelling(tmp_path, written):
+    row = {"query": "Where?", "memories": [f"{written} rows"], "answer": "Here.", "user": "mara_k"}
+    [example] = own(lines(tmp_path / "log.jsonl", row)).examples
+    assert example.blocks[0].memory_text == "[user] rows"
+
+
+def test_the_name_of_a_user_in_a_relation_is_taken_out(tmp_path):
+    relation = {"source": "mara_k", "relationship": "lives_in", "destination": "hamburg"}
+    row = {"query": "Where?", "results": [], "relations": [relation], "user_id": "mara_k"}
+    path = lines(tmp_path / "log.jsonl", {**row, "answer": "In Hamburg."})
+    [example] = own(path).examples
+    assert example.blocks[0].memory_text == "[user] lives in hamburg"
+
+
+def test_marks_of_citations_of_chatgpt_are_no_words_of_an_answer():
+    text = "Call Lotte \ue200cite\ue202turn0search1\ue201. She knows."
+    node = {"content": {"content_type": "text", "parts": [text]}, "author": {"role": "assistant"}}
+    talk = [
+        {"content": {"content_type": "model_editable_context", "model_set_context": "Rows"}},
+        {"content": {"content_type": "text", "parts": ["Whom?"]}, "author": {"role": "user"}},
+        node,
+    ]
+    mapping = {
+        str(number): {"parent": str(number - 1) if number else None, "message": message}
+        for number, message in enumerate(talk)
+    }
+    [row] = read_all([{"mapping": mapping, "current_node": "2", "title": "t"}]).rows
+    assert row.answer == "Call Lotte. She knows."
+
+
+def test_a_memory_that_is_said_twice_keeps_the_day_that_is_known(tmp_path):
+    memories = [{"text": "Is vegan"}, {"text": "is vegan.", "created_at": "2025-03-04"}]
+    row = {"query": "Dinner?", "memories": memories, "answer": "Tofu."}
+    [example] = own(lines(tmp_path / "log.jsonl", row)).examples
+    assert example.blocks[0].time == "2025-03-04"
+
+
+def test_a_file_that_was_cut_off_says_so(tmp_path):
+    whole = json.dumps([{"query": "Dinner?", "memories": ["Is vegan"], "answer": "Tofu."}] * 2)
+    (tmp_path / "log.json").write_text(whole[:40])
+    with pytest.raises(DataError, match="line 1, .*the file ends inside a value: it was cut off"):
+        read_all(tmp_path / "log.json")
+    (tmp_path / "log.json").write_text(whole[:-30])
+    reading = read_all(tmp_path / "log.json")
+    assert len(reading.rows) == 1 and "cut off" in reading.text()
+    assert "1 of the file's records left out, json: first in line 1" in reading.text()
+    (tmp_path / "log.zip").write_bytes(b"PK and no more")
+    with pytest.raises(DataError, match="part of one .*load it again"):
+        read_all(tmp_path / "log.zip")
+
+
+def test_files_of_an_archive_that_are_not_opened_are_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.writestr("conversations.json", json.dumps([CLAUDE]))
+        archive.writestr("memories.json", json.dumps([{"conversations_memory": "Is vegan."}]))
+        archive.writestr("users.json", "[]")
+        archive.writestr("picture of Ana.png", b"1")
+    told = read_all(tmp_path / "export.zip").account.lines()
+    assert "files of the archive that were not opened (users.json and others): 2" in told
+
+
+def test_a_trace_names_the_model_that_answered_and_what_it_was_not_shown():
+    def call(name, model, said, asked="Which lease?"):
+        asked = [{"role": "user", "content": asked}]
+        step = {"type": "GENERATION", "name": name, "model": model, "input": asked}
+        return {**step, "output": {"role": "assistant", "content": said}}
+
+    found = [
+        {"id": "1", "content": "Lease runs to 2028", "metadata": {"created_at": "2026-02-01"}},
+        {"id": "2", "content": "Owns a parrot"},
+    ]
+    prompt = "Memories:\n- Lease runs to 2028\n\nWhich lease?"
+    steps = [
+        call("rewrite", "small", "lease"),
+        {"type": "RETRIEVER", "name": "memory", "output": found},
+        call("answer", "large", "To 2028.", prompt),
+        call("extract", "small", "nothing new"),
+    ]
+    observations = [{**step, "startTime": f"2026-01-0{n}"} for n, step in enumerate(steps, 1)]
+    trace = {"id": "t", "timestamp": "2026-01-01", "input": {"query": "Which lease?"}}
+    reading = read_all([{**trace, "output": {"answer": "To 2028."}, "observations": observations}])
+    [row] = reading.rows
+    assert row.model == "large"
+    told = [(m.text, m.created_at, m.in_prompt) for m in row.memories]
+    assert told == [
+        ("Lease runs to 2028", "2026-02-01", True),
+        ("Owns a parrot", "", False),
+    ]
+    assert "candidates that did not enter the prompt: 1 of 2 memories" in reading.text()
+
+
+def test_a_memory_that_the_prompt_quotes_again_counts_once(tmp_path):
+    talk = [{"role": "system", "content": "Memories:\n- Is vegan\n- Rows"}, *TALK]
+    (tmp_path / "notes.md").write_text("- Is vegan\n")
+    reading = read_all(lines(tmp_path / "log.jsonl", {"messages": talk}), tmp_path / "notes.md")
+    assert texts(reading.rows[0]) == ["Is vegan", "Rows"]
+    remark = "memories that a message quotes once more, which count once"
+    assert reading.account.remarks[remark] == 1
+    assert "store: notes.md, memories: 1" in reading.text()
+    assert "different memories: 2" in reading.text()
+
+
+def test_an_error_of_the_interface_is_no_answer(tmp_path):
+    error = {"role": "assistant", "content": [{"type": "text", "text": "API Error: 529"}]}
+    said = [
+        {"type": "user", "sessionId": "s", "message": {"role": "user", "content": "Dinner?"}},
+        {"type": "assistant", "sessionId": "s", "isApiErrorMessage": True, "message": error},
+    ]
+    (tmp_path / "notes.md").write_text("- Is vegan\n")
+    with pytest.raises(DataError, match="no answer to a user"):
+        read_all(lines(tmp_path / "log.jsonl", *said), tmp_path / "notes.md")
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (
+            "- Ask Noor\n\n```sh\nmake\n- x\n```\n- Next",
+            ["Ask Noor", "```sh\nmake\n- x\n```", "Next"],
+        ),
+        ("Run it:\n```sh\nmake\n```", ["Run it:\n```sh\nmake\n```"]),
+        ("- Ask\n\n  ```sh\n  make\n  ```", ["Ask\n  ```sh\n  make\n  ```"]),
+    ],
+)
+def test_code_after_an_empty_line_is_an_entry_of_its_own(text, entries):
+    assert [entry for _, entry in note_entries(text)] == entries
+
+
+def test_notes_in_a_folder_of_sessions_and_broken_lines_are_named(tmp_path):
+    folder = tmp_path / "project"
+    (folder / "memory").mkdir(parents=True)
+    (folder / "memory" / "MEMORY.md").write_text("- Is vegan\n")
+    for name in ("a", "b"):
+        said = [{**message, "session_id": name} for message in TALK]
+        lines(folder / f"{name}.jsonl", *said)
+    with open(folder / "b.jsonl", "a") as file:
+        file.write('{"role": "user", "content": "And')
+    reading = read_all(folder, folder / "memory")
+    assert [row.id for row in reading.rows] == ["a/1", "b/1"]
+    assert reading.dropped[0].found.startswith("in b.jsonl: ")
+    what = "notes in the folder that are not read (they are read as --store)"
+    assert reading.account.remarks[what] == 1
+
+
+def test_a_second_store_is_refused(tmp_path, capsys):
+    path = lines(tmp_path / "log.jsonl", {"messages": TALK})
+    code, _, errors = run(capsys, "logs", path, "--store", "a.md", "--store", "b.md")
+    assert code != 0 and "--store: found 2; allowed: one file or folder" in errors

@@ -140,7 +140,7 @@ def test_a_baseline_that_cannot_be_compared_is_refused(tmp_path):
         run_gate(new, others)
     assert run_gate(new, others, GateSettings(common=True)).checks[0].numbers["questions"] == 20
     judged = make_run(tmp_path / "judged", judge="someone else")
-    with pytest.raises(ValueError, match="allowed: one judge"):
+    with pytest.raises(ValueError, match="allowed: the same judge"):
         run_gate(new, judged)
     assert run_gate(new, judged, GateSettings(different_judges=True)).notes
     two = make_run(tmp_path / "two")
@@ -242,7 +242,7 @@ def test_logs_are_paired_by_question_when_retrieval_changed(tmp_path, kept):
     gate = run_gate(five, six)
     assert scs(gate) == (pytest.approx(100 - 2 * 75 / 40), 100) and gate.passed
     assert (
-        "other memories were shown in 40 of 40 questions. 40 memories that only the"
+        "different memories were shown in 40 of 40 questions. 40 memories that only the"
         in (gate.notes[0])
     )
     four = log_run(tmp_path / "four", log_rows(k=4))
@@ -278,7 +278,7 @@ def test_logs_with_other_questions_or_levels_are_refused_in_words(tmp_path):
         run_gate(less, base)
     gate = run_gate(less, base, GateSettings(common=True))
     assert gate.checks[0].numbers["questions"] == 30
-    assert gate.notes == ["Left out: 10 questions that only one side has."]
+    assert gate.notes == ["Left out: 10 questions that only one run has."]
     relabelled = log_rows(40)
     relabelled[5]["memories"][1]["level"] = "Bound"
     other = log_run(tmp_path / "other", relabelled)
@@ -288,7 +288,7 @@ def test_logs_with_other_questions_or_levels_are_refused_in_words(tmp_path):
     assert gate.checks[0].numbers["questions"] == 39 and "two different ideal" in gate.notes[0]
     judged = (other / "judgments.jsonl").read_text().replace('"judge":"j"', '"judge":"k"')
     (other / "judgments.jsonl").write_text(judged)
-    with pytest.raises(ValueError, match="allowed: one judge"):
+    with pytest.raises(ValueError, match="allowed: the same judge"):
         run_gate(other, base)
 
 

@@ -60,7 +60,7 @@ def test_the_map_reads_nested_places_and_refuses_what_is_not_there():
     assert plain["query"] == "What?"
     assert plain["memories"] == [{"text": "A.", "created_at": "2025-01-01"}]
     with pytest.raises(
-        DataError, match=r"query=in\.question.*allowed: a field that is there: in, in\.q"
+        DataError, match=r"query=in\.question.*allowed: an existing field: in, in\.q"
     ):
         understood([row], {"query": "in.question"})
     with pytest.raises(DataError, match="text=words.*body"):
@@ -125,7 +125,7 @@ def test_nothing_is_lost_without_being_counted():
     ]
     assert answers.examples[1].blocks[0].time == "last May"
     text = answers.preview()
-    assert "1 time cannot be read, kept as text" in text
+    assert "1 time cannot be read and are kept as text" in text
     assert "1 row left out, memories: first in row 2" in text
 
 
@@ -213,7 +213,7 @@ def test_evaluate_judges_rows_that_carry_answers():
     assert mc.score([judgment])["SCS"].tolist() == [50]
     [footprint] = mc.evaluate([mem0_row(1)], judge=all_bound, log=CONSENT)
     assert is_footprint(footprint)
-    with pytest.raises(ValueError, match="no ideal levels are known"):
+    with pytest.raises(ValueError, match="without known ideal levels"):
         mc.score([footprint])
 
 
@@ -270,7 +270,11 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     assert "SCS" in capsys.readouterr().out
     page = (tmp_path / "run/report.html").read_text()
     assert "Use of memory" in page
-    assert "not recorded" not in page and "One seed" not in page and ">Seeds<" not in page
+    assert (
+        "not recorded" not in page
+        and "There is only one seed" not in page
+        and ">Seeds<" not in page
+    )
     footprints = ("--unlabelled", *options[:-1], "foot")
     assert run("evaluate", *footprints) == 0
     assert "6 of 6 memories left a trace, 0 decided" in capsys.readouterr().out
@@ -456,7 +460,7 @@ def test_the_rows_of_a_file_that_is_one_object_around_them_are_read(tmp_path):
 def test_rows_with_an_id_that_stands_before_are_counted_in_the_preview():
     rows = [mem0_row(1), mem0_row(1, answer="A tart."), mem0_row(2, id="q1")]
     preview = own_answers(LogPlan(file="rows", **CONSENT), rows).preview()
-    assert "id of another question before: 1 row" in preview
+    assert "1 row reuses the id of an earlier, different question" in preview
     assert "several answers of one model: 1 question" in preview
 
 

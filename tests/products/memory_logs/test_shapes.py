@@ -5,8 +5,15 @@ import json
 import pytest
 from command_line import run
 
-from memcalib.products.memory_logs.exports import shape_of
+from memcalib.products.memory_logs.exports import (
+    SHAPES,
+    RawMemory,
+    Shape,
+    record_kind,
+    shape_of,
+)
 from memcalib.products.memory_logs.field_maps import read_all
+from memcalib.products.memory_logs.formats import format_of, read_store
 from memcalib.products.memory_logs.notes import mapping_lines, note_memories, system_memories
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
@@ -17,8 +24,8 @@ ZEP = {
             "uuid": "e1",
             "name": "ALLERGIC_TO",
             "fact": "User is allergic to nuts",
-            "created_at": "2026-01-02T10:00:00Z",
-            "valid_at": "2026-01-01T00:00:00Z",
+            "created_at": "2026-01-05T10:00:00Z",
+            "valid_at": "2026-01-02T00:00:00Z",
             "invalid_at": None,
             "score": 0.83,
             "source_node_uuid": "n1",
@@ -159,3 +166,40 @@ def test_an_unknown_shape_gets_its_nearest_and_ten_lines_that_work(capsys, tmp_p
 def test_front_matter_that_cannot_be_read_is_text_of_the_note(top):
     (memory,) = note_memories(f"---\n{top}\n---\nTea is drunk at four.\n", "tea.md")
     assert memory["text"].endswith("Tea is drunk at four.") and memory["text"].startswith("---")
+
+
+MEM0 = {"id": "0d3f", "memory": "Allergic to nuts"}
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        ({"query": "What?", "results": [MEM0]}, "row"),
+        ({"question": "What?", **MEM0}, "row"),
+        ({"input": {"says": "What?"}}, "row"),
+        ({"memory_ids": ["0d3f"]}, "row"),
+        ({"says": "What can I bake?", "results": [MEM0]}, "row"),
+        ({"nothing": 1}, "row"),
+        (MEM0, "memory"),
+        ({"type": "relation", "from": "a", "to": "b"}, "memory"),
+        ({"text": "About nuts", "memories": [MEM0]}, "row"),
+        ({"results": [MEM0, MEM0]}, "store"),
+    ],
+)
+def test_a_record_is_a_row_a_memory_or_a_store(record, kind):
+    assert record_kind(record) == kind
+    assert (format_of(record).name == "memories") == (kind != "row")
+
+
+def test_a_form_that_is_added_is_a_memory_and_a_store_without_another_edit(monkeypatch, tmp_path):
+    tastes = Shape(
+        '{"tastes": [...]}',
+        lambda item: isinstance(item, dict) and isinstance(item.get("tastes"), list),
+        lambda item: [RawMemory(text) for text in item["tastes"]],
+    )
+    record = {"tastes": ["Likes tea.", "Likes rowing."]}
+    assert record_kind(record) == "row"
+    monkeypatch.setitem(SHAPES, "tastes", tastes)
+    assert record_kind(record) == "memory" and format_of(record).name == "memories"
+    (tmp_path / "tastes.json").write_text(json.dumps([record, record]))
+    assert len(read_store(tmp_path / "tastes.json").items) == 2

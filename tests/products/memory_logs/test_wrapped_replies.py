@@ -35,7 +35,7 @@ ROWS = [
     },
 ]
 WRAPPED = [mode for mode in MODES if mode != "nullreason"]
-REASON = r"the server sent the text as reasoning and no answer: {}"
+REASON = r"the server sent only reasoning and no answer: {}"
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +160,11 @@ def evaluated(capsys, server, url: str):
 def test_answers_that_come_as_reasoning_are_missing_and_not_silent(capsys, folder, server, proxy):
     code, out, err = evaluated(capsys, server, proxy.url("nullreason"))
     assert code == 3
-    assert "none of 6 answers could be scored" in out
+    assert "none of the 6 answers could be scored" in out
     assert re.search(f"6 of 6 answers are not scored \\({REASON.format(6)}\\)", err)
     page = (folder / "run/report.html").read_text()
     assert "the server sent … characters as reasoning and no answer" in page
-    assert "blank: they use no memory" not in page
+    assert "blank; they count as answers that use no memory" not in page
     assert not any(row.scored for row in read_jsonl("run/judgments.jsonl", Judgment))
 
 

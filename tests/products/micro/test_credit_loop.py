@@ -10,7 +10,7 @@ import pytest
 import torch
 from trl.trainer import grpo_trainer
 
-from memcalib.credit.prefix_groups import response_mask
+from memcalib.inference.token_rows import response_mask
 from memcalib.products.micro import loop as training
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.loop import CreditLoop

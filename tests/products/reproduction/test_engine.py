@@ -80,7 +80,7 @@ def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):
         run_jobs(jobs, say=quiet, advice="continue with: memcalib reproduce")
     text = str(error.value)
     assert "8B: train gdpo: no such weights (exit code 1" in text
-    assert "after: needs bad, which is not there" in text and "continue with: memcalib" in text
+    assert "after: needs bad, which does not exist" in text and "continue with: memcalib" in text
     assert jobs.state("good") == ("done", "")
     repaired = Jobs(
         tmp_path, [shell("bad", "true"), shell("after", "true", reads=("bad",), kind="evaluate")]
@@ -125,7 +125,9 @@ def driver(root: Path) -> subprocess.Popen:
 def test_a_plan_that_is_stopped_in_the_middle_loses_nothing_and_goes_on(tmp_path, how):
     process = driver(tmp_path)
     second = Jobs(tmp_path, [shell("other", "true")])
-    with pytest.raises(ForeseenError, match="another command is at work there; wait for it"):
+    with pytest.raises(
+        ForeseenError, match="another command is working in this folder; wait until it has finished"
+    ):
         run_jobs(second, say=quiet)
     process.send_signal(how)
     process.wait(400)
@@ -151,7 +153,7 @@ def test_a_plan_that_is_stopped_in_the_middle_loses_nothing_and_goes_on(tmp_path
 def test_what_is_missing_is_said_before_anything_runs(tmp_path):
     jobs = Jobs(
         tmp_path,
-        [shell("a", "true", missing=("data.test: x is not there",)), shell("b", "true")],
+        [shell("a", "true", missing=("data.test: x does not exist",)), shell("b", "true")],
     )
     with pytest.raises(ForeseenError, match=r"1 things are missing(.|\n)*data.test: x"):
         run_jobs(jobs, say=quiet)

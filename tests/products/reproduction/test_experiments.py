@@ -217,7 +217,7 @@ def test_prose_written_after_looking_comes_into_the_executed_notebook_and_repeat
 def test_two_commands_do_not_work_in_one_folder(checkout, in_process):
     with (
         alone(Path("runs/smoke"), "plan", ""),
-        pytest.raises(RuntimeError, match="another command is at work there"),
+        pytest.raises(RuntimeError, match="another command is working in this folder"),
     ):
         driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == []
@@ -262,7 +262,7 @@ def test_a_fault_stops_those_that_need_it_and_no_others(checkout, in_process):
     folder = checkout / "nbs/experiments"
     notebook(folder / "e01_first.ipynb", FIRST[0], "1 / 0")
     notebook(folder / "e03_third.ipynb", *FIRST)
-    with pytest.raises(RuntimeError, match="second: needs first, which is not there"):
+    with pytest.raises(RuntimeError, match="second: needs first, which does not exist"):
         driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "third"]
 
@@ -359,7 +359,9 @@ def test_mistakes_are_named_before_anything_runs(checkout, in_process, names, se
 
 def test_parameters_must_be_plain_values_in_one_cell(tmp_path):
     with pytest.raises(
-        ValueError, match=r"e09_x\.ipynb: the cell tagged parameters holds more than plain values"
+        ValueError,
+        match=r"e09_x\.ipynb: the cell tagged parameters contains more than plain "
+        r"values",
     ):
         notebook_parameters(notebook(tmp_path / "e09_x.ipynb", "a = max(1, 2)"))
     bare = notebook(tmp_path / "e08_x.ipynb", "a = 1")

@@ -229,7 +229,7 @@ def test_two_runs_with_the_same_seeds_give_the_same_tables(smoke, tmp_path):
             reproduce_experiments(names, "smoke", tmp_path)
             break
         except ForeseenError as error:
-            assert "another command is at work" in str(error) and time.monotonic() < deadline + 600
+            assert "another command is working" in str(error) and time.monotonic() < deadline + 600
             time.sleep(5)
     assert {path: path.stat().st_mtime_ns for path in finished} == before, (
         "what was made before the kill is kept"

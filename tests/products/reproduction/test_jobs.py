@@ -104,7 +104,7 @@ def test_a_result_that_is_gone_is_made_again_only_where_something_reads_it(tmp_p
 def test_a_row_that_nothing_produces_is_named():
     with pytest.raises(ValueError, match="table reads no/such/job, which no job of the plan"):
         Jobs("x", [shell("table", "true", reads=("no/such/job",))])
-    with pytest.raises(ValueError, match="two different jobs of this name"):
+    with pytest.raises(ValueError, match="two different jobs with this name"):
         Jobs("x", [shell("a", "true"), shell("a", "false")])
 
 

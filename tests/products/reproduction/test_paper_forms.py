@@ -246,6 +246,7 @@ def test_published_matrices_hold_what_the_text_says_and_nothing_else():
     assert natural[1, 2] + natural[2, 1] == facts["natural_disagreements_bound_control"]
     wrong = facts["natural_n"] - facts["natural_agree"]
     assert facts["natural_judge_lower"] - natural[2, 1] == wrong - natural[1, 2] - natural[2, 1]
+    assert facts["natural_judge_lower"] + facts["natural_judge_higher"] == wrong
     assert stratified[1, 2] == facts["stress_human_bound_judge_control"]
     assert stratified[2, 1] == facts["stress_human_control_judge_bound"]
     assert np.isnan(natural).sum() == 4 and np.isnan(stratified).sum() == 7

@@ -97,7 +97,7 @@ def test_a_recipe_that_needs_more_gpus_than_its_launcher_has_is_refused(tmp_path
         ("search={rows: [GDOP], values: [1.0e-3], seed: 5}", "meant is perhaps GDPO"),
         (
             "search={rows: [GDPO], values: [1.0, 2.0], by_row: {GDPO: [1.0]}, seed: 5}",
-            "as many tries for each row",
+            "the same number of values for each row",
         ),
         ("taught={all: {rows: {esperanto: 8}}}", "unknown world 'esperanto': allowed are short"),
         ("taught={all: {rows: {english: 0}}}", "taught.all.rows.english: found 0"),

@@ -157,7 +157,10 @@ def test_a_sentence_says_what_is_shown_and_what_is_not():
     ]
     assert "SCS +87.5 [+87.5, +87.5] against GDPO (exact judge): a gain is shown" in sentences[0]
     assert "2 of its trainings derailed; SCS +0.0" in sentences[1]
-    assert "no difference is shown" in sentences[1] and "agree" not in sentences[1]
+    assert (
+        "the difference is not statistically significant" in sentences[1]
+        and "agree" not in sentences[1]
+    )
 
 
 def test_a_rule_joins_every_stage_that_compares(rule_file):
@@ -248,5 +251,5 @@ def test_without_a_comparison_there_is_no_page(trained, tmp_path, capsys):
     settings = ["--set", "stages.exact judge.rules=[gdpo]", "--stage", "exact judge"]
     assert run_verb("grid", "testbed", *settings, "--processes", 1, "--out", tmp_path) == 0
     assert "no report yet" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="needed are GDPO and another"):
+    with pytest.raises(ValueError, match="runs of GDPO and of one other rule are needed"):
         write_rule_report(tmp_path, load_plan("testbed"), stored_rows(tmp_path))

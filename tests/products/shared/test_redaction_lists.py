@@ -214,6 +214,8 @@ def test_what_looks_like_these_kinds_and_is_none(text):
         ("Min engångskod är 771204.", "Min engångskod är [key 1]."),
         ("인증번호 482913 을 입력하세요", "인증번호 [key 1] 을 입력하세요"),
         ("验证码是603118", "验证码是[key 1]"),
+        ("Şifrem: lale_7719", "Şifrem: [key 1]"),
+        ("Lösenordet är Granris-88", "Lösenordet är [key 1]"),
         ("密码是Xiaomao2020，别告诉别人", "密码是[key 1]，别告诉别人"),
         (
             "git clone https://jonas:V9rt-Quell@git.werkstatt.example/lager.git",
@@ -416,7 +418,7 @@ def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
             in vain.split("; ")
         )
         assert "e-mail" not in vain and "password" not in vain.split("; ")
-        assert "names of people, since no list was given" in never and "postal addresses" in never
+        assert "names of people, because no list was given" in never and "postal addresses" in never
 
 
 @pytest.mark.parametrize(
@@ -434,3 +436,16 @@ def test_forms_of_a_name_and_words_that_only_begin_like_it(name, forms, others):
     redactor = Redactor((name_rule([name]),))
     assert redactor.row(forms).texts == ["[person 1]"] * len(forms)
     assert redactor.row(others).texts == others
+
+
+def test_the_name_of_a_variable_stays_before_its_value():
+    text = "MYSQL_ROOT_PASSWORD=t0pH4tzz docker compose up"
+    after = "MYSQL_ROOT_PASSWORD=[key 1] docker compose up"
+    assert REDACTOR.row([text]).texts == [after]
+
+
+def test_an_international_number_with_the_check_digit_of_a_card_is_a_telephone():
+    assert REDACTOR.row(["WhatsApp +5511987650042 only"]).texts == ["WhatsApp [phone 1] only"]
+    for card in ("4111 1111 1111 1111", "4111111111111111"):
+        assert REDACTOR.row([f"Card {card}"]).texts == ["Card [card 1]"]
+    assert "4111" not in REDACTOR.row(["Card +4111111111111111"]).texts[0]

@@ -67,9 +67,9 @@ def practice_store() -> list[StoredMemory]:
     """The memories of the practice store, each with its id, day and what was planted in it."""
     memories = []
     for number, topic in enumerate(NEEDED):
-        for place, text in enumerate(NEEDED[topic]):
-            day = f"2026-0{1 + number}-1{place}"
-            memories.append(StoredMemory(f"{topic}-{place + 1}", text, day))
+        for position, text in enumerate(NEEDED[topic]):
+            day = f"2026-0{1 + number}-1{position}"
+            memories.append(StoredMemory(f"{topic}-{position + 1}", text, day))
     for fault, texts in _FAULTS.items():
         for number, text in enumerate(texts, 1):
             day = "2023-02-01" if fault == "stale" else f"2025-0{number}-20"
@@ -97,7 +97,7 @@ def _topic_of(query: str) -> str:
     return ""
 
 
-def _gets_in(memory: StoredMemory, place: int, is_authoritative: bool, query: str) -> bool:
+def _gets_in(memory: StoredMemory, number: int, is_authoritative: bool, query: str) -> bool:
     """Whether an unneeded memory gets into the answer."""
     if memory.fault == "unused":
         return False
@@ -105,7 +105,7 @@ def _gets_in(memory: StoredMemory, place: int, is_authoritative: bool, query: st
         return _drawn("hijack", query, memory.text) < HIJACK_RATE
     if is_authoritative and _drawn("framing", query, memory.text) < AUTHORITATIVE_RATE:
         return True
-    return place > 4 and _drawn("place", query, memory.text) < LATE_RATE
+    return number > 4 and _drawn("place", query, memory.text) < LATE_RATE
 
 
 def memory_answer(system: str, prompt: str) -> str:
@@ -121,11 +121,11 @@ def memory_answer(system: str, prompt: str) -> str:
     first = [text for text in shown if text == decides]
     second = [text for text in shown if text == supports]
     is_authoritative = "authoritative" in system
-    for place, text in enumerate(shown, 1):
+    for number, text in enumerate(shown, 1):
         memory = by_text.get(text)
         if memory is None or text in NEEDED.get(topic, ()) or text == decides:
             continue
-        if _gets_in(memory, place, is_authoritative, query):
+        if _gets_in(memory, number, is_authoritative, query):
             (first if memory.fault == "hijack" else second).append(text)
     if first:
         opening = " and ".join(first)

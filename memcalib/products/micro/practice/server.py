@@ -9,6 +9,7 @@ __all__ = ['TRANSPORT', 'CONTENT', 'MALFORMED', 'WRAPPINGS', 'WITHHELD', 'FaultS
 
 # %% ../../../../nbs/products/micro/practice/03_server.ipynb #962e3516
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -107,7 +108,10 @@ def parse_request(body: bytes, models: Sequence[str], json_schema: bool = True) 
     if not isinstance(fields, dict):
         raise ApiError(400, "The body is not a JSON object.")
     if fields.get("model") not in models:
-        message = f"The model {fields.get('model')!r} does not exist; here are {', '.join(models)}."
+        message = (
+            f"The model {fields.get('model')!r} does not exist; this server has "
+            f"{', '.join(models)}."
+        )
         raise ApiError(404, message, code="model_not_found", param="model")
     for name, only_value in (("n", 1), ("stream", False)):
         value = fields.get(name)
@@ -567,7 +571,7 @@ class MicroServer:
 
     def _check_limits(self) -> None:
         if self.at_once is not None and self._running >= self.at_once:
-            self._refuse_for_now(f"More than {self.at_once} requests at once.", 1.0)
+            self._refuse_for_now(f"More than {self.at_once} requests at the same time.", 1.0)
         if self.limit:
             wait = self.limit.wait(time.monotonic())
             if wait:
@@ -580,7 +584,7 @@ class MicroServer:
         )
 
     async def _answer(self, request: "web.Request") -> "web.StreamResponse":
-        """Read and enter a request, let a fault befall it, or reply."""
+        """Read and record a request, then simulate a fault or reply."""
         chat = self._enter(await request.read())
         self._check_outages(chat)
         if self.faults.moved is not None and self._counts["clean"] >= self.faults.moved:
@@ -694,7 +698,9 @@ class MicroServer:
     async def _deliver(
         self, request: "web.Request", chat: ChatRequest, reply: ChatReply, encoded: bytes
     ) -> "web.StreamResponse":
-        """Enter a reply in the log, send it, and take the entry back when the client has gone."""
+        """Record a reply in the log and send it; remove the record if the client has
+        disconnected.
+        """
         entry = chat.entry
         spoiled_before = entry.spoiled
         now = time.time()
@@ -834,7 +840,7 @@ async def _send(
     content_type: str = "application/json",
     further_headers: Mapping[str, str] | None = None,
 ) -> "web.StreamResponse":
-    """Send the first bytes of a body; less than all of it, and the connection goes away."""
+    """Send the first bytes of a body. If that is not all of it, close the connection."""
     from aiohttp import web
 
     headers = {"Content-Type": content_type, "Content-Length": str(len(body))}
@@ -864,8 +870,7 @@ def _faults_at(rate: float) -> Faults:
     highest = 1 / len(CONTENT)
     if not 0 <= rate <= highest:
         raise ValueError(
-            f"faults: found {rate:g}; allowed: 0 to {highest:g}, a rate that each class of fault "
-            "gets"
+            f"faults: found {rate:g}; allowed: 0 to {highest:g}, the rate of each class of fault"
         )
     return Faults.each(rate, hang_seconds=20)
 
@@ -928,9 +933,13 @@ def serve(
     try:
         server.start()
     except OSError as error:
+        reason = error.strerror or error
+        if error.errno == errno.EADDRINUSE:
+            reason = "another program uses this port"
         raise OSError(
-            f"port {port}: {error.strerror or error}; another program uses it. `--port 0` takes a "
-            "free port, `--port 8766` another one"
+            f"port {port}: {reason}. Use --port 0 for any free port, or choose another one, such "
+            f"as "
+            "--port 8766"
         ) from None
     models = f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}"
     if server.roles:

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalib.problem import CHANNELS
-from memcalib.localization import Thresholds
-from memcalib.redistribution import (
+from memcalib.credit.statistics import (
     FALLBACKS,
-    PairDetail,
     channel_stats,
     conservation_stats,
     fallback_reasons,
     pair_counts,
     pair_stats,
 )
+from memcalib.localization import Thresholds
+from memcalib.problem import CHANNELS
+from memcalib.redistribution import PairDetail
 from memcalib.rules.base import CreditConfig
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
@@ -30,7 +30,7 @@ seeds = st.integers(0, 10_000)
 
 
 def drawn_pairs(seed: int, rows: int = 4, tokens: int = 6) -> PairDetail:
-    """Pairs of all kinds: unscored, without signal, without weight, shut, moved."""
+    """Pairs of all kinds: unscored, without signal, without weight, shut, moved; the cap is 2."""
     torch.manual_seed(seed)
     count = int(torch.randint(0, 9, ()))
 
@@ -42,16 +42,18 @@ def drawn_pairs(seed: int, rows: int = 4, tokens: int = 6) -> PairDetail:
     weight = flags()
     moved = flags()
     q = torch.rand(count, tokens).double() * (weight & signal & scored)[:, None]
+    m = torch.rand(count, tokens).double() * 4
     return PairDetail(
         row=torch.randint(0, rows, (count,)),
         channel=torch.randint(1, 9, (count,)),
         d=q,
         q=q,
-        m=torch.rand(count, tokens).double() * 4,
+        m=m,
         strength=torch.where(moved & (q.sum(1) > 0), 0.75, 0.0).double(),
         scored=scored,
         above_gate=signal & scored,
         opened=moved,
+        capped=(m >= 2 - 1e-6).any(1),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from memcalib.credit.sentences import (
+from memcalib.inference.token_rows import (
     decode_rows,
     gather_bytes,
     prefix_spans,

@@ -1,0 +1,49 @@
+"""Settings of credit that cannot be meant are refused by name."""
+
+import math
+
+import pytest
+
+from memcalib.rules.base import CreditConfig, eta_by_channel
+from memcalib.trainer.recipe import load_recipe
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"eta": 1.1}, r"eta[^\n]*\n.*1\.1"),
+        ({"eta": -0.1}, r"eta[^\n]*\n.*-0\.1"),
+        ({"eta": NAN}, r"eta[^\n]*\n.*nan"),
+        ({"eta": {"B+": 1.1}}, r"eta[^\n]*B\+\n.*1\.1"),
+        ({"eta": {"B": 0.5}}, r"B: found 0\.5; allowed are the channels 'A\+'"),
+        ({"cap": 0.5}, r"cap\n.*0\.5"),
+        ({"cap": math.inf}, r"cap\n.*inf"),
+        ({"d_max": -1}, r"d_max\n.*-1"),
+        ({"ddof": -1}, r"ddof\n.*-1"),
+        ({"eps": 0}, r"eps\n.*input_value=0"),
+        ({"method": "ppo"}, r"method\n.*'grpo'.*'ppo'"),
+        ({"mode": "both"}, r"mode\n.*allowed: ordered, absolute, positive_only.*'both'"),
+        ({"under_use": "none"}, r"under_use\n.*'suppressed'.*'none'"),
+        ({"threshold_pool": "some"}, r"threshold_pool\n.*'all' or 'open'.*'some'"),
+        ({"scale_unit": "word"}, r"scale_unit\n.*'word'"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        CreditConfig(**option)
+
+
+def test_eta_by_channel_covers_numbers_and_names():
+    assert eta_by_channel(0.3).tolist() == [0.3] * 9
+    assert eta_by_channel({"C+": 1}).tolist() == [0.0] * 8 + [1.0]
+    for bad in (1.1, -0.1, NAN, {"C+": 2}):
+        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+            eta_by_channel(bad)
+
+
+def test_a_channel_that_does_not_exist_is_named_with_its_setting_and_value():
+    with pytest.raises(ValueError) as refused:
+        load_recipe("micro", settings=["train.eta.B=0.5"])
+    assert "train.eta.B: found 0.5; allowed are the channels 'A+', 'AB-'" in str(refused.value)
