@@ -95,7 +95,7 @@ def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(
     )
     before = judge.calls
     judge.shy = False
-    printed = shlex.split(err.strip().rpartition("again with: ")[2])
+    printed = shlex.split(err.strip().rpartition("ask for those again: ")[2])
     assert printed[0] == "memcalib" and printed[-1] == "--retry-unscored"
     code, out, err = run(capsys, *printed[1:])
     assert (
