@@ -60,7 +60,7 @@ def with_under_use(signals: Signals, under_use: str = "suppressed") -> Signals:
         for name in UNDER:
             changed[name] = torch.abs
         return changed
-    raise ValueError(f"under_use {under_use!r}, allowed are 'suppressed', 'uniform', 'absolute'")
+    raise ValueError(f"under_use {under_use!r}; allowed are 'suppressed', 'uniform', 'absolute'")
 
 
 def _largest_inside(
@@ -317,7 +317,7 @@ class Thresholds:
         scores = scores.double().cpu()
         channel = channel.cpu()
         if not scores.isfinite().all():
-            raise ValueError("scores hold NaN or infinity, must be finite")
+            raise ValueError("scores contain NaN or infinity; they must be finite")
         self.batches += 1
         for h in range(9):
             pool = scores[channel == h].numpy()
@@ -344,7 +344,7 @@ class Thresholds:
             return ""
         if not self.pooled:
             why = (
-                f"no channel had {self.minimum} scores in a batch, the largest pool had "
+                f"no channel had {self.minimum} scores in a batch; the largest pool had "
                 f"{self.largest_pool}"
             )
         else:
@@ -353,7 +353,10 @@ class Thresholds:
                 f"the quantile {self.quantile:g} of the scores lay at or below the floor "
                 f"{self.floor:g}"
             )
-        return f"in {self.batches} batches every channel's stayed at {self.start:g}: {why}"
+        return (
+            f"in {self.batches} batches, the threshold of every channel stayed at {self.start:g}: "
+            f"{why}"
+        )
 
     def state_dict(self) -> dict[str, list[float]]:
         "What a checkpoint must keep."
@@ -366,7 +369,8 @@ class Thresholds:
         "The thresholds of a checkpoint."
         if ("sentence" in state) != (self.sentence is not None):
             raise ValueError(
-                f"state of {sorted(state)}: granularity differs, must be the one it was saved with"
+                f"state of {sorted(state)}: the granularity differs; it must be the one with "
+                f"which the state was saved"
             )
         for values in state.values():
             if len(values) != 9:

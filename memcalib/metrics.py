@@ -983,7 +983,7 @@ def with_labels(
     """
     if not labels.labelled_answers:
         raise ValueError(
-            f"{labels.source}: none of {len(labels.rows_by_answer)} drawn answers is labelled; "
+            f"{labels.source}: none of the {len(labels.rows_by_answer)} drawn answers is labelled; "
             f"allowed: labels for answers to at least {LEAST_QUESTIONS} questions"
         )
     answers = _answers_with_atoms(judgments, set(labels.rows_by_answer))
@@ -1081,7 +1081,9 @@ def score(
     if labels is not None:
         frame = with_labels(frame, cast("list[Judgment] | pd.DataFrame", judgments), labels)
     if not np.any(frame["scored"]):
-        raise ValueError(f"none of {len(frame)} responses is scored, so the metrics are undefined")
+        raise ValueError(
+            f"none of the {len(frame)} responses is scored, so the metrics are undefined"
+        )
     if by not in (None, *SPLITS):
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SPLITS)}")
     columns = [*SOURCE] if by is None else [*SOURCE, by]

@@ -521,7 +521,7 @@ def render(
     the allowed ones.
     """
     if text not in ("fluent", "concat"):
-        raise ValueError(f"unknown text {text!r}: allowed are fluent, concat")
+        raise ValueError(f"unknown text {text!r}; allowed are fluent, concat")
     template = template_named(prompt_template)
     field = "memory_text" if text == "fluent" else "atomic_concat_text"
     memory = [(block.number, block.prompt_text(field)) for block in example.blocks]

@@ -88,18 +88,18 @@ def project_multipliers(
     multipliers that are not finite."""
     if not 1 <= cap < math.inf:
         raise ValueError(
-            f"cap {cap}, must be at least 1 and finite: multipliers with mean 1 cannot "
-            "all lie below 1"
+            f"cap is {cap}; it must be finite and at least 1, because multipliers with mean 1 "
+            f"cannot all be below 1"
         )
     if m.shape != mask.shape or m.dim() != 2:
         raise ValueError(
-            f"m and mask must share one [row, token] shape, found {tuple(m.shape)}, "
+            f"m and mask must have the same shape [row, token]; found {tuple(m.shape)}, "
             f"{tuple(mask.shape)}"
         )
     x = torch.where(mask, m, 0).detach().double()
     if not x.sum().isfinite():
         row = (~x.isfinite()).nonzero()[0, 0].item()
-        raise ValueError(f"row {row}: multipliers hold NaN or infinity, must be finite")
+        raise ValueError(f"row {row}: multipliers contain NaN or infinity; they must be finite")
     if not mask.any():
         return torch.zeros_like(m)
     line = _BrokenLine(x, mask, cap)
@@ -212,7 +212,7 @@ def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> N
     weights = placed.weights
     if weights.dim() != 3:
         raise ValueError(
-            f"{rule}: weights of shape {tuple(weights.shape)}, must be [part, pair, token]"
+            f"{rule}: weights of shape {tuple(weights.shape)}; it must be [part, pair, token]"
         )
     parts = len(weights)
     count = len(pairs)

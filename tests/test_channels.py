@@ -223,7 +223,7 @@ def test_bad_input_is_named():
     valid = torch.ones(2).bool()
     with pytest.raises(ValueError, match="'ppo', allowed are"):
         sequence_advantages(rewards, group, valid, "ppo")
-    with pytest.raises(ValueError, match="rewards must be"):
+    with pytest.raises(ValueError, match="rewards must have the shape"):
         group_advantages(rewards, group[:1], valid)
     for option in ({"eps": 0}, {"sigma_min": -1}, {"ddof": -1}):
         with pytest.raises(ValueError, match="eps must be"):

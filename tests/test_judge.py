@@ -401,7 +401,7 @@ def test_a_whole_prompt_without_one_of_its_places_is_refused(tmp_path, place):
     with pytest.raises(ValueError) as refused:
         load_prompt(config.prompt)
     message = str(refused.value)
-    assert config.prompt in message and f"no place {{{place}}};" in message
+    assert config.prompt in message and f"lacks the placeholder {{{place}}};" in message
     assert all(f"{{{name}}}" in message for name in ("query", "memory", "answer", "atoms"))
 
 
@@ -759,20 +759,20 @@ def test_a_field_that_nobody_asked_for_is_ignored_and_counted(place):
         ("", "empty"),
         (" \n", "empty"),
         ("null", "the reply"),
-        ("Sorry, I cannot do that.", "alone"),
-        (f"{GOOD}{GOOD}", "alone"),
-        (f"First {GOOD}, or rather {GOOD}", "alone"),
-        (f"The answer says {{}}. {GOOD}", "alone"),
-        (f"C</think>{GOOD}{{", "alone"),
+        ("Sorry, I cannot do that.", "is not exactly one JSON object"),
+        (f"{GOOD}{GOOD}", "is not exactly one JSON object"),
+        (f"First {GOOD}, or rather {GOOD}", "is not exactly one JSON object"),
+        (f"The answer says {{}}. {GOOD}", "is not exactly one JSON object"),
+        (f"C</think>{GOOD}{{", "is not exactly one JSON object"),
         (f"<think>{GOOD}", "empty"),
         (f"[{GOOD}]", "the reply"),
-        (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "alone"),
+        (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", "is not exactly one JSON object"),
         (GOOD.replace('"reason"', '"reason": "", "reason"', 1), "occurs twice"),
         (GOOD[:-1] + ', "atom_judgments": []}', "occurs twice"),
         (GOOD.replace('"so"', "NaN", 1), "NaN"),
-        (GOOD.replace('"so"', "9" * 5000, 1), "alone"),
-        ("[" * 100_000, "alone"),
-        ('{"atom_judgments":' * 50_000, "alone"),
+        (GOOD.replace('"so"', "9" * 5000, 1), "is not exactly one JSON object"),
+        ("[" * 100_000, "is not exactly one JSON object"),
+        ('{"atom_judgments":' * 50_000, "is not exactly one JSON object"),
         (json.dumps({"atom_judgments": []}), "missing"),
         (json.dumps({"atom_judgments": {}}), "atom_judgments"),
         (GOOD.replace('"m1_a1"', '["m1_a1"]', 1), "m1_a1 is missing"),
@@ -823,7 +823,7 @@ def test_a_reply_that_cannot_be_read_is_quoted():
     judged = LLMJudge(Scripted(sorry, sorry))(EXAMPLES[0], "x")
     assert not judged.scored and not judged.retry
     assert (
-        judged.error.startswith("reply at fault")
+        judged.error.startswith("the reply has faults")
         and "I'm sorry, I cannot judge this." in judged.error
     )
     long = LLMJudge(Scripted("Well. " * 5000, "Well. " * 5000))(EXAMPLES[0], "x").error
@@ -944,7 +944,7 @@ def test_one_repair_and_no_more():
     assert (
         not judgment.scored
         and not judgment.retry
-        and judgment.error.startswith("reply at fault: ")
+        and judgment.error.startswith("the reply has faults: ")
         and len(client.conversations) == 2
     )
     assert (

@@ -127,7 +127,7 @@ WANTED = {
     "what does scs mean": "faq.html#how-do-i-read-scs",
     "how to cite this": "faq.html#how-do-i-cite-it",
     "connection refused": (
-        "faq.html#no-connection-to-is-the-address-right-and-is-the-server-running"
+        "faq.html#no-connection-to-check-that-the-address-is-right"
     ),
     "commercial use": "faq.html#what-is-the-license",
     "qwertzuiop": "faq.html",

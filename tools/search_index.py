@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.quarto_pages import front_matter, read_notebook, text_of
 
-NO_CONNECTION = "faq.ipynb#no-connection-to-is-the-address-right-and-is-the-server-running"
+NO_CONNECTION = "faq.ipynb#no-connection-to-check-that-the-address-is-right"
 PHRASES = {
     "judge": "products/exam/02_exam.ipynb",
     "which judge": "faq.ipynb#which-judge-should-i-use",
@@ -68,7 +68,7 @@ PHRASES = {
     "connection refused": NO_CONNECTION,
     "401, unauthorized, API key": "faq.ipynb#no-key-for-set-openai_api_key-in-the-environment",
     "404, not found": (
-        "faq.ipynb#is-the-models-name-right-and-does-the-address-end-as-it-should-mostly-in-v1"
+        "faq.ipynb#check-the-name-of-the-model-and-the-end-of-the-address-usually-v1"
     ),
     "install": "index.ipynb",
     "train, training": "tutorials/train.ipynb",

@@ -447,7 +447,7 @@ ResumeAnyway = Annotated[
     bool,
     typer.Option(
         "--resume-anyway",
-        help="Continue even if the versions of libraries, or the judge of a training, have "
+        help="Continue even if the versions of libraries, or the judge of a training run, have "
         "changed.",
     ),
 ]
@@ -890,7 +890,7 @@ LogMap = Annotated[
     ),
 ]
 LogStore = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         help="The memory store, for a log that has only the ids of memories or does not quote "
         "them: its export, a Markdown or text file, or a folder of notes."
@@ -912,13 +912,19 @@ LogLevels = Annotated[
 def log_options(
     file: str | None,
     map_: list[str] | None,
-    store: str | None,
+    store: list[str] | None,
     consent: str | None,
     unlabelled: bool = False,
     levels: str | None = None,
 ) -> dict[str, Any] | None:
-    """The settings of a log that were given; `None` without any."""
-    options: dict[str, Any] = {"file": file, "map": map_, "store": store, "consent": consent}
+    """The settings of a log that were given; `None` without any. Raises `ValueError` for a second
+    store."""
+    if store and len(store) > 1:
+        raise ValueError(
+            f"--store: found {len(store)}; allowed: one file or folder, so put the notes into one"
+        )
+    only_store = store[0] if store else None
+    options: dict[str, Any] = {"file": file, "map": map_, "store": only_store, "consent": consent}
     options["levels"] = levels
     options["unlabelled"] = unlabelled or None
     given_options = {name: value for name, value in options.items() if value is not None}
@@ -977,6 +983,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
+    from memcalib.products.memory_logs.field_maps import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -991,7 +998,8 @@ def logs(
     without = log_answers.consent["none on record"]
     if consent is None and without:
         print(
-            f"\n{without:,} rows have no consent on record. To send them, name the agreement that "
+            f"\n{counted(without, 'row has', 'rows have')} no consent on record. To send them, "
+            "name the agreement that "
             f"covers them with --consent."
         )
 
@@ -1018,7 +1026,7 @@ def levels(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Have a model propose how strongly each memory of a log should count, and write a sheet on
+    """Have a model propose how strongly each memory in a log should count, and write a sheet on
     which a person decides the doubtful cases.
 
     The model is asked twice. The sheet lists the memories on which the two passes disagree, and
@@ -1074,7 +1082,7 @@ def levels(
     judge_them = ["evaluate", "--log", file, "--levels", str(out)]
     for path in map_ or ():
         judge_them += ["--map", path]
-    for option, value in (("--store", store), ("--consent", consent)):
+    for option, value in (("--store", plan.store), ("--consent", consent)):
         judge_them += [option, value] if value is not None else []
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
@@ -1126,7 +1134,7 @@ def evaluate(
         bool,
         typer.Option(
             "--unlabelled",
-            help="Say which memories of a log left a trace; this needs no ideal levels.",
+            help="Say which memories in a log left a trace; this needs no ideal levels.",
         ),
     ] = False,
     levels: LogLevels = None,
@@ -1140,7 +1148,7 @@ def evaluate(
     cache: Cache = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Ask a model or read the answers of a log, have a judge rate them, and write a report with the
+    """Ask a model or read answers from a log, have a judge rate them, and write a report with the
     scores.
 
     Every reply is written to the run folder as soon as it arrives. If the command is stopped, run
@@ -2254,7 +2262,7 @@ def _build_command(
 
 # %% ../../nbs/commands/09_cli.ipynb #d7008c68
 def default_folder(recipe: str, method: str, seed: int) -> Path:
-    """Where a training goes when no folder was given."""
+    """Where a training run goes when no folder was given."""
     name = Path(recipe).name.removesuffix(".yaml").removesuffix(".yml")
     return Path("runs/train") / f"{name}-{method}-{seed}"
 
@@ -2271,7 +2279,7 @@ def train(
         Path | None, typer.Option(help="Folder of the run [runs/train/RECIPE-METHOD-SEED].")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the training [the recipe's, or 42].")
+        int | None, typer.Option(min=0, help="Random seed [the recipe's, or 42].")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, if there is one.")
@@ -2332,7 +2340,7 @@ def traces(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Run folder of a training with train.trace_every above 0, or its folder of traces."
+            help="Folder of a training run with train.trace_every above 0, or its folder of traces."
         ),
     ],
     out: Annotated[
@@ -2347,7 +2355,7 @@ def traces(
         typer.Option(help="Show only answers in which this channel was localized, such as C+."),
     ] = None,
 ) -> None:
-    """Write a page that shows which tokens a training encouraged and which it discouraged.
+    """Write a page that shows which tokens a training run encouraged and which it discouraged.
 
     Example: memcalib traces runs/train/mine --steps 1,125 --channel CA- --out traces.html
     """
@@ -2366,7 +2374,7 @@ def traces(
 @app.command()
 def roles(
     run: Annotated[
-        Path, typer.Argument(help="Run folder of a training with train.trace_every above 0.")
+        Path, typer.Argument(help="Folder of a training run with train.trace_every above 0.")
     ],
     out: Annotated[
         Path, typer.Option(help="Folder for the page, the sheet and the labels.")
@@ -2376,14 +2384,14 @@ def roles(
     ] = 20,
     seed: DrawSeed = 0,
     data: Annotated[
-        str | None, typer.Option(help="Examples of the training [those of its recipe].")
+        str | None, typer.Option(help="Examples of the training run [those of its recipe].")
     ] = None,
     sheet: Annotated[
         Path | None, typer.Option(help="Read a filled sheet, and compare it with the credit.")
     ] = None,
     labeller: FilledBy = "",
 ) -> None:
-    """Check by hand whether a training put its credit on the right sentences.
+    """Check by hand whether a training run put its credit on the right sentences.
 
     The command draws answers, and writes a page to read (page.html) and a sheet to fill in
     (sheet.csv). Neither of them shows where the credit went. With --sheet it reads the filled sheet
@@ -2465,7 +2473,7 @@ def reproduce(
 
     A profile says what is run: micro (small worlds, two hours on two cores), small (real weights,
     some eight hours of one core), registered (one comparison on real weights), paper (three models
-    on nodes of GPUs), smoke (every step at its smallest), or a YAML file of yours. Trainings,
+    on nodes of GPUs), smoke (every step at its smallest), or a YAML file of yours. Training runs,
     evaluations and notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run
     shows jobs, hours, calls and cost. Work that is done and still valid is not repeated. If the
     command is stopped, run it again and it continues. This needs the plan extra: `pip install
@@ -2527,7 +2535,8 @@ def grid(
         typer.Option(help="Folder for runs.jsonl [runs/grid, or runs/rules with the testbed]."),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Number of trainings that run at once, each in one thread.")
+        int,
+        typer.Option(min=1, help="Number of training runs at the same time, each in one thread."),
     ] = 2,
     stage: Annotated[
         list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
@@ -2535,12 +2544,12 @@ def grid(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compare credit rules, including your own, by running many small trainings.
+    """Compare credit rules, including your own, with many small training runs.
 
-    A plan lists the trainings. Finished trainings are not repeated. Snakemake starts them, so this
-    needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan testbed,
-    the command also writes a page with the gain and the cost of each rule, and how well it agrees
-    with exact credit.
+    A plan lists the training runs. Finished training runs are not repeated. Snakemake starts them,
+    so this needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
+    testbed, the command also writes a page with the gain and the cost of each rule, and how well it
+    agrees with exact credit.
 
     Example: memcalib grid smoke --dry-run
     """

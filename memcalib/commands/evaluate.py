@@ -248,7 +248,7 @@ def evaluation_forecast(
     """The calls, tokens and cost (in US dollars, `None` without a price) that each role still
     needs. Makes no call.
 
-    `rollouts` are the answers of a log; none of them is requested from a model.
+    `rollouts` are the answers in a log; none of them is requested from a model.
     """
     folder = Path(out)
     rows = []
@@ -384,7 +384,7 @@ def make_backend(model: Endpoint | Weights, cache: CallCache | None = None) -> B
 
 # %% ../../nbs/commands/01_evaluate.ipynb #247e6442
 UNREAD_STARTER = (
-    "The starter set was written and checked by a language model. No person has read its records "
+    "The starter set was written and checked by a language model. No human has read its records "
     "and levels."
 )
 
@@ -522,8 +522,8 @@ class EvaluationRun:
         self.retry_unscored = retry_unscored
         self.own: OwnAnswers | None = None
         self.levels: LevelsFile | None = None
-        self.left_out_unlabelled = 0  # questions of a log that have no levels although others do
-        self.agreed = False  # whether the answers of a log may be sent to a judge
+        self.left_out_unlabelled = 0  # questions in a log that have no levels although others do
+        self.agreed = False  # whether the answers in a log may be sent to a judge
         if evaluation.log is None:
             self.examples = read_examples(evaluation)
         else:
@@ -613,7 +613,7 @@ class EvaluationRun:
         return folder
 
     def _leave_out_unlabelled(self) -> None:
-        """If only some questions of a log have levels, the others are left out of the scores, and
+        """If only some questions in a log have levels, the others are left out of the scores, and
         counted.
         """
         log_answers = self.own
@@ -645,7 +645,7 @@ class EvaluationRun:
         notes += self._level_notes()
         if self.left_out_unlabelled:
             notes.append(
-                f"{self.left_out_unlabelled:,} questions of the log are not scored, because a "
+                f"{self.left_out_unlabelled:,} questions in the log are not scored, because a "
                 f"memory of theirs has no ideal level."
             )
         return notes
@@ -662,7 +662,7 @@ class EvaluationRun:
         )
 
     def preview(self, shown: int = 10) -> str:
-        """The text that a person reads before the answers of a log are sent. Raises `ValueError`
+        """The text that a person reads before the answers in a log are sent. Raises `ValueError`
         for a run without a log.
         """
         if self.own is None:
@@ -678,7 +678,7 @@ class EvaluationRun:
         return "\n".join(lines)
 
     def agree(self, yes: bool = False) -> "EvaluationRun":
-        """Return this run, now allowed to send the answers of a log. Raises `NotAgreed` if a judge
+        """Return this run, now allowed to send the answers in a log. Raises `NotAgreed` if a judge
         is behind an endpoint and nobody has agreed.
         """
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]

@@ -40,7 +40,7 @@ LABELS = "labels.jsonl"
 def examples_of_training(run: str | Path, data: str | None = None) -> list[Example]:
     """The examples that a training was given: those of its recipe, or of `data`.
 
-    Raises `ValueError` for a folder without the manifest of a training.
+    Raises `ValueError` for a folder without the manifest of a training run.
     """
     if data is not None:
         return load_examples(data)
@@ -49,7 +49,8 @@ def examples_of_training(run: str | Path, data: str | None = None) -> list[Examp
     recipe = (manifest.get("config") or {}).get("recipe")
     if recipe is None:
         raise ValueError(
-            f"{run}: found no manifest of a training, so its examples are unknown; allowed: the "
+            f"{run}: found no manifest of a training run, so its examples are unknown; allowed: "
+            f"the "
             "run folder of `memcalib train`, or --data with its examples"
         )
     return recipe_examples(Recipe.model_validate(recipe)).train
@@ -62,8 +63,8 @@ def draw_roles(
     seed: int = 0,
     data: str | None = None,
 ) -> list[RoleItem]:
-    """Draw localized pairs of a training's traces and write items, a page to read and a sheet to
-    fill in into a folder (section 5.4).
+    """Draw localized pairs of a training run's traces and write items, a page to read and a sheet
+    to fill in into a folder (section 5.4).
 
     Raises `FileExistsError` for a folder that has items already, `FileNotFoundError` for a run
     without traces, and `ValueError` where no pair was localized.

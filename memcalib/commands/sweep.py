@@ -68,7 +68,7 @@ class Sweep(FrozenSettings):
 
 
 TODAY_MEANS = (
-    "Today's setting shows the memories of your log with memcalib's prompt, answered by this "
+    "Today's setting shows the memories in your log with memcalib's prompt, answered by this "
     "model. Your own prompt is not used, so the score of the answers in your log (`memcalib "
     "evaluate --log FILE`) may differ."
 )
@@ -89,7 +89,7 @@ def _known_levels(record: dict[str, Any]) -> dict[str, str]:
 def retrieved_rows(
     source: str, plan: LogPlan, retrieve: Callable[[str, int], Sequence[Any]], k: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a log with `candidates` from a function (query, k) -> memories, each in one of
+    """The rows in a log with `candidates` from a function (query, k) -> memories, each in one of
     the known forms or a text.
 
     A row without a query stays as it is: the reader of the log says that it was left out. Raises
@@ -228,7 +228,7 @@ class SweepRun:
             write_jsonl(self.folder / "examples.jsonl", self.examples)
 
     def _read_log(self, plan: LogPlan, dry_run: bool) -> OwnAnswers:
-        """The questions of the log with their candidates, which a function may have to find."""
+        """The questions in the log with their candidates, which a function may have to find."""
         limit = self.sweep.limit
         if self.sweep.retrieve is None:
             return own_answers(plan, limit=limit, answers_needed=False)

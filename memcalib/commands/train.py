@@ -54,12 +54,12 @@ def saving(config: MethodConfig) -> MethodConfig:
     return config.model_copy(update={"save_every": config.eval_every or 25})
 
 # %% ../../nbs/commands/03_train.ipynb #af87bd07
-# what a training is made by: other versions of these round and draw differently
+# what a training run is made by: other versions of these round and draw differently
 LIBRARIES = ("memcalib", "torch", "transformers", "trl", "accelerate", "peft")
 
 
 class TrainRun:
-    """A training bound to its folder. Reads and checks everything but the weights;
+    """A training run bound to its folder. Reads and checks everything but the weights;
     raises before anything is trained.
 
     `resume` continues from the newest whole checkpoint, or begins where there is none, and
@@ -211,7 +211,7 @@ class TrainRun:
 
     def _claim(self) -> None:
         """Tie the folder to this run; raises `ValueError` naming each setting that differs,
-        and why it must not, and each library that trains where a training goes on under another
+        and why it must not, and each library that trains where a training run goes on under another
         version of it, and for a judge of one's own that was changed.
         """
         from memcalib.trainer.checkpoints import with_reasons
@@ -226,12 +226,12 @@ class TrainRun:
 
     def _bind(self) -> None:
         """Claim the folder and write recipe and test examples into it; raises `ValueError` for one
-        that holds a training, without `resume`.
+        that holds a training run, without `resume`.
         """
         trained = _trained(self.folder, self.steps)
         if trained and not self.resume:
             raise ValueError(
-                f"{self.folder} contains a training (step {self.last_step}): add --resume to "
+                f"{self.folder} contains a training run (step {self.last_step}): add --resume to "
                 f"continue it, or choose another folder"
             )
         if self.method != "sft":  # which says so itself
@@ -526,7 +526,7 @@ class TrainRun:
         unscored = [str(row["step"]) for row in self.steps if "valid_SCS" in row]
         if unscored:
             answers = f"{len(self.examples.validation)} validation answers"
-            return f"none of {answers} could be scored, after step {', '.join(unscored[:5])}"
+            return f"none of the {answers} could be scored, after step {', '.join(unscored[:5])}"
         if steps >= self.config.eval_every:
             return "no validation was completed, and a resumed run does not repeat it"
         return f"eval_every is {self.config.eval_every}, more than {steps} steps"
@@ -638,7 +638,7 @@ def _warn_of_damage(file: Path) -> None:
 
 # %% ../../nbs/commands/03_train.ipynb #5e771f02
 class _Progress:
-    """Follows the rows of a training with the bar: their steps, and the first of reward,
+    """Follows the rows of a training run with the bar: their steps, and the first of reward,
     token reward and loss that a row has.
     """
 

@@ -25,7 +25,8 @@ def group_advantages(
     _check_rewards(rewards, group, valid)
     if not (eps > 0 and sigma_min >= 0 and ddof >= 0):
         raise ValueError(
-            f"eps must be > 0, sigma_min and ddof >= 0; found {eps}, {sigma_min}, {ddof}"
+            f"eps must be above 0, and sigma_min and ddof must be at least 0; found {eps}, "
+            f"{sigma_min}, {ddof}"
         )
     names, member = torch.unique(group, return_inverse=True)
 
@@ -48,13 +49,16 @@ def _check_rewards(rewards: Tensor, group: Tensor, valid: Tensor) -> None:
     """Raises `ValueError` for shapes that do not fit, and for a scored row that is not finite."""
     if rewards.dim() != 2 or not group.shape == valid.shape == rewards.shape[:1]:
         shapes = f"{tuple(rewards.shape)}, {tuple(group.shape)}, {tuple(valid.shape)}"
-        raise ValueError(f"rewards must be [row, channel] and group, valid [row]; found {shapes}")
+        raise ValueError(
+            f"rewards must have the shape [row, channel], and group and valid the "
+            f"shape [row]; found {shapes}"
+        )
     bad = (valid[:, None] & ~rewards.isfinite()).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
         raise ValueError(
-            f"row {row}, column {column}: reward {rewards[row, column].item()} of a "
-            "scored answer, must be finite"
+            f"row {row}, column {column}: reward {rewards[row, column].item()} of a scored "
+            f"answer; it must be finite"
         )
 
 # %% ../../nbs/credit/01_advantages.ipynb #81a72237

@@ -99,13 +99,13 @@ def _check_answers(answers: AnswerAdvantages, batch: JudgedBatch) -> None:
     valid = batch.valid
     mask = batch.mask
     if not len(answers.rewards):
-        raise ValueError("empty batch, must hold at least one answer")
+        raise ValueError("the batch is empty; it must contain at least one answer")
     if mask.shape[:1] != valid.shape:
-        raise ValueError(f"mask has {mask.shape[0]} rows, must have {valid.shape[0]}")
+        raise ValueError(f"mask has {mask.shape[0]} rows; it must have {valid.shape[0]}")
     empty = (valid & ~mask.any(1)).nonzero()
     if len(empty):
         raise ValueError(
-            f"row {empty[0].item()}: empty answer marked as scored, must have valid False"
+            f"row {empty[0].item()}: an empty answer is marked as scored; its valid must be False"
         )
 
 
@@ -141,7 +141,8 @@ def _check_scores(
     unscored = [row for row in pairs.rows if not bool(batch.valid[row])]
     if unscored:
         raise ValueError(
-            f"rule {rule.name!r}, row {unscored[0]}: pair of an unscored answer, must be left out"
+            f"rule {rule.name!r}, row {unscored[0]}: found a pair of an unscored answer; such "
+            f"pairs must be left out"
         )
 
 
@@ -150,7 +151,9 @@ def _check_units(batch: JudgedBatch, thresholds: Thresholds) -> None:
     units = batch.units
     if batch.config.granularity == "sentence":
         if units is None or thresholds.sentence is None:
-            raise ValueError("granularity 'sentence' needs units, and thresholds made with it")
+            raise ValueError(
+                "granularity 'sentence' needs units, and thresholds that were made with it"
+            )
     if units is None:
         return
     mask = batch.mask
@@ -170,7 +173,9 @@ def _check_full(batch: JudgedBatch) -> None:
     faults = (batch.valid[:, None] & mask & ~full.isfinite()).nonzero()
     if len(faults):
         row, token = faults[0].tolist()
-        raise ValueError(f"row {row}, token {token}: log-probability not finite in a scored answer")
+        raise ValueError(
+            f"row {row}, token {token}: a log-probability in a scored answer is not finite"
+        )
 
 # %% ../../nbs/credit/08_assignment.ipynb #45ed3a80
 @dataclass(frozen=True)
@@ -329,7 +334,8 @@ def _with_own(
     rule = batch.config.rule
     if rule.keeps_means:
         raise ValueError(
-            f"rule {rule.name!r}: advantages of its own; allowed: keeps_means False, or weights"
+            f"rule {rule.name!r}: found the rule's own advantages; allowed: keeps_means False, or "
+            f"weights"
         )
     if own_advantages.values.shape != batch.mask.shape:
         raise ValueError(

@@ -42,17 +42,17 @@ def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarra
     numbers = np.asarray(units, np.int64)
     if weights.shape != numbers.shape or not len(weights):
         raise ValueError(
-            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: equally many, "
-            "at least one"
+            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: the same number "
+            f"of each, and at least one"
         )
     if not np.isfinite(weights).all() or weights.min() < 0 or numbers.min() < 0:
         raise ValueError(
             f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: "
-            "finite, from 0"
+            f"finite values from 0"
         )
     if not weights.sum() > 0:
         raise ValueError(
-            "all weights are 0: this pair was not localized; allowed: pairs with some credit"
+            "all weights are 0, so this pair was not localized; allowed: pairs with some credit"
         )
     return np.bincount(numbers), np.bincount(numbers, weights) / weights.sum()
 
@@ -80,7 +80,7 @@ class AuditedPair:
         if len(sizes) > 1:
             raise ValueError(
                 f"pair {self.item!r}: {len(self.roles)} labels for {len(self.credit)} sentences; "
-                "allowed: one for each"
+                f"allowed: one label for each sentence"
             )
         for role in self.roles:
             if role is not None and role not in ROLES:
@@ -118,7 +118,7 @@ def bootstrap_channel_means(
     """
     values = np.asarray(values, np.float64)
     if not len(values):
-        raise ValueError("no pairs to resample; allowed: at least one")
+        raise ValueError("found no pairs to resample; allowed: at least one")
     channel_names, channel_numbers = np.unique(np.asarray(channels), return_inverse=True)
     question_names, question_numbers = np.unique(np.asarray(questions), return_inverse=True)
     totals = np.zeros((len(question_names), len(channel_names), values.shape[1]))
@@ -195,7 +195,9 @@ def _slices(pairs: Iterable[AuditedPair]) -> Iterator[_Slice]:
     """All pairs, the two groups and each channel, where there are pairs of it."""
     pairs = list(pairs)
     if not any(pair.complete for pair in pairs):
-        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
+        raise ValueError(
+            "found no pair with a label for each of its sentences; allowed: at least one such pair"
+        )
     pairs_by_name: dict[str, list[AuditedPair]] = {"all": pairs, "support": [], "under-use": []}
     for name in RIGHT_OR_OVER + UNDER:
         pairs_by_name[name] = []
@@ -366,7 +368,9 @@ def simulated_role_audits(
 
     complete_pairs = [pair for pair in pairs if pair.complete]
     if not complete_pairs:
-        raise ValueError("no pair has a label for each of its sentences; allowed: at least one")
+        raise ValueError(
+            "found no pair with a label for each of its sentences; allowed: at least one such pair"
+        )
     channels = np.array([pair.channel for pair in complete_pairs])
     questions = np.array([_question_of(pair, k) for k, pair in enumerate(complete_pairs)])
     measures = _measures(complete_pairs)

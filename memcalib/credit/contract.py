@@ -100,8 +100,8 @@ def _check_needs(config: CreditConfig, scorer: RequestScorer | None) -> None:
     reads = config.rule.reads
     if reads != NOTHING and scorer is None:
         raise ValueError(
-            f"rule {config.rule.name!r} reads {reads} of the policy, and there is no scorer; "
-            "allowed: a scorer, or a rule that reads nothing, such as method gdpo or mode evidence"
+            f"rule {config.rule.name!r} reads {reads} of the policy, but there is no scorer; "
+            f"allowed: a scorer, or a rule that reads nothing, such as method gdpo or mode evidence"
         )
     has_splitter = find_spec("pysbd") or (find_spec("spacy") and find_spec("en_core_web_sm"))
     if config.cuts_sentences and not has_splitter:
@@ -144,8 +144,8 @@ def _check_quotes(answers: Sequence[JudgedAnswer], rule: str) -> None:
             shown += atom.actual is not None and atom.actual > Level.IGNORE
     if shown:
         raise ValueError(
-            f"rule {rule!r} goes by the judge's quotes; found {shown} atoms that show in the "
-            f"{len(answers)} answers of this batch, and no quote; allowed: judgments with quotes "
+            f"rule {rule!r} needs the judge's quotes; found {shown} atoms that show in the "
+            f"{len(answers)} answers of this batch, but no quote; allowed: judgments with quotes "
             "or spans (a judge with gives_quotes, asked with every_quote)"
         )
 
@@ -175,8 +175,8 @@ class BatchCredit:
         _check_needs(config, scorer)
         if group_size is not None and gather is not None:
             raise ValueError(
-                f"group_size: found {group_size} with gather; allowed: one of the two, "
-                "since a group may lie on several processes"
+                f"group_size: found {group_size} together with gather; allowed: one of the two, "
+                f"because a group may be spread over several processes"
             )
         self.config = config
         self.scorer = scorer
@@ -243,8 +243,8 @@ class BatchCredit:
         if response_ids.shape != mask.shape or {*sizes.values()} != {len(response_ids)}:
             raise ValueError(
                 f"response_ids of shape {tuple(response_ids.shape)}, mask of "
-                f"{tuple(mask.shape)}, {len(answers)} answers, {len(groups)} groups; allowed: "
-                "one shape for both, and an answer (or None) and a group for each row"
+                f"{tuple(mask.shape)}, {len(answers)} answers, {len(groups)} groups; allowed: the "
+                f"same shape for both, and an answer (or None) and a group for each row"
             )
 
     def _check_scores(self, answers: Sequence[JudgedAnswer]) -> None:
@@ -253,8 +253,8 @@ class BatchCredit:
             return
         reason = next((judgment.error for judgment in unscored if judgment.error), "unread atoms")
         raise TooManyUnscored(
-            f"{len(unscored)} of the {len(answers)} answers of this batch have no score, the first "
-            f"one for: {reason}; allowed: {self.max_unscored:.0%} (max_unscored)"
+            f"{len(unscored)} of the {len(answers)} answers of this batch have no score, the "
+            f"first one because of: {reason}; allowed: {self.max_unscored:.0%} (max_unscored)"
         )
 
     def _count(

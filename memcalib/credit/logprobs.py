@@ -421,7 +421,7 @@ def _within_memory(
     clear_device_cache(garbage_collection=True)
     if len(jobs) < 2:
         return {}
-    log.warning("out of memory while scoring %d rows: halves are tried", len(jobs))
+    log.warning("out of memory while scoring %d rows; trying half as many at once", len(jobs))
     middle = len(jobs) // 2
     half_budget = max(1, budget // 2)
     scored = _within_memory(score, jobs[:middle], half_budget)
@@ -441,16 +441,16 @@ def check_rows(
     and a temperature of 0 or less."""
     if len(prompts) != len(responses):
         raise ValueError(
-            f"{len(prompts)} prompts but {len(responses)} responses, "
-            "must be one prompt per response"
+            f"{len(prompts)} prompts but {len(responses)} responses; there must be one prompt for "
+            f"each response"
         )
     for row, prompt in enumerate(prompts):
         if not len(prompt):
-            raise ValueError(f"row {row}: empty prompt, must hold at least one token")
+            raise ValueError(f"row {row}: the prompt is empty; it must have at least one token")
     if token_budget is not None and token_budget < 1:
-        raise ValueError(f"token_budget {token_budget}, must be at least 1")
+        raise ValueError(f"token_budget is {token_budget}; it must be at least 1")
     if not temperature > 0:
-        raise ValueError(f"temperature {temperature}, must be above 0")
+        raise ValueError(f"temperature is {temperature}; it must be above 0")
 
 
 def _only_used(
@@ -582,7 +582,7 @@ def score_responses(
         if key[1] and key not in scored:
             reasons["out_of_memory" if key in scorable else "context"] += 1
     if reasons:
-        log.warning("%d of %d rows not scored: %s", reasons.total(), len(keys), dict(reasons))
+        log.warning("%d of %d rows were not scored: %s", reasons.total(), len(keys), dict(reasons))
     if lost is not None:
         lost.update(reasons)
     return [scored.get(key) for key in keys]

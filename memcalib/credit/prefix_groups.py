@@ -164,7 +164,7 @@ def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]
     """The decoder and its output head; the whole model and
     None where logits must come from the model's own forward."""
     if head not in ("auto", "chunked", "model"):
-        raise ValueError(f"head {head!r}, allowed are 'auto', 'chunked', 'model'")
+        raise ValueError(f"head {head!r}; allowed are 'auto', 'chunked', 'model'")
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
     if head == "auto" and any(getattr(model.config, name, None) for name in _SCALED_LOGITS):
@@ -309,7 +309,7 @@ def cache_fault(model) -> str:
         names = ", ".join(sorted(other_types))
         return f"its cache has layers of type {names}, not plain keys and values"
     if not takes(network, "position_ids"):
-        return "its positions cannot be given"
+        return "its positions cannot be set"
     return ""
 
 # %% ../../nbs/credit/02_prefix_groups.ipynb #18e2501b
@@ -366,7 +366,7 @@ def agrees(
         return UNDECIDED
     if gap.max() <= 1e-3 or (half and gap.mean() <= 0.05):
         return ""
-    return f"it differs from the plain way by {gap.max():.2g} nats on a sample of the rows"
+    return f"it differs from the plain computation by {gap.max():.2g} nats on a sample of the rows"
 
 # %% ../../nbs/credit/02_prefix_groups.ipynb #309773d6
 log = logging.getLogger("memcalib")

@@ -560,7 +560,7 @@ def sentence_splitter(name: str = "") -> Sentences:
         return _pysbd()
     if name == "spacy":
         return spacy_splitter(_spacy_model())
-    raise ValueError(f"unknown splitter {name!r}: allowed are spacy, pysbd")
+    raise ValueError(f"unknown splitter {name!r}; allowed are spacy, pysbd")
 
 
 def _spacy_model():
@@ -739,7 +739,7 @@ def segment(
     """
     if not 1 <= minimum <= maximum:
         raise ValueError(
-            f"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
+            f"minimum {minimum}, maximum {maximum}; allowed is 1 <= minimum <= maximum"
         )
     if not spans:
         return []
@@ -771,7 +771,7 @@ def span_fault(tokenizer, row: Sequence[int], text: str, ends: Sequence[int]) ->
     for count in range(1, len(row)):
         beginning = tokenizer.decode(list(row[:count]), skip_special_tokens=True)
         if not text.startswith(beginning.rstrip("\ufffd")):
-            return "a beginning decodes to other text"
+            return "the first tokens decode to a different text"
     return ""
 
 # %% ../../nbs/credit/04_sentences.ipynb #e645dc13

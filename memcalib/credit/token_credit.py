@@ -270,8 +270,8 @@ class TokenCredit:
         if self.rule.reads == DIVERGENCES:
             return readings.divergences(row, self.encode(example), prompt, response)
         raise ValueError(
-            f"rule {self.rule.name!r}, row {row}: a pair with a prompt, "
-            f"and reads {self.rule.reads!r}; "
+            f"rule {self.rule.name!r}, row {row}: found a pair with a prompt, but the rule reads "
+            f"{self.rule.reads!r}; "
             f"allowed: {LOG_PROBABILITIES!r} or {DIVERGENCES!r}, or pairs without prompts"
         )
 
@@ -392,7 +392,7 @@ def _check_rows(
             f"{len(examples)} examples, {len(judgments)} judgments, {rows} responses, "
             f"{len(groups)} group ids"
         )
-        raise ValueError(f"{sizes}: must be equally many")
+        raise ValueError(f"{sizes}; there must be equally many of each")
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if judgment.example_id != example.id:
             raise ValueError(

@@ -250,7 +250,7 @@ def tree_fault(model) -> str:
     "Why rows cannot be packed into trees for this model; empty when they can."
     attention = _attention(model)
     if attention not in ("sdpa", "eager"):
-        return f"attention {attention!r} takes no mask of ours: it must be 'sdpa' or 'eager'"
+        return f"attention {attention!r} does not accept our mask; it must be 'sdpa' or 'eager'"
     return cache_fault(model)
 
 
@@ -268,7 +268,7 @@ def tree_states(model, packed: Packed) -> tuple[Float[Tensor, "token width"], to
     and the head that reads them."""
     network, head = split_model(model)
     if head is None:
-        raise ValueError(f"{type(model).__name__} scales its logits: give it a fused head")
+        raise ValueError(f"{type(model).__name__} scales its logits, so it needs a fused head")
     outputs = network(**_inputs(model, packed), use_cache=False)
     states = outputs[0].flatten(0, 1)
     return states[packed.answers], head

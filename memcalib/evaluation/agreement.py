@@ -463,7 +463,9 @@ def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0)
 
     both = pairs.dropna(subset=["first", "second"])
     if both.empty:
-        raise ValueError(f"none of {len(pairs)} pairs has two levels, so agreement is undefined")
+        raise ValueError(
+            f"none of the {len(pairs)} pairs has two levels, so agreement is undefined"
+        )
     by_question = _question_counts(both)
     counts = by_question.sum(axis=0).reshape(3, 3)
     draws = resampled_counts(by_question, resamples, seed).reshape(-1, 3, 3)

@@ -390,7 +390,9 @@ def score_rpeval(
     judgments = list(judgments)
     frame = response_frame(judgments)
     if not frame["scored"].any():
-        raise ValueError(f"none of {len(frame)} answers is scored, so the metrics are undefined")
+        raise ValueError(
+            f"none of the {len(frame)} answers is scored, so the metrics are undefined"
+        )
     rows = []
     for source, group in frame.groupby(list(SOURCE), sort=False):
         row: dict[str, Any] = dict(zip(SOURCE, source, strict=True))

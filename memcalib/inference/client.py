@@ -48,7 +48,7 @@ from memcalib.inference.endpoint import (
     retry_after,
 )
 from ..io.keys import hide_key, hide_secrets
-from ..io.records import cut_text, one_line, printable, short_repr, unique_keys
+from ..io.records import cut_text, one_line, printable, short_repr, unique_keys, visible_name
 
 # %% ../../nbs/inference/03_client.ipynb #ca5044e5
 if TYPE_CHECKING:
@@ -1151,7 +1151,7 @@ class Client:
         """A short name that the server sent, without this client's key and other secrets: it could
         send back what it was given."""
         safe_name = hide_secrets(hide_key(name[:10_000], self.endpoint.api_key()))
-        return cut_text(_visible(safe_name), _LONGEST_NAME)
+        return cut_text(visible_name(safe_name), _LONGEST_NAME)
 
     def _say_other_model(self, name: str) -> None:
         """Say once that another model answers than was asked."""
@@ -1287,14 +1287,6 @@ def escaped(text: str) -> str:
     escapes.
     """
     return _RISKY.sub(_json_escape, text)
-
-
-def _visible(name: str) -> str:
-    """A name with every character that nobody sees, spaces apart, written as an escape."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in name
-    )
 
 
 def _json_escape(match: re.Match[str]) -> str:

@@ -166,7 +166,7 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
     mode = f"{path.stat().st_mode & 0o777:o}"
     if not ours and any(path.iterdir()):
         raise ValueError(
-            f"{path}: found a folder that other users can enter (mode {mode}), but rows of a log "
+            f"{path}: found a folder that other users can enter (mode {mode}), but rows from a log "
             f"would be written into it; allowed: chmod 700 {shlex.quote(str(path))}, or another "
             f"folder"
         )
@@ -242,7 +242,7 @@ class RunFolder:
     `settings`. `decisive(name)` is true for a setting, by its dotted name, that must not differ.
     `replaceable(stored)` is asked where they do, and is true when nothing was made under the
     settings of the folder, so that `settings` take their place. With `bind=False` nothing is
-    written before `bind` is called. A `private` folder holds rows of a log and is closed to other
+    written before `bind` is called. A `private` folder holds rows from a log and is closed to other
     users, as `private_folder` does it.
     """
 

@@ -283,7 +283,7 @@ def _of_log(run: RunData) -> bool:
 
 def evaluation_costs(run: RunData) -> "pd.DataFrame":
     """`cost_table` of the model, the judge and the second judge, as far as the folder has them;
-    answers of a log cost nothing here.
+    answers in a log cost nothing here.
     """
     usage = {
         "model": None if _of_log(run) else run.answers,
@@ -597,7 +597,7 @@ _PRICES = {
 def memory_price(run: RunData) -> "pd.DataFrame":
     """What an answer takes on average with each treatment of memory, and how much more that is than
     without memory (`more ...`; NaN where a server did not say); no row without the control, and for
-    answers of a log.
+    answers in a log.
     """
     import pandas as pd
 
@@ -1225,7 +1225,7 @@ def _page_values(run: RunData, tables: "Mapping[str, pd.DataFrame]") -> dict[str
     }
     absent = "not judged yet"
     if run.judgments:
-        absent = f"none of {len(run.judgments)} judged answers could be scored"
+        absent = f"none of the {len(run.judgments)} judged answers could be scored"
     provenance = flatten({"parameters": run.parameters}) if run.parameters else []
     return {
         "headline": [],
@@ -1350,7 +1350,7 @@ def evaluation_text(folder: str | Path) -> str:
     run = load_run(folder, EVALUATION_FILES)
     if not run.scored:
         return (
-            f"none of {len(run.judgments or [])} answers could be scored; the reasons are in "
+            f"none of the {len(run.judgments or [])} answers could be scored; the reasons are in "
             f"{run.folder / 'report.html'}"
         )
     tables = [readable(score(run.responses), 1), readable(controls(run.judgments), 1)]

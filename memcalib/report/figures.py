@@ -19,6 +19,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -1240,7 +1241,9 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
             name = _source_name(judgment.model, judgment.condition)
             groups.setdefault(name, []).append(judgment)
     if not groups:
-        raise ValueError(f"none of {len(rows)} responses is scored, so there is nothing to draw")
+        raise ValueError(
+            f"none of the {len(rows)} responses is scored, so there is nothing to draw"
+        )
     return channel_figure(groups)
 
 
@@ -1248,17 +1251,16 @@ def _show_in_notebooks() -> None:
     """Have a running notebook show figures as pictures, unless it already does."""
     if "IPython" not in sys.modules:
         return
-    from IPython import get_ipython
-    from IPython.core.pylabtools import select_figure_formats
     from matplotlib.figure import Figure
 
-    shell = get_ipython()
+    shell = sys.modules["IPython"].get_ipython()
     if shell is None:
         return
     for formatter in shell.display_formatter.formatters.values():
         if "image" in formatter.format_type and Figure in formatter.type_printers:
             return
-    select_figure_formats(shell, {"png"})
+    tools = import_module("IPython.core.pylabtools")  # no package that this one needs
+    tools.select_figure_formats(shell, {"png"})
 
 
 def _source_name(model: str, condition: str) -> str:

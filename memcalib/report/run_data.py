@@ -29,7 +29,7 @@ from memcalib.scoring.target_labels import (
 )
 from ..io.parts import find_part
 from ..io.jsonl import read_rows, rows_so_far, torn_line
-from ..io.records import DataError, Violation, cut_text, printable
+from ..io.records import DataError, Violation, cut_text, printable, visible_name
 from ..io.runs import file_hash
 from memcalib.metrics import (
     SOURCE,
@@ -63,7 +63,7 @@ _ANSWER_COLUMNS = (
 def other_name(row: Rollout | Judgment) -> str:
     """The model that the server names for a row, where it is another than was asked; else ""."""
     named = (row.model_extra or {}).get("answered_by")
-    return printable(cut_text(str(named), 200)) if named else ""
+    return visible_name(cut_text(str(named), 200)) if named else ""
 
 
 def answer_frame(rollouts: Iterable[Rollout]) -> "pd.DataFrame":
@@ -448,7 +448,7 @@ def _load_target_labels(run: RunData) -> None:
 
 
 def _load_training(run: RunData) -> None:
-    """Read steps, validation steps and traces of a training."""
+    """Read steps, validation steps and traces of a training run."""
     import pandas as pd
 
     if filled(run.folder / "steps.jsonl"):

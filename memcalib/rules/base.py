@@ -270,7 +270,7 @@ def credit_rule(name: str) -> CreditRule:
         return find_part("rule", name)
     if ":" not in name:
         allowed = ", ".join(map(repr, rule_names()))
-        raise ValueError(f"rule {name!r}, allowed are {allowed}, or 'package.module:name'")
+        raise ValueError(f"rule {name!r}; allowed are {allowed}, or 'package.module:name'")
     imported = import_object(name)
     if isinstance(imported, Mapping):
         return resolve_name(COUNTERFACTUAL)(name, imported)
@@ -401,8 +401,8 @@ class CreditConfig(CreditSettings):
     def _fits(self) -> "CreditConfig":
         if self.segment_min > self.segment_max:
             raise ValueError(
-                f"segment_min {self.segment_min}, segment_max {self.segment_max}: "
-                "allowed are segment_min <= segment_max"
+                f"segment_min {self.segment_min}, segment_max {self.segment_max}; allowed is "
+                f"segment_min <= segment_max"
             )
         return self
 

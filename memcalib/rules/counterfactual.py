@@ -50,7 +50,7 @@ class CounterfactualRule(CreditRule[Pairs]):
         unknown = [channel for channel in signals if channel not in allowed]
         if unknown:
             raise ValueError(
-                f"mode {name!r}: channel {min(unknown)!r}, allowed are {', '.join(allowed)}"
+                f"mode {name!r}: channel {min(unknown)!r}; allowed are {', '.join(allowed)}"
             )
         self.name = name
         self.label = label
@@ -101,7 +101,7 @@ class CounterfactualRule(CreditRule[Pairs]):
     def rereading(self, atoms: float) -> Rereading:
         """One reading for each localizable channel."""
         times = min(READ_PAIRS, atoms)
-        return Rereading(times, f"{times:g} localizable channels an answer; 8 is the most")
+        return Rereading(times, f"{times:g} localizable channels per answer; the maximum is 8")
 
 # %% ../../nbs/rules/03_counterfactual.ipynb #a0b30009
 ORDERED = CounterfactualRule("ordered", ORDERED_SIGNALS, label="MemCalib-RL")

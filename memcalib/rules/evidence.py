@@ -254,8 +254,8 @@ class EvidenceKlRule(EvidenceRule):
     def rereading(self, atoms: float) -> Rereading:
         """Two readings for each under-use channel with omitted atoms."""
         assumption = (
-            f"{OMITTED_PAIRS:g} under-use channels an answer that left atoms out and move; "
-            "3 is the most"
+            f"{OMITTED_PAIRS:g} under-use channels per answer that left atoms out and move; the "
+            f"maximum is 3"
         )
         return Rereading(2 * OMITTED_PAIRS, assumption)
 

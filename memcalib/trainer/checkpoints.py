@@ -325,7 +325,7 @@ def _is_write_error(error: Exception) -> bool:
     if isinstance(error, ConnectionError | TimeoutError):
         return False
     if isinstance(error, OSError):
-        return error.errno is not None and "what was saved" not in text
+        return error.errno is not None and "the earlier checkpoints are complete" not in text
     if isinstance(error, SafetensorError):
         return True
     return "inline_container" in text or "PytorchStreamWriter" in text

@@ -343,7 +343,7 @@ def _teaching_row_count(recipe: Recipe, texts: Texts) -> int:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #2c2ddbd7
 def quotes_every_place(config: MethodConfig) -> bool:
-    """Whether the judge of a training is asked for every place at which an atom shows."""
+    """Whether the judge of a training run is asked for every place at which an atom shows."""
     return isinstance(config, TrainConfig) and config.credit.rule.needs_quotes
 
 
@@ -822,7 +822,7 @@ def _judged_by(judge: Endpoint | str | None) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training would be and cost;
+    """What a training run would be and cost;
     `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU.
 
     `refused` is what the preflight of a run on this machine would stop at.

@@ -229,7 +229,7 @@ def ask_judge(
         pairs = zip(examples, responses, strict=True)
         retries = retries or FunctionRetries()
         return JudgeReply([retries.ask(judge, example, response) for example, response in pairs])
-    except SystemExit as end:  # it would end a training as if that were finished
+    except SystemExit as end:  # it would end a training run as if that were finished
         where = traceback.extract_tb(end.__traceback__)[-1]
         message = f"the judge raised SystemExit({end.code!r}) in {where.filename}:{where.lineno}"
         return JudgeReply([], RuntimeError(message))

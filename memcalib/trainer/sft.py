@@ -247,7 +247,7 @@ def _fitting_rows(
     if not fitting:
         longest = max((row.length for row in encoded), default=0)
         raise ValueError(
-            f"none of {len(rows)} rows can be trained on: the longest has {longest} tokens; "
+            f"none of the {len(rows)} rows can be trained on: the longest has {longest} tokens; "
             f"allowed: {limit}, the smaller of max_length and the model's context"
         )
     return _FittingRows(_dataset(fitting), overlong)

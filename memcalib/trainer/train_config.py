@@ -157,7 +157,7 @@ def trl_fields(settings: type[BaseModel]) -> dict[str, str]:
 
 # %% ../../nbs/trainer/01_train_config.ipynb #e5fd0004
 class RunSettings(FrozenSettings):
-    """What is learned and how: settings of a training that samples answers."""
+    """What is learned and how: settings of a training run that samples answers."""
 
     # the update
     prompts: Count = 64  # of one step, each with `generations` answers
@@ -218,8 +218,8 @@ class TeacherSettings(FrozenSettings):
 
 
 class TrainSettings(CreditSettings, TeacherSettings, WatchSettings, RunSettings):
-    """All settings of a training that samples answers, as they stand in a recipe: each by itself is
-    right, not yet all of them together.
+    """All settings of a training run that samples answers, as they stand in a recipe: each by
+    itself is right, not yet all of them together.
 
     This is where `--set train.lr=2e-6` is checked, by the type of the field, after `with_settings`
     (commands/settings_files.py) has laid it over the recipe's file. `mode` and the other settings

@@ -372,7 +372,7 @@ def test_the_micro_world_does_not_read_other_logs(tmp_path):
 def test_a_bound_folder_takes_no_other_log_or_rules(tmp_path, built):
     log = write_micro_log(tmp_path / "log.jsonl", 10)
     other = Build(micro=1, memory={"log": str(log)}, seed=4)
-    with pytest.raises(ValueError, match="holds a run of other settings"):
+    with pytest.raises(ValueError, match="contains a run with other settings"):
         MemoryRun(other, built.folder)
 
 

@@ -114,7 +114,8 @@ def test_evaluate_writes_everything_and_no_key(capsys, data, server, tmp_path):
 def test_price_and_chance_stand_beside_the_effect_of_memory(capsys, data, server, tmp_path):
     code, out, err = run(capsys, *options(data, server, tmp_path))
     assert code == 0, err
-    assert "an answer against one without memory: +" in out and "tokens of the prompt" in out
+    assert "per answer, compared with an answer without memory: +" in out
+    assert "tokens of the prompt" in out
     assert (
         "A/A: micro-model, asked again with another seed, differs from its own earlier answers by"
         in out
@@ -182,7 +183,7 @@ def test_other_settings_are_never_mixed(capsys, data, server, tmp_path):
     code, _, err = run(
         capsys, *options(data, server, tmp_path, temperature=0.5), "--set", "control=false"
     )
-    assert code == 1 and "holds a run of other settings" in err and "temperature" in err
+    assert code == 1 and "contains a run with other settings" in err and "temperature" in err
     assert (tmp_path / "run" / "rollouts.jsonl").read_bytes() == before
     write_jsonl(data, [EXAMPLES[0].model_copy(update={"domain": "other"}), *EXAMPLES[1:]])
     code, _, err = run(capsys, *options(data, server, tmp_path), "--set", "control=false")
@@ -347,8 +348,8 @@ def test_a_prompt_without_room_in_weights_of_ones_own_is_named_and_unscored(caps
     answer = with_memory(read_jsonl(out / "rollouts.jsonl", Rollout))["too-long"]
     tokens = int(answer.usage["prompt_tokens"])
     reason = (
-        f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, answer "
-        "included"
+        f"example 'too-long': the prompt has {tokens} tokens; the model's limit is 1024, including "
+        "the answer"
     )
     assert answer.error == f"context_too_long: {reason}" and tokens > 1024
     judgments = with_memory(load_judgments(out / "judgments.jsonl"))
@@ -554,4 +555,4 @@ def test_the_end_of_an_evaluation_of_the_starter_set_says_that_no_person_has_rea
         few = ("--limit", "6", "--set", "control=false", "--set", "sampling.seeds=[42]")
         code, out, err = run(capsys, "evaluate", *model, *judge, *few, "--out", tmp_path / "run")
     assert code == 0, err
-    assert "No person has read its records and levels" in out.partition("SCS")[2]
+    assert "No human has read its records and levels" in out.partition("SCS")[2]

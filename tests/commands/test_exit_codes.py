@@ -125,7 +125,7 @@ def test_a_judge_that_dies_in_the_middle_ends_in_code_1_and_the_same_command_goe
     code, _, err = run(capsys, *command, *judge_settings, "--set", "sampling.seeds=[1,2,3,4]")
     assert (
         code == 1
-        and "20 judgments in a row failed alike" in err
+        and "20 judgments in a row failed in the same way" in err
         and "continue with: memcalib evaluate" in err
     )
     judge.dies = 10**9

@@ -3,6 +3,7 @@ printed to be typed next.
 """
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -278,13 +279,13 @@ def test_a_port_that_is_taken_is_named(capsys, place):
 
 def test_after_footprints_the_commands_name_the_store_and_the_judge(capsys, place):
     talk = [{"role": "user", "content": "Dinner?"}, {"role": "assistant", "content": "Tofu."}]
-    write_jsonl("talk.jsonl", [{"messages": talk}])
+    Path("talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
     Path("notes.md").write_text("- Is vegan\n")
     shared = ["--log", "talk.jsonl", "--store", "notes.md", "--consent", "terms of 2026"]
     judge = ["--judge", "micro-judge", "--judge-url", place, "--judge-key-env", ""]
     command = shlex.join(["memcalib", "evaluate", *shared, *judge, "--unlabelled", "--yes"])
     propose, again = printed_commands(type_all(capsys, [command]))
-    assert parsed(propose)["store"] == "notes.md" and parsed(again)["store"] == "notes.md"
+    assert parsed(propose)["store"] == parsed(again)["store"] == ["notes.md"]
     propose = propose.replace("micro-judge", "micro-levels")
     type_all(capsys, [f"{propose} --yes", f"{again} --yes"])
 

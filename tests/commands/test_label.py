@@ -125,7 +125,7 @@ def test_from_a_run_to_an_estimate_in_terminal_page_and_json(workplace):
     assert code == 0 and "40 of 40 drawn answers are labelled" in text
     code, text = call(*options, "--target-labels", "labels.jsonl")
     assert code == 0, text
-    assert "labels of 40 answers that were drawn at random, by ana" in text
+    assert "based on labels by ana for 40 answers drawn at random" in text
     row = json.loads((folder / "run/results.jsonl").read_text().splitlines()[0])
     estimate = row["prediction_powered"]["SCS"]
     careless = row["metrics"]["SCS"]["value"]
@@ -156,7 +156,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
     assert code == 0 and "30 of 30" in text, text
     assert load_target_labels("labels.jsonl").rows[0].labeller_kind == "judge"
     code, text = call(*options, "--target-labels", "labels.jsonl")
-    assert code == 0 and "It corrects to judge " in text and "whose own errors remain" in text
+    assert code == 0 and "It corrects towards " in text and "whose own errors remain" in text
     code, text = call("label", "run", "--answers", 30)
     assert code == 1 and "may contain labels" in text
 
@@ -168,7 +168,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
         (lambda row: {"example_hash": "0" * 16}, "labels of this data set"),
         (lambda row: {"probability": None}, "chosen by hand would bias"),
         (lambda row: {"model": "another"}, "an answer of the run"),
-        (lambda row: {"level": None}, "none of 30 drawn answers is labelled"),
+        (lambda row: {"level": None}, "none of the 30 drawn answers is labelled"),
     ],
 )
 def test_labels_that_do_not_fit_stop_the_command_and_change_nothing(workplace, change, words):
@@ -217,7 +217,7 @@ def test_a_draw_from_an_unfinished_run_says_so_and_is_carried_on(half_judged):
     folder, options, finish = half_judged
     draw = ["label", "run", "--answers", "20", "--out", "labels.jsonl"]
     code, text = call(*draw)
-    assert code == 0 and "30 of 60 answers are judged" in text, text
+    assert code == 0 and "the 30 of 60 answers that are judged so far" in text, text
     filled(folder)
     given = {(r.answer_key, r.atom_id): r.level for r in load_target_labels("labels.jsonl").rows}
     finish()

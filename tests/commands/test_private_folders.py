@@ -103,7 +103,7 @@ def test_a_folder_of_other_things_is_not_closed_but_refused(capsys, work):
     (work / "run").chmod(0o755)
     (work / "run" / "notes.txt").write_text("ours")
     code, _, errors = evaluate(capsys)
-    assert code == 1 and "run: found a folder that others may enter (mode 755)" in errors
+    assert code == 1 and "run: found a folder that other users can enter (mode 755)" in errors
     assert "chmod 700 run" in errors and "another folder" in errors
     assert [path.name for path in (work / "run").iterdir()] == ["notes.txt"]
     assert (work / "run").stat().st_mode & 0o777 == 0o755
@@ -190,7 +190,7 @@ def test_a_second_step_is_as_private_as_the_first(capsys, work, server):
         ["evaluate", "parts/a.jsonl", *model, *judged, "--out", "run3"],
         ["generate", "parts/a.jsonl", *model, "--out", "answers.jsonl"],
         ["generate", "--set", "data=parts/b.jsonl", *model, "--out", "b.jsonl"],
-        ["judge", "answers.jsonl", "--data", "parts2/c.jsonl", "--model", "bound_judge52:judge"],
+        ["judge", "answers.jsonl", "--data", "parts/a.jsonl", "--model", "bound_judge52:judge"],
     ]
     for step in steps:
         code, _, errors = run(capsys, *step)

@@ -135,7 +135,7 @@ def test_an_audit_is_two_samples_that_share_no_atom(judged_run):
 def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path, capsys):
     out = tmp_path / "audit.jsonl"
     code, text, _ = run(capsys, "label", judged_run, "--audit", 60, "--out", out)
-    assert code == 0 and "60 atoms drawn at random and 60 dealt over nine cells" in text
+    assert code == 0 and "60 atoms drawn at random and 60 spread over nine cells" in text
     assert is_audit(out)
     sheet = pd.read_csv(tmp_path / "audit.csv", dtype=str, keep_default_na=False)
     assert "judged" not in sheet and "ideal" not in sheet, "the judge's level is not shown"
@@ -159,7 +159,7 @@ def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path
 
 def test_a_file_of_an_audit_is_not_written_over(judged_run, tmp_path):
     draw_audit(judged_run, tmp_path / "audit.jsonl", 20)
-    with pytest.raises(FileExistsError, match="may be labelled"):
+    with pytest.raises(FileExistsError, match="may contain labels"):
         draw_audit(judged_run, tmp_path / "audit.jsonl", 20)
 
 

@@ -67,7 +67,7 @@ def test_page_table_picture_and_recommendation(capsys, log, server, tmp_path):
     out = tmp_path / "sweep"
     code, output, errors = run(capsys, *options(log, server, out, "--yes"))
     assert code == 0, errors
-    assert "The best tried, top 4, authoritative" in output
+    assert "The best of those tried, top 4, authoritative" in output
     # a probe of the judge, and an answer and a judgment of each question that shows something
     assert requests(server) <= 1 + 2 * 3 * QUESTIONS
     names = [row["setting"] for row in table_rows(out)]
@@ -158,7 +158,7 @@ def test_candidates_of_a_function(capsys, server, tmp_path):
     words = options(plain, server, out, "--yes", "--retrieve", FINDER)
     code, output, errors = run(capsys, *words)
     assert code == 0, errors
-    assert "The best tried, top 4, authoritative" in output
+    assert "The best of those tried, top 4, authoritative" in output
     examples = (out / "examples.jsonl").read_text(encoding="utf-8").splitlines()
     assert {len(json.loads(line)["memory_blocks"]) for line in examples} == {10}
     kept = (out / "candidates.jsonl").read_text(encoding="utf-8")
@@ -243,7 +243,7 @@ def propose(log, server, out) -> list[str]:
 def test_levels_are_proposed_for_candidates_too(capsys, server, tmp_path):
     log = write_log(tmp_path / "log.jsonl", without_levels(practice_log(QUESTIONS)))
     code, _, errors = run(capsys, *options(log, server, tmp_path / "sweep", "--yes"))
-    assert code == 1 and "levels: found no ideal level for a candidate of 6 of 6" in errors
+    assert code == 1 and "levels: found a candidate without an ideal level in 6 of 6" in errors
     assert requests(server) == 0
     code, output, errors = run(capsys, *propose(log, server, tmp_path / "levels"))
     assert code == 0, errors
@@ -307,7 +307,7 @@ def test_a_killed_sweep_goes_on_and_pays_for_nothing_twice(tmp_path, rows):
     assert rows_in(out) == 3 * QUESTIONS
     judged = [len(file.read_text().splitlines()) for file in out.rglob("*/judgments.jsonl")]
     assert judged == [QUESTIONS] * 3
-    assert "The best tried, top 4, authoritative" in done.stdout
+    assert "The best of those tried, top 4, authoritative" in done.stdout
 
 
 def test_a_folder_of_another_sweep_is_refused(capsys, log, server, tmp_path):

@@ -142,7 +142,7 @@ def test_a_judge_that_raises_on_a_later_answer_is_named_with_the_answer(capsys, 
         words += ["--base-url", server.base_url, "--judge", "own_judges52:first"]
         code, _, errors = run(capsys, *words)
     judged = (work / "e" / "judgments.jsonl").read_text().splitlines()
-    assert code == 1 and len(judged) == 12
+    assert code == 1 and len(judged) == 11  # the first call was a trial
     assert "judge own_judges52:Judge raised KeyError: 'no such level'" in errors
     answers = (work / "e" / "rollouts.jsonl").read_text().splitlines()
-    assert f"on the answer to example '{json.loads(answers[12])['example_id']}'" in errors
+    assert f"on the answer to example '{json.loads(answers[11])['example_id']}'" in errors

@@ -429,7 +429,7 @@ def test_bad_batches_are_named():
         torch.zeros(0).bool(),
         torch.zeros(0, 3).bool(),
     )
-    with pytest.raises(ValueError, match="empty batch"):
+    with pytest.raises(ValueError, match="the batch is empty"):
         credit_from_rewards(*nothing, config=CreditConfig(method="gdpo"))
     with pytest.raises(ValueError, match="granularity 'sentence' needs units"):
         run(batch, granularity="sentence")

@@ -136,9 +136,9 @@ def test_tables_average_over_channels_and_within_one_over_pairs(audited):
 def test_incomplete_pairs_are_counted_and_left_out(drawn_pairs):
     whole = [p for p in drawn_pairs if None not in p.roles]
     if not whole:
-        with pytest.raises(ValueError, match="no pair has a label for each"):
+        with pytest.raises(ValueError, match="found no pair with a label for each"):
             shares_table(drawn_pairs, resamples=10)
-        with pytest.raises(ValueError, match="no pair has a label for each"):
+        with pytest.raises(ValueError, match="found no pair with a label for each"):
             hits_table(drawn_pairs, resamples=10)
         return
     shares = shares_table(drawn_pairs, resamples=10)
@@ -333,5 +333,5 @@ def test_an_audit_of_everything_finds_the_mean_of_what_it_read():
     audits = simulated_role_audits(audited, per_channel=100, audits=2, resamples=20)
     assert audits["estimate"].to_numpy() == pytest.approx(audits["truth"].to_numpy())
     assert "top-3 hits, under-use" not in set(audits["measure"]), "no pair of that group"
-    with pytest.raises(ValueError, match="no pair has a label"):
+    with pytest.raises(ValueError, match="found no pair with a label"):
         simulated_role_audits([AuditedPair("B+", np.ones(1), np.ones(1), [None])])

@@ -185,7 +185,7 @@ def test_a_rule_by_quotes_refuses_a_batch_without_any(batch):
 
     config = CreditConfig(mode="evidence")
     gdpo(batch, config=config)
-    with pytest.raises(ValueError, match="goes by the judge's quotes; found .* and no quote"):
+    with pytest.raises(ValueError, match="needs the judge's quotes; found .* but no quote"):
         gdpo(batch, answers=[bare(answer) for answer in batch.answers], config=config)
 
 

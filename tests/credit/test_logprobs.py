@@ -253,7 +253,7 @@ def test_a_model_that_shares_wrongly_is_found_out(model, monkeypatch, caplog):
     prompts, responses = a_workload(4)
     slow = response_logps_reference(other, prompts, responses)
     assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
-    assert "differs from the plain way by 0.01 nats" in sharing_faults(other)["cache"]
+    assert "differs from the plain computation by 0.01 nats" in sharing_faults(other)["cache"]
     assert "differs" in caplog.text
 
     def broken(*args):
@@ -299,7 +299,8 @@ def test_a_kernel_without_masks_is_found_out_and_scored_plainly(seed, caplog):
     assert torch.allclose(slow, response_logps_reference(honest, prompts, responses), atol=1e-5)
     assert (response_logps(other, prompts, responses) - slow).abs().max() < 1e-4
     assert (
-        "differs from the plain way" in sharing_faults(other)["cache"] and "(cache)" in caplog.text
+        "differs from the plain computation" in sharing_faults(other)["cache"]
+        and "(cache)" in caplog.text
     )
     assert (response_logps(other, prompts, responses, share=True) - slow).abs().max() > 1e-2
     assert (
@@ -463,7 +464,7 @@ def test_a_row_that_never_fits_is_nan_and_counted(model, monkeypatch, caplog):
         for i, (p, y) in enumerate(zip(prompts, responses, strict=True))
         if (p, y) == (prompts[3], responses[3])
     ]
-    assert dict(lost) == {"out_of_memory": len(same)} and "rows not scored" in caplog.text
+    assert dict(lost) == {"out_of_memory": len(same)} and "rows were not scored" in caplog.text
     assert fast[3, : len(responses[3])].isnan().all() and not fast[3, len(responses[3]) :].any()
     keep = [i for i in range(len(prompts)) if i not in same]
     assert (fast[keep] - slow[keep]).abs().max() < 1e-4

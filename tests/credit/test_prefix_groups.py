@@ -9,7 +9,7 @@ from small_models import a_workload, tiny
 from memcalib.credit.prefix_groups import UNDECIDED, sharing_fault, sharing_faults
 from memcalib.credit.tree_attention import trees_agree
 
-FAULT = "it differs from the plain way by 0.2 nats on a sample of the rows"
+FAULT = "it differs from the plain computation by 0.2 nats on a sample of the rows"
 
 
 @pytest.mark.parametrize(

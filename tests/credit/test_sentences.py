@@ -223,7 +223,7 @@ def test_an_answer_whose_tokens_cannot_be_placed_is_one_segment_and_counted():
     rows = [row, row, [1]]
     units = response_units(Exotic("!"), rows, plain_sentences, minimum=1, fallbacks=fallbacks)
     assert units.max() == 0
-    assert fallbacks == {"a beginning decodes to other text": 2}
+    assert fallbacks == {"the first tokens decode to a different text": 2}
     assert response_units(Exotic("!"), [row], plain_sentences).max() == 0
     units = response_units(Exotic(""), [row, []], plain_sentences, minimum=1, fallbacks=fallbacks)
     assert units[0].max() == 1
@@ -331,7 +331,7 @@ def test_orphans_join_the_right_or_else_the_left():
 
 def test_bad_sizes_are_named():
     for minimum, maximum in ((5, 4), (0, 96)):
-        message = rf"minimum {minimum}, maximum {maximum}: allowed is 1 <= minimum <= maximum"
+        message = rf"minimum {minimum}, maximum {maximum}; allowed is 1 <= minimum <= maximum"
         with pytest.raises(ValueError, match=message):
             segment("a", [(0, 1)], plain_sentences, minimum=minimum, maximum=maximum)
     assert segment("", [], plain_sentences) == []

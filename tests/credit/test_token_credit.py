@@ -161,7 +161,7 @@ def test_a_batch_of_empty_answers_has_no_credit_and_an_empty_batch_is_refused(ba
         assert (
             advantages.shape == (4, 0) and len(request) == 0 and credit.last.stats["unscored"] == 4
         )
-    with pytest.raises(ValueError, match="empty batch"):
+    with pytest.raises(ValueError, match="the batch is empty"):
         used((model, [], [], []), CreditConfig())
 
 

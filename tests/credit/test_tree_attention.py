@@ -264,7 +264,7 @@ def test_a_model_that_reads_masks_wrongly_is_found_out(monkeypatch):
     monkeypatch.setattr(model.model, "forward", careless)
     stem = [5, 6, 7]
     assert not trees_agree(model, [stem, stem], [[1, 2, 3], [4, 5, 6]])
-    assert "differs from the plain way" in sharing_faults(model)["tree"]
+    assert "differs from the plain computation" in sharing_faults(model)["tree"]
 
 
 def all_before(mask, shelf):
@@ -291,7 +291,7 @@ def test_a_sample_without_an_answer_decides_nothing(monkeypatch, caplog):
     assert not trees_agree(model, [*prompts, [3, 4]], [*answers, [5] * 300]), (
         "one answer beyond the context"
     )
-    assert "differs from the plain way" in sharing_faults(model)["tree"]
+    assert "differs from the plain computation" in sharing_faults(model)["tree"]
 
 
 def test_a_sample_without_an_answer_does_not_end_sharing():

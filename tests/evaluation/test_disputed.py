@@ -100,7 +100,7 @@ def test_the_report_has_the_table_and_the_sentence(tmp_path):
     write_jsonl(tmp_path / "judgments.jsonl", judged("C"))
     answers = [Rollout(example_id=e.id, model="m", response="Vegan.") for e in EXAMPLES]
     write_jsonl(tmp_path / "rollouts.jsonl", answers)
-    note = "No person has read its records and levels"
+    note = "No human has read its records and levels"
     (tmp_path / "manifest.json").write_text(json.dumps({"notes": [f"The set: {note}."]}))
     page = write_evaluation_report(tmp_path).read_text()
     assert "Disputed levels" in page and note in page

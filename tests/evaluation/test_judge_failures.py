@@ -63,7 +63,7 @@ def test_a_judge_that_dies_in_the_middle_stops_the_run(tmp_path):
     rollouts = answers(tmp_path / "r.jsonl", EXAMPLES)
     out = tmp_path / "j.jsonl"
     with FaultyServer(*map(verdict, EXAMPLES[:14]), *[(500, {})] * 200) as server:
-        with pytest.raises(RuntimeError, match="20 judgments in a row failed alike"):
+        with pytest.raises(RuntimeError, match="20 judgments in a row failed in the same way"):
             judge_rollouts(EXAMPLES, rollouts, LLMJudge(endpoint(server.url, attempts=1)), out)
         assert len(judged(out)) == 34 and len(server.requests) == 34
         server.script[:] = map(verdict, EXAMPLES[14:])
@@ -232,7 +232,7 @@ def test_replies_on_their_way_are_kept_when_twenty_failed_alike(tmp_path):
             endpoint(server.url, concurrency=24, attempts=1),
             cache=CallCache(tmp_path / "calls.sqlite"),
         )
-        with pytest.raises(RuntimeError, match="20 judgments in a row failed alike"):
+        with pytest.raises(RuntimeError, match="20 judgments in a row failed in the same way"):
             judge_rollouts([example], rollouts, judge, tmp_path / "j.jsonl")
         assert len(server.requests) == 24
         server.script[:] = [verdict(example)] * 20
@@ -280,5 +280,5 @@ def test_a_stop_that_was_foreseen_is_shown_by_its_words_alone():
     from memcalib.commands.cli import _message
     from memcalib.io.records import ForeseenError
 
-    assert _message(ForeseenError("20 judgments in a row failed alike")).startswith("20 judg")
+    assert _message(ForeseenError("20 judgments in a row failed")).startswith("20 judgments")
     assert _message(RuntimeError("odd")).startswith("unexpected RuntimeError: odd")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.io.jsonl import Journal, rows_so_far, torn_line, whole_rows
+from memcalib.io.jsonl import Journal, append_to, rows_so_far, torn_line, whole_rows
 from memcalib.problem import Rollout
 from memcalib.io.records import DataError, iter_rows, read_jsonl
 
@@ -333,3 +333,18 @@ def test_a_journal_writes_into_no_second_name(tmp_path, text):
         Journal(journal, Rollout)
     assert str(journal) in str(caught.value) and "cp " in str(caught.value)
     assert precious.read_text() == text
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_text_is_added_to_no_link(tmp_path, link):
+    precious = tmp_path / "precious"
+    precious.write_text("without an end")
+    getattr(tmp_path / "steps.jsonl", link)(precious)
+    with pytest.raises(OSError, match="steps.jsonl: found a .*link"):
+        append_to(tmp_path / "steps.jsonl")
+    assert precious.read_text() == "without an end"
+    with append_to(tmp_path / "new.jsonl") as file:
+        file.write("{}\n")
+    with append_to(tmp_path / "new.jsonl") as file:
+        file.write("ä\n")
+    assert (tmp_path / "new.jsonl").read_text(encoding="utf-8") == "{}\nä\n"

@@ -18,7 +18,7 @@ CHANGED = {"model": "tiny", "train": {"steps": 4, "trl": {"warmup": 2}, "seeds":
 
 def refused(path, settings, defaults=None, **options) -> str:
     """The message with which the folder refuses these settings."""
-    with pytest.raises(ValueError, match="holds a run of other settings") as error:
+    with pytest.raises(ValueError, match="contains a run with other settings") as error:
         RunFolder(path, settings, defaults, **options)
     return str(error.value)
 

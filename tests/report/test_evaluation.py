@@ -597,7 +597,7 @@ def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row | {"atoms": [], "error": "bad_request: no"})
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "none of 18 judged answers could be scored" in source and "bad_request" in source
+    assert "none of the 18 judged answers could be scored" in source and "bad_request" in source
 
 
 def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
@@ -822,7 +822,7 @@ def test_two_judges_that_scored_nothing_have_a_page(tmp_path, second):
     (tmp_path / "judgments2.jsonl").write_text((tmp_path / "judgments.jsonl").read_text())
     change(tmp_path, lambda k, row: row | {"judge": "k"}, "judgments2")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "none of 18 judged answers could be scored" in source and 'id="second"' in source
+    assert "none of the 18 judged answers could be scored" in source and 'id="second"' in source
     assert ("was not compared" in source) == (second == "no atoms")
 
 

@@ -235,7 +235,9 @@ def test_a_run_with_nothing_scored_still_has_a_page(tmp_path):
     run = load_run(play(tmp_path))
     failed = [j.model_copy(update={"atoms": [], "error": "timeout"}) for j in run.judgments]
     write_jsonl(tmp_path / "judgments.jsonl", failed)
-    assert "none of 36 judged answers could be scored" in report.write_report(tmp_path).read_text()
+    assert (
+        "none of the 36 judged answers could be scored" in report.write_report(tmp_path).read_text()
+    )
 
 
 def test_intermediate_evaluations_become_the_path(tmp_path):

@@ -385,7 +385,7 @@ def test_invalid_json_of_an_evaluator_is_review_with_its_reason(server, tmp_path
         make_demonstrations(EXAMPLES[:5], *clients, tmp_path, **MICRO)
     for row in read_demonstrations(tmp_path):
         assert (row.status, row.reason, len(row.attempts)) == ("review", "unreadable", 3)
-        assert "evaluator 2: unreadable: reply at fault" in row.detail and row.response
+        assert "evaluator 2: unreadable: the reply has faults" in row.detail and row.response
         assert [evaluation.error is None for evaluation in row.evaluations] == [True, False]
 
 

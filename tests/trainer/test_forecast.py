@@ -438,7 +438,7 @@ def test_a_distilled_policy_holds_one_frozen_copy():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["launch.processes=3"], "do not split into"),
+        (["launch.processes=3"], "cannot be divided into"),
         (["launch.accelerate=missing.yaml"], "no file 'missing.yaml'"),
         (["train.cap=0.5"], "cap"),
     ],
@@ -523,7 +523,7 @@ def test_fine_tuning_begins_with_its_own_model():
         (rough, "gdpo", ["start.dtype"]),
         (["base.dtype=bfloat16"], "sft", ["base.dtype"]),
         (["start.model=owner/name", "base.model=pretrained"], "sft", []),
-        (["base.model=owner/base"], "sft", ["the memory is unknown: owner/base"]),
+        (["base.model=owner/base"], "sft", ["the memory is unknown, because owner/base"]),
     ):
         warnings = training_forecast(load_recipe("micro", changes), method).warnings
         heads = [text.split(" bfloat16")[0].split(" is not")[0] for text in warnings]

@@ -468,7 +468,7 @@ def test_a_fault_stops_at_once_with_a_checkpoint(tmp_path, wrong, message):
         go(tmp_path, lambda example, response: state["judge"](example, response), on_step=turn)
     assert "checkpoint-2" in str(error.value)
     assert newest_checkpoint(tmp_path).name == "checkpoint-2"
-    assert "go on, once this is fixed, with resume=True" in str(error.value)
+    assert "Continue, once this is fixed, with resume=True" in str(error.value)
     assert isinstance(error.value.__cause__, DataError | KeyError)
 
 

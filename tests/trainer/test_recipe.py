@@ -111,7 +111,7 @@ def test_every_fault_has_a_line(tmp_path):
     for needle in (
         "start.model: missing",
         "start.modle: unknown option; meant is perhaps model; allowed: model, adapter",
-        "data: found world and train",
+        "data: found both world and train",
         "judge.rmp: unknown option; meant is perhaps rpm; allowed: model, base_url",
         "judging.temperature: found -1",
         "train.lr: found 'fast'; allowed: numbers above 0, at most 1",
@@ -119,7 +119,7 @@ def test_every_fault_has_a_line(tmp_path):
         "methods.grpo.prompts: found 0; allowed: whole numbers from 1 to",
         "methods.ppo",
         "launch.processes: found 0; allowed: whole numbers of at least 1",
-        ": seed: unknown option; meant is perhaps train.seed; allowed: start, base",
+        ": seed: unknown option; did you mean train.seed? Allowed: start, base",
     ):
         assert sum(needle in line for line in lines) == 1, (needle, lines)
 
@@ -239,7 +239,7 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("train.report_to=[none, wandb]", "allowed: none, all, or one or several of"),
         ("sft.report_to=paper", "sft.report_to: found 'paper'; allowed: none, all"),
         ("train.method=gdpo", "train.method: found 'gdpo'; not set here: --method says it"),
-        ("lr=1e-5", "lr: unknown option; meant is perhaps train.lr; allowed: start"),
+        ("lr=1e-5", "lr: unknown option; did you mean train.lr? Allowed: start"),
         ("trian.lr=1e-5", "trian: unknown option; meant is perhaps train; allowed: start"),
         ("train.epohcs=3", "train.epohcs: unknown option"),
         (
@@ -265,7 +265,7 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ),
         (
             "judge={model: m, base_url: 'http://a:b@c/v1'}",
-            "judge.base_url: found *** (not repeated); what looks like a key",
+            "judge.base_url: found *** (not repeated); this looks like a key",
         ),
         ("judging.prompt=/nope", "judging.prompt: found '/nope'; allowed: footprint-1"),
         (

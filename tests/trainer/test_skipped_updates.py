@@ -127,7 +127,7 @@ def test_answers_that_were_cut_off_are_not_called_unscored(tmp_path, caplog):
     trainer = run(tmp_path, mask_truncated=True, max_tokens=4, steps=1)
     (row,) = rows(tmp_path)
     assert row["skipped"] == 1 and row["unscored"] == 0 and row["end_rate"] == 0
-    assert "0 are not scored and 16 were cut off and are masked" in caplog.text
+    assert "0 answers are not scored, and 16 were cut off and are masked" in caplog.text
     assert "tree" not in sharing_faults(trainer.model), (
         "an empty mini-batch says nothing about the model"
     )

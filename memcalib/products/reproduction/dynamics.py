@@ -73,7 +73,8 @@ def _check_columns(steps: "pd.DataFrame") -> None:
         for channel in channels:
             if channel != "AC-" and f"candidates/{channel}" not in steps:
                 raise ValueError(
-                    f"steps: found no column candidates/{channel}; allowed: steps of MemCalib-RL"
+                    f"steps: found no column named 'candidates/{channel}'; allowed: steps of "
+                    f"MemCalib-RL"
                 )
 
 
@@ -192,7 +193,7 @@ def sentence_factors(
 
 def factors_percentile(traces: Iterable["pd.DataFrame"], percentile: float = 99) -> float:
     """The token-weighted percentile of the sentences' factors over all localized pairs of all steps
-    of these trainings (app:redistribution, numerical verification); NaN without a pair."""
+    of these training runs (app:redistribution, numerical verification); NaN without a pair."""
     import pandas as pd
 
     pairs = []
@@ -400,7 +401,7 @@ class MechanismRows:
     leaves its panels empty, and they say so.
     """
 
-    strengths: "pd.DataFrame"  # a: arm, seed and metrics of each training
+    strengths: "pd.DataFrame"  # a: arm, seed and metrics of each training run
     curves: "pd.DataFrame"  # b, d: rows of `curve_rows` of the paper's settings
     thresholds: "pd.DataFrame"  # f: rows of `curve_rows`, perhaps of other settings
     phases: "pd.DataFrame"  # c, e: `phase_table`
@@ -636,9 +637,9 @@ def mechanism_figure(rows: MechanismRows, window: int = 7) -> "Figure":
     occur (b), localization rates (c), non-degenerate groups and entropy (d), outcomes of groups
     (e), thresholds (f), factors of sentences (g), shares by sentence role (h).
 
-    Curves are means over seeds and over `window` steps, error bars of (a) one standard deviation
-    over trainings. Published values are hollow grey diamonds or dashed strokes. A panel without
-    rows says so.
+    Curves are means over seeds, those of (b), (d) and (f) over `window` steps as well; error bars
+    of (a) are one standard deviation over training runs. Published values are hollow grey diamonds
+    or dashed strokes. A panel without rows says so.
     """
     settings = ""
     if len(rows.thresholds):

@@ -175,7 +175,7 @@ class Jobs:
         return "stale", f"{', '.join(changed_parts(closest, current))} changed"
 
     def share(self, name: str) -> float:
-        """How much of a training is done, by the last step that it wrote; 0 for other jobs."""
+        """How much of a training run is done, by the last step that it wrote; 0 for other jobs."""
         planned = self.by_name[name].settings.get("steps", 0)
         rows, _ = whole_rows(self.folder(name) / "steps.jsonl")
         steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]

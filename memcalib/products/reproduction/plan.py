@@ -212,7 +212,9 @@ class PlannedModel:
         return self.texts(self.recipe, method_config(self.recipe, "grpo")).prompt
 
     def texts(self, recipe: Recipe, config: MethodConfig) -> Texts:
-        """Lengths of the texts that a training reads, measured once for all that read the same."""
+        """Lengths of the texts that a training run reads, measured once for all that read the
+        same.
+        """
         answering = method_config(recipe, "grpo")
         facts = [
             recipe.data.model_dump(mode="json"),
@@ -231,7 +233,7 @@ class PlannedModel:
 
     @property
     def launched(self) -> bool:
-        """Whether its trainings run in several processes."""
+        """Whether its training runs run in several processes."""
         return self.recipe.launch.processes > 1
 
     @property
@@ -249,7 +251,7 @@ class PlannedModel:
         return self.recipe.begins("sft")[1] if kind == "base" else self.recipe.start
 
     def train_words(self, method: str, seed: int, changes: Mapping[str, Any]) -> list[str]:
-        """The words of a training but for the place where it goes."""
+        """The words of a training run but for the place where it goes."""
         settings = set_words({**self.model.settings, **changes})
         if not self.launched:
             words = [*PYTHON, "train", self.model.recipe, "--method", method]
@@ -260,8 +262,8 @@ class PlannedModel:
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #ab20e140
 def training_hours(model: Model, method: str, epoch: Mapping[str, float]) -> float:
-    """Device hours of a training from what one of its epochs samples and reads; 0 where the profile
-    states no speed.
+    """Device hours of a training run from what one of its epochs samples and reads; 0 where the
+    profile states no speed.
     """
     epochs = epoch.get("epochs", 1.0)
     if model.seconds is not None:
@@ -471,10 +473,12 @@ class Plan:
             )
         )
 
-    # -- trainings
+    # -- training runs
 
     def _data_places(self, method: str, taught: str) -> tuple[dict[str, Any], list[str]]:
-        """Where a training finds its examples when the plan makes them, and the jobs that do."""
+        """Where a training run finds its examples when the plan makes them, and the jobs that
+        do.
+        """
         if self.profile.data is None:
             if method != "sft" or taught not in self.demonstrations:
                 return {}, []
@@ -499,7 +503,9 @@ class Plan:
     def _start_places(
         self, model: PlannedModel, begins: str | None
     ) -> tuple[dict[str, Any], list[str]]:
-        """The setting with which a training begins with a row's policy, and that policy's job."""
+        """The setting with which a training run begins with a row's policy, and that policy's
+        job.
+        """
         row = self.profile.rows[begins] if begins else None
         if row is None or row.start == "start":
             return {}, []
@@ -568,7 +574,7 @@ class Plan:
         row: str = "",
         is_try: bool = False,
     ) -> str:
-        """The job of a training; the same for the same settings."""
+        """The job of a training run; the same for the same settings."""
         data_places, reads = self._data_places(method, taught)
         start_places, start_reads = self._start_places(model, begins)
         changes = {**data_places, **start_places, **settings}
@@ -626,7 +632,7 @@ class Plan:
         start_reads: Sequence[str],
         chosen: str | None,
     ) -> dict[str, Any]:
-        """All that decides the result of a training beside code, data and what it reads."""
+        """All that decides the result of a training run beside code, data and what it reads."""
         from memcalib.trainer.checkpoints import decisive
 
         settings, _ = decisive(config.model_dump(mode="json"))
@@ -655,7 +661,9 @@ class Plan:
         return json.loads(json.dumps(facts))
 
     def _training_data(self, recipe: Recipe, method: str, config: Any, is_made: bool) -> str:
-        """One hash of the weights and files that a training begins with, those of jobs aside."""
+        """One hash of the weights and files that a training run begins with, those of jobs
+        aside.
+        """
         starts = [] if is_made else [recipe.begins(method)[1].model]
         if getattr(config, "teacher", ""):
             starts.append(config.teacher)
@@ -674,7 +682,7 @@ class Plan:
         label: str,
         is_made: bool,
     ) -> dict[str, Any]:
-        """Hours, calls and cost of a training, and what is missing for it here."""
+        """Hours, calls and cost of a training run, and what is missing for it here."""
         texts = model.texts(recipe, config)
         if method == "sft":
             epoch = teaching_work(recipe, config, texts)

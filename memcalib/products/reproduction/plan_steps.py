@@ -80,7 +80,7 @@ def choose(tries: Sequence[tuple[float, str]], out: str) -> None:
         validated = [row["valid_SCS"] for row in rows if row.get("valid_SCS") is not None]
         if not validated or not math.isfinite(validated[-1]):
             raise ForeseenError(
-                f"{file}: found no score on validation examples; allowed: a training with "
+                f"{file}: found no score on validation examples; allowed: a training run with "
                 "validation examples and eval_every"
             )
         scores[value] = validated[-1]

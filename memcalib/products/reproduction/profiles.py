@@ -43,7 +43,7 @@ class Speed(FrozenSettings):
 
 
 class AnswerSeconds(FrozenSettings):
-    """Seconds of one core for each answer of a training: without, and with counterfactuals."""
+    """Seconds of one core for each answer of a training run: without, and with counterfactuals."""
 
     plain: float = Field(gt=0)
     credited: float = Field(gt=0)
@@ -52,7 +52,7 @@ class AnswerSeconds(FrozenSettings):
 class Model(FrozenSettings):
     """One model of a plan: its recipe, and where and how fast it runs.
 
-    `nodes` and `gpus` (of each node) are what the launcher has; without GPUs a training is one
+    `nodes` and `gpus` (of each node) are what the launcher has; without GPUs a training run is one
     process.
     """
 
@@ -102,7 +102,7 @@ class Ablation(FrozenSettings):
     models: tuple[Name, ...] | None = None  # None: the first
     begins: Name | None = None
     train_seeds: Seeds | None = None  # None: those of the profile
-    start: bool = False  # whether the policy with which its trainings begin is measured, too
+    start: bool = False  # whether the policy with which its training runs begin is measured, too
 
     @model_validator(mode="after")
     def _methods_known(self) -> "Ablation":
@@ -112,9 +112,9 @@ class Ablation(FrozenSettings):
 
 
 class Search(FrozenSettings):
-    """Values of the learning rate that are tried for rows, each with one training, and compared by
-    SCS on validation examples; every row has the same number of tries. `settings` are laid over
-    the recipe in tries alone, such as fewer steps.
+    """Values of the learning rate that are tried for rows, each with one training run, and
+    compared by SCS on validation examples; every row has the same number of tries. `settings`
+    are laid over the recipe in tries alone, such as fewer steps.
     """
 
     values: tuple[float, ...] = Field(min_length=1)
@@ -180,7 +180,7 @@ class Profile(FrozenSettings):
 
     With one training seed each policy is evaluated under every evaluation seed; with several,
     training and evaluation seeds are paired, so that the spread in a table is the spread over
-    trainings.
+    training runs.
     """
 
     models: dict[Name, Model] = Field(default_factory=dict)

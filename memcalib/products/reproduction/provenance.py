@@ -83,7 +83,7 @@ def _plain(value: object) -> Any:
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c48000a
 def default_training() -> "CreditGRPOConfig":
-    """TRL's configuration of a training in which nothing is set."""
+    """TRL's configuration of a training run in which nothing is set."""
     from memcalib.trainer.train_config import TrainConfig, trl_config
 
     return trl_config(TrainConfig(), "runs/none")

@@ -81,7 +81,7 @@ _GAIN_COLUMNS = (
 
 
 def _judge_name(row: GridRow) -> str:
-    """What a table calls the judge of a training."""
+    """What a table calls the judge of a training run."""
     if row.run.fault == "none":
         return "exact judge"
     return f"{row.run.fault} {row.run.rate:.0%} wrong"
@@ -92,8 +92,8 @@ def step_costs(rows: Sequence[GridRow], against: str = "gdpo") -> "pd.DataFrame"
     least and most of `ratio`, `low`, `high`: parts of a step of `against` with the same seed and
     judge.
 
-    NaN where no run of `against` matches. Trainings beside other work take longer: compare rows of
-    one run of the grid.
+    NaN where no run of `against` matches. Training runs beside other work take longer: compare rows
+    of one run of the grid.
     """
     import pandas as pd
 
@@ -270,7 +270,7 @@ def rule_sentence(
     clauses = []
     derailed = int(of_rule["derailed"].sum())
     if derailed:
-        clauses.append(f"{derailed} of its trainings diverged")
+        clauses.append(f"{derailed} of its training runs diverged")
     for line in of_rule.itertuples(index=False):
         interval = f"{line.difference:+.1f} [{line.low:+.1f}, {line.high:+.1f}]"
         clauses.append(

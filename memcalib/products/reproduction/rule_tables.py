@@ -403,7 +403,7 @@ def paths_figure(
     rows: Sequence[GridRow],
     rules: Sequence[str] = ("gdpo", "evidence-kl", "evidence", "ordered", "exact"),
 ) -> "Figure":
-    """Curves of some rules over the steps of their plain trainings that were measured on test
+    """Curves of some rules over the steps of their plain training runs that were measured on test
     examples; `ValueError` without any.
     """
     import pandas as pd
@@ -420,7 +420,7 @@ def paths_figure(
 
 
 def _path_lines(row: GridRow) -> list[dict[str, float | str | None]]:
-    """A line for each tenth of a training."""
+    """A line for each tenth of a training run."""
     run = row.run
     lines = []
     for tenth, values in enumerate(zip(*row.path.values(), strict=True), 1):

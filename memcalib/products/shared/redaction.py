@@ -1822,7 +1822,8 @@ class Redactor:
         name = user.casefold()
         if len(user) < 3 or name in _NOT_USERS or name in common_words():
             return redact_row(texts, self.rules, self._clean)
-        written = re.escape(user).replace("_", "[_ ]")  # graphs write the name with blanks
+        # a graph or a person writes mara_k as mara k
+        written = "[._ -]".join(map(re.escape, re.split("[._ -]", user)))
         user_rule = pattern_rule("user", rf"(?<!\w){written}(?!\w)", flags=re.I)
         return redact_row(texts, (replace(user_rule, numbered=False), *self.rules), self._clean)
 

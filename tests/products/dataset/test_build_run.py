@@ -205,7 +205,7 @@ def test_a_full_build_ties_the_folder_to_its_settings(home):
         "until then another threshold is taken"
     )
     run.run()
-    with pytest.raises(ValueError, match="holds a run of other settings.*near.threshold"):
+    with pytest.raises(ValueError, match="contains a run with other settings.*near.threshold"):
         stub_run(home, near={"threshold": 0.95})
 
 
@@ -221,7 +221,7 @@ def test_rows_to_start_from_may_not_change_between_pilot_and_full_build(home):
     write_yaml(home)
     run.freeze()
     write_yaml(home, sources=other_source)
-    with pytest.raises(ValueError, match="holds a run of other settings"):
+    with pytest.raises(ValueError, match="contains a run with other settings"):
         stub_run(home)
 
 

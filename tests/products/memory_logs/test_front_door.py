@@ -18,7 +18,7 @@ from memcalib.products.memory_logs.exports import day_of, read_actions
 from memcalib.products.memory_logs.field_maps import read_all
 from memcalib.products.memory_logs.files import file_values, structure_in
 from memcalib.products.memory_logs.messages import conversation_rows, read_message
-from memcalib.products.memory_logs.notes import mapping_lines, system_memories
+from memcalib.products.memory_logs.notes import mapping_lines, note_entries, system_memories
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
 
@@ -281,6 +281,7 @@ def test_other_words_for_thoughts(tmp_path):
         json.dumps([{"text": "Is allergic"}, {"text": "Plays chess"}]),
         "[{'text': 'Is allergic'}\n {'text': 'Plays chess'}]",
         "['Is allergic' 'Plays chess']",
+        "['Is allergic'\n 'Plays chess']",
         "[{'text': 'Is allergic', 'score': nan}, {'text': 'Plays chess', 'score': 0.5}]",
         "({'text': 'Is allergic'}, {'text': 'Plays chess'})",
     ],
@@ -1259,6 +1260,12 @@ def test_objects_as_python_prints_them(tmp_path, printed):
     assert [(m.text, m.created_at) for m in row.memories] == [("Is vegan", "2026-08-01")]
 
 
+def test_words_that_look_like_an_object_stay_two_entries():
+    assert structure_in("['Calls foo(1)' 'Plays chess']") == ["Calls foo(1)", "Plays chess"]
+    assert structure_in("[foo(1)]") is None
+    assert structure_in("[Item(id=UUID('a-1'))]") == [{"id": "a-1"}]
+
+
 def test_a_search_that_cannot_be_read_costs_no_row_that_has_other_memories(tmp_path):
     call = {"name": "search_memory", "args": {}, "id": "c", "type": "tool_call"}
     messages = [
@@ -1457,6 +1464,21 @@ def test_graph_memories_and_speakers_of_the_results_of_mem0(tmp_path):
     assert [n for what, n in reading.account.remarks.items() if "reference answers" in what] == [1]
 
 
+def test_memories_of_a_project_of_claude_stand_before_its_conversations_alone(tmp_path):
+    remembered = {"conversations_memory": "Is vegan.", "project_memories": {"p": "Draws birds."}}
+    with_project = {**CLAUDE, "uuid": "c2", "project": {"uuid": "p"}}
+    reading = read_all([remembered, CLAUDE, with_project])
+    assert list(map(texts, reading.rows)) == [["Is vegan."], ["Is vegan.", "Draws birds."]]
+    assert any("memories of a project" in what for what in reading.account.remarks)
+
+
+@pytest.mark.parametrize("written", ["mara_k", "mara k", "Mara-K", "mara.k"])
+def test_the_name_of_a_user_goes_in_every_spelling(tmp_path, written):
+    row = {"query": "Where?", "memories": [f"{written} rows"], "answer": "Here.", "user": "mara_k"}
+    [example] = own(lines(tmp_path / "log.jsonl", row)).examples
+    assert example.blocks[0].memory_text == "[user] rows"
+
+
 def test_the_name_of_a_user_in_a_relation_is_taken_out(tmp_path):
     relation = {"source": "mara_k", "relationship": "lives_in", "destination": "hamburg"}
     row = {"query": "Where?", "results": [], "relations": [relation], "user_id": "mara_k"}
@@ -1510,3 +1532,92 @@ def test_files_of_an_archive_that_are_not_opened_are_named(tmp_path):
         archive.writestr("picture of Ana.png", b"1")
     told = read_all(tmp_path / "export.zip").account.lines()
     assert "files of the archive that were not opened (users.json and others): 2" in told
+
+
+def test_a_trace_names_the_model_that_answered_and_what_it_was_not_shown():
+    def call(name, model, said, asked="Which lease?"):
+        asked = [{"role": "user", "content": asked}]
+        step = {"type": "GENERATION", "name": name, "model": model, "input": asked}
+        return {**step, "output": {"role": "assistant", "content": said}}
+
+    found = [
+        {"id": "1", "content": "Lease runs to 2028", "metadata": {"created_at": "2026-02-01"}},
+        {"id": "2", "content": "Owns a parrot"},
+    ]
+    prompt = "Memories:\n- Lease runs to 2028\n\nWhich lease?"
+    steps = [
+        call("rewrite", "small", "lease"),
+        {"type": "RETRIEVER", "name": "memory", "output": found},
+        call("answer", "large", "To 2028.", prompt),
+        call("extract", "small", "nothing new"),
+    ]
+    observations = [{**step, "startTime": f"2026-01-0{n}"} for n, step in enumerate(steps, 1)]
+    trace = {"id": "t", "timestamp": "2026-01-01", "input": {"query": "Which lease?"}}
+    reading = read_all([{**trace, "output": {"answer": "To 2028."}, "observations": observations}])
+    [row] = reading.rows
+    assert row.model == "large"
+    told = [(m.text, m.created_at, m.in_prompt) for m in row.memories]
+    assert told == [
+        ("Lease runs to 2028", "2026-02-01", True),
+        ("Owns a parrot", "", False),
+    ]
+    assert "candidates that did not enter the prompt: 1 of 2 memories" in reading.text()
+
+
+def test_a_memory_that_the_prompt_quotes_again_counts_once(tmp_path):
+    talk = [{"role": "system", "content": "Memories:\n- Is vegan\n- Rows"}, *TALK]
+    (tmp_path / "notes.md").write_text("- Is vegan\n")
+    reading = read_all(lines(tmp_path / "log.jsonl", {"messages": talk}), tmp_path / "notes.md")
+    assert texts(reading.rows[0]) == ["Is vegan", "Rows"]
+    remark = "memories that a message quotes once more, which count once"
+    assert reading.account.remarks[remark] == 1
+    assert "store: notes.md, memories: 1" in reading.text()
+    assert "different memories: 2" in reading.text()
+
+
+def test_an_error_of_the_interface_is_no_answer(tmp_path):
+    error = {"role": "assistant", "content": [{"type": "text", "text": "API Error: 529"}]}
+    said = [
+        {"type": "user", "sessionId": "s", "message": {"role": "user", "content": "Dinner?"}},
+        {"type": "assistant", "sessionId": "s", "isApiErrorMessage": True, "message": error},
+    ]
+    (tmp_path / "notes.md").write_text("- Is vegan\n")
+    with pytest.raises(DataError, match="no answer to a user"):
+        read_all(lines(tmp_path / "log.jsonl", *said), tmp_path / "notes.md")
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (
+            "- Ask Noor\n\n```sh\nmake\n- x\n```\n- Next",
+            ["Ask Noor", "```sh\nmake\n- x\n```", "Next"],
+        ),
+        ("Run it:\n```sh\nmake\n```", ["Run it:\n```sh\nmake\n```"]),
+        ("- Ask\n\n  ```sh\n  make\n  ```", ["Ask\n  ```sh\n  make\n  ```"]),
+    ],
+)
+def test_code_after_an_empty_line_is_an_entry_of_its_own(text, entries):
+    assert [entry for _, entry in note_entries(text)] == entries
+
+
+def test_notes_in_a_folder_of_sessions_and_broken_lines_are_named(tmp_path):
+    folder = tmp_path / "project"
+    (folder / "memory").mkdir(parents=True)
+    (folder / "memory" / "MEMORY.md").write_text("- Is vegan\n")
+    for name in ("a", "b"):
+        said = [{**message, "session_id": name} for message in TALK]
+        lines(folder / f"{name}.jsonl", *said)
+    with open(folder / "b.jsonl", "a") as file:
+        file.write('{"role": "user", "content": "And')
+    reading = read_all(folder, folder / "memory")
+    assert [row.id for row in reading.rows] == ["a/1", "b/1"]
+    assert reading.dropped[0].found.startswith("in b.jsonl: ")
+    what = "notes in the folder that are not read (they are read as --store)"
+    assert reading.account.remarks[what] == 1
+
+
+def test_a_second_store_is_refused(tmp_path, capsys):
+    path = lines(tmp_path / "log.jsonl", {"messages": TALK})
+    code, _, errors = run(capsys, "logs", path, "--store", "a.md", "--store", "b.md")
+    assert code != 0 and "--store: found 2; allowed: one file or folder" in errors

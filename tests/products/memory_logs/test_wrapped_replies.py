@@ -160,7 +160,7 @@ def evaluated(capsys, server, url: str):
 def test_answers_that_come_as_reasoning_are_missing_and_not_silent(capsys, folder, server, proxy):
     code, out, err = evaluated(capsys, server, proxy.url("nullreason"))
     assert code == 3
-    assert "none of 6 answers could be scored" in out
+    assert "none of the 6 answers could be scored" in out
     assert re.search(f"6 of 6 answers are not scored \\({REASON.format(6)}\\)", err)
     page = (folder / "run/report.html").read_text()
     assert "the server sent … characters as reasoning and no answer" in page

@@ -569,7 +569,7 @@ def micro_log(n: int, seed: int = 0) -> list[PracticeLogRow]:
 # %% ../../../../nbs/products/micro/practice/01_source.ipynb #ecd45f66
 @dataclass(frozen=True)
 class Mishap:
-    """One thing that goes wrong with rows of a log: how often, and what it makes of a row."""
+    """One thing that goes wrong with rows in a log: how often, and what it makes of a row."""
 
     rate: float
     spoil: Callable[[PracticeLogRow, random.Random], PracticeLogRow | str]
