@@ -405,11 +405,11 @@ def test_bad_batches_are_named():
     batch = a_batch(4, unscored=0)
     broken = batch["mask"].clone()
     broken[2] = False
-    with pytest.raises(ValueError, match="row 2: empty answer"):
+    with pytest.raises(ValueError, match="row 2: an empty answer"):
         run(batch | {"mask": broken})
     full = batch["full"].clone()
     full[1, 0] = NAN
-    with pytest.raises(ValueError, match="row 1, token 0: log-probability"):
+    with pytest.raises(ValueError, match="row 1, token 0: a log-probability"):
         run(batch | {"full": full})
     rewards = batch["rewards"].clone()
     rewards[3, 2] = NAN
@@ -461,7 +461,7 @@ def test_sentences_preserve_every_mean_and_match_the_slow_reference(seed, option
         inside = batch["mask"][row]
         d = detail.d[k, inside].tolist()
         z = reference.signal(h, d, config.mode, config.under_use) or [0.0] * len(d)
-        expected = reference.sentence_weights(z, units[row, inside].tolist(), 0.02, 0.01, **rule)
+        expected = reference.sentence_weights(z, units[row, inside].tolist(), 0.02, 0.02, **rule)
         assert (
             detail.q[k, inside] - torch.tensor(expected, dtype=torch.float64)
         ).abs().max() < 1e-9
@@ -539,7 +539,7 @@ def test_thresholds_follow_the_settings():
     for thresholds, start, rule in (
         (tokens, 0.02, (0.02, 0.75, 0.9, 256)),
         (both, 0.02, (0.05, 0.75, 0.9, 256)),
-        (both.sentence, 0.01, (0.01, 0.70, 0.9, 32)),
+        (both.sentence, 0.02, (0.02, 0.75, 0.9, 256)),
     ):
         assert thresholds.value.tolist() == [start] * 9
         assert (thresholds.floor, thresholds.quantile, thresholds.decay, thresholds.minimum) == rule

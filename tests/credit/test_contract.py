@@ -145,7 +145,7 @@ def test_a_group_with_answers_to_two_records_is_named(batch):
 
 
 def test_group_size_and_gather_exclude_each_other():
-    with pytest.raises(ValueError, match="group_size: found 4 with gather"):
+    with pytest.raises(ValueError, match="group_size: found 4 together with gather"):
         BatchCredit(TOKENIZER, GDPO, "micro", group_size=4, gather=lambda rows: rows)
 
 

@@ -127,7 +127,7 @@ def test_scaled_logits_come_from_the_model_itself(model):
         assert split_model(model, "chunked")[1] is not None
     finally:
         del model.config.final_logit_softcapping
-    with pytest.raises(ValueError, match="head 'fast', allowed are 'auto'"):
+    with pytest.raises(ValueError, match="head 'fast'; allowed are 'auto'"):
         split_model(model, "fast")
 
 
@@ -171,14 +171,14 @@ def test_a_model_that_scales_its_logits_makes_few_of_them(name, share, monkeypat
 def test_scoring_edge_cases_and_bad_input(model):
     assert response_logps(model, [], []).shape == (0, 0)
     assert response_logps(model, [[1, 2]], [[]]).shape == (1, 0)
-    with pytest.raises(ValueError, match="row 1: empty prompt"):
+    with pytest.raises(ValueError, match="row 1: the prompt is empty"):
         response_logps(model, [[1], []], [[1], [2]])
     with pytest.raises(ValueError, match="2 prompts but 1 responses"):
         response_logps(model, [[1], [2]], [[1]])
     for temperature in (0, -1, NAN):
         with pytest.raises(ValueError, match="temperature"):
             response_logps(model, [[1]], [[1]], temperature=temperature)
-    with pytest.raises(ValueError, match="token_budget 0"):
+    with pytest.raises(ValueError, match="token_budget is 0"):
         response_logps(model, [[1]], [[1]], token_budget=0)
 
 
@@ -305,7 +305,7 @@ def test_a_kernel_without_masks_is_found_out_and_scored_plainly(seed, caplog):
     assert (response_logps(other, prompts, responses, share=True) - slow).abs().max() > 1e-2
     assert (
         not trees_agree(other, prompts, responses)
-        and "'maskless' takes no mask" in sharing_faults(other)["tree"]
+        and "'maskless' does not accept our mask" in sharing_faults(other)["tree"]
     )
 
 

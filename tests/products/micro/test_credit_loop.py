@@ -203,7 +203,7 @@ def test_all_log_probabilities_are_taken_at_the_temperature_of_the_answers(rule,
         ({"accumulate": 2, "lora_rank": 4}, "found accumulate 2, lora_rank 4"),
         ({"trl": {"loss_type": "grpo"}}, "found trl"),
         ({"method": "opsd-pg"}, "method 'opsd-pg'"),
-        ({"minibatches": 5}, "8 answers a step do not split into 5 mini-batches"),
+        ({"minibatches": 5}, "8 answers per step cannot be divided into 5 mini-batches"),
     ],
 )
 def test_settings_that_the_loop_does_not_have_are_refused(changes, message):
