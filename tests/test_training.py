@@ -293,7 +293,7 @@ def test_config_is_frozen_and_trl_options_are_checked(tmp_path):
 
 def test_a_step_needs_as_many_examples_as_prompts(tmp_path):
     config = settings(prompts=len(EXAMPLES) + 1, generations=2)
-    with pytest.raises(ValueError, match=f"prompts {config.prompts} with {len(EXAMPLES)} examples"):
+    with pytest.raises(ValueError, match=f"only {len(EXAMPLES)} examples can be used"):
         train(build_policy(0), config, EXAMPLES, exact_judge, tokenizer=TOKENIZER, out=tmp_path)
 
 
