@@ -314,7 +314,7 @@ def test_a_later_version_is_refused(tmp_path):
     with cache._connection() as db:
         db.execute("PRAGMA user_version = 7")
     cache.close()
-    with pytest.raises(CacheError, match="version 7, this memcalib reads version 1"):
+    with pytest.raises(CacheError, match="version 7, but this version of memcalib reads version 1"):
         cache.get("k")
 
 

@@ -115,8 +115,8 @@ def test_a_prompt_that_cannot_be_made_is_empty(tmp_path):
     ("text", "fault"),
     [
         ("  ", "empty"),
-        (some_block()[0].memory_text, "as it was"),
-        ("x" * 10_000, "more than"),
+        (some_block()[0].memory_text, "has not changed"),
+        ("x" * 10_000, "longer than"),
         ("Short.", ""),
     ],
 )

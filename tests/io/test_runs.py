@@ -87,7 +87,7 @@ def test_a_file_of_anything_else_is_not_written_over(tmp_path, content):
     file = tmp_path / "parameters.json"
     content_bytes = content.encode("utf-8", "surrogateescape")
     file.write_bytes(content_bytes)
-    with pytest.raises(ValueError, match="parameters.json: not the settings of a run"):
+    with pytest.raises(ValueError, match="does not contain the settings of a run"):
         RunFolder(tmp_path, SETTINGS, replaceable=lambda stored: True)
     assert file.read_bytes() == content_bytes
 

@@ -576,9 +576,9 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
     value_found = f"no query in rows with the fields {fields}"
     nearest = nearest_shape(_first_item(rows[0]))
+    allowed += f". To print ten lines of Python that convert it: memcalib logs {file} --lines"
     if nearest:
         allowed += f". The nearest known format of its memories is {nearest}"
-    allowed += f". To print ten lines of Python that convert it: memcalib logs {file} --lines"
     return Violation("shape", value_found, allowed, file=file)
 
 

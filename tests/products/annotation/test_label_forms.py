@@ -259,7 +259,7 @@ def test_a_sheet_is_of_one_person(tmp_path):
     for person, level in levels.items():
         LabelBook(tmp_path / "l.jsonl", ITEMS, person).put(ITEMS[0].item, level)
     labels = read_labels(tmp_path / "l.jsonl")
-    with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
+    with pytest.raises(ValueError, match="found labels by 'ann', 'bob'"):
         LabelBook.write_sheet(tmp_path / "s.csv", ITEMS, labels)
     for person, level in levels.items():
         (label,) = LabelBook.read_sheet(
@@ -331,7 +331,7 @@ FAULTS = {
         lambda rows: rows[2].__setitem__(0, "item-0"),
         "t.csv:3: .*found 'item-0'; allowed: one of the .* items of this sample",
     ),
-    "twice": (lambda rows: rows.append(list(rows[3])), "t.csv:22: .*found again, first in row 4"),
+    "twice": (lambda rows: rows.append(list(rows[3])), "t.csv:22: .*found a second time, after row 4"),
     "note": (lambda rows: rows[1].__setitem__(2, "hm"), "note: found a note without a level"),
     "moved": (
         lambda rows: rows[1].__setitem__(3, "Another atom."),

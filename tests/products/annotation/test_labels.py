@@ -362,7 +362,7 @@ def test_audit_refuses_mixed_people_missing_judgments_and_other_versions():
         Label(item=ITEMS[0].item, level=0, labeller=name, answer_hash=ITEMS[0].answer_hash)
         for name in ("one", "two")
     ]
-    with pytest.raises(ValueError, match="labels of 'one', 'two'"):
+    with pytest.raises(ValueError, match="labels by 'one', 'two'"):
         audit_frame(ITEMS, labels, judged())
     assert audit_frame(ITEMS, labels, judged(), "two")["first"].notna().sum() == 1
     with pytest.raises(ValueError, match=r"found no judgment of \d+ items"):

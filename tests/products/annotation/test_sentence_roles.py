@@ -228,7 +228,7 @@ def test_places_that_do_not_exist_are_refused(tmp_path):
         book.put(ITEMS[0].item, 1, "great")
     book.close()
     assert (tmp_path / "roles.jsonl").read_text() == ""
-    with pytest.raises(ValueError, match="each once"):
+    with pytest.raises(ValueError, match="each only once"):
         RoleBook(tmp_path / "roles.jsonl", [ITEMS[0], ITEMS[0]])
 
 
@@ -395,7 +395,7 @@ def test_what_goes_out_holds_labels_of_one_person_for_these_sentences_alone(tmp_
         RoleLabel(item="9/9/C+", sentence=n, role="key", labeller="eve", answer_hash="x")
         for n in (1, 2)
     ]
-    with pytest.raises(ValueError, match="found labels of 'ann', 'bob'"):
+    with pytest.raises(ValueError, match="found labels by 'ann', 'bob'"):
         write([item], path, [ann, bob, *others])
     stale = ann.model_copy(update={"answer_hash": "of another answer"})
     late = ann.model_copy(update={"sentence": 3})

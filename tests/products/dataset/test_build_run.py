@@ -335,7 +335,7 @@ def test_losses_of_reading_name_file_line_and_setting(home):
         ("csv", "faq.csv", 43),
     ]
     assert "screen.limits.general.question_chars" in losses[0]["allowed"]
-    assert "not let in: 2 source rows" in text
+    assert "not accepted: 2 source rows" in text
 
 
 def test_a_mended_file_is_read_again_until_a_full_build_begins(home):
@@ -484,7 +484,7 @@ def test_words_for_the_card_do_not_make_another_build(home):
 @pytest.mark.parametrize(
     ("columns", "settings", "message"),
     [
-        ({"id": False}, {}, "sources.0.id: found False; YAML takes no, yes, on and off"),
+        ({"id": False}, {}, "sources.0.id: found False; YAML reads no, yes, on and off"),
         ({"question": "q|usr"}, {}, "unknown reader 'usr'; allowed are user, reply"),
         (
             {},

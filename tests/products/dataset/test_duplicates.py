@@ -194,7 +194,7 @@ def test_nothing_and_one():
 
 
 def test_config_is_checked():
-    with pytest.raises(ValidationError, match="7 bands do not divide 100"):
+    with pytest.raises(ValidationError, match="7 bands do not evenly divide 100"):
         d.NearConfig(permutations=100, bands=7)
     with pytest.raises(ValidationError):
         d.NearConfig(threshold=1.5)

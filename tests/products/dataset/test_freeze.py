@@ -182,7 +182,7 @@ def test_settings_changed_after_the_batch(tmp_path):
         "changed since batch 1: near duplicates: threshold: then 0.88, now 0.9"
     ]
     assert [change.name for change in error.changes] == ["near duplicates: threshold"]
-    assert "fresh batch" in error.go_on
+    assert "new batch" in error.go_on
 
 
 def test_the_latest_batch_counts_and_has_to_be_fresh(tmp_path):

@@ -135,7 +135,7 @@ def test_changed_items_are_noticed(batch):
 
 
 def test_a_folder_that_is_no_batch_is_named(batch):
-    with pytest.raises(FileNotFoundError, match="batch-02: no such batch; .* are batch-01"):
+    with pytest.raises(FileNotFoundError, match="batch-02: there is no such batch; .* are batch-01"):
         p.read_batch(batch.folder.with_name("batch-02"))
 
 
@@ -202,9 +202,9 @@ def test_reviews_of_other_texts_are_refused(batch):
     other_text = RECORDS[0].model_copy(update={"question": "Another?"})
     changed_items = [p.PilotItem(example=other_text), *batch.items[1:]]
     reviews = p.read_reviews(batch.reviews)
-    with pytest.raises(DataError, match="given for a different text"):
+    with pytest.raises(DataError, match="given for another text"):
         p.ReviewBook(batch.reviews, changed_items)
-    with pytest.raises(DataError, match="given for a different text"):
+    with pytest.raises(DataError, match="given for another text"):
         p.pass_rate(changed_items, reviews)
     with pytest.raises(DataError, match="no such row"):
         p.pass_rate(batch.items[1:], reviews)
@@ -531,7 +531,7 @@ def test_the_widgets_do_what_the_session_does(batch):
     page._issue.value = "too vague"
     page._stage.value = "distractors"
     page._buttons["pass"].click()
-    assert "typed and not added" in page._status.value and batch.reviews.read_text() == ""
+    assert "typed an issue but did not add it" in page._status.value and batch.reviews.read_text() == ""
     page._about.value = batch.items[0].example.atoms[0].atom_id
     page._add.click()
     assert page.session.label.issues[0].item == batch.items[0].example.atoms[0].atom_id
@@ -555,11 +555,11 @@ def test_an_issue_that_was_typed_stays_with_its_row(batch, name):
     page._issue.value = "too vague"
     saved = batch.reviews.read_text()
     page._buttons[name].click()
-    assert "typed and not added" in page._status.value and page.session.index == 1
+    assert "typed an issue but did not add it" in page._status.value and page.session.index == 1
     assert batch.reviews.read_text() == saved and page._issue.value == "too vague"
     page._issue.value = "  "
     page._buttons[name].click()
-    assert "typed and not added" not in page._status.value
+    assert "typed an issue but did not add it" not in page._status.value
 
 
 def test_foreign_names_do_no_harm_in_widgets(tmp_path):

@@ -61,8 +61,8 @@ def test_the_numbers_are_those_of_the_metrics(levels):
         ({}, "found the fields .none.; allowed: a record"),
         ({"question": "Q?"}, "found the fields question; allowed"),
         ({"question": ["Q?"], "memories": []}, "allowed: a record with memory_blocks"),
-        ({"question": "Q?", "memories": ["text"]}, "no text and level in memory 1 of 'Q"),
-        ({"question": "Q?", "memories": [{"text": "M."}]}, "no text and level in memory 1"),
+        ({"question": "Q?", "memories": ["text"]}, "no text or no level in memory 1 of 'Q"),
+        ({"question": "Q?", "memories": [{"text": "M."}]}, "no text or no level in memory 1"),
         ({"question": "Q?", "memories": [{"text": "M.", "level": "often"}]}, "often"),
     ],
 )

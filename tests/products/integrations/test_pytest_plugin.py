@@ -68,7 +68,7 @@ def test_a_failed_assertion_names_the_worst_memories(plugin):
         [
             "*SCS: 50.0 >= 60*",
             "*3 answers to 3 questions, 0 unscored*",
-            "*over-use: 'Plays chess.' should be Ignore and was Bound*",
+            "*over-use: 'Plays chess.' should be Ignore but was Bound*",
         ]
     )
 

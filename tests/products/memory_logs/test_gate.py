@@ -47,7 +47,7 @@ def test_passed_failed_undecided(capsys, tmp_path):
     out = tmp_path / "gate"
     code, output, _ = run(capsys, "gate", base, "--baseline", base, "--out", out)
     assert code == 0 and output.startswith("gate passed: SCS")
-    assert output.count("\n") == 2 and "\nWhat this gate sees, SCS: 40 questions catch" in output
+    assert output.count("\n") == 2 and "\nWhat this gate can detect for SCS: 40 questions catch" in output
     worse = make_run(tmp_path / "worse", set(range(20)))
     code, output, _ = run(capsys, "gate", worse, "--baseline", base, "--out", out)
     assert code == 3 and "gate failed: SCS 98.1 → 62.5" in output
@@ -108,7 +108,7 @@ def test_wrong_calls_say_what_is_allowed(capsys, tmp_path, arguments, code, mess
 
 
 def test_help_and_exit_code_of_a_wrong_call_agree(capsys, tmp_path):
-    assert "2 for a wrong call" in " ".join(run(capsys, "gate", "--help")[1].split())
+    assert "2 for a wrong option or value" in " ".join(run(capsys, "gate", "--help")[1].split())
     log = tmp_path / "log.jsonl"
     log.write_text('{"query": "a", "memories": ["b"]}\n')
     code, _, errors = run(capsys, "sweep", log, "--top-k", "two")

@@ -981,13 +981,13 @@ def test_rules_of_ones_own(tmp_path):
         ),
         (
             {"rules": [{"name": "a", "find": "math:pi"}]},
-            "rules.0.find: found 'math:pi', which is no function",
+            "rules.0.find: found 'math:pi', which is not a function",
         ),
         (
             {"rules": [{"name": "a", "find": "no.where:x"}]},
             "rules.0.find: found 'no.where:x'; ModuleNotFoundError",
         ),
-        ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed are countries in two capitals"),
+        ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed are two-letter country codes"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
         ({"rules": [{"name": "a", "pattern": "("}]}, "rules.0.pattern: found '\\('"),
         ({"rules": [{"name": "a", "pattern": "x*"}]}, "matches an empty text"),

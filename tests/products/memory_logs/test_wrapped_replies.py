@@ -92,7 +92,7 @@ def test_a_judge_whose_replies_are_withheld_says_why_and_is_asked_once(capsys, f
     assert proxy.changed - before == 1 + len(ROWS)
     assert re.search(f"2 of 2 answers are not scored \\({REASON.format(2)}\\)", err)
     assert re.search(
-        r"[\d,]+ characters came as reasoning. Asking again mostly brings the same", err
+        r"[\d,]+ characters of reasoning instead. Asking again usually gives the same", err
     )
     page = (folder / "run/report.html").read_text()
     assert "the server sent … characters as reasoning and no answer" in page
