@@ -295,7 +295,8 @@ def test_what_is_left_out_is_said(run, tmp_path):
     text = write_trace_page(folder, tmp_path / "page.html", steps=[11], limit=3).read_text()
     total = int((frame["channel"].isna() & (frame["step"] == 11)).sum())
     assert (
-        f"{total:,} answers. Shown are 3 with most localized channels; {total - 3:,} are left out."
+        f"{total:,} answers. The page shows 3 with most localized channels; "
+        f"{total - 3:,} are left out."
         in text
     )
     assert (
@@ -359,7 +360,7 @@ def test_figures_of_several_panels_keep_their_size_and_scroll(template, wide):
 
 
 def test_picking_nothing_is_an_error(run):
-    with pytest.raises(ValueError, match="limit 0, must be at least 1"):
+    with pytest.raises(ValueError, match="limit is 0; it must be at least 1"):
         pick_answers(run[1], 0)
     with pytest.raises(ValueError, match=r"no answer with A\+ localized; allowed: AB-"):
         pick_answers(run[1], 5, "A+")
@@ -390,7 +391,7 @@ def test_a_method_without_channels_has_a_page(tmp_path):
     )
     assert "8 answers. All are shown." in text and "no judge" not in text
     assert (
-        "8 answers. Shown are 3 at even distances; 5 are left out."
+        "8 answers. The page shows 3 at even distances; 5 are left out."
         in write_trace_page(tmp_path, limit=3).read_text()
     )
 
@@ -457,7 +458,7 @@ def test_folders_without_traces_and_torn_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no trace files"):
         TraceViewer(tmp_path)
     (tmp_path / "step-000001.parquet").write_bytes(b"PAR1torn")
-    with pytest.raises(DataError, match="a whole Parquet file"):
+    with pytest.raises(DataError, match="a complete Parquet file"):
         write_trace_page(tmp_path)
     assert not (tmp_path / "traces.html").exists()
 
@@ -471,7 +472,7 @@ def test_the_verb_writes_the_page(run, tmp_path):
         run[0], "--out", tmp_path / "page.html", "--steps", "2,11", "--limit", 2, "--channel", "C+"
     )
     assert done.exit_code == 0 and done.output.strip() == str(tmp_path / "page.html")
-    assert "Shown are 2 with C+ localized" in (tmp_path / "page.html").read_text()
+    assert "The page shows 2 with C+ localized" in (tmp_path / "page.html").read_text()
 
 
 def test_the_page_needs_a_file_and_makes_its_folder(run, tmp_path):
@@ -487,7 +488,7 @@ def test_the_page_needs_a_file_and_makes_its_folder(run, tmp_path):
     [
         (["--steps", "two"], "--steps: found 'two'; allowed are whole numbers"),
         (["--steps", "3"], r"no traces of step 3; allowed: \[2, 11\]"),
-        (["--limit", "0"], "limit 0, must be at least 1"),
+        (["--limit", "0"], "limit is 0; it must be at least 1"),
         (["--channel", "Q"], "no answer with Q localized; allowed: AB-"),
     ],
 )

@@ -668,7 +668,7 @@ def test_a_folder_that_holds_no_run_gets_no_page(tmp_path, stray):
         (tmp_path / stray).write_text("hello")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(
-        FileNotFoundError, match=r"holds no run; looked for judgments\.jsonl, .*manifest\.json"
+        FileNotFoundError, match=r"not contain a run; looked for judgments\.jsonl, .*manifest\.json"
     ):
         evaluation.write_evaluation_report(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
@@ -691,7 +691,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path, name, alone):
     path.write_text(("" if alone else "".join(lines[:-1])) + lines[-1][:60])
     torn = path.read_bytes()
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert f"{name}.jsonl: the last line is torn" in source and path.read_bytes() == torn
+    assert f"{name}.jsonl: {TORN}" in source and path.read_bytes() == torn
     assert ("not judged yet" in source) == (name == "judgments" and alone)
 
 
@@ -705,7 +705,7 @@ def test_a_torn_run_is_compared_and_said(tmp_path):
     assert [note for note in compared.notes if "torn" in note] == [
         f"{b}: {n}.jsonl: {TORN}." for n in ("judgments", "rollouts")
     ]
-    assert "judgments.jsonl: the last line is torn" in comparison.comparison_text(compared)
+    assert f"judgments.jsonl: {TORN}" in comparison.comparison_text(compared)
 
 
 ODD = [
@@ -1197,7 +1197,7 @@ def test_only_the_errors_that_two_runs_do_not_share_count(monkeypatch):
     """
     assert doubts(monkeypatch, 38.3, {"old": 48.8, "new": 38.3}) == []
     [note] = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3})
-    assert "(+4.0) by -10.5, a model-based estimate" in note
+    assert "(+4.0) by -10.5, according to a model-based estimate" in note
     notes = doubts(monkeypatch, 4.0, {"old": 48.8, "new": 38.3}, "the judge's exam ended failed")
     assert [note.split(":")[0] for note in notes] == ["old", "new"]
     assert all("is not known, because the judge's exam ended failed." in note for note in notes)

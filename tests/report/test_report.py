@@ -177,7 +177,7 @@ def test_what_cannot_be_used_is_left_out_and_said(tmp_path):
     assert len(run.judgments) == 36 and run.config == {"methods": ["GRPO"]} and len(run.notes) == 2
     source = report.write_report(tmp_path).read_text()
     assert (
-        "judgments.jsonl: the last line is torn" in source
+        "judgments.jsonl: the last line is incomplete" in source
         and "git was left out" in source
         and safe(source) == []
     )
@@ -188,7 +188,7 @@ def test_a_folder_without_the_needed_files_is_refused(tmp_path, needed):
     (tmp_path / "notes.txt").write_text("hello")
     if needed:
         with pytest.raises(
-            FileNotFoundError, match="holds no run; looked for judgments.jsonl, manifest.json"
+            FileNotFoundError, match="does not contain a run; looked for judgments.jsonl, manifest.json"
         ):
             load_run(tmp_path, needed)
     else:

@@ -138,7 +138,7 @@ def test_it_equals_the_slow_reference_and_keeps_every_mean(seed, mode, granulari
     advantages = credit.assign(
         request, [drawn(*pair_of_row[k], len(request.responses[k])) for k in range(len(request))]
     )
-    sentences = [0.01] * 9 if granularity == "sentence" else []
+    sentences = [0.02] * 9 if granularity == "sentence" else []
     expected, after = slow(
         config,
         examples,

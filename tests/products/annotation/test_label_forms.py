@@ -331,7 +331,7 @@ FAULTS = {
         lambda rows: rows[2].__setitem__(0, "item-0"),
         "t.csv:3: .*found 'item-0'; allowed: one of the .* items of this sample",
     ),
-    "twice": (lambda rows: rows.append(list(rows[3])), "t.csv:22: .*found a second time, after row 4"),
+    "twice": (lambda rows: rows.append(list(rows[3])), "t.csv:22: .*a second time, after row 4"),
     "note": (lambda rows: rows[1].__setitem__(2, "hm"), "note: found a note without a level"),
     "moved": (
         lambda rows: rows[1].__setitem__(3, "Another atom."),

@@ -47,7 +47,8 @@ def test_passed_failed_undecided(capsys, tmp_path):
     out = tmp_path / "gate"
     code, output, _ = run(capsys, "gate", base, "--baseline", base, "--out", out)
     assert code == 0 and output.startswith("gate passed: SCS")
-    assert output.count("\n") == 2 and "\nWhat this gate can detect for SCS: 40 questions catch" in output
+    assert output.count("\n") == 2
+    assert "\nWhat this gate can detect for SCS: 40 questions catch" in output
     worse = make_run(tmp_path / "worse", set(range(20)))
     code, output, _ = run(capsys, "gate", worse, "--baseline", base, "--out", out)
     assert code == 3 and "gate failed: SCS 98.1 → 62.5" in output

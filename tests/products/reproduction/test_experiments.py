@@ -348,7 +348,7 @@ def test_what_goes_beyond_the_paper_runs_only_when_it_is_named(checkout, in_proc
         (["frist"], [], "meant is perhaps first"),
         ([], ["experiments.second.facter=1"], "experiments.second.facter: meant is perhaps factor"),
         ([], ["experiment={}"], "experiments"),
-        ([], ["experiments.thrid.factor=1"], "experiments.thrid: no such experiment"),
+        ([], ["experiments.thrid.factor=1"], "experiments.thrid: there is no such experiment"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(checkout, in_process, names, settings, needle):

@@ -205,7 +205,7 @@ def test_each_run_is_a_job_and_a_tuned_one_waits_for_its_tries(tmp_path):
     [
         ({"rules": ("gdop",)}, "rule 'gdop', allowed are"),
         ({"cells": ("many",)}, "stage rules: cell 'many', allowed are few, plain, slow"),
-        ({"seeds": (1,)}, "seed 1 is used for validation and for test"),
+        ({"seeds": (1,)}, "seed 1 is used for both validation and test"),
         ({"faults": (("wrong", 0.1),)}, "elsewhere"),
         (
             {"more_seeds": {"gpdo": (12,)}},
@@ -225,7 +225,7 @@ def test_a_plan_with_a_mistake_is_refused_before_anything_runs(changes, message)
     [
         ({"promts": 4}, "cell few: promts: found 4; Extra inputs are not permitted"),
         ({"world": "lnog"}, "cell few: world: found 'lnog'"),
-        ({"minibatches": 5}, "cell few: 16 answers a step do not split into 5 mini-batches"),
+        ({"minibatches": 5}, "cell few: 16 answers per step cannot be divided into 5 mini-batches"),
         ({"options": {"lora_rank": 8}}, "cell few: found lora_rank 8, .*; allowed: lora_rank 0"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_job_started_twice_runs_once(tmp_path):
     jobs.write(["a"])
     process = started(tmp_path, "a")
     try:
-        with pytest.raises(ForeseenError, match="another process is at work on a"):
+        with pytest.raises(ForeseenError, match="another process is working on a"):
             run_job(tmp_path, "a")
     finally:
         process.terminate()

@@ -92,7 +92,7 @@ def test_rows_of_a_step_hold_what_the_curves_need():
         assert rows[f"nondegenerate/{group}"].round(6).unique().tolist() == [round(want, 6)]
     two = curve_rows(pd.concat([steps, made_up_steps("other", seeds=(1,))]))
     assert two.groupby("method", sort=False).size().to_dict() == {"MemCalib-RL": 60, "other": 30}
-    with pytest.raises(ValueError, match=r"steps: found no column candidates/B\+"):
+    with pytest.raises(ValueError, match=r"steps: found no column named 'candidates/B\+'"):
         curve_rows(pd.DataFrame({"method": ["GRPO"], "seed": [1], "step": [1], "reward": [0.0]}))
 
 
@@ -196,7 +196,7 @@ def test_the_figure_is_the_same_from_what_three_experiments_wrote(tmp_path):
     }
     write_tables(dynamics / "tables", tables)
     pd.concat([ROWS.curves, ROWS.thresholds]).to_csv(dynamics / "curves.csv", index=False)
-    with pytest.raises(FileNotFoundError, match="localization-shares.csv: no such table"):
+    with pytest.raises(FileNotFoundError, match="localization-shares.csv: there is no such table"):
         read_mechanism(eta, dynamics, audit)
     write_tables(audit / "tables", {"localization shares": ROWS.shares})
     again = read_mechanism(eta, dynamics, audit)

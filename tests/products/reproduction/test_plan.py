@@ -75,7 +75,7 @@ def test_an_arm_that_cannot_be_is_named_with_its_experiment(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "needle"),
     [
-        ("models.qwen3-8b.gpus=4", "needs 8 GPUs on 1 nodes, and its launcher has 1 nodes of 4"),
+        ("models.qwen3-8b.gpus=4", "needs 8 GPUs on 1 nodes, but its launcher has 1 nodes with 4"),
         ("models.qwen3.5-35b-a3b.nodes=1", "unknown option"),
         ("models.ministral-3-8b.gpus=0", "launch.processes="),
     ],
@@ -147,7 +147,7 @@ def test_small_is_in_plain_english_and_shorter_in_its_tries(tmp_path):
     steps = {plan.by_name[name].settings["steps"] for name in tries if "/sft-" not in name}
     assert steps == {10}
     row = next(row for row in plan.rows_of("judge_stability") if row.row == "GDPO")
-    assert plan.by_name[row.jobs["train"]].settings["steps"] == 20
+    assert plan.by_name[row.jobs["train"]].settings["steps"] == 30
     second = plan.by_name[row.jobs["judge"]]
     assert second.settings["judge"].endswith(":SECOND_ENGLISH_JUDGE")
     assert kind_code("judge", "english") != kind_code("judge", "short")

@@ -73,7 +73,7 @@ def test_pairs_are_made_by_seed_and_others_are_left_out():
     [
         ([grid_row(1, [0])], [grid_row(2, [0])], "found seeds [1] and [2]"),
         ([grid_row(1, [0]), grid_row(1, [1])], [grid_row(1, [0])], "found seed 1 twice"),
-        ([grid_row(1, [0])], [grid_row(1, [0, 1])], "totals of 1 and 1 questions, must be 2"),
+        ([grid_row(1, [0])], [grid_row(1, [0, 1])], "totals of 1 and 1 questions; there must be 2"),
     ],
 )
 def test_what_does_not_fit_is_named(arm, other, words):

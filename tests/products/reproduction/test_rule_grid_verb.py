@@ -98,7 +98,7 @@ def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
         (("smoke", "--stage", "rate"), "stage 'rate': allowed are rates, rules"),
         (
             ("smoke", "--set", "stages.rules.seeds=[900]"),
-            "seed 900 is used for validation and for test",
+            "seed 900 is used for both validation and test",
         ),
         (
             ("smoke", "--dry-run", "--set", "cells.4 prompts.promts=4"),

@@ -156,7 +156,7 @@ def test_a_sentence_says_what_is_shown_and_what_is_not():
         for rule in ("evidence", "ordered")
     ]
     assert "SCS +87.5 [+87.5, +87.5] against GDPO (exact judge): a gain is shown" in sentences[0]
-    assert "2 of its trainings derailed; SCS +0.0" in sentences[1]
+    assert "2 of its training runs diverged; SCS +0.0" in sentences[1]
     assert (
         "the difference is not statistically significant" in sentences[1]
         and "agree" not in sentences[1]
@@ -238,7 +238,7 @@ def test_the_verb_compares_a_rule_and_writes_the_page(
 
 def test_nothing_is_run_for_a_mistake(trained, tmp_path, capsys):
     for arguments, message in (
-        (("micro", "--noise", 0.1), "--noise: found it with plan 'micro'"),
+        (("micro", "--noise", 0.1), "--noise: found it with the plan 'micro'"),
         (("--rule", "no_such_module:Rule"), "no_such_module"),
         (("--rule", "json:dumps"), "CreditRule"),
     ):
