@@ -214,8 +214,8 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"name": "SCS"}, r"'SCS': found a second metric of this name; allowed: .*severe_share"),
         ({"name": SEVERE}, "found a second metric"),
         ({"name": "two words"}, "name: found 'two words'; allowed: letters"),
-        ({"name": "atoms"}, "name: found 'atoms'; allowed: no name of a column"),
-        ({"name": "x_low"}, "name: found 'x_low'; allowed: no name of a column"),
+        ({"name": "atoms"}, "name: found 'atoms'; allowed: not the name of a column"),
+        ({"name": "x_low"}, "name: found 'x_low'; allowed: not the name of a column"),
         ({"name": 3}, "name: found 3"),
         ({"higher_is_better": None}, "higher_is_better: found None; allowed: True or False"),
         ({"higher_is_better": "up"}, "higher_is_better: found 'up'"),
@@ -228,7 +228,7 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"test_family": ""}, "test_family: found ''"),
         (
             {"test_family": "calibration"},
-            "test_family: found 'calibration', whose six are those of the p",
+            "test_family: found 'calibration', which is reserved for the six metrics",
         ),
         ({"formula": "SCS"}, "formula: found 'SCS'; allowed: a function"),
         ({"formula": lambda n, rho: np.zeros(3)}, r"shape \(3,\) for 93 answers; allowed: one n"),
@@ -295,7 +295,7 @@ def test_a_distribution_enters_a_metric_as_a_part(forget, monkeypatch, as_path):
     ("name", "part", "words"),
     [
         ("SCS", Metric(**RIGHT_SHARE | {"name": "SCS"}), "found a second metric of this name"),
-        ("other", Metric(**RIGHT_SHARE), "'other': found one named 'right_share'"),
+        ("other", Metric(**RIGHT_SHARE), "'other': found a metric named 'right_share'"),
         ("right_share", exactly_right, "allowed: a Metric"),
         (
             "mine",
@@ -359,7 +359,7 @@ def test_an_added_metric_is_in_scores_comparisons_and_the_other_tables(right_sha
     assert "right_share_low" in sweep_table(by_setting, {"today": 10, "other": 5})
     text = _metrics_table({"best": {"step": 3, "valid_right_share": 12.5, "valid_SCS": 1.0}})
     assert "right_share" in text and "12.5" in text
-    assert "SCS and Exact and right_share: the higher the better" in _reading()
+    assert "For SCS and Exact and right_share, higher is better" in _reading()
 
 
 def ideal_labels(judgments):
@@ -468,7 +468,7 @@ def test_an_added_metric_can_decide_a_gate(right_share, tmp_path):
     assert [check.numbers.get("metric") for check in gate.checks[:2]] == ["right_share"] * 2
     assert "right share ↑" in gate_markdown(gate) and not gate.passed
     assert gate.checks[0].why.startswith("right_share 100.0 →")
-    with pytest.raises(ValueError, match="found right_share, of which more is better; allowed: sM"):
+    with pytest.raises(ValueError, match="found right_share, for which more is better"):
         GateSettings(maximum={"right_share": 5})
 
 
@@ -541,7 +541,7 @@ def test_asked_about_none_is_missing_and_never_zero(forgotten_share, tmp_path):
     assert gate.checks[0].verdict == "undecided"
     assert gate.checks[0].why.startswith("forgotten_share asks about none of 8 questions")
     assert "not asked" in gate_markdown(gate)
-    limits = GateSettings(metrics=(), maximum={"forgotten_share": 5})
+    limits = GateSettings(maximum={"forgotten_share": 5})
     assert run_gate(tmp_path, None, limits).checks[0].verdict == "undecided"
 
 

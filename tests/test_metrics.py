@@ -76,7 +76,7 @@ def test_bounds_between_metrics(pairs):
 @pytest.mark.parametrize(
     ("over", "under", "words"),
     [
-        ([], [], "metric of nothing"),
+        ([], [], "no scored response"),
         ([1], [1, 2], "equally many"),
         ([-1], [0], "-1"),
         ([0.5], [0], "whole numbers"),
@@ -104,7 +104,7 @@ def test_score_equals_the_loop(judgments):
         if all(a.actual is not None for a in j.atoms):
             per_seed[j.seed].append((j.over, j.under))
     if not per_seed:
-        with pytest.raises(ValueError, match="nothing"):
+        with pytest.raises(ValueError, match="undefined"):
             metrics.score(judgments, resamples=20)
         return
     row = metrics.score(judgments, resamples=20).iloc[0]
@@ -380,7 +380,7 @@ def test_a_frame_of_atoms_says_what_it_lacks():
         score(frame.assign(ideal=["A", None]))
     with pytest.raises(ValueError, match="'a1' again"):
         score(frame.assign(atom_id="a1"))
-    with pytest.raises(ValueError, match="metric of nothing"):
+    with pytest.raises(ValueError, match="found no judgments"):
         score(frame.iloc[:0])
 
 

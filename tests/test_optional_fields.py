@@ -103,7 +103,7 @@ def test_the_group_is_what_counts_as_one_question():
     assert len({grouped.question_id, other.question_id, alone.question_id}) == 3
     same_group = Example.model_validate({**rich_row(), "question": "Anything else?"})
     assert same_group.question_id == grouped.question_id
-    with pytest.raises(ValueError, match=r"question_id: found 'x'; say group="):
+    with pytest.raises(ValueError, match=r"question_id: found 'x'; set group="):
         Example.of("What now?", {"The user is tired.": "bound"}, question_id="x")
     assert Example.of("What now?", {"The user is tired.": "bound"}, group="g").group == "g"
 

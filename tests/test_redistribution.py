@@ -105,7 +105,7 @@ def test_empty_rows_and_empty_batches_project_to_nothing():
 
 @pytest.mark.parametrize("cap", [0.99, 0, -1, NAN])
 def test_a_cap_below_one_is_refused(cap):
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="finite and at least 1"):
         project_multipliers(torch.ones(1, 2), torch.ones(1, 2).bool(), cap)
 
 

@@ -20,7 +20,6 @@ SOCIAL_IMAGE = "images/social.png"
 REFERENCE = (
     "The code, part by part",
     "How the trainer is built",
-    "What is watched",
     "The checks",
     "Plans",
 )  # sections whose parts are folded: looked up more often than read

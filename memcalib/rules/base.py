@@ -6,8 +6,8 @@
 __all__ = ['NOTHING', 'LOG_PROBABILITIES', 'DIVERGENCES', 'RulePairs', 'CREDIT_RULES', 'UNIFORM_METHODS', 'COUNTERFACTUAL',
            'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'JudgedAnswers', 'prompts_without', 'JudgedBatch', 'Pairs',
            'channel_atoms', 'ChannelWeights', 'OwnAdvantages', 'Rereading', 'direction_check', 'CreditRule',
-           'rule_names', 'modes', 'credit_rule', 'rule_modules', 'rule_settings', 'channel_table', 'eta_by_channel',
-           'CreditSettings', 'CreditConfig']
+           'rule_names', 'modes', 'credit_rule', 'rule_modules', 'rule_settings', 'check_channel_table',
+           'eta_by_channel', 'CreditSettings', 'CreditConfig']
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10004
 from collections.abc import Callable, Mapping, Sequence
@@ -299,7 +299,7 @@ def rule_settings(name: str) -> dict[str, str]:
     return {"method": "memcalib-rl", "mode": name}
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10021
-def channel_table(value: float | Mapping[str, float]) -> float | Mapping[str, float]:
+def check_channel_table(value: float | Mapping[str, float]) -> float | Mapping[str, float]:
     """One number for all channels, or a table of numbers by channel, as it is; raises
     `SettingError` for an entry that is no channel."""
     if isinstance(value, Mapping):
@@ -314,7 +314,7 @@ def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"
     """$\\eta^{(h)}$ of the nine channels, float64. `ValueError` outside [0, 1] or for
     an unknown channel name."""
     strengths = eta if isinstance(eta, Mapping) else dict.fromkeys(CHANNELS, eta)
-    channel_table(strengths)
+    check_channel_table(strengths)
     for name, value in strengths.items():
         if not 0 <= value <= 1:
             raise ValueError(f"eta {value} of channel {name}, must lie in [0, 1]")
@@ -348,7 +348,7 @@ class CreditSettings(FrozenSettings):
 
     # how much is moved
     # strength, or one per channel name (others 0)
-    eta: Annotated[Share | dict[str, Share], pydantic.AfterValidator(channel_table)] = 0.75
+    eta: Annotated[Share | dict[str, Share], pydantic.AfterValidator(check_channel_table)] = 0.75
     cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = 4.0  # largest multiplier
     # what is looked for
     d_max: Nats = 3.0  # clip of the signal

@@ -188,7 +188,7 @@ def test_a_folder_without_the_needed_files_is_refused(tmp_path, needed):
     (tmp_path / "notes.txt").write_text("hello")
     if needed:
         with pytest.raises(
-            FileNotFoundError, match="does not contain a run; looked for judgments.jsonl, manifest.json"
+            FileNotFoundError, match="not contain a run; looked for judgments.jsonl, manifest.json"
         ):
             load_run(tmp_path, needed)
     else:

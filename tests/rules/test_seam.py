@@ -350,7 +350,7 @@ class Inflated(CreditRule):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("Asking", r"rule 'asking', row 0: found a pair with a prompt, but the rule reads 'nothing'"),
+        ("Asking", r"rule 'asking', row 0: found a pair with a prompt, but the rule reads"),
         ("Unscored", "rule 'unscored', row 5: found a pair of an unscored answer"),
         ("Own", r"rule 'own', row \d, token \d+: found 1; .*0 outside the answer"),
         ("Inflated", r"rule 'inflated', row \d: the mean of the tokens' advantages is nan"),

@@ -218,7 +218,7 @@ def test_a_sample_labelled_up_to_some_answer_counts_as_a_smaller_one():
         (0, {"probability": 0.9}, "as in the rows before"),
         (0, {"level": "D"}, "level"),
         (0, {"labeller": ""}, "who gave this level"),
-        (1, {"atom_id": "a0"}, "a second label for this atom; the first is in line 1; allowed: one"),
+        (1, {"atom_id": "a0"}, "second label for this atom; the first is in line 1; allowed"),
         (0, {"atom_id": "zz"}, "one of a0, a1, a2, a3"),
         (0, {"example_id": "nobody"}, "an answer of the run"),
         (0, {"example_hash": "v2"}, "labels of this data set"),
@@ -250,7 +250,7 @@ def test_a_row_that_stands_there_twice_is_named_by_its_second_line(tmp_path):
 def test_a_sample_of_which_answers_were_thrown_away_is_refused():
     rows = labelled_rows()
     kept_rows = [row for row in rows if row.answer_key != rows[-1].answer_key]
-    with pytest.raises(DataError, match="29 answers, which their probabilities make a sample of 58"):
+    with pytest.raises(DataError, match="which their probabilities make a sample of 58"):
         score(JUDGMENTS, labels=kept_rows, resamples=50)
 
 
