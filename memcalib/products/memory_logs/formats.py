@@ -107,19 +107,24 @@ class Format:
     helps: str = ""  # what to do where the file holds no row
 
 
+def _counted_rows(rows: Iterable[dict], line: int, source: LogContext) -> Iterator[FoundRow]:
+    """The rows of one conversation; the account counts it as used, or as one without a row."""
+    count = 0
+    for fields in rows:
+        count += 1
+        yield FoundRow(line, fields, turns_counted=True)
+    if count:
+        source.account.use("record")
+    else:
+        source.account.leave("record", "its conversation gave no row")
+
+
 def _each(read_one: Callable[[dict, int, LogContext], Iterable[dict]]) -> Reader:
     """A reader of a format in which every record stands alone."""
 
     def read(records: Records, source: LogContext) -> Iterator[FoundRow]:
         for line, record in records:
-            count = 0
-            for fields in read_one(record, line, source):
-                count += 1
-                yield FoundRow(line, fields, turns_counted=True)
-            if count:
-                source.account.use("record")
-            else:
-                source.account.leave("record", "its conversation gave no row")
+            yield from _counted_rows(read_one(record, line, source), line, source)
 
     return read
 
@@ -255,14 +260,8 @@ def _thread_states(records: Records, source: LogContext) -> Iterator[FoundRow]:
     for thread, members in states.items():
         line, record = max(members, key=lambda member: len(_message_list(member[1]) or []))
         source.account.leave("record", "an earlier state of the same thread", len(members) - 1)
-        count = 0
-        for fields in _conversation({**record, "id": thread}, line, source):
-            count += 1
-            yield FoundRow(line, fields, turns_counted=True)
-        if count:
-            source.account.use("record")
-        else:
-            source.account.leave("record", "its conversation gave no row")
+        conversation = _conversation({**record, "id": thread}, line, source)
+        yield from _counted_rows(conversation, line, source)
 
 
 def _is_bare_message(record: dict) -> bool:
