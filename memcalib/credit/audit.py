@@ -27,7 +27,7 @@ ROLES = ("key", "partial", "irrelevant")
 def channel_group(channel: str) -> str:
     """`support` or `under-use`; raises `ValueError` for a channel that is not localized."""
     if channel not in RIGHT_OR_OVER + UNDER:
-        raise ValueError(f"channel {channel!r}, allowed are {', '.join(RIGHT_OR_OVER + UNDER)}")
+        raise ValueError(f"channel: found {channel!r}; allowed: {', '.join(RIGHT_OR_OVER + UNDER)}")
     return "support" if channel in RIGHT_OR_OVER else "under-use"
 
 # %% ../../nbs/credit/11_audit.ipynb #01b68f0b
@@ -42,17 +42,18 @@ def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarra
     numbers = np.asarray(units, np.int64)
     if weights.shape != numbers.shape or not len(weights):
         raise ValueError(
-            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: the same number "
-            f"of each, and at least one"
+            f"found {len(weights)} weights and {len(numbers)} sentence numbers; allowed: the same "
+            f"number of each, and at least one"
         )
     if not np.isfinite(weights).all() or weights.min() < 0 or numbers.min() < 0:
         raise ValueError(
-            f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: "
-            f"finite values from 0"
+            f"found weights from {weights.min()} and sentence numbers from {numbers.min()}; "
+            f"allowed: finite values of 0 or more"
         )
     if not weights.sum() > 0:
         raise ValueError(
-            "all weights are 0, so this pair was not localized; allowed: pairs with some credit"
+            "all weights are 0, so this pair was not localized; allowed: pairs with at least one "
+            "weight above 0"
         )
     return np.bincount(numbers), np.bincount(numbers, weights) / weights.sum()
 
@@ -85,7 +86,7 @@ class AuditedPair:
         for role in self.roles:
             if role is not None and role not in ROLES:
                 raise ValueError(
-                    f"pair {self.item!r}: role {role!r}; allowed: {', '.join(ROLES)}, or None"
+                    f"pair {self.item!r}: found role {role!r}; allowed: {', '.join(ROLES)}, or None"
                 )
 
     @property
@@ -318,8 +319,8 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
     localized = scored.loc[scored["localized"].astype(bool)]
     if localized.empty:
         raise ValueError(
-            f"found {len(scored)} pairs, none of them localized; allowed: "
-            "traces of MemCalib-RL with some localized"
+            f"found {len(scored)} pairs, none of which was localized; allowed: traces of "
+            f"MemCalib-RL with at least one localized pair"
         )
     rng = np.random.default_rng(seed)
     drawn = []

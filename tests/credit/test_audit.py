@@ -60,7 +60,7 @@ def test_sentence_credit_is_a_sum_over_its_tokens(drawn):
 @pytest.mark.parametrize(
     ("q", "units", "message"),
     [
-        ([1.0], [0, 0], "1 weights, 2 sentence numbers"),
+        ([1.0], [0, 0], "1 weights and 2 sentence numbers"),
         ([], [], "0 weights"),
         ([0.0, 0.0], [0, 1], "all weights are 0"),
         ([1.0, -1.0], [0, 1], "weights from -1.0"),
@@ -233,7 +233,7 @@ def test_draws_are_localized_stratified_and_blind_to_the_order_of_rows(rows, see
     frame = pd.concat([answers, frame], ignore_index=True)
     open_pairs = frame[frame["localized"] == True]  # noqa: E712
     if open_pairs.empty:
-        with pytest.raises(ValueError, match="none of them localized"):
+        with pytest.raises(ValueError, match="none of which was localized"):
             draw_pairs(frame, 2, seed)
         return
     drawn = draw_pairs(frame, 2, seed)
@@ -254,8 +254,8 @@ def test_draws_depend_on_the_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"channel": "A+"}, "channel 'A\\+', allowed are AB-"),
-        ({"channel": "D+"}, "channel 'D\\+'"),
+        ({"channel": "A+"}, "channel: found 'A\\+'; allowed: AB-"),
+        ({"channel": "D+"}, "channel: found 'D\\+'"),
         ({"roles": ["key"]}, "1 labels for 2 sentences"),
         ({"roles": ["key", "great"]}, "role 'great'; allowed: key, partial, irrelevant"),
     ],

@@ -129,7 +129,7 @@ class EnglishWorld:
         """So many examples of a split: the same for the same arguments, and a prefix of any longer
         draw. Raises `ValueError` for an unknown split."""
         if split not in SPLITS:
-            raise ValueError(f"unknown split {split!r}: allowed are {', '.join(SPLITS)}")
+            raise ValueError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
         names = [f"micro-english-{split}-{seed}-{i:05d}" for i in range(count)]
         return [_example(self, name, SPLITS.index(split)) for name in names]
 
