@@ -296,8 +296,7 @@ def test_what_is_left_out_is_said(run, tmp_path):
     total = int((frame["channel"].isna() & (frame["step"] == 11)).sum())
     assert (
         f"{total:,} answers. The page shows 3 with most localized channels; "
-        f"{total - 3:,} are left out."
-        in text
+        f"{total - 3:,} are left out." in text
     )
     assert (
         text.count('<details class="answer"') == 3

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VOICES', 'ENGLISH', 'MAX_SENTENCES', 'MAX_CHARACTERS', 'JUDGE', 'NOISE', 'NOISY_ENGLISH', 'english_words',
            'EnglishWorld', 'answer', 'noisy_levels', 'demonstrations', 'Mention', 'read_answer', 'english_judge',
-           'sentence_roles']
+           'sentence_roles', 'carrying_words']
 
 # %% ../../../nbs/products/micro/07_english.ipynb #e9000003
 import random
@@ -613,6 +613,26 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
                 violations[atom_id] = "partial" if names_it else "key"
         with_roles.append(replace(sentence, roles=roles, violations=violations))
     return with_roles
+
+# %% ../../../nbs/products/micro/07_english.ipynb #e9000027
+def carrying_words(
+    example: Example, response: str, atom_ids: Sequence[str], violations: bool = False
+) -> list[tuple[int, int]]:
+    """Where an answer names the values of these atoms: (first character, character after the last).
+
+    With `violations` it is where the answer names another value of the same attribute instead.
+    """
+    attribute_of = _grammar().attribute_of
+    own_values = {_value(example, atom_id) for atom_id in atom_ids}
+    attributes = {attribute_of[value] for value in own_values}
+    _, mentions = read_answer(response)
+    spans = []
+    for mention in mentions:
+        is_own = mention.value in own_values
+        is_rival = not is_own and attribute_of[mention.value] in attributes
+        if is_rival if violations else is_own:
+            spans.append((mention.start, mention.end))
+    return spans
 
 # %% ../../../nbs/products/micro/07_english.ipynb #e9000023
 NOISE: dict[str, float] = {

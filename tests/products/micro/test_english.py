@@ -22,6 +22,7 @@ from memcalib.products.micro.english import (
     english_words,
     noisy_levels,
     read_answer,
+    carrying_words,
     sentence_roles,
 )
 from memcalib.products.micro.world import KINDS, SPLITS, make_examples
@@ -213,6 +214,30 @@ def test_roles_point_at_the_words():
             said = sentence_roles(example, answer(example, random.Random(2), silent))
             assert any(sentence.violations[atom_id] == "key" for sentence in said)
             assert all(sentence.roles[atom_id] != "key" for sentence in said)
+
+
+@pytest.mark.parametrize("level", [Level.BOUND, Level.CONTROL])
+def test_true_words_name_the_value_or_another_one_in_its_place(level):
+    example, atom_id = CASES[level]
+    used = answer(example, random.Random(3))
+    [(start, end)] = carrying_words(example, used, [atom_id])
+    [value_there] = [m.value for m in read_answer(used)[1] if m.start == start]
+    assert value_there == value_of(example, atom_id)
+    assert not carrying_words(example, used, [atom_id], violations=True)
+    left_out = answer(example, random.Random(3), {**example.levels, atom_id: Level.IGNORE})
+    assert not carrying_words(example, left_out, [atom_id])
+    [(start, end)] = carrying_words(example, left_out, [atom_id], violations=True)
+    assert left_out[start:end]
+
+
+def test_true_words_of_several_atoms_are_those_of_each():
+    for example in EXAMPLES[:20]:
+        atom_ids = list(example.levels)
+        said = answer(example, random.Random(4))
+        of_each = []
+        for atom_id in atom_ids:
+            of_each += carrying_words(example, said, [atom_id])
+        assert carrying_words(example, said, atom_ids) == sorted(of_each)
 
 
 def test_a_recipe_may_name_it():
