@@ -341,7 +341,6 @@ def hits_by_chance(pairs: Iterable[AuditedPair], top: int = 3) -> "pd.DataFrame"
         )
     return pd.DataFrame(rows)
 
-
 # %% ../../nbs/credit/11_audit.ipynb #a7c30102
 def tokens_in_spans(ends: Sequence[int], spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """For each token whether it shares a character with one of the spans: an array of truth values.

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ...io.settings import package_data, read_yaml
 from memcalib.problem import (
+    UNDER,
     Atom,
     Block,
     Example,
@@ -616,11 +617,10 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
 
 # %% ../../../nbs/products/micro/07_english.ipynb #e9000027
 def carrying_words(
-    example: Example, response: str, atom_ids: Sequence[str], violations: bool = False
+    example: Example, response: str, atom_ids: Sequence[str], channel: str
 ) -> list[tuple[int, int]]:
-    """Where an answer names the values of these atoms: (first character, character after the last).
-
-    With `violations` it is where the answer names another value of the same attribute instead.
+    """Where the words stand that carry these atoms, as (first character, character after the last):
+    values of the atoms in channels of use, any value of their attributes in channels of under-use.
     """
     attribute_of = _grammar().attribute_of
     own_values = {_value(example, atom_id) for atom_id in atom_ids}
@@ -629,8 +629,7 @@ def carrying_words(
     spans = []
     for mention in mentions:
         is_own = mention.value in own_values
-        is_rival = not is_own and attribute_of[mention.value] in attributes
-        if is_rival if violations else is_own:
+        if is_own or (channel in UNDER and attribute_of[mention.value] in attributes):
             spans.append((mention.start, mention.end))
     return spans
 

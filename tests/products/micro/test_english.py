@@ -220,14 +220,21 @@ def test_roles_point_at_the_words():
 def test_true_words_name_the_value_or_another_one_in_its_place(level):
     example, atom_id = CASES[level]
     used = answer(example, random.Random(3))
-    [(start, end)] = carrying_words(example, used, [atom_id])
+    [(start, end)] = carrying_words(example, used, [atom_id], "C+")
     [value_there] = [m.value for m in read_answer(used)[1] if m.start == start]
     assert value_there == value_of(example, atom_id)
-    assert not carrying_words(example, used, [atom_id], violations=True)
     left_out = answer(example, random.Random(3), {**example.levels, atom_id: Level.IGNORE})
-    assert not carrying_words(example, left_out, [atom_id])
-    [(start, end)] = carrying_words(example, left_out, [atom_id], violations=True)
+    assert not carrying_words(example, left_out, [atom_id], "C+")
+    [(start, end)] = carrying_words(example, left_out, [atom_id], "CA-")
     assert left_out[start:end]
+
+
+def test_a_value_said_too_weakly_carries_its_atom_in_under_use():
+    example, atom_id = CASES[Level.CONTROL]
+    weakly = f"You might like {value_of(example, atom_id)}."
+    assert actual(example, atom_id, weakly).actual == Level.BOUND
+    [(start, end)] = carrying_words(example, weakly, [atom_id], "CB-")
+    assert weakly[start:end] == value_of(example, atom_id)
 
 
 def test_true_words_of_several_atoms_are_those_of_each():
@@ -236,8 +243,8 @@ def test_true_words_of_several_atoms_are_those_of_each():
         said = answer(example, random.Random(4))
         of_each = []
         for atom_id in atom_ids:
-            of_each += carrying_words(example, said, [atom_id])
-        assert carrying_words(example, said, atom_ids) == sorted(of_each)
+            of_each += carrying_words(example, said, [atom_id], "B+")
+        assert carrying_words(example, said, atom_ids, "B+") == sorted(of_each)
 
 
 def test_a_recipe_may_name_it():
