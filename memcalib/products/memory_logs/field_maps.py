@@ -166,6 +166,7 @@ def value_at(record: object, field_path: str) -> object:
         return record[field_path]
     value = record
     for step in field_path.split("."):
+        value = (structure_in(value) or value) if isinstance(value, str) else value
         is_number = re.fullmatch(r"-?\d+", step) is not None
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -245,6 +246,12 @@ def _said(value: object) -> tuple[object, list[dict[str, Any]]]:
     return text if is_text else json.dumps(value, ensure_ascii=False, default=str), []
 
 
+def _is_spoken(value: object) -> bool:
+    """Whether words or calls of tools are found in a message, or in an object around an answer."""
+    text, calls = _said(value)
+    return bool(calls) or (_is_text(text) and _structure(text) is None)
+
+
 def _only_words(structure: object) -> str:
     """The answer in an object that holds no other text; "" for any other value."""
     if not isinstance(structure, Mapping):
@@ -269,13 +276,13 @@ def _is_text(value: object) -> bool:
 
 
 _FITS: dict[str, Callable[[object], bool]] = {
-    "query": _is_text,
+    "query": lambda value: _is_text(value) and _structure(value) is None,
     "memories": lambda value: (
         (isinstance(value, list | Mapping) or _structure(value) is not None)
         and bool(_memory_items(value))
     ),
     "candidates": lambda value: candidate_items({"candidates": value}) is not None,
-    "answer": lambda value: _is_text(_answer_text(value)),
+    "answer": lambda value: _is_text(value) or _is_spoken(value),
     "turns": lambda value: isinstance(value, list) or bool(_structure(value)),
 }
 
@@ -312,6 +319,33 @@ def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
     used_names = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
     fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in used_names]
     return fitting[0] if len(fitting) == 1 else ""
+
+
+def _lines_of_memories(rows: Sequence[Mapping], used: Iterable[str]) -> str:
+    """The field with memories in its name that holds a text in half of the rows, a memory a line;
+    "" for none."""
+    for other in ROW_FIELDS["memories"]:
+        count = sum(_is_text(row.get(other)) and _structure(row[other]) is None for row in rows)
+        if "memor" in other and rows and 2 * count >= len(rows) and other not in used:
+            return other
+    return ""
+
+
+_AROUND = ("input", "inputs", "request", "payload", "output", "outputs")
+
+
+def _guess_inside(name: str, other_names: Iterable[str], rows: Sequence[Mapping]) -> str:
+    """The first place inside an object of what went in or came out, where a role fits in half of
+    the rows: `input.query`; "" for none, and where a row has the role itself."""
+    if any(row.get(name) is not None for row in rows):
+        return ""
+    for around in _AROUND:
+        for other in (name, *other_names):
+            values = [value_at(row, f"{around}.{other}") for row in rows]
+            count = sum(value is not MISSING and _FITS[name](value) for value in values)
+            if rows and 2 * count >= len(rows):
+                return f"{around}.{other}"
+    return ""
 
 
 def rival_answers(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, int]:
@@ -386,8 +420,12 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         other = _guess(name, other_names, rows, used)
         if not other and name == "memories":
             other = _only_memory_list(rows, used)
+        if not other and name == "memories":
+            other = _lines_of_memories(rows, used)
         if not other and name == "answer":
             other = _answer_beside_gold(rows)
+        if not other and name in ("query", "memories"):
+            other = _guess_inside(name, other_names, rows)
         if other:
             guessed[name] = other
     fields = {**guessed, **given}
@@ -734,7 +772,7 @@ class LogReading:
             lines.append(f"{name}: read from {paths[name]} ({origin})")
             for other, count in names.rivals.get(name, {}).items():
                 lines.append(
-                    f"{name}: {other} also contains text, which differs in "
+                    f"{name}: the field {other} also contains text, which differs in "
                     f"{counted(count, 'row')} of the first; to use that field instead: --map "
                     f"{name}={other}"
                 )

@@ -200,8 +200,18 @@ _MESSAGE_LISTS = (
     "chat",
     "items",
     "input",
+    "contents",
 )
-_AROUND_MESSAGES = ("request", "values", "channel_values", "checkpoint", "thread", "chat")
+_AROUND_MESSAGES = (
+    "request",
+    "values",
+    "channel_values",
+    "checkpoint",
+    "thread",
+    "chat",
+    "input",
+    "inputs",
+)
 
 
 def _message_list(record: Mapping[str, Any]) -> list | None:
@@ -213,7 +223,9 @@ def _message_list(record: Mapping[str, Any]) -> list | None:
         if isinstance(value, list) and any(is_message(item) for item in value):
             return value
     for name in _AROUND_MESSAGES:
-        inner = _message_list(record[name]) if isinstance(record.get(name), Mapping) else None
+        around = record.get(name)
+        around = structure_in(around) if isinstance(around, str) else around
+        inner = _message_list(around) if isinstance(around, Mapping) else None
         if inner is not None:
             return inner
     return None
@@ -226,6 +238,15 @@ def is_conversation(record: object) -> bool:
     return _message_list(record) is not None
 
 
+_SYSTEM_FIELDS = (
+    "system",
+    "system_prompt",
+    "instructions",
+    "systemInstruction",
+    "system_instruction",
+)
+
+
 def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     request = record.get("request")
     inner = request if isinstance(request, Mapping) else record
@@ -234,7 +255,7 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
         read_message(raw) if isinstance(raw, Mapping) else _no_message()
         for raw in _message_list(record) or []
     ]
-    system = _first_text(inner, ("system", "system_prompt", "instructions"))
+    system = _first_text(inner, _SYSTEM_FIELDS)
     if system is not None:
         messages.insert(0, read_message({"role": "system", "content": system}))
     replies = [messages_in(record.get(name)) for name in ("response", "completion", "output")]
@@ -316,8 +337,10 @@ def _no_message() -> Message:
 
 def _first_text(record: Mapping[str, Any], names: Sequence[str]) -> object:
     for name in names:
-        if isinstance(record.get(name), str | list) and record[name]:
-            return record[name]
+        value = record.get(name)
+        value = value.get("parts") if isinstance(value, Mapping) else value
+        if isinstance(value, str | list) and value:
+            return value
     return None
 
 
@@ -1422,9 +1445,12 @@ def _is_page(value: dict) -> bool:
 def _columns(record: dict) -> list[dict] | None:
     """The rows of a table that was written column by column, as pandas does; None for any other."""
     columns = [value for value in record.values() if isinstance(value, dict)]
-    if len(columns) < len(record) or len(columns) < 2 or not _looks_like_row(record):
+    if len(columns) < len(record) or len(columns) < 2:
         return None
     keys = list(columns[0])
+    is_numbered = all(str(key).isdigit() for key in keys)
+    if not is_numbered and not _looks_like_row(record):
+        return None
     if not keys or any(list(column) != keys for column in columns):
         return None
     return [{name: column[key] for name, column in record.items()} for key in keys]

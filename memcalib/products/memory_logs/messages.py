@@ -351,6 +351,11 @@ _VIEWED_FILE = re.compile(
 _VIEWED_FOLDER = re.compile(r"Here're the files and directories|Directory: ")
 
 
+_LISTED_LINES = re.compile(
+    r"(?:[^\n]{0,80}:\s*\n)?(?:\s*(?:[-*+•]|\d{1,3}[.)])\s+[^\n]+(?:\n|\Z))+\Z"
+)
+
+
 def found_memories(text: str) -> list | None:
     """The memories in what a search of the memory returned; None when it cannot be read, as when it
     was cut off.
@@ -372,6 +377,8 @@ def found_memories(text: str) -> list | None:
     memories = find_memories(result)
     if memories is None and isinstance(result, dict) and shape_of(result):
         memories = [result]
+    if memories is None and result is None and _LISTED_LINES.match(text):
+        memories = section_entries(text)
     return memories
 
 

@@ -242,7 +242,7 @@ def test_a_gold_answer_is_named_and_not_judged(tmp_path):
     assert [row.answer for row in reading.rows] == ["I do not know.", "Not in there."]
     told = reading.text()
     assert "answer: read from response (guessed)" in told
-    assert "answer: answer also contains text, which differs in 2 rows" in told
+    assert "answer: the field answer also contains text, which differs in 2 rows" in told
     mapped = read_all(tmp_path / "log.jsonl", given={"answer": "answer"})
     assert [row.answer for row in mapped.rows] == ["7 May", "2022"]
 
@@ -1951,7 +1951,59 @@ def test_headings_in_bold_and_with_a_colon_are_no_memories():
     assert found == ["Hates coriander", "Rows on Mondays"]
 
 
-def test_an_unknown_memory_is_refused_with_the_forms_that_are_known():
+def test_an_unknown_memory_is_refused_with_the_forms_that_are_known(tmp_path):
+    row = {"query": "Tea?", "memories": [{"a": 1}], "answer": "Yes."}
     with pytest.raises(DataError) as error:
-        own([{"query": "Tea?", "memories": [{"a": 1}], "answer": "Yes."}])
+        own(lines(tmp_path / "log.jsonl", row))
     assert "llamaindex, langgraph" in str(error.value) and "{" not in str(error.value)
+
+
+def test_a_table_that_pandas_wrote_column_by_column():
+    spans = [
+        {"name": "root", "attributes.input.value": "Where?", "attributes.output.value": "Level 2."},
+        {"name": "r", "parent_id": "s0", "attributes.retrieval.documents": None},
+    ]
+    spans[1]["attributes.retrieval.documents"] = [{"document.content": "Parks on level 2"}]
+    spans = [{**span, "context.trace_id": "t"} for span in spans]
+    names = sorted({name for span in spans for name in span})
+    table = {name: {str(n): span.get(name) for n, span in enumerate(spans)} for name in names}
+    [row] = read_all([table]).rows
+    assert (row.query, row.answer, texts(row)) == ("Where?", "Level 2.", ["Parks on level 2"])
+
+
+def test_contents_and_a_system_instruction_of_gemini():
+    talk = [
+        {"role": "user", "parts": [{"text": "Which scissors?"}]},
+        {"role": "model", "parts": [{"text": "hm", "thought": True}, {"text": "Left ones."}]},
+    ]
+    system = {"parts": [{"text": "Known about the user:\n- Left-handed"}]}
+    [row] = read_all([{"systemInstruction": system, "contents": talk}]).rows
+    assert (row.answer, texts(row)) == ("Left ones.", ["Left-handed"])
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_roles_inside_what_went_in_and_came_out(as_text):
+    asked = {"question": "Tea?", "memories": [{"memory": "Drinks oolong"}]}
+    said = {"answer": "Oolong."}
+    row = {"input": asked, "output": said, "metadata": {}}
+    if as_text:
+        row = {name: json.dumps(value) for name, value in row.items()}
+    reading = read_all([row])
+    assert (reading.rows[0].query, reading.rows[0].answer) == ("Tea?", "Oolong.")
+    assert texts(reading.rows[0]) == ["Drinks oolong"]
+    assert "query: read from input.question (guessed)" in reading.text()
+    talk = {"input": {"messages": [SYSTEM, ASK]}, "output": SAY}
+    assert read_all([talk]).rows[0].answer == SAY["content"]
+
+
+def test_memories_a_line_in_a_cell_and_in_a_result(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text('question,retrieved_memories,response\nTea?,"1. Oolong\n2. No milk",Oolong.\n')
+    assert texts(read_all(path).rows[0]) == ["Oolong", "No milk"]
+    call = {"id": "1", "function": {"name": "get_memories", "arguments": "{}"}}
+    found = {"role": "tool", "tool_call_id": "1", "content": "Found 2:\n- Oolong\n- No milk"}
+    messages = [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]
+    assert texts(read_all([{"messages": messages}]).rows[0]) == ["Oolong", "No milk"]
+    found["content"] = "I looked.\nNothing much: - a dash"
+    account = read_all([{"messages": [SYSTEM, *messages]}]).account
+    assert account.remarks["searches of the memory whose result cannot be read"] == 1
