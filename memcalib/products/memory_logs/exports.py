@@ -982,7 +982,8 @@ def _log_memories(item: _ReadItem) -> Iterator[LogMemory]:
 
 def _answer_and_thoughts(answer: object) -> tuple[str, int]:
     """The text of an answer, and whether thoughts were taken off it (1 or 0)."""
-    text = clean_text(_whole_number(answer) if isinstance(answer, int | float) else answer)
+    is_number = isinstance(answer, int | float) and answer == answer
+    text = clean_text(str(_whole_number(answer)) if is_number else answer)
     answer_text, thoughts = split_thoughts(text)
     return (answer_text.strip("\n"), 1) if thoughts is not None else (text, 0)
 
@@ -1008,10 +1009,11 @@ def action_of(tool: str, arguments: object) -> Action:
     if isinstance(arguments, str):
         structure = structure_in(arguments)
         if structure is None and arguments.strip():
-            return Action(tool=clean_text(tool), arguments=clean_text(arguments), is_json=False)
+            words = clean_text(arguments)
+            return Action(tool=clean_text(tool) or "tool", arguments=words, is_json=False)
         arguments = structure
     text = "" if arguments in (None, {}, []) else json.dumps(arguments, ensure_ascii=False)
-    return Action(tool=clean_text(tool), arguments=clean_text(text))
+    return Action(tool=clean_text(tool) or "tool", arguments=clean_text(text))
 
 
 def to_log_row(record: dict, line: int = 0) -> LogRow:

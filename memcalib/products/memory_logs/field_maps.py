@@ -672,7 +672,8 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
     ]
     allowed = (
         "a map of its field names, such as --map query=PLACE --map memories=PLACE --map "
-        "answer=PLACE (with dots for nested fields), or rows in a format that `memcalib logs --help` names"
+        "answer=PLACE (with dots for nested fields), or rows in a format that "
+        "`memcalib logs --help` names"
     )
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
     value_found = f"no query in rows with the fields {fields}"
@@ -709,13 +710,11 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     for rule, count in counts.most_common():
         drop = first[rule]
         what, where = (counted(count, "row"), "row")
-        if rule in ("json", "csv"):  # of the file, before there are rows
+        if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
             what, where = (counted(count, "part of the file", "parts of the file"), "line")
         of_file = " of the file" if where == "line" else ""
-        lines.append(
-            f"{what} left out, {rule}: first in {where} {drop.line}{of_file}, found {drop.found}; "
-            f"allowed: {drop.allowed}"
-        )
+        place = f"first in {where} {drop.line}{of_file}, " if drop.line else ""
+        lines.append(f"{what} left out, {rule}: {place}found {drop.found}; allowed: {drop.allowed}")
     return lines
 
 

@@ -469,7 +469,8 @@ def _stream_values(stream: IO[bytes], name: str, archive: str = "") -> Iterator[
     except TooMuchUnpacked as error:
         yield 0, Violation("gzip", str(error), RATIO_ALLOWED, file=file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield 0, Violation("gzip", str(error), "a complete gzip file", file=file)
+        kind = "gzip" if name.endswith(".gz") else "zip"
+        yield 0, Violation(kind, str(error), f"a complete {kind} file", file=file)
 
 
 def archive_files(path: Path) -> tuple[list[str], list[str]]:
@@ -477,7 +478,7 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
-    except zipfile.BadZipFile:
+    except (zipfile.BadZipFile, NotImplementedError):
         allowed = "a complete zip archive; if it was not loaded whole, load it again"
         found = "no zip archive, or a part of one"
         raise DataError([Violation("zip", found, allowed, file=path.name)]) from None
@@ -528,8 +529,13 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
                     size = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
                     yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
                     continue
-                with archive.open(name) as stream:
-                    yield from _stream_values(stream, name, path.name)
+                try:
+                    with archive.open(name) as stream:
+                        yield from _stream_values(stream, name, path.name)
+                except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
+                    reason = str(error)[:80].replace("(", "").replace(")", "")
+                    allowed = "a complete zip archive, without a password; load or zip it again"
+                    yield 0, Violation("zip", reason, allowed, file=f"{path.name}/{name}")
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():
         with _with_progress(path) as stream:
             yield from _stream_values(stream, path.name)

@@ -176,6 +176,17 @@ def _copied(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _id_of(value: object) -> str | None:
+    """The name by which a message is known; None for what can be none."""
+    is_name = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    return str(value) if is_name else None
+
+
+def _list_of(value: object) -> list:
+    """A list as it is; none in place of anything else."""
+    return value if isinstance(value, list) else []
+
+
 def _name_of(record: Mapping[str, Any], line: int) -> str:
     for name in (
         "id",
@@ -552,14 +563,15 @@ def _chatgpt_role(raw: Mapping[str, Any]) -> str:
 
 def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     nodes = {str(k): node for k, node in record["mapping"].items() if isinstance(node, Mapping)}
-    parents = {key: node.get("parent") for key, node in nodes.items()}
-    leaf = record.get("current_node")
+    parents = {key: _id_of(node.get("parent")) for key, node in nodes.items()}
+    leaf = _id_of(record.get("current_node"))
     if leaf not in nodes:
-        leaf = _last_leaf(nodes)
+        leaf = _last_leaf(nodes, parents)
     path = _path_to(leaf, parents)
     on_path = _in_order(path, parents)
+    said = [nodes[key]["message"] for key in on_path if nodes[key].get("message")]
     messages = [
-        _chatgpt_message(nodes[key]["message"]) for key in on_path if nodes[key].get("message")
+        _chatgpt_message(raw) if isinstance(raw, Mapping) else _no_message() for raw in said
     ]
     aside = [
         _left_branch(_chatgpt_message(node["message"]))
@@ -575,13 +587,14 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     yield from rows
 
 
-def _last_leaf(nodes: Mapping[str, Mapping[str, Any]]) -> str:
+def _last_leaf(nodes: Mapping[str, Mapping[str, Any]], parents: Mapping[str, str | None]) -> str:
     """The leaf at which one arrives from the root, taking the last child each time."""
-    key = next((key for key, node in nodes.items() if node.get("parent") not in nodes), "")
+    key = next((key for key, parent in parents.items() if parent not in nodes), "")
     parents_seen: set[str] = set()
     while key and key not in parents_seen:
         parents_seen.add(key)
-        children = [child for child in nodes[key].get("children") or [] if child in nodes]
+        children = [_id_of(child) for child in _list_of(nodes[key].get("children"))]
+        children = [child for child in children if child in nodes]
         if not children:
             break
         key = children[-1]
@@ -618,9 +631,10 @@ def _without_left_branches(
 ) -> list[Message]:
     """The messages, those marked that stand on no way to the leaf; all of them where no parents are
     named."""
-    parents = {str(raw.get(own_id)): raw.get(parent) for raw in raws}
+    parents = {str(raw.get(own_id)): _id_of(raw.get(parent)) for raw in raws}
+    leaf = _id_of(leaf)
     if leaf is None and raws and sum(parent in parents for parent in parents.values()) > 0:
-        leaf = raws[-1].get(own_id)  # the last one that was said
+        leaf = _id_of(raws[-1].get(own_id))  # the last one that was said
     if leaf not in parents or not any(parents.values()):
         return list(messages)
     path = _path_to(leaf, parents)
@@ -734,7 +748,7 @@ def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) 
     """The numbers of the lines on branches that were left: a user's turn beside which another one
     was said later, and what follows from it."""
     keys = [str(raw.get("uuid") or raw.get("id") or "") for raw in raws]
-    parents = [raw.get("parentUuid") or raw.get("parentId") for raw in raws]
+    parents = [_id_of(raw.get("parentUuid")) or _id_of(raw.get("parentId")) for raw in raws]
     last_said: dict[object, int] = {}
     abandoned: set[int] = set()
     for number, message in enumerate(messages):
@@ -904,8 +918,8 @@ def _system_answer(record: Mapping[str, Any], source: LogContext) -> object:
 
 
 def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
-    dates = record.get("haystack_dates") or []
-    ids = record.get("haystack_session_ids") or []
+    dates = _list_of(record.get("haystack_dates"))
+    ids = _list_of(record.get("haystack_session_ids"))
     memories = list(source.standing)
     source.account.find("conversation")
     retrieved = record.get("retrieval_results")
@@ -915,7 +929,7 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         for item in ranked:
             text = {"text": item.get("text"), "created_at": item.get("timestamp")}
             memories.append({**text, "source": str(item.get("corpus_id") or "")})
-    for number, session in enumerate([] if ranked else record["haystack_sessions"]):
+    for number, session in enumerate([] if ranked else _list_of(record["haystack_sessions"])):
         day = dates[number] if number < len(dates) else None
         session_id = str(ids[number]) if number < len(ids) else str(number + 1)
         for turn in only_dicts(session):
@@ -942,10 +956,10 @@ def _is_hypothesis(record: dict) -> bool:
 
 def _haystack(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The turns of a haystack of LongMemEval, each with its question."""
-    dates = record.get("haystack_dates") or []
+    dates = _list_of(record.get("haystack_dates"))
     question = {"question_id": str(record["question_id"]), "question": record["question"]}
     turns = []
-    for number, session in enumerate(record["haystack_sessions"]):
+    for number, session in enumerate(_list_of(record["haystack_sessions"])):
         day = dates[number] if number < len(dates) else None
         for turn in only_dicts(session):
             said = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
@@ -1108,9 +1122,8 @@ def _note_places(memories: object, steps: Sequence[Step], source: LogContext) ->
         if step.memories:
             source.read_from("memories", step.origin or "results of searches")
             found += step.memories
-    texts = {raw.text for item in found for raw in memories_in(item)}
-    others = memories if isinstance(memories, list) else []
-    if any(raw.text not in texts for item in others for raw in memories_in(item)):
+    texts = [raw.text for item in found for raw in memories_in(item)]
+    if any(raw.text not in texts for item in _list_of(memories) for raw in memories_in(item)):
         source.read_from("memories", "sections of the messages to the model")
 
 
@@ -1723,6 +1736,9 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
     nothing = "nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
+    broken = [item for item in violations if item.rule in ("zip", "gzip")]
+    if broken:
+        return DataError(broken)
     records = [item for item in head if not isinstance(item, Violation)]
     if records:
         kind = kind_of(records[0])

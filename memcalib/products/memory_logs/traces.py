@@ -7,6 +7,7 @@ __all__ = ['Step', 'parsed', 'messages_in', 'words_in', 'trace_rows', 'langfuse_
            'wire_attributes', 'nested', 'spans_of', 'span_step', 'span_steps']
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace003
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -341,7 +342,8 @@ def wire_value(value: object) -> object:
     if "kvlistValue" in value:
         return wire_attributes(value["kvlistValue"].get("values"))
     if "intValue" in value:  # a text, since JSON has no long numbers
-        return int(value["intValue"])
+        digits = str(value["intValue"])
+        return int(digits) if re.fullmatch(r"-?\d{1,20}", digits) else digits
     for name in ("stringValue", "doubleValue", "boolValue"):
         if name in value:
             return value[name]
@@ -495,7 +497,8 @@ def span_step(span: Mapping[str, Any]) -> Step:
     reply = _at(attributes, "llm", "output_messages")
     if isinstance(prompt, list):
         step.prompt = [m for m in map(_traced_message, prompt) if m]
-        step.reply = [m for m in map(_traced_message, reply or []) if m]
+        reply = reply if isinstance(reply, list) else []
+        step.reply = [m for m in map(_traced_message, reply) if m]
     else:
         system = _at(gen_ai, "system_instructions")
         step.prompt = [_system(system)] if system else []

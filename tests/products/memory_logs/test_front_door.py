@@ -5,6 +5,9 @@ help, and nothing is lost without a reason.
 import gzip
 import json
 import zipfile
+from contextlib import suppress
+from copy import deepcopy
+from random import Random
 
 import pandas as pd
 import pytest
@@ -12,7 +15,7 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.io.records import RATIO_ALLOWED, DataError
+from memcalib.io.records import RATIO_ALLOWED, DataError, Violation
 from memcalib.products.memory_logs.account import Account, Unbalanced
 from memcalib.products.memory_logs.exports import day_of, read_actions
 from memcalib.products.memory_logs.field_maps import read_all
@@ -2007,3 +2010,42 @@ def test_memories_a_line_in_a_cell_and_in_a_result(tmp_path):
     found["content"] = "I looked.\nNothing much: - a dash"
     account = read_all([{"messages": [SYSTEM, *messages]}]).account
     assert account.remarks["searches of the memory whose result cannot be read"] == 1
+
+
+def test_a_damaged_file_in_an_archive_is_named(tmp_path):
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("conversations.json", json.dumps([CLAUDE]))
+        archive.writestr("memories.json", json.dumps([{"conversations_memory": "Is vegan."}]))
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"Is vegan")] = ord("i")  # no longer what the sum of the file says
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="Bad CRC.*complete zip archive|no memories in it"):
+        read_all(path)
+    told = {item.rule: item for _, item in file_values(path) if isinstance(item, Violation)}
+    assert told["zip"].file == "export.zip/memories.json"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_stands_in_a_record_is_read_or_refused(seed):
+    """Values of other kinds in place of those that a format has, at random places."""
+    random = Random(seed)
+    files = [records for records, *_ in HELD.values()]
+    others = [None, "", [], {}, 0, 1.5, True, ["a"], [None], [[]], "[1,", '{"a": 1}', float("nan")]
+
+    def places(value, path=()):
+        inner = value.items() if isinstance(value, dict) else []
+        inner = enumerate(value) if isinstance(value, list) else inner
+        return [
+            place for key, item in inner for place in [(*path, key), *places(item, (*path, key))]
+        ]
+
+    for _ in range(300):
+        records = deepcopy(random.choice(files))
+        *path, last = random.choice(places(records))
+        inside = records
+        for key in path:
+            inside = inside[key]
+        inside[last] = deepcopy(random.choice(others))
+        with suppress(DataError):
+            read_all([record for record in records if isinstance(record, dict)]).account.check()
