@@ -911,11 +911,13 @@ def _metric_cells(
         return row
     scores = answer_scores(scored, rho)
     for group in groups:
-        is_asked = scores[group[0]].notna()
+        is_asked = scores[group[0]].notna().to_numpy()
         if group[0] in partial:
-            row[f"{group[0]}_responses"] = int(is_asked.sum())
-        if is_asked.any():
-            cells = _spread(scores.loc[is_asked, group], scored[is_asked], resamples, seed, ddof)
+            row[f"{group[0]}_responses"] = int(np.sum(is_asked))
+        if np.any(is_asked):
+            cells = _spread(
+                scores.loc[is_asked, group], scored.loc[is_asked], resamples, seed, ddof
+            )
             row.update(cells)
     return row
 

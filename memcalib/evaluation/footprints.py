@@ -153,9 +153,11 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
     traces = int((scored["footprint"] > 0).sum())
     decided = int((scored["footprint"] == 2).sum())
     answers = len(frame.drop_duplicates(["example_id", "model", "sample"]))
+    different = scored["memory"].nunique()
+    noun = "answer" if answers == 1 else "answers"
     text = (
-        f"In {answers:,} answers, {traces:,} of {len(scored):,} memories left a trace, "
-        f"{decided:,} decided the answer."
+        f"{answers:,} {noun}, {len(scored):,} memories in prompts ({different:,} different "
+        f"ones): {traces:,} left a trace, {decided:,} decided the answer."
     )
     misread = int((frame["stance"] == "misreads").sum())
     if misread:

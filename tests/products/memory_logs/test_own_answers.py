@@ -277,7 +277,10 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     )
     footprints = ("--unlabelled", *options[:-1], "foot")
     assert run("evaluate", *footprints) == 0
-    assert "6 of 6 memories left a trace, 0 decided" in capsys.readouterr().out
+    assert (
+        "6 memories in prompts (2 different ones): 6 left a trace, 0 decided"
+        in capsys.readouterr().out
+    )
     page = (tmp_path / "foot/report.html").read_text()
     assert "Footprints only" in page and "SCS" not in page
     assert run("evaluate", *options, "--map", "query=nothing") == 1
