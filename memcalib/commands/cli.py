@@ -351,7 +351,7 @@ def _private_where_named(arguments: list[str] | None) -> Iterator[None]:
     if not sources:  # most often: importing pydantic for them would make --help slow
         yield
         return
-    from memcalib.io.runs import private_files
+    from memcalib.io.private import private_files
 
     with private_files(*sources):
         yield
@@ -780,7 +780,7 @@ def split(
 
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
-    from memcalib.io.runs import of_private_run, private_folder
+    from memcalib.io.private import of_private_run, private_folder
     from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
 
     sizes = part_sizes(size) if size else PUBLISHED_TRAIN_SIZES
@@ -1422,7 +1422,7 @@ def generate(
         unfinished,
     )
     from memcalib.settings.files import given, settings_text
-    from memcalib.io.runs import private_files
+    from memcalib.io.private import private_files
     from memcalib.problem import Rollout
 
     options = {
@@ -1480,7 +1480,7 @@ def judge(
         unfinished,
     )
     from memcalib.settings.files import given, settings_text
-    from memcalib.io.runs import private_files
+    from memcalib.io.private import private_files
     from memcalib.problem import Judgment
 
     options = {"data": data, "judge": judge_options(model, base_url, key_env, (base_url, key_env))}

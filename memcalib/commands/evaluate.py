@@ -52,16 +52,11 @@ from memcalib.inference.rollout import (
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..io.records import DataError, one_line, printable, write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import of_private_run
+from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, package_data
-from memcalib.judge import (
-    JudgeConfig,
-    LLMJudge,
-    judge_request,
-    judge_rollouts,
-    load_prompt,
-    check_judge_answers,
-)
+from ..judge import JudgeConfig, LLMJudge, judge_request, load_prompt
+from ..scoring.judge_runs import judge_rollouts, check_judge_answers
 from ..products.dataset.consent import NotAgreed
 from memcalib.products.memory_logs.own_answers import (
     LogPlan,

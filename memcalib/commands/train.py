@@ -26,7 +26,8 @@ from ..io.jsonl import whole_rows
 from ..io.keys import without_secrets
 from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import of_private_run
+from ..io.runs import RunFolder
 from ..metrics import METRICS, metric_table
 from ..problem import PROMPT_TEMPLATES
 from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
