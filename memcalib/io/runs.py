@@ -191,7 +191,9 @@ class RunFolder:
         self.replaceable = replaceable
         self.order: list[str] = []
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{path}: found a file; allowed is a folder, or the name of a new one")
+            raise ValueError(
+                f"{path}: found a file; allowed: a folder, or the name of a new folder"
+            )
         if bind:
             self.bind()
 

@@ -151,7 +151,8 @@ class _AnswersFile:
             )
         if row.example_hash and row.example_hash != version:
             allowed = (
-                f"{version}, the version given: judge these answers with the examples they answer"
+                f"{version}, the version given: judge these answers with the examples that they "
+                f"answer"
             )
             raise _refusal(self.path, row, "example_hash", row.example_hash, allowed)
         if _answer_key(row) in self.response_hashes:
@@ -303,9 +304,8 @@ def _naming_judge(judge: JudgeLike, subject: str) -> Iterator[None]:
             raise
         name = getattr(inner_judge, "__qualname__", type(inner_judge).__qualname__)
         raise ForeseenError(
-            f"judge {inner_judge.__module__}:{name} raised {type(fault).__name__}: {fault} "
-            f"on {subject}; "
-            "allowed: a judgment of any answer"
+            f"judge {inner_judge.__module__}:{name} raised {type(fault).__name__}: {fault} on "
+            f"{subject}; it must return a judgment for any answer"
         ) from fault
 
 
@@ -367,7 +367,7 @@ def judge_rollouts(
     file.
     """
     if not Path(rollouts).is_file():
-        raise FileNotFoundError(f"{rollouts}: there is no such file of answers")
+        raise FileNotFoundError(f"{rollouts}: this file of answers does not exist")
     answers = _AnswersFile(examples, rollouts)
     name = _name_of(judge, answers.examples.values())
     if retry_unscored and isinstance(judge, Judge):
@@ -412,6 +412,5 @@ def check_judge_answers(judge: JudgeLike, example: Example) -> None:
         error = judgment_of(example, verdict, judge_name_of(judge)).error or ""
     if error and not error.startswith(REPLY_HAS_FAULTS):
         raise ForeseenError(
-            f"before any answer was paid for, the judge was asked one question and did not reply: "
-            f"{error}"
+            f"the judge did not reply to a first test question, so no answer was paid for: {error}"
         )
