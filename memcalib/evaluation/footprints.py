@@ -153,9 +153,11 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
     traces = int((scored["footprint"] > 0).sum())
     decided = int((scored["footprint"] == 2).sum())
     answers = len(frame.drop_duplicates(["example_id", "model", "sample"]))
+    different = scored["memory"].nunique()
+    noun = "answer" if answers == 1 else "answers"
     text = (
-        f"In {answers:,} answers, {traces:,} of {len(scored):,} memories left a trace, "
-        f"{decided:,} decided the answer."
+        f"{answers:,} {noun}, {len(scored):,} memories in prompts ({different:,} different "
+        f"ones): {traces:,} left a trace, {decided:,} decided the answer."
     )
     misread = int((frame["stance"] == "misreads").sum())
     if misread:
@@ -169,7 +171,7 @@ def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:
     table = memory_frame(frame).head(shown)
     table = table.assign(memory=[one_line(text, 70) for text in table["memory"]])
     warning = (
-        "These are footprints only: nobody has said how strongly these memories should count, so "
+        "These are only footprints: it is not known how strongly these memories should count, so "
         "there is no score."
     )
     return "\n\n".join([footprint_sentence(frame), warning, table.to_string(index=False)])

@@ -320,7 +320,9 @@ SEARCH_TOOLS = ("archival_memory_search", "conversation_search", "conversation_s
 _MEMORY_SEARCH = re.compile(
     r"(?:search|recall|retriev|quer|get|read|open|look|find|list|load|view)\w*[_. -]?\w*memor"
     r"|memor\w*[_. -]?(?:search|recall|retriev|quer|get|read|find|list|load|view)"
-    r"|(?:^|_)(?:search_nodes|open_nodes|read_graph)$|archival_memory_search|conversation_search",
+    r"|(?:^|_)(?:search_nodes|open_nodes|read_graph)$|archival_memory_search|conversation_search"
+    r"|\b(?:mem0|zep|graphiti)(?:_\w+)?[_. -]\w*(?:search|recall|retriev|quer|get)"
+    r"|(?:search|recall|retriev|quer|get)\w*[_. -](?:mem0|zep|graphiti)",
     re.I,
 )
 MOST_TURNS = 100  # before the query of a row
@@ -349,6 +351,11 @@ _VIEWED_FILE = re.compile(
 _VIEWED_FOLDER = re.compile(r"Here're the files and directories|Directory: ")
 
 
+_LISTED_LINES = re.compile(
+    r"(?:[^\n]{0,80}:\s*\n)?(?:\s*(?:[-*+•]|\d{1,3}[.)])\s+[^\n]+(?:\n|\Z))+\Z"
+)
+
+
 def found_memories(text: str) -> list | None:
     """The memories in what a search of the memory returned; None when it cannot be read, as when it
     was cut off.
@@ -370,6 +377,8 @@ def found_memories(text: str) -> list | None:
     memories = find_memories(result)
     if memories is None and isinstance(result, dict) and shape_of(result):
         memories = [result]
+    if memories is None and result is None and _LISTED_LINES.match(text):
+        memories = section_entries(text)
     return memories
 
 
@@ -395,6 +404,7 @@ class _Exchange:
     results: list[Turn] = field(default_factory=list)
     memories: list = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)  # as turns, in order
+    standing: int = 0  # how many memories stood there when the last of the answer was given
     searched: bool = False
     unreadable: str = ""  # what a search of the memory returned, where it cannot be read
     model: str = ""
@@ -435,6 +445,10 @@ class Conversation:
         self.turns: list[Turn] = []
         self.tools: dict[str, str] = {}  # id of a call -> tool
         self.searches: set[str] = set()  # ids of calls that look into the memory
+        self.last_call = (
+            "",
+            False,
+        )  # tool, and whether it searches the memory, of one without an id
         self.state: list[str] = []  # of each message: a reason, or "" while it may be used
         self.exchange: _Exchange | None = None
         self.pending: list[int] = []  # messages that are used as soon as a row comes after them
@@ -533,14 +547,20 @@ class Conversation:
         exchange.model = message.model or exchange.model
         if message.text.strip() and message.role != "user":
             exchange.texts.append(message.text.strip("\n"))
+            exchange.standing = len(self.standing)
             exchange.history.append(Turn(role="assistant", content=clean_text(message.text)))
         for call_id, action in message.calls:
-            self.tools[call_id] = action.tool
-            if is_memory_search(action.tool, action.arguments):
+            is_search = is_memory_search(action.tool, action.arguments)
+            if call_id:
+                self.tools[call_id] = action.tool
+                self.searches |= {call_id} if is_search else set()
+            else:
+                self.last_call = (action.tool, is_search)
+            if is_search:
                 exchange.searched = True
-                self.searches.add(call_id)
                 continue
             exchange.actions.append(action)
+            exchange.standing = len(self.standing)
             exchange.history.append(Turn(role="assistant", content=str(action)))
         self._take_results(message)
 
@@ -549,8 +569,10 @@ class Conversation:
         exchange = self.exchange
         assert exchange is not None
         for result in message.results:
-            tool = self.tools.get(result.call) or result.tool
-            if result.call in self.searches or is_memory_search(tool):
+            last_tool, was_search = self.last_call
+            tool = self.tools.get(result.call) or result.tool or ("" if result.call else last_tool)
+            is_search = result.call in self.searches or is_memory_search(tool)
+            if is_search or (not result.call and was_search and tool == last_tool):
                 memories = found_memories(result.text)
                 exchange.searched = True
                 if memories is None:
@@ -573,7 +595,10 @@ class Conversation:
         if exchange is None:
             return
         self.pending += exchange.members
-        memories = [*self.standing, *(m for m in exchange.memories if m not in self.standing)]
+        memories = self.standing[: exchange.standing]
+        if exchange.memories:
+            known = set(map(_text_of, memories))
+            memories += [item for item in exchange.memories if _text_of(item) not in known]
         has_answer = bool(exchange.texts or exchange.actions)
         if has_answer and (memories or exchange.searched):
             self.answers += 1
