@@ -22,6 +22,7 @@ from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
     ANSWER_FIELDS,
+    GRAPH_LISTS,
     QUERY_FIELDS,
     LogRow,
     candidate_items,
@@ -599,7 +600,14 @@ def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str
         if name not in named and any(row.get(name) is not None for row in rows):
             path_by_name[name] = name
     if "memories" not in named and "memories" not in path_by_name:
-        names = [name for name in (*ANSWER_FIELDS, "memory_ids") if _holds_something(rows, name)]
+        names = [
+            name
+            for name in ANSWER_FIELDS
+            if any(find_memories(row.get(name)) for row in rows)
+            or (name in GRAPH_LISTS and any(row.get(name) for row in rows))
+        ]
+        names += ["memory_ids"] if any(row.get("memory_ids") is not None for row in rows) else []
+        names = names or [name for name in ANSWER_FIELDS if _holds_something(rows, name)][:1]
         if names:
             return {**path_by_name, "memories": ", ".join(names)}
     return path_by_name

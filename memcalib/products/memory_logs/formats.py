@@ -30,7 +30,6 @@ from memcalib.products.memory_logs.exports import (
     count_items,
     find_memories,
     kind_of,
-    memories_in,
     read_log_row,
     record_kind,
     shape_of,
@@ -44,6 +43,9 @@ from memcalib.products.memory_logs.files import (
 )
 from memcalib.products.memory_logs.messages import (
     SEARCH_TOOLS,
+    SEARCHES,
+    SECTIONS,
+    STORE,
     Message,
     Searched,
     conversation_rows,
@@ -113,6 +115,7 @@ class Format:
     read: Reader
     roles: Mapping[str, str] = field(default_factory=dict)  # what is read from where
     helps: str = ""  # what to do where the file holds no row
+    sections: str = SECTIONS  # what the sections of memory in its messages are called
 
 
 def _counted_rows(rows: Iterable[dict], line: int, source: LogContext) -> Iterator[FoundRow]:
@@ -272,11 +275,21 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     replies = [messages_in(record.get(name)) for name in ("response", "completion", "output")]
     messages += chain.from_iterable(replies)
     beside = {name: value for name, value in record.items() if name not in (*talk_only, "response")}
-    standing = [*source.standing, *(find_memories(beside) or _retrieved(beside) or [])]
+    found = find_memories(beside) or []
+    place = ", ".join(name for name in (*ANSWER_FIELDS, "entities") if beside.get(name))
+    if not found:
+        found, place = _retrieved(beside)
+    standing = [*source.standing, *found]
     fields = _copied(record)
     # a reply beside the messages: one request, before which stands what earlier requests said
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), fields, standing, last_only=any(replies)
+        messages,
+        source.account,
+        _name_of(record, line),
+        fields,
+        standing,
+        last_only=any(replies),
+        standing_from=f"{place}, {STORE}" if source.standing and found else place,
     )
 
 
@@ -359,16 +372,16 @@ _OF_MEMORY = re.compile(r"memor|mem0|zep(?![a-z])|graphiti", re.I)
 _WRITTEN = re.compile(r"add|new|extract|updat|writ|saved?(?![a-z])|stored|creat|delet", re.I)
 
 
-def _retrieved(record: Mapping[str, Any]) -> list | None:
+def _retrieved(record: Mapping[str, Any]) -> tuple[list, str]:
     """The memories beside a conversation under a name that says so, and not that they were written
-    only after it."""
+    only after it, and that name."""
     for name, value in record.items():
         is_memory = _OF_MEMORY.search(str(name)) and not _WRITTEN.search(str(name))
         if is_memory and isinstance(value, list | dict | str):
             memories = find_memories(value)
             if memories:
-                return memories
-    return None
+                return memories, str(name)
+    return [], STORE
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7000b
 def user_words(text: str) -> str:
@@ -459,7 +472,13 @@ def _agent_file(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         what = "lines of core memory in the file that the system message does not show"
         source.account.remark(what, len(newer) if shown else 0)
         yield from conversation_rows(
-            messages, source.account, name, {}, standing, named_by_message=True
+            messages,
+            source.account,
+            name,
+            {},
+            standing,
+            named_by_message=True,
+            standing_from=STORE if shown else "blocks of core memory",
         )
 
 
@@ -661,7 +680,12 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         if not isinstance(item, dict) or item.get("project") in (None, own)
     ]
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), _copied(record), standing
+        messages,
+        source.account,
+        _name_of(record, line),
+        _copied(record),
+        standing,
+        standing_from=STORE if source.store else "memories.json of the export",
     )
 
 
@@ -1103,7 +1127,7 @@ def _trace_reader(
             steps = [step for _, step in members]
             for fields in trace_rows(trace, steps, source.account, source.standing):
                 read_traces.add(trace)
-                _note_places(fields["memories"], steps, source)
+                _note_places(fields, steps, source)
                 yield FoundRow(members[0][0], fields, turns_counted=True)
         for of_record in lines.values():
             if of_record & read_traces:
@@ -1114,17 +1138,19 @@ def _trace_reader(
     return read
 
 
-def _note_places(memories: object, steps: Sequence[Step], source: LogContext) -> None:
+def _note_places(fields: dict[str, Any], steps: Sequence[Step], source: LogContext) -> None:
     """Note from where the memories of a trace were read: from its searches, or from the messages
     that its model was sent."""
-    found: list[object] = list(source.standing)
+    origins = fields.pop("memories_from", [])
     for step in steps:
         if step.memories:
-            source.read_from("memories", step.origin or "results of searches")
-            found += step.memories
-    texts = [raw.text for item in found for raw in memories_in(item)]
-    if any(raw.text not in texts for item in _list_of(memories) for raw in memories_in(item)):
+            source.read_from("memories", step.origin or SEARCHES)
+    if source.standing and STORE in origins:
+        source.read_from("memories", STORE)
+    if SECTIONS in origins:
         source.read_from("memories", "sections of the messages to the model")
+    if SEARCHES in origins:
+        source.read_from("memories", "results of searches in the messages to the model")
 
 
 def _keys(*names: str) -> Callable[[dict], bool]:
@@ -1172,6 +1198,7 @@ FORMATS: tuple[Format, ...] = (
         },
         "an agent file with messages: Letta's export that includes its messages "
         "(GET /v1/agents/{id}/export), and an answer after a user's turn",
+        sections="blocks of core memory in the system's message",
     ),
     Format(
         "letta messages",
@@ -1185,6 +1212,7 @@ FORMATS: tuple[Format, ...] = (
         },
         "the blocks of core memory are not among the messages: pass the agent file, or the "
         "response of GET /v1/agents/{id}/core-memory/blocks, as --store",
+        sections="system_message",
     ),
     Format(
         "chatgpt",
@@ -1199,6 +1227,7 @@ FORMATS: tuple[Format, ...] = (
         "the saved memories are not in this export: copy them from Settings, Personalization, "
         "Manage memories into memories.md, one per line and each starting with -, and pass it as "
         "--store",
+        sections="model_set_context",
     ),
     Format(
         "claude",
@@ -1228,6 +1257,7 @@ FORMATS: tuple[Format, ...] = (
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
         "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
         "whose instructions do, or pass the memories as --store",
+        sections="instructions of runs",
     ),
     Format(
         "codex session",
@@ -1239,6 +1269,7 @@ FORMATS: tuple[Format, ...] = (
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
         "--store",
+        sections="the instructions that the session quotes",
     ),
     Format(
         "session of a coding agent",
@@ -1247,6 +1278,7 @@ FORMATS: tuple[Format, ...] = (
         _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
         "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
+        sections="the files that the session quotes",
     ),
     Format(
         "langfuse",
@@ -1548,6 +1580,9 @@ def found_rows(
             reading.form = form.name
             for row in form.read(records, reading):
                 row.format = form.name
+                origins = row.fields.pop("memories_from", ()) if form.name != "rows" else ()
+                for origin in origins:
+                    reading.read_from("memories", form.sections if origin == SECTIONS else origin)
                 yield row
             continue
         for line, record in records:
