@@ -310,15 +310,18 @@ def _guess(
 
 def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
     """The only field that holds a list of memories in a known form, or an object around one, in
-    half of the rows; "" for none, and for several."""
+    half of the rows that have something there; "" for none, and for several."""
     counts: Counter[str] = Counter()
+    held: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
+            held[str(name)] += value not in (None, "", "[]", [], {})
+            value = _structure(value) if isinstance(value, str) else value
             items = find_memories(value) if isinstance(value, list | Mapping) else None
             if items and shape_of(items[0]) not in ("", "plain text"):
                 counts[str(name)] += 1
     used_names = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
-    fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in used_names]
+    fitting = [name for name, n in counts.items() if 2 * n >= held[name] and name not in used_names]
     return fitting[0] if len(fitting) == 1 else ""
 
 
@@ -709,14 +712,15 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is
     allowed.
     """
-    counts: Counter[str] = Counter()
-    first: dict[str, Dropped] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], Dropped] = {}
     for drop in dropped:
-        counts[drop.rule] += 1
-        first.setdefault(drop.rule, drop)
+        kind = re.sub(r"\d+", "", drop.found) if drop.rule == "memories" else ""
+        counts[drop.rule, kind] += 1
+        first.setdefault((drop.rule, kind), drop)
     lines = []
-    for rule, count in counts.most_common():
-        drop = first[rule]
+    for (rule, kind), count in counts.most_common():
+        drop = first[rule, kind]
         what, where = (counted(count, "row"), "row")
         if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
             what, where = (counted(count, "part of the file", "parts of the file"), "line")

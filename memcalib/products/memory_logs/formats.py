@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Records', 'Reader', 'FORMATS', 'LogSource', 'FoundRow', 'LogContext', 'Format', 'is_conversation', 'user_words',
-           'letta_message', 'letta_agents', 'read_call', 'is_session_line', 'is_question_list', 'format_of',
-           'found_rows', 'log_records', 'Store', 'read_store', 'join_store', 'known_shapes', 'source_name',
+           'letta_message', 'memory_edits', 'letta_agents', 'read_call', 'is_session_line', 'is_question_list',
+           'format_of', 'found_rows', 'log_records', 'Store', 'read_store', 'join_store', 'known_shapes', 'source_name',
            'refusal_of', 'nearest_shape', 'read_log']
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70003
@@ -25,6 +25,7 @@ from memcalib.products.memory_logs.exports import (
     NOT_IN_STORE,
     QUERY_FIELDS,
     SHAPES,
+    Action,
     LogRow,
     RowFault,
     count_items,
@@ -46,6 +47,7 @@ from memcalib.products.memory_logs.messages import (
     SEARCHES,
     SECTIONS,
     STORE,
+    MemoryEdit,
     Message,
     Searched,
     conversation_rows,
@@ -94,6 +96,7 @@ class LogContext:
     mapped: tuple[str, ...] = ()
     store: str = ""  # its name, and how many memories it has
     form: str = ""  # the format that is being read
+    found_roles: set[str] = field(default_factory=set)  # query and memories, in the first rows
     # (format, role) -> the fields in which it was found, each once, in the order of the file
     places: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
@@ -424,13 +427,40 @@ def _without_sent(messages: Iterable[Message]) -> Iterator[Message]:
         yield message
 
 
+_FAILED = re.compile(r'"status"\s*:\s*"(?:failed|error)"', re.I)
+_OLD_WORDS = ("old_content", "old_str", "old_string")
+_NEW_WORDS = ("new_content", "new_str", "new_string", "content")
+
+
+def memory_edits(action: Action) -> list[MemoryEdit]:
+    """What a call of Letta changes in core memory: words that are replaced or added; none for
+    calls of other tools.
+    """
+    if not re.fullmatch(r"(?:core_)?memory_(?:replace|append|insert)", action.tool):
+        return []
+    arguments = structure_in(action.arguments)
+    if not isinstance(arguments, dict):
+        return []
+    old, new = (
+        str(next((arguments[name] for name in names if arguments.get(name)), ""))
+        for names in (_OLD_WORDS, _NEW_WORDS)
+    )
+    label = str(arguments.get("label") or arguments.get("name") or "")
+    return [MemoryEdit(label, old.strip(), new.strip())] if old or new else []
+
+
 def _named_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Messages of Letta whose results name their tool, by the id of the call."""
-    calls = [call for raw in messages for call in read_message(raw).calls]
-    tools = {call_id: action.tool for call_id, action in calls}
+    read = [read_message(raw) for raw in messages]
+    tools = {call_id: action.tool for message in read for call_id, action in message.calls}
+    failed = {
+        result.call for message in read for result in message.results if _FAILED.search(result.text)
+    }
     speaks_by_tool = "send_message" in tools.values()
     for raw in messages:
         message = letta_message(raw, speaks_by_tool)
+        done = [action for call_id, action in message.calls if call_id not in failed]
+        message.edits = [edit for action in done for edit in memory_edits(action)]
         for result in message.results:
             result.tool = result.tool or tools.get(result.call, "")
         yield message
@@ -1196,8 +1226,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "send_message, or the agent's text",
             "memories": f"blocks of core memory, and results of {', '.join(SEARCH_TOOLS)}",
         },
-        "an agent file with messages: Letta's export that includes its messages "
-        "(GET /v1/agents/{id}/export), and an answer after a user's turn",
+        "an agent file with memory (blocks of core memory, a search of archival memory, or the "
+        "memories as --store) and with messages (GET /v1/agents/{id}/export), among them an answer "
+        "after a user's turn",
         sections="blocks of core memory in the system's message",
     ),
     Format(
@@ -1742,6 +1773,30 @@ def _is_logged_query(record: object) -> bool:
     return not record.keys().isdisjoint((*ANSWER_FIELDS, "memory_ids"))
 
 
+def _roles_in(fields: object) -> set[str]:
+    """Which of query and memories stand in a row under the names of the plain format."""
+    if not isinstance(fields, dict):
+        return set()
+    roles = {"query"} if "query" in fields else set()
+    if find_memories(fields) is not None or "memory_ids" in fields:
+        roles.add("memories")
+    return roles
+
+
+def _without_roles(records: Sequence[object], found_roles: Iterable[str]) -> str:
+    """What rows lack, in words, with all their fields."""
+    rows = only_dicts(records)
+    names = dict.fromkeys(str(name) for row in rows[:20] for name in row)
+    plain_names = [name for name in names if re.fullmatch(r"[A-Za-z_][\w. -]{0,59}", name)]
+    lacks = [role for role in ("query", "memories") if role not in found_roles]
+    told = f"no {' and no '.join(lacks)} in rows" if lacks else "rows"
+    others = len(names) - len(plain_names[:40])
+    more = f" and {others} more" if others else ""
+    return (
+        f"{told} with the fields {', '.join(plain_names[:40]) or 'that have no plain names'}{more}"
+    )
+
+
 def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -> DataError:
     """The error for a file that holds no row: what it is, what became of its records, and what
     would help.
@@ -1775,7 +1830,9 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     if broken:
         return DataError(broken)
     records = [item for item in head if not isinstance(item, Violation)]
-    if records:
+    if records and isinstance(records[0], Mapping):
+        kind = _without_roles(records, reading.found_roles)
+    elif records:
         kind = kind_of(records[0])
     elif violations:
         first = violations[0]
@@ -1793,9 +1850,8 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         found = f"in line {first.line} of the file, {first.found}"
         return DataError([Violation("json", found, first.allowed, file=name)])
     allowed = (
-        "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
-        f"fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
-        f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))}"
+        "a map of its field names (--map query=PLACE --map memories=PLACE --map answer=PLACE, with "
+        "dots for nested fields), or rows in a format that `memcalib logs --help` names"
     )
     return DataError([Violation("shape", kind, allowed, file=name)])
 
@@ -1898,6 +1954,7 @@ def _with_query(
         if isinstance(row, FoundRow):
             if row.format == "rows":
                 row.fields = translate(row.fields)
+                reading.found_roles |= _roles_in(row.fields)
             has_query |= _is_logged_query(row.fields)
     if not has_query:
         return
