@@ -661,10 +661,19 @@ def _in_order(path: set[str], parents: Mapping[str, Any]) -> list[str]:
     return ordered
 
 
+_NOT_SHOWN = re.compile(r"```\s*This block is not supported on your current device yet\.\s*```")
+
+
 def _claude_message(raw: Mapping[str, Any]) -> Message:
     has_parts = isinstance(raw.get("content"), list) and raw["content"]
     message = read_message(raw if has_parts else {**raw, "content": raw.get("text")})
+    message.text = _NOT_SHOWN.sub("", message.text).strip()
     files = [*only_dicts(raw.get("attachments")), *only_dicts(raw.get("files"))]
+    read = [file for file in files if str(file.get("extracted_content") or "").strip()]
+    for file in read:
+        content = f"[{file.get('file_name') or 'attachment'}]\n{file['extracted_content']}"
+        message.text = f"{message.text}\n\n{content}".strip()
+    files = [file for file in files if file not in read]
     message.other_parts["attachment"] += len(files)
     if not files:
         del message.other_parts["attachment"]
@@ -719,6 +728,9 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     )
 
 
+_HEADING_OF_CLAUDE = re.compile(r"(?m)^(\*\*|\*|__|_)([^*_\n]+)\1:?\s*$")
+
+
 def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]:
     """What Claude remembers of a user, which stood before the answers of the conversations beside
     it: as it was at the export."""
@@ -728,10 +740,12 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
         texts += projects.items() if isinstance(projects, Mapping) else []
         for project, text in texts:
             if isinstance(text, str):
-                text = re.sub(r"(?m)^\*\*([^*\n]+)\*\*:?\s*$", r"# \1", text)  # its headings
+                text = _HEADING_OF_CLAUDE.sub(r"# \2", text)
                 of_project = {"project": str(project)} if project else {}
                 memories = [{"text": entry, **of_project} for _, entry in note_entries(text)]
                 source.standing += memories
+                what = "memories of the export, as they were when it was made"
+                source.account.remark(what, len(memories))
                 what = "memories of a project, which stand before its conversations alone"
                 source.account.remark(what, len(memories) if project else 0)
         source.account.use("record")
@@ -1666,20 +1680,29 @@ def read_store(path: str | Path) -> Store:
     items: list[object] = []
     account = Account()
     no_memories: list[str] = []
+    is_loaded = Path(path).is_dir() or Path(path).suffix in (".md", ".txt")
     for _, record in _raw_records(path, account, no_memories=no_memories):
         found = _store_items(record)
-        items += found
+        in_search = not is_loaded and not _stands_before_answers(record)
+        items += [Searched(i) if in_search and isinstance(i, dict) else i for i in found]
         if isinstance(record, Violation):
             no_memories.append(f"cannot be read ({record.rule})")
         elif not found:
             no_memories.append("in no form that is known")
-    if Path(path).is_file() and Path(path).suffix not in (".md", ".txt"):
-        items = [Searched(item) if isinstance(item, dict) else item for item in items]
     if not items:
         shapes = " or ".join(shape.fields for shape in SHAPES.values())
         allowed = f"memories, each {shapes}"
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
     return Store(items, Counter(no_memories))
+
+
+def _stands_before_answers(record: object) -> bool:
+    """Whether what a record of a store holds was put before every answer, as core memory of Letta
+    and what Claude remembers are, and not searched for."""
+    if not isinstance(record, dict):
+        return False
+    is_claude = not record.keys().isdisjoint(("conversations_memory", "project_memories"))
+    return is_claude or letta_agents(record) is not None or shape_of(record) == "letta block"
 
 
 def _store_items(record: object) -> list:

@@ -369,6 +369,16 @@ _LISTED_LINES = re.compile(
 )
 
 
+_PAST_CHAT = re.compile(r"<chat\b(?P<about>[^>]*)>(?P<said>.*?)</chat>", re.S)
+
+
+def _past_chat(chat: re.Match[str]) -> dict[str, str]:
+    """An earlier conversation that Claude found, with its day."""
+    day = re.search(r"updated_at=['\"]?(\d{4}-\d{2}-\d{2})", chat["about"])
+    text = " ".join(chat["said"].split())
+    return {"text": text, "type": "past chat", **({"created_at": day[1]} if day else {})}
+
+
 def found_memories(text: str) -> list | None:
     """The memories in what a search of the memory returned; None when it cannot be read, as when it
     was cut off.
@@ -379,6 +389,9 @@ def found_memories(text: str) -> list | None:
         return [{**entry, "source": viewed["path"]} for entry in section_entries("\n".join(lines))]
     if _VIEWED_FOLDER.match(text):
         return []
+    chats = list(_PAST_CHAT.finditer(text))
+    if chats:
+        return [_past_chat(chat) for chat in chats]
     result: object = structure_in(text)
     if isinstance(result, dict) and "results" not in result:
         inner = result.get("message", result)

@@ -2113,3 +2113,48 @@ def test_a_refusal_says_what_is_not_found_and_names_all_fields(row, lacks):
     with pytest.raises(DataError) as error:
         read_all([{**row, **more}])
     assert lacks in str(error.value) and "field_11" in str(error.value)
+
+
+def test_what_claude_remembers_searches_and_was_sent(tmp_path):
+    memory = "**Brief history**\n\n*Recent months*\n\nTom bakes.\n\n*Earlier context*\n\nTom ran."
+    (tmp_path / "memories.json").write_text(json.dumps([{"conversations_memory": memory}]))
+    found = "<chat url='u' updated_at='2026-03-01T10:00:00Z'>Human: I love\nelderflower.</chat>"
+    code = "```\nThis block is not supported on your current device yet.\n```"
+    parts = [
+        {"type": "tool_use", "id": None, "name": "conversation_search", "input": {}},
+        {"type": "tool_result", "name": "conversation_search", "content": found},
+        {"type": "text", "text": f"{code}\n\nElderflower."},
+    ]
+    attached = {"file_name": "a.py", "extracted_content": "print 'hi'"}
+    asked = {"sender": "human", "text": "A drink?", "attachments": [attached, {"file_name": "b"}]}
+    talk = {"uuid": "c", "chat_messages": [asked, {"sender": "assistant", "content": parts}]}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([talk]))
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        for file in (path, tmp_path / "memories.json"):
+            archive.write(file, file.name)
+    of_zip = read_all(tmp_path / "export.zip")
+    [row] = of_zip.rows
+    assert [memory.model_dump() for memory in row.memories] == [
+        memory.model_dump()
+        for memory in read_all(path, tmp_path / "memories.json").rows[0].memories
+    ]
+    assert texts(row) == ["Tom bakes.", "Tom ran.", "Human: I love elderflower."]
+    assert row.memories[2].created_at == "2026-03-01"
+    assert (row.query, row.answer) == ("A drink?\n\n[a.py]\nprint 'hi'", "Elderflower.")
+    assert of_zip.account.remarks["memories of the export, as they were when it was made"] == 2
+    assert of_zip.account.remarks["parts without a text (attachment)"] == 1
+
+
+def test_blocks_of_a_store_stand_before_answers_that_searched(tmp_path):
+    blocks = [{"label": "human", "value": "Surfs"}]
+    (tmp_path / "blocks.json").write_text(json.dumps(blocks))
+    call = {"id": "1", "function": {"name": "archival_memory_search", "arguments": "{}"}}
+    found = {
+        "role": "tool",
+        "tool_call_id": "1",
+        "content": '[{"content": "Skis", "timestamp": 1}]',
+    }
+    talk = {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}
+    path = lines(tmp_path / "log.jsonl", talk)
+    assert texts(read_all(path, tmp_path / "blocks.json").rows[0]) == ["Surfs", "Skis"]
