@@ -228,7 +228,7 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"test_family": ""}, "test_family: found ''"),
         (
             {"test_family": "calibration"},
-            "test_family: found 'calibration', which is reserved for the six metrics",
+            "test_family: found 'calibration', which is reserved for the paper's six metrics",
         ),
         ({"formula": "SCS"}, "formula: found 'SCS'; allowed: a function"),
         ({"formula": lambda n, rho: np.zeros(3)}, r"shape \(3,\) for 93 answers; allowed: one n"),
@@ -237,7 +237,10 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"formula": lambda n, rho: np.full(len(n), np.nan)}, "gave nan for an answer with 1 of A"),
         ({"formula": lambda n, rho: np.array(["1"] * len(n))}, "gave <U1 values"),
         ({"range": (0.5, 1.0)}, "gave 0.0 for an answer with 1 of AB-; allowed: 0.5 to 1"),
-        ({"formula": lambda n, rho: n[:, 0, 0] / n.sum()}, "with fewer answers around it; allowed"),
+        (
+            {"formula": lambda n, rho: n[:, 0, 0] / n.sum()},
+            "when fewer answers are computed together with it; allowed",
+        ),
         ({"atom_values": AtomValues(lambda rho: GAPS > 0, "mean")}, "by atom_values; allowed: the"),
         (
             {"atom_values": AtomValues(lambda rho: GAPS == 0, "sum")},
@@ -600,7 +603,7 @@ def test_labels_the_budget_and_the_exam_know_what_is_not_asked(forgotten_share):
         ({"may_be_missing": None}, "may_be_missing: found None; allowed: True or False"),
         (
             {"formula": lambda n, rho: np.where(n[:, 2, 2] > 0, 1.0, np.nan)},
-            "allowed: NaN by the ideal levels alone",
+            "allowed: NaN only where the ideal levels alone decide it",
         ),
         (
             {"atom_values": AtomValues(lambda rho: GAPS == 0, "mean")},

@@ -90,8 +90,8 @@ def _verb_line(command: Any) -> tuple[str, str]:
 app = typer.Typer(
     name="memcalib",
     cls=Verbs,
-    help="Measure how much each piece of memory shapes an assistant's answer, and train a model "
-    "to get it right.",
+    help="Measure how strongly each piece of memory shapes an assistant's answer, and train a "
+    "model to get this right.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -361,8 +361,8 @@ def _ended_by_others(end: SystemExit | GeneratorExit) -> RuntimeError:
     """The error for code of one's own that ended the program, which would look like a success."""
     where = traceback.extract_tb(end.__traceback__)[-1]
     return RuntimeError(
-        f"{where.filename}, line {where.lineno}: raised {end!r}, which ends a "
-        "program without a word; allowed: an error of another kind, or a return"
+        f"{where.filename}, line {where.lineno}: raised {end!r}, which ends the program without a "
+        f"message; allowed: any other error, or a return"
     )
 
 
@@ -427,19 +427,19 @@ DryRun = Annotated[
         "--dry-run",
         callback=_look_only,
         is_eager=True,
-        help=(
-            "Print all settings, and how many calls would be made and what they cost; then stop."
-        ),
+        help=("Print all settings, the number of calls, and what they would cost; then stop."),
     ),
 ]
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(
         callback=_allow_hosts,
-        help="A host to which the key that a settings file names may be sent.",
+        help="Allow the key that a settings file names to be sent to this host.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Agree to send what the preview shows.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Agree to send what the preview shows, without being asked.")
+]
 FilledBy = Annotated[str, typer.Option(help="Name of the person who filled in the sheet.")]
 DrawSeed = Annotated[int, typer.Option(help="Random seed of the draw.")]
 EvaluatedRun = Annotated[Path, typer.Argument(help="Run folder of an evaluation.")]
@@ -670,11 +670,11 @@ def validate(
     ] = False,
     limit: Annotated[int | None, typer.Option(help="Stop after this many violations.")] = None,
 ) -> None:
-    """Check that every record of a file can be used, and list each fault with its line.
+    """Check that every record in a file can be used, and list each fault with its line.
 
     Each fault names the file, the line, the id, the value found and the values allowed. The command
-    exits with 1 when a record cannot be used; warnings do not count. Files of the starter set that
-    were edited are named.
+    exits with 1 when a record cannot be used; warnings do not count. If a file of the starter set
+    was edited, the command says so.
 
     Example: memcalib validate starter
     """
@@ -712,7 +712,9 @@ LARGE_FILES = 20_000_000  # bytes, from which on rows are checked by several pro
 def lint(
     files: Annotated[
         list[str],
-        typer.Argument(help="Files in the published format; several are splits of one data set."),
+        typer.Argument(
+            help="Files in the published format; several files are read as splits of one data set."
+        ),
     ],
     rule: Annotated[
         list[str] | None, typer.Option(help="Run only this check; may be given several times.")
@@ -762,7 +764,7 @@ def split(
     size: Annotated[
         list[str] | None,
         typer.Option(
-            help="Size of a part, as NAME=COUNT or NAME=SHARE; give one for each part "
+            help="Size of a part, as NAME=COUNT or NAME=SHARE; repeat the option for each part "
             "[cold_start=4000 rl=8000 validation=1500]."
         ),
     ] = None,
@@ -774,9 +776,9 @@ def split(
     """Split a file of examples into parts that are similar in domain and difficulty and share no
     question.
 
-    Without --size, the parts are those that the paper makes of its 13,500 training examples. The
-    command writes NAME.jsonl and NAME-ids.txt for each part, and splits.json. It counts the
-    examples that are in no part.
+    Without --size, the parts have the sizes into which the paper splits its 13,500 training
+    examples. The command writes NAME.jsonl and NAME-ids.txt for each part, and splits.json. It
+    reports how many examples were not put into any part.
 
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
@@ -790,7 +792,7 @@ def split(
     print(table.to_string(index=False))
     counts = table.set_index("split")["examples"]
     left_out = int(counts["all"] - counts.drop("all").sum())
-    print(f"{out}: {', '.join(sizes)}; {left_out:,} examples are in no part")
+    print(f"{out}: {', '.join(sizes)}; {left_out:,} examples were not put into any part")
 
 
 def part_sizes(entries: Sequence[str]) -> dict[str, int | float]:
@@ -921,7 +923,8 @@ def log_options(
     store."""
     if store and len(store) > 1:
         raise ValueError(
-            f"--store: found {len(store)}; allowed: one file or folder, so put the notes into one"
+            f"--store: found {len(store)}; allowed: one file or one folder; put the notes into "
+            f"one folder"
         )
     only_store = store[0] if store else None
     options: dict[str, Any] = {"file": file, "map": map_, "store": only_store, "consent": consent}
@@ -944,7 +947,9 @@ def lines_for(file: str) -> str:
     if first and isinstance(first[0][1], dict):
         is_one_value = file.endswith(".json") and len(first) == 1
         return mapping_lines(first[0][1], file, one_value=is_one_value)
-    raise ValueError(f"{file}: found no object in its first line; allowed: one object a line")
+    raise ValueError(
+        f"{file}: found no JSON object in the first line; allowed: one object on each line"
+    )
 
 
 @app.command()
@@ -1087,7 +1092,7 @@ def levels(
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
     print(
-        f"A person has to decide on {to_settle} memories, in {sheet_to_fill}. When the sheet is "
+        f"A person has to decide on {to_settle} memories in {sheet_to_fill}. When the sheet is "
         f"filled in, run:"
     )
     print(f"  memcalib {shlex.join(read_sheet)}")
@@ -1118,7 +1123,8 @@ def evaluate(
         Path | None,
         typer.Option(
             help=(
-                "Labels of a random sample of the answers, from `memcalib spot-check`. They add an "
+                "Labels for a random sample of the answers, from `memcalib spot-check`. They add "
+                "an "
                 "estimate without the judge's errors (prediction-powered inference)."
             )
         ),
@@ -1134,7 +1140,7 @@ def evaluate(
         bool,
         typer.Option(
             "--unlabelled",
-            help="Say which memories in a log left a trace; this needs no ideal levels.",
+            help="Report which memories in a log left a trace; this needs no ideal levels.",
         ),
     ] = False,
     levels: LogLevels = None,
@@ -1156,7 +1162,7 @@ def evaluate(
     exist already: the command first shows how it reads the log, and sends nothing without --yes.
 
     Exit codes: 0 when all answers are scored; 3 when some are not scored (the command prints how to
-    ask for those again); 1 after an error; 2 for a wrong option or value; 130 when interrupted.
+    ask for them again); 1 after an error; 2 for a wrong option or value; 130 when interrupted.
 
     Frequent settings: sampling.seeds, sampling.prompt_template, sampling.max_tokens, model.rpm,
     judge.price, judging.blind=true (the judge sees neither ideal levels nor rubrics),
@@ -1231,13 +1237,16 @@ def exam(
         typer.Option(
             "--sheet",
             "--labels",
-            help="For people: read a filled sheet, and say how far it agrees with the known "
+            help="For human labellers: read a filled sheet, and report how well it agrees with "
+            "the known "
             "levels.",
         ),
     ] = None,
     write_sheet: Annotated[
         Path | None,
-        typer.Option(help="For people: write a sheet of 270 atoms to label, and ask no judge."),
+        typer.Option(
+            help="For human labellers: write a sheet of 270 atoms to label, and ask no judge."
+        ),
     ] = None,
     set_: Set = None,
     allow_host: AllowHost = None,
@@ -1308,8 +1317,8 @@ def spot_check(
     audit: Annotated[
         int | None,
         typer.Option(
-            help="Draw this many atoms at random, and as many others spread over the combinations "
-            "of ideal and judged level, to audit the judge (the paper draws 150)."
+            help="To audit the judge, draw this many atoms at random, plus the same number spread "
+            "over all combinations of ideal and judged levels (the paper draws 150)."
         ),
     ] = None,
     seed: DrawSeed = 0,
@@ -1317,7 +1326,7 @@ def spot_check(
         str | None, typer.Option(help="Which model's answers, if the run has several models.")
     ] = None,
     condition: Annotated[
-        str | None, typer.Option(help="Which condition of memory, if the run has several.")
+        str | None, typer.Option(help="Which memory condition, if the run has several.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Read the levels from a filled sheet.")] = None,
     labeller: FilledBy = "",
@@ -1362,8 +1371,8 @@ def spot_check(
     if audit is not None and sheet is None:
         sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
         print(
-            f"{out}: {audit} atoms drawn at random and {audit} spread over nine cells, with "
-            f"seed {seed}; fill in the sheet: {sheet_to_fill}"
+            f"{out}: {audit} atoms drawn at random and {audit} spread over the nine combinations "
+            f"of levels, with seed {seed}; fill in the sheet: {sheet_to_fill}"
         )
     elif sheet is not None and out.is_file() and is_audit(out):
         print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
@@ -1408,7 +1417,7 @@ def generate(
     """Ask a model for its answers, and write them to a file.
 
     If the command is stopped, run it again and it continues. Exit codes: 0 when all answers are
-    there; 3 when some calls failed (the same command makes those again); 1 after an error; 2 for a
+    there; 3 when some calls failed (the same command repeats them); 1 after an error; 2 for a
     wrong option or value; 130 when interrupted.
 
     Example: memcalib generate samples --model Qwen3-8B --base-url http://localhost:8000/v1
@@ -1449,7 +1458,7 @@ def judge(
         Path, typer.Argument(help="File of answers that `memcalib generate` wrote.")
     ],
     data: Annotated[
-        str | None, typer.Option(help="The examples whose questions were answered.")
+        str | None, typer.Option(help="File with the examples that were answered.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File of judgments.")] = Path("judgments.jsonl"),
     config: Config = None,
@@ -1466,7 +1475,7 @@ def judge(
     """Have the answers in a file judged, atom by atom, and write the judgments to a file.
 
     If the command is stopped, run it again and it continues. Exit codes: 0 when all answers are
-    scored; 3 when some are not scored (the command prints how to ask for those again); 1 after
+    scored; 3 when some are not scored (the command prints how to ask for them again); 1 after
     an error; 2 for a wrong option or value; 130 when interrupted.
 
     Example: memcalib judge rollouts.jsonl --data samples --model deepseek-chat
@@ -1509,7 +1518,7 @@ def report(
     ] = None,
     benchmark: Annotated[
         str | None,
-        typer.Option(metavar="ORG/NAME", help="The data set on the Hub that was evaluated."),
+        typer.Option(metavar="ORG/NAME", help="Id of the evaluated data set on the Hub."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Which model's scores, if the run has several models.")
@@ -1537,7 +1546,8 @@ def report(
 
     if hub_results is None and (benchmark or model or source_url):
         raise ValueError(
-            "--benchmark, --model, --source-url: found without --hub-results; allowed with it"
+            "--benchmark, --model, --source-url: found without --hub-results; allowed: only with "
+            "--hub-results"
         )
     if hub_results is not None and benchmark is None:
         raise ValueError("--hub-results: found no --benchmark; allowed: the id of a data set")
@@ -1566,8 +1576,8 @@ def compare(
         list[Path],
         typer.Argument(
             help=(
-                "Run folders, or files of shared results (results.jsonl); the first is the one "
-                "the others are compared with."
+                "Run folders, or files of shared results (results.jsonl); the others are compared "
+                "with the first one."
             )
         ),
     ],
@@ -1624,10 +1634,12 @@ def gate(
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(help="Run folder, or a folder that --save wrote, with the same questions."),
+        typer.Option(
+            help="Baseline: a run folder with the same questions, or a folder that --save wrote."
+        ),
     ] = None,
     max_drop: Annotated[
-        float | None, typer.Option(help="Points by which a metric may get worse [2].")
+        float | None, typer.Option(help="Number of points by which a metric may get worse [2].")
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="Metrics to compare, separated by commas [SCS].")
@@ -1660,8 +1672,8 @@ def gate(
     pair: Annotated[
         str | None,
         typer.Option(
-            help="How the runs are paired: by question or by example [logs by question, others by "
-            "example]."
+            help="How the two runs are paired: by question or by example [logs by question, other "
+            "runs by example]."
         ),
     ] = None,
     judges: Annotated[
@@ -1692,10 +1704,11 @@ def gate(
     nothing has changed, at most 1 build in 100 fails (--set false_alarms=0.01). When chance could
     explain a drop, the check is undecided, and the command says how many questions would be enough
     to decide it; with --strict, an undecided check fails. Logs are paired by question. If only one
-    of the two runs showed a memory, it counts as ignored in the other.
+    of the two runs showed a memory, the memory counts as ignored in the other run.
 
-    Exit codes: 0 passed; 3 failed; 1 when the runs cannot be compared (the output says why); 2 for
-    a wrong option or value. Frequent settings: false_alarms, caught, drop, max_unscored.
+    Exit codes: 0 if the gate passed; 3 if it failed; 1 if the runs cannot be compared (the output
+    says why); 2 for a wrong option or value. Frequent settings: false_alarms, caught, drop,
+    max_unscored.
 
     Example: memcalib gate runs/new --baseline evals/baseline --max-drop 2 --min SCS=60
     """
@@ -1794,7 +1807,7 @@ def numbers_of(option: str, text: str | None, kind: type) -> list[Any] | None:
         return [kind(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise WrongCall(
-            f"{option}: found {text!r}; allowed are numbers separated by commas, such as 1,3,5"
+            f"{option}: found {text!r}; allowed: numbers separated by commas, such as 1,3,5"
         ) from None
 
 
@@ -1816,8 +1829,8 @@ def sweep(
     log: Annotated[
         str,
         typer.Argument(
-            help="Log that also contains the candidates that retrieval found. With --retrieve, "
-            "any log will do."
+            help="Log that also contains the candidates that retrieval found; with --retrieve, "
+            "any log."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/sweep"),
@@ -1838,15 +1851,14 @@ def sweep(
     framing: Annotated[
         str | None,
         typer.Option(
-            help="How to introduce the memories: advice, background, facts or authoritative, "
-            "separated by commas; --dry-run shows the words."
+            help="Wordings with which to introduce the memories: advice, background, facts or "
+            "authoritative, separated by commas; --dry-run shows the texts."
         ),
     ] = None,
     role: Annotated[
         str | None,
         typer.Option(
-            help="Message in which the memories are placed: user, system, or user,system to try "
-            "both."
+            help="Message that contains the memories: user, system, or user,system to try both."
         ),
     ] = None,
     retrieve: Annotated[
@@ -1858,7 +1870,8 @@ def sweep(
     today_framing: Annotated[
         str | None,
         typer.Option(
-            help="How memories are introduced today: one of the words of --framing [advice]."
+            help="Wording with which memories are introduced today; one of the values of "
+            "--framing [advice]."
         ),
     ] = None,
     map_: LogMap = None,
@@ -1879,7 +1892,7 @@ def sweep(
 
     The log must say what retrieval found and what entered the prompt (a field `candidates` next to
     the memories, or `in_prompt` in each memory). Otherwise, your own function can repeat the
-    retrieval (--retrieve). If a setting does not show a memory, the memory counts as ignored. The
+    retrieval (--retrieve). If a setting does not show a memory, this memory counts as ignored. The
     command first says what it will cost, and sends nothing without --yes. If it is stopped, run it
     again and it continues. Frequent settings: grid.full, grid.scores, grid.times, grid.today.top_k,
     sampling.seeds, model.price.
@@ -1952,20 +1965,20 @@ def score(
     judgments: Annotated[
         str,
         typer.Argument(
-            help="File of judgments, one judged answer on each line, or its run folder."
+            help="File of judgments with one judged answer on each line, or its run folder."
         ),
     ],
     by: Annotated[
         str,
         typer.Option(
-            help="Also print atom tables by domain, block_size, atom_count or kind, separated by "
-            "commas."
+            help="Also print tables of atoms by domain, block_size, atom_count or kind, separated "
+            "by commas."
         ),
     ] = "",
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Labels of a random sample of the answers, from `memcalib spot-check`. They add "
+            help="Labels for a random sample of the answers, from `memcalib spot-check`. They add "
             "an estimate without the judge's errors."
         ),
     ] = None,
@@ -2011,8 +2024,8 @@ def named_role(
         for suffix, value in (("url", url), ("key-env", key_env)):
             if value is not None:
                 raise ValueError(
-                    f"{option}-{suffix}: given without {option}; allowed: {option} with the name "
-                    "of the model, or neither"
+                    f"{option}-{suffix}: found without {option}; allowed: both, or neither of "
+                    f"them; {option} takes the name of the model"
                 )
     if not name:
         return None
@@ -2112,9 +2125,7 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder of the build.")] = Path("runs/build"),
     pilot: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Build only a batch of this many examples, to be read by a person."
-        ),
+        typer.Option(min=1, help="Build only a batch of this many examples, for a person to read."),
     ] = None,
     reviews: Annotated[
         Path | None, typer.Option(help="Read the filled review sheet (CSV) of the latest batch.")
@@ -2123,15 +2134,17 @@ def build(
     freeze: Annotated[
         bool,
         typer.Option(
-            "--freeze", help="Freeze the pipeline; a person must have passed 90 % of a fresh batch."
+            "--freeze",
+            help="Freeze the pipeline; before this, a person must have passed 90 % of "
+            "a fresh batch.",
         ),
     ] = False,
     hub: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write the finished build and its card to this folder, in the layout that a hub "
-            "expects.",
+            help="Write the finished build and its card to this folder, in the layout of a Hub "
+            "data set.",
         ),
     ] = None,
     from_memory: Annotated[
@@ -2147,7 +2160,7 @@ def build(
     preview: Annotated[
         bool,
         typer.Option(
-            "--preview", callback=_look_only, help="Show what would be sent where, and stop."
+            "--preview", callback=_look_only, help="Show what would be sent and where, then stop."
         ),
     ] = False,
     yes: Yes = False,
@@ -2164,8 +2177,8 @@ def build(
 
     Build in steps: run the command with --pilot 50, read the page and fill in the sheet, pass the
     sheet with --reviews SHEET, run with --freeze, and then run without any of these options. At the
-    end, --hub FOLDER prepares the data set for a hub. If the command is stopped, run it again and
-    it continues; no call is paid twice.
+    end, --hub FOLDER prepares the data set for the Hub. If the command is stopped, run it again and
+    it continues; no call is paid for twice.
 
     With --log, retrieval results stay as they are, private values are removed, and nothing is sent
     without --yes. The six stages are screening, derivation, annotation, distractors and rubrics,
@@ -2195,8 +2208,8 @@ def build(
     steps_asked = [option for option, value in steps.items() if value]
     if len(steps_asked) > 1:
         raise ValueError(
-            f"{' and '.join(steps_asked)}: found together; allowed is one step at a time, or none "
-            f"of them for the whole build"
+            f"{' and '.join(steps_asked)}: found together; allowed: one of them, or none for the "
+            f"whole build"
         )
     changes: dict[str, Any] = {}
     if from_memory:
@@ -2214,8 +2227,8 @@ def build(
     run = build_run(plan, out, cache_of(cache, no_cache), command, Bar)
     if preview and not isinstance(run, MemoryRun):
         raise ValueError(
-            "--preview: found a build from sources; --preview is for a build from a "
-            "log (--log FILE)"
+            "--preview: found a build from sources; allowed: only with a build from a log (--log "
+            "FILE)"
         )
     if reviews:
         print(run.take_reviews(reviews, reviewer))
@@ -2273,7 +2286,8 @@ def train(
         str, typer.Argument(help="YAML file, or the name of a shipped recipe.")
     ] = "micro",
     method: Annotated[
-        str, typer.Option(help="sft, opsd-pg, opsd-gkd, grpo, gdpo or memcalib-rl.")
+        str,
+        typer.Option(help="Training method: sft, opsd-pg, opsd-gkd, grpo, gdpo or memcalib-rl."),
     ] = "memcalib-rl",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run [runs/train/RECIPE-METHOD-SEED].")
@@ -2352,7 +2366,9 @@ def traces(
     limit: Annotated[int, typer.Option(help="Largest number of answers on the page.")] = 60,
     channel: Annotated[
         str | None,
-        typer.Option(help="Show only answers in which this channel was localized, such as C+."),
+        typer.Option(
+            help="Show only answers in which credit for this channel was localized, such as C+."
+        ),
     ] = None,
 ) -> None:
     """Write a page that shows which tokens a training run encouraged and which it discouraged.
@@ -2365,8 +2381,7 @@ def traces(
         numbers = None if steps is None else [int(text) for text in steps.split(",")]
     except ValueError:
         raise ValueError(
-            f"--steps: found {steps!r}; allowed are whole numbers separated by commas, such as "
-            f"1,5,10"
+            f"--steps: found {steps!r}; allowed: whole numbers separated by commas, such as 1,5,10"
         ) from None
     print(write_trace_page(folder, out, numbers, limit, channel))
 
@@ -2425,7 +2440,7 @@ def quickstart(
     from_scratch: Annotated[
         bool,
         typer.Option(
-            "--from-scratch", help="Also pretrain and cold-start the policy, instead of loading it."
+            "--from-scratch", help="Pretrain and cold-start the policy too, instead of loading it."
         ),
     ] = False,
     set_: Set = None,
@@ -2454,7 +2469,7 @@ def quickstart(
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of experiments; without a name, all of them are run."),
+        typer.Argument(help="Names of experiments; without a name, all experiments are run."),
     ] = None,
     profile: Profile = "micro",
     out: Annotated[Path, typer.Option(help="Folder that contains all run folders.")] = Path("runs"),
@@ -2474,11 +2489,11 @@ def reproduce(
     A profile says what is run: micro (small worlds, two hours on two cores), small (real weights,
     some eight hours of one core), registered (one comparison on real weights), paper (three models
     on nodes of GPUs), smoke (every step at its smallest), or a YAML file of yours. Training runs,
-    evaluations and notebooks go to OUT/PROFILE/; an index lists all tables and figures. --dry-run
-    shows jobs, hours, calls and cost. Work that is done and still valid is not repeated. If the
-    command is stopped, run it again and it continues. This needs the plan extra: `pip install
-    "memcalib[plan]"`. On a cluster the variable SNAKEMAKE_PROFILE names a profile of Snakemake with
-    an executor.
+    evaluations and notebooks are written to OUT/PROFILE/; an index lists all tables and figures.
+    --dry-run shows jobs, hours, calls and cost. Finished work is not repeated while it is still
+    valid. If the command is stopped, run it again and it continues. This needs the plan extra: `pip
+    install "memcalib[plan]"`. On a cluster the variable SNAKEMAKE_PROFILE names a profile of
+    Snakemake with an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
     """
@@ -2496,7 +2511,7 @@ def coldstart(
     ] = None,
     world: Annotated[list[str] | None, typer.Option(help="Only these worlds.")] = None,
 ) -> None:
-    """Train again the small policies that ship with the package, and write their logs.
+    """Retrain the small policies that ship with the package, and write their logs.
 
     Example: memcalib coldstart --world short --out policies
     """
@@ -2544,7 +2559,7 @@ def grid(
     set_: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compare credit rules, including your own, with many small training runs.
+    """Compare credit rules, including your own, in many small training runs.
 
     A plan lists the training runs. Finished training runs are not repeated. Snakemake starts them,
     so this needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
@@ -2572,9 +2587,7 @@ def grid(
     out = out or Path("runs/rules" if is_testbed else "runs/grid")
     settings = [*(set_ or ())]
     if noise and not is_testbed:
-        raise ValueError(
-            f"--noise: found it with the plan {plan!r}; it is allowed only with the testbed"
-        )
+        raise ValueError(f"--noise: found with the plan {plan!r}; allowed: only with the testbed")
     if noise:
         faults = ",".join(f"[levels,{rate}]" for rate in noise)
         settings.append(f"stages.noisy judge.faults=[{faults}]")
@@ -2620,7 +2633,7 @@ def stats(cache: Cache = None) -> None:
 def clear(
     cache: Cache = None, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 ) -> None:
-    """Delete every cached reply; asking for them again costs money again."""
+    """Delete every cached reply. If you need them later, you pay for them again."""
     from memcalib.inference.cache import clear_cache, default_path
 
     path = cache or default_path()
@@ -2633,14 +2646,14 @@ def clear(
 def practice(
     examples: Annotated[
         Path,
-        typer.Argument(help="File of examples. If it does not exist, it is made."),
+        typer.Argument(help="File of examples; it is created if it does not exist."),
     ] = Path("runs/micro.jsonl"),
     log: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant whose memory has faults to find. An "
-            "existing file is kept.",
+            help="Also write the log of an invented assistant, whose memory has faults that you "
+            "can find. An existing file is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,
@@ -2654,7 +2667,7 @@ def practice(
     faults: Annotated[
         float,
         typer.Option(
-            min=0, max=0.1, help="Rates of faults to simulate, to see how they are handled."
+            min=0, max=0.1, help="Rates of simulated faults, to see how they are handled."
         ),
     ] = 0.0,
     rpm: Annotated[

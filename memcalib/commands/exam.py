@@ -396,8 +396,8 @@ class ExamRun:
                 left_out += 1
         if left_out:
             self.notes.append(
-                f"places: {left_out} exams under {self.folder.parent} used other data or have no "
-                f"rank, and are not compared"
+                f"places: {left_out} exams in {self.folder.parent} used other data or have no "
+                f"rank, so they are not compared"
             )
         return rank_judges(outcomes)
 
@@ -465,7 +465,8 @@ class ExamRun:
 
 
 _UNREAD_CODE = (
-    "a dry run imports no code: if the judge's code was changed since it read answers here, it "
+    "a dry run does not import code: if the judge's code was changed since it read answers here, "
+    "it "
     "will read all of them again (set MEMCALIB_ALLOW_IMPORT=1 to let the dry run check)"
 )
 

@@ -325,7 +325,8 @@ def audit_items(
     scored = int(judged["judged"].notna().sum())
     if not 1 <= atoms <= scored // 2:
         raise ValueError(
-            f"--audit: found {atoms}; allowed: 1 to {scored // 2}, half of the {scored:,} scored "
+            f"--audit: found {atoms}; allowed: 1 to {scored // 2}, which is half of the "
+            f"{scored:,} scored "
             f"atoms of {folder}, because the two samples do not overlap"
         )
     natural = sample_atoms(judged, atoms, "natural", seed)

@@ -238,8 +238,8 @@ class SweepRun:
             return own_answers(plain, rows, limit=limit, answers_needed=False)
         if dry_run and not may_import(self.sweep.retrieve):
             raise ValueError(
-                f"retrieve: {self.sweep.retrieve} is not imported in a dry run; allowed: a "
-                "run, which asks before anything is paid for"
+                f"retrieve: {self.sweep.retrieve} is not imported in a dry run; leave out "
+                f"--dry-run; the run asks you before anything is paid for"
             )
         retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
         rows = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'channel_group', 'sentence_credit', 'AuditedPair', 'role_shares', 'bootstrap_channel_means',
-           'bootstrap_interval', 'TopHit', 'top_hit', 'shares_table', 'hits_table', 'draw_pairs',
-           'simulated_role_audits', 'sentence_scaling']
+           'bootstrap_interval', 'TopHit', 'top_hit', 'shares_table', 'hits_table', 'hits_by_chance', 'tokens_in_spans',
+           'PairWords', 'words_table', 'draw_pairs', 'simulated_role_audits', 'sentence_scaling']
 
 # %% ../../nbs/credit/11_audit.ipynb #9119c411
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +28,7 @@ ROLES = ("key", "partial", "irrelevant")
 def channel_group(channel: str) -> str:
     """`support` or `under-use`; raises `ValueError` for a channel that is not localized."""
     if channel not in RIGHT_OR_OVER + UNDER:
-        raise ValueError(f"channel {channel!r}, allowed are {', '.join(RIGHT_OR_OVER + UNDER)}")
+        raise ValueError(f"channel: found {channel!r}; allowed: {', '.join(RIGHT_OR_OVER + UNDER)}")
     return "support" if channel in RIGHT_OR_OVER else "under-use"
 
 # %% ../../nbs/credit/11_audit.ipynb #01b68f0b
@@ -42,17 +43,18 @@ def sentence_credit(q: Sequence[float], units: Sequence[int]) -> tuple[np.ndarra
     numbers = np.asarray(units, np.int64)
     if weights.shape != numbers.shape or not len(weights):
         raise ValueError(
-            f"{len(weights)} weights, {len(numbers)} sentence numbers; allowed: the same number "
-            f"of each, and at least one"
+            f"found {len(weights)} weights and {len(numbers)} sentence numbers; allowed: the same "
+            f"number of each, and at least one"
         )
     if not np.isfinite(weights).all() or weights.min() < 0 or numbers.min() < 0:
         raise ValueError(
-            f"weights from {weights.min()}, sentence numbers from {numbers.min()}; allowed: "
-            f"finite values from 0"
+            f"found weights from {weights.min()} and sentence numbers from {numbers.min()}; "
+            f"allowed: finite values of 0 or more"
         )
     if not weights.sum() > 0:
         raise ValueError(
-            "all weights are 0, so this pair was not localized; allowed: pairs with some credit"
+            "all weights are 0, so this pair was not localized; allowed: pairs with at least one "
+            "weight above 0"
         )
     return np.bincount(numbers), np.bincount(numbers, weights) / weights.sum()
 
@@ -85,7 +87,7 @@ class AuditedPair:
         for role in self.roles:
             if role is not None and role not in ROLES:
                 raise ValueError(
-                    f"pair {self.item!r}: role {role!r}; allowed: {', '.join(ROLES)}, or None"
+                    f"pair {self.item!r}: found role {role!r}; allowed: {', '.join(ROLES)}, or None"
                 )
 
     @property
@@ -210,7 +212,7 @@ def _slices(pairs: Iterable[AuditedPair]) -> Iterator[_Slice]:
             yield _Slice(name, complete_pairs, len(members) - len(complete_pairs))
 
 
-def _question_of(pair: AuditedPair, number: int) -> str:
+def _question_of(pair: "AuditedPair | PairWords", number: int) -> str:
     """What is drawn again with this pair: its question, or the pair itself where none is named."""
     return f"pair {number}" if pair.question is None else f"question {pair.question}"
 
@@ -224,7 +226,11 @@ class _Estimate(NamedTuple):
 
 
 def _estimate(
-    pairs: Sequence[AuditedPair], values: Sequence, width: int, resamples: int, seed: int
+    pairs: "Sequence[AuditedPair] | Sequence[PairWords]",
+    values: Sequence,
+    width: int,
+    resamples: int,
+    seed: int,
 ) -> _Estimate:
     """The mean over channels of the rows of `values`, one for each pair;
     NaN where there are no rows."""
@@ -305,6 +311,139 @@ def hits_table(
         )
     return pd.DataFrame(rows)
 
+# %% ../../nbs/credit/11_audit.ipynb #a7c3010b
+def hits_by_chance(pairs: Iterable[AuditedPair], top: int = 3) -> "pd.DataFrame":
+    """The rate of top-3 hits when the sentences of each pair are ordered at random, with the mean
+    number of sentences: all pairs, the two groups, each channel.
+
+    Slices of several channels are means of the channels' means. Incomplete pairs are left out.
+    Raises `ValueError` when no pair is complete.
+    """
+    import pandas as pd
+
+    rows = []
+    for members in _slices(pairs):
+        chances: dict[str, list[float]] = {}
+        sizes: dict[str, list[int]] = {}
+        for pair in members.complete_pairs:
+            without_role = sum(role == "irrelevant" for role in pair.roles)
+            drawn = min(top, len(pair.roles))
+            miss = math.comb(without_role, drawn) / math.comb(len(pair.roles), drawn)
+            chances.setdefault(pair.channel, []).append(1 - miss)
+            sizes.setdefault(pair.channel, []).append(len(pair.roles))
+        channel_chances = [np.mean(values) for values in chances.values()]
+        channel_sizes = [np.mean(values) for values in sizes.values()]
+        rows.append(
+            {
+                "slice": members.name,
+                "chance": float(np.mean(channel_chances)) if channel_chances else np.nan,
+                "sentences": float(np.mean(channel_sizes)) if channel_sizes else np.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+# %% ../../nbs/credit/11_audit.ipynb #a7c30102
+def tokens_in_spans(ends: Sequence[int], spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """For each token whether it shares a character with one of the spans: an array of truth values.
+
+    `ends` is the character at which each token ends; spans are (first character, character after
+    the last one).
+    """
+    token_ends = np.asarray(ends, np.int64)
+    token_starts = np.concatenate([[0], token_ends[:-1]])
+    inside = np.zeros(len(token_ends), bool)
+    for start, end in spans:
+        inside |= (token_starts < end) & (token_ends > start)
+    return inside
+
+# %% ../../nbs/credit/11_audit.ipynb #a7c30105
+@dataclass(frozen=True)
+class PairWords:
+    """A localized pair by tokens: the difference d in nats, the weight q, and whether the token
+    carries the atoms.
+
+    Raises `ValueError` for a channel that is not localized, for lengths that differ, and when all
+    weights are 0.
+    """
+
+    channel: str
+    difference: np.ndarray
+    credit: np.ndarray
+    carries: np.ndarray
+    question: str | None = None
+
+    def __post_init__(self):
+        channel_group(self.channel)
+        lengths = (len(self.difference), len(self.credit), len(self.carries))
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"{lengths[0]} differences, {lengths[1]} weights and {lengths[2]} marks; allowed: "
+                f"one of each for each token"
+            )
+        if not np.sum(self.credit) > 0:
+            raise ValueError(
+                "all weights are 0, so this pair was not localized; allowed: pairs with some credit"
+            )
+
+    @property
+    def token_share(self) -> float:
+        """The share of the tokens that carry the atoms. This is also the chance that a token drawn
+        at random is one of them."""
+        return float(np.mean(self.carries))
+
+    @property
+    def credit_share(self) -> float:
+        """The share of the credit on the tokens that carry the atoms."""
+        return float(np.sum(self.credit[self.carries]) / np.sum(self.credit))
+
+    @property
+    def top_share(self) -> float:
+        """Whether the token with most credit carries the atoms. Where several tokens have equally
+        much, this is the share of them that do."""
+        return float(np.mean(self.carries[self.credit == np.max(self.credit)]))
+
+# %% ../../nbs/credit/11_audit.ipynb #a7c30108
+def words_table(
+    pairs: Iterable[PairWords], resamples: int = 10_000, seed: int = 0
+) -> "pd.DataFrame":
+    """Credit on the words that carry an atom, beside their share of the tokens, for all pairs, the
+    two groups and each channel; with percentiles of d over tokens, in nats.
+
+    `top` is how often the token with most credit carries the atoms; the token share is what chance
+    would give. Slices of several channels are means of the channels' means, and the intervals
+    (95 %) resample questions. Pairs without a carrying word are counted as `silent` and have no
+    share; a slice of such pairs alone has NaN. Raises `ValueError` without a pair.
+    """
+    import pandas as pd
+
+    pairs = list(pairs)
+    if not pairs:
+        raise ValueError("found no localized pairs; allowed: at least one")
+    groups = {"all": RIGHT_OR_OVER + UNDER, "support": RIGHT_OR_OVER, "under-use": UNDER}
+    groups |= {name: (name,) for name in RIGHT_OR_OVER + UNDER}
+    rows = []
+    for slice_name, channels in groups.items():
+        members = [pair for pair in pairs if pair.channel in channels]
+        if not members:
+            continue
+        speaking = [pair for pair in members if pair.carries.any()]
+        values = [(pair.token_share, pair.credit_share, pair.top_share) for pair in speaking]
+        estimate = _estimate(speaking, values, 3, resamples, seed)
+        row = {
+            "slice": slice_name,
+            "pairs": len(members),
+            "silent": len(members) - len(speaking),
+        }
+        for column, name in enumerate(("token_share", "credit_share", "top")):
+            row[name] = estimate.mean[column]
+            row[f"{name}_low"] = estimate.low[column]
+            row[f"{name}_high"] = estimate.high[column]
+        differences = np.concatenate([pair.difference for pair in members])
+        for percentile in (5, 50, 95):
+            row[f"d_p{percentile}"] = float(np.percentile(differences, percentile))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
 # %% ../../nbs/credit/11_audit.ipynb #1ac2ec76
 def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> "pd.DataFrame":
     """A random sample of localized pairs, up to `per_channel` from each channel,
@@ -318,8 +457,8 @@ def draw_pairs(traces: "pd.DataFrame", per_channel: int = 20, seed: int = 0) -> 
     localized = scored.loc[scored["localized"].astype(bool)]
     if localized.empty:
         raise ValueError(
-            f"found {len(scored)} pairs, none of them localized; allowed: "
-            "traces of MemCalib-RL with some localized"
+            f"found {len(scored)} pairs, none of which was localized; allowed: traces of "
+            f"MemCalib-RL with at least one localized pair"
         )
     rng = np.random.default_rng(seed)
     drawn = []

@@ -57,7 +57,7 @@ class JudgedAnswer:
             version = fields["contract"]
         except (TypeError, KeyError, ValueError):
             raise ValueError(
-                f"found {packed!r:.80}; allowed: a text made by JudgedAnswer.pack"
+                f"found {packed!r:.80}; allowed: a string made by JudgedAnswer.pack"
             ) from None
         if version != CONTRACT:
             raise ValueError(f"contract: found {version!r}; allowed: {CONTRACT}")
@@ -81,8 +81,8 @@ def token_run(mask: Sequence[int] | Bool[Tensor, " token"], row: int = 0) -> sli
     if stop - first != len(positions):
         raise ValueError(
             f"row {row}: the response mask has gaps ({len(positions)} of the {stop - first} "
-            f"tokens from {first} to {stop - 1} are in it); allowed: one answer in a row, "
-            "and its tokens in one run"
+            f"tokens from {first} to {stop - 1} are in it); allowed: one answer in each row, with "
+            f"all its tokens next to each other"
         )
     return slice(first, stop)
 
@@ -100,14 +100,16 @@ def _check_needs(config: CreditConfig, scorer: RequestScorer | None) -> None:
     reads = config.rule.reads
     if reads != NOTHING and scorer is None:
         raise ValueError(
-            f"rule {config.rule.name!r} reads {reads} of the policy, but there is no scorer; "
-            f"allowed: a scorer, or a rule that reads nothing, such as method gdpo or mode evidence"
+            f"rule {config.rule.name!r} reads {reads} from the policy, but there is no scorer; "
+            f"allowed: a scorer, or a rule that reads nothing from the policy, such as method "
+            f"gdpo or mode evidence"
         )
     has_splitter = find_spec("pysbd") or (find_spec("spacy") and find_spec("en_core_web_sm"))
     if config.cuts_sentences and not has_splitter:
         raise ModuleNotFoundError(
-            f"rule {config.rule.name!r} with granularity {config.granularity!r} cuts answers into "
-            "sentences and needs pysbd, which is not installed: pip install pysbd",
+            f"rule {config.rule.name!r} with granularity {config.granularity!r} splits answers "
+            f"into sentences and needs pysbd, which is not installed; install it with: pip "
+            f"install pysbd",
             name="pysbd",
         )
 
@@ -121,7 +123,7 @@ def _check_groups(
         record = records.setdefault(group, answer.example.id)
         if record != answer.example.id:
             raise ValueError(
-                f"group {group!r}: answers to {record!r} and {answer.example.id!r}; allowed: "
+                f"group {group!r}: found answers to {record!r} and {answer.example.id!r}; allowed: "
                 "answers to one record"
             )
     if size is None:
@@ -129,8 +131,8 @@ def _check_groups(
     for group, count in Counter(groups).items():
         if count != size:
             raise ValueError(
-                f"group {group!r}: {count} answers in this batch; allowed: {size} (group_size); "
-                "was it cut by the engine's balancing or its batch size?"
+                f"group {group!r}: {count} answers in this batch; allowed: {size} (group_size). "
+                f"Perhaps the engine's balancing or its batch size split the group"
             )
 
 
@@ -242,9 +244,10 @@ class BatchCredit:
         sizes = {"answers": len(answers), "groups": len(groups), "mask": len(mask)}
         if response_ids.shape != mask.shape or {*sizes.values()} != {len(response_ids)}:
             raise ValueError(
-                f"response_ids of shape {tuple(response_ids.shape)}, mask of "
-                f"{tuple(mask.shape)}, {len(answers)} answers, {len(groups)} groups; allowed: the "
-                f"same shape for both, and an answer (or None) and a group for each row"
+                f"found response_ids of shape {tuple(response_ids.shape)}, a mask of shape "
+                f"{tuple(mask.shape)}, {len(answers)} answers and {len(groups)} groups; allowed: "
+                f"the "
+                f"same shape for both, with an answer (or None) and a group for each row"
             )
 
     def _check_scores(self, answers: Sequence[JudgedAnswer]) -> None:
@@ -253,7 +256,7 @@ class BatchCredit:
             return
         reason = next((judgment.error for judgment in unscored if judgment.error), "unread atoms")
         raise TooManyUnscored(
-            f"{len(unscored)} of the {len(answers)} answers of this batch have no score, the "
+            f"{len(unscored)} of the {len(answers)} answers in this batch have no score, the "
             f"first one because of: {reason}; allowed: {self.max_unscored:.0%} (max_unscored)"
         )
 

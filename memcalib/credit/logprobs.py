@@ -441,8 +441,8 @@ def check_rows(
     and a temperature of 0 or less."""
     if len(prompts) != len(responses):
         raise ValueError(
-            f"{len(prompts)} prompts but {len(responses)} responses; there must be one prompt for "
-            f"each response"
+            f"found {len(prompts)} prompts and {len(responses)} responses; there must be one "
+            f"prompt for each response"
         )
     for row, prompt in enumerate(prompts):
         if not len(prompt):
@@ -486,7 +486,8 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         return head
     if not isinstance(head, torch.nn.Linear):
         raise ValueError(
-            f"output head of type {type(head).__name__} with DeepSpeed's third stage; allowed: "
+            f"found an output head of type {type(head).__name__} with DeepSpeed's third stage; "
+            f"allowed: "
             "Linear, without an adapter"
         )
     import deepspeed  # pyright: ignore[reportMissingImports] (an extra)

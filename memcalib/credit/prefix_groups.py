@@ -164,7 +164,7 @@ def split_model(model, head: str = "auto") -> tuple[Any, torch.nn.Module | None]
     """The decoder and its output head; the whole model and
     None where logits must come from the model's own forward."""
     if head not in ("auto", "chunked", "model"):
-        raise ValueError(f"head {head!r}; allowed are 'auto', 'chunked', 'model'")
+        raise ValueError(f"head: found {head!r}; allowed: 'auto', 'chunked', 'model'")
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
     if head == "auto" and any(getattr(model.config, name, None) for name in _SCALED_LOGITS):

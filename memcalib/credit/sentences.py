@@ -491,8 +491,8 @@ def splitter_name() -> str:
     if find_spec(SPACY_MODEL):
         return "spacy"
     log.warning(
-        "spaCy is installed without its model %s, so sentences are cut by pysbd; to cut them as "
-        "the paper did: %s",
+        "spaCy is installed without its model %s, so pysbd splits the sentences; to split them as "
+        "in the paper: %s",
         SPACY_MODEL,
         _GET_MODEL,
     )
@@ -560,7 +560,7 @@ def sentence_splitter(name: str = "") -> Sentences:
         return _pysbd()
     if name == "spacy":
         return spacy_splitter(_spacy_model())
-    raise ValueError(f"unknown splitter {name!r}; allowed are spacy, pysbd")
+    raise ValueError(f"unknown splitter {name!r}; allowed: spacy, pysbd")
 
 
 def _spacy_model():
@@ -572,8 +572,8 @@ def _spacy_model():
         return spacy.load(SPACY_MODEL, exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"])
     except OSError as error:
         raise ModuleNotFoundError(
-            f"the splitter spacy needs its model {SPACY_MODEL}, which is not installed: "
-            f"{_GET_MODEL}, or the splitter pysbd",
+            f"the splitter spacy needs its model {SPACY_MODEL}, which is not installed. Install "
+            f"it with: {_GET_MODEL}, or use the splitter pysbd",
             name=SPACY_MODEL,
         ) from error
 
@@ -739,7 +739,7 @@ def segment(
     """
     if not 1 <= minimum <= maximum:
         raise ValueError(
-            f"minimum {minimum}, maximum {maximum}; allowed is 1 <= minimum <= maximum"
+            f"found minimum {minimum} and maximum {maximum}; allowed: 1 <= minimum <= maximum"
         )
     if not spans:
         return []

@@ -171,7 +171,7 @@ def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:
     table = memory_frame(frame).head(shown)
     table = table.assign(memory=[one_line(text, 70) for text in table["memory"]])
     warning = (
-        "These are footprints only: nobody has said how strongly these memories should count, so "
+        "These are only footprints: it is not known how strongly these memories should count, so "
         "there is no score."
     )
     return "\n\n".join([footprint_sentence(frame), warning, table.to_string(index=False)])

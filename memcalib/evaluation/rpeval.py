@@ -136,7 +136,7 @@ def _field_rules(row: dict, setting: _Setting) -> Iterator[Violation]:
         texts = row.get(name)
         if not isinstance(texts, list) or not texts:
             value = repr(texts) if name in row else "nothing"
-            yield Violation(name, value, "a non-empty list of texts")
+            yield Violation(name, value, "a non-empty list of strings")
             continue
         for k, text in enumerate(texts):
             if _text_fault(text):
@@ -285,8 +285,8 @@ def usage_counts(judgments: Iterable[Judgment]) -> Int[np.ndarray, "response ide
     for judgment in judgments:
         if not judgment.scored:
             raise ValueError(
-                f"judgment of {judgment.example_id!r} is unscored, so it has no counts; allowed "
-                f"are scored judgments"
+                f"found an unscored judgment of {judgment.example_id!r}, which has no counts; "
+                f"allowed: scored judgments"
             )
         cells = [3 * atom.ideal + atom.actual for atom in judgment.atoms]
         counts.append(np.bincount(cells, minlength=9).reshape(3, 3))

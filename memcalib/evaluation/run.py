@@ -58,7 +58,7 @@ class FunctionBackend:
             else:
                 text = await asyncio.to_thread(self.function, request.messages)
             if not isinstance(text, str):
-                raise TypeError(f"the model returned {short_repr(text)}; allowed: a text")
+                raise TypeError(f"the model returned {short_repr(text)}; allowed: a string")
         except Exception as error:  # noqa: BLE001 - whatever it raises is a failed answer
             return request.rollout(finish_reason="error", error=f"{type(error).__name__}: {error}")
         return request.rollout(text)
@@ -68,9 +68,10 @@ def _as_backend(model: "Endpoint | Backend | ModelFunction") -> Backend:
     """What asks a model; raises `TypeError` with what to pass instead for a name alone."""
     if isinstance(model, str):
         raise TypeError(
-            f"model: found the text {model!r}; allowed: mc.Endpoint(model={model!r}) for OpenAI's "
-            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another one, or "
-            "a function from messages to a text"
+            f"model: found the string {model!r}; allowed: mc.Endpoint(model={model!r}) for "
+            f"OpenAI's "
+            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another server, "
+            f"or a function that takes messages and returns a string"
         )
     if isinstance(model, Endpoint):
         return EndpointBackend(model)
@@ -98,7 +99,7 @@ def _answers_of_rows(
     for number, row in enumerate(rows, 1):
         response = row.get("response")
         if not _is_answer(row) or not isinstance(response, str):
-            allowed = "a mapping with example, model and response, where response is a text"
+            allowed = "a mapping with example, model and response, where response is a string"
             violations.append(Violation("row", short_repr(row), allowed, line=number, file="rows"))
             continue
         example = row["example"]
@@ -185,7 +186,7 @@ def _check_judge(judge: object) -> None:
     if not isinstance(judge, Endpoint) and not callable(judge):
         raise TypeError(
             f"judge: found {short_repr(judge)}; allowed: mc.Endpoint(model=...), a Judge, or a "
-            "function of (example, response) that returns {atom id: level}"
+            "function that takes (example, response) and returns {atom id: level}"
         )
 
 
@@ -206,7 +207,7 @@ def evaluate(
       or a folder with answers (`existing_answers`).
     - `model`: an `Endpoint`, a function from chat messages to a text, or `None` if there are
       answers.
-    - `judge`: an `Endpoint`, a `Judge`, or a function of (example, response) that returns
+    - `judge`: an `Endpoint`, a `Judge`, or a function that takes (example, response) and returns
       {atom id: level} or a `Judgment`. A level is "Ignore", "Bound", "Control" or `None`.
     - `sampling`: seeds (default 42, 43, 44), temperature and the other fields of `Sampling`.
     - `no_memory`: also ask everything once without memory, as a control.

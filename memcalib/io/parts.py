@@ -47,7 +47,7 @@ def add_part(kind: str, name: str, part: Any) -> None:
     Raises `ValueError` for an unknown kind, and for a name that has another part already.
     """
     if kind not in KINDS:
-        raise ValueError(f"part of kind {kind!r}: allowed are {', '.join(KINDS)}")
+        raise ValueError(f"found a part of kind {kind!r}; allowed: {', '.join(KINDS)}")
     earlier = _table()[kind].get(name, part)
     if earlier is not part and earlier != part:
         raise ValueError(
@@ -79,7 +79,7 @@ def _table() -> dict[str, dict[str, Any]]:
 def _enter(table: dict[str, dict[str, Any]], kind: str, parts: dict[str, Any], source: str) -> None:
     """Lay the parts of one source into the table; a name that is taken is refused."""
     if kind not in KINDS:
-        raise ValueError(f"{source}: part of kind {kind!r}; allowed are {', '.join(KINDS)}")
+        raise ValueError(f"{source}: found a part of kind {kind!r}; allowed: {', '.join(KINDS)}")
     for name, part in parts.items():
         earlier = table[kind].setdefault(name, part)
         if earlier is not part and earlier != part:
@@ -101,6 +101,6 @@ def find_part(kind: str, name: str) -> Any:
     parts = _table()[kind]
     if name not in parts:
         names = ", ".join(parts) or "none"
-        raise LookupError(f"unknown {kind} {name!r}: allowed are {names}")
+        raise LookupError(f"unknown {kind} {name!r}; allowed: {names}")
     entry = parts[name]
     return resolve_name(entry) if isinstance(entry, str) else entry

@@ -166,9 +166,9 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
     mode = f"{path.stat().st_mode & 0o777:o}"
     if not ours and any(path.iterdir()):
         raise ValueError(
-            f"{path}: found a folder that other users can enter (mode {mode}), but rows from a log "
-            f"would be written into it; allowed: chmod 700 {shlex.quote(str(path))}, or another "
-            f"folder"
+            f"{path}: found a folder that other users can enter (mode {mode}), but rows from a "
+            f"log would be written into it; run chmod 700 {shlex.quote(str(path))}, or choose "
+            f"another folder"
         )
     try:
         os.chmod(path, 0o700)
@@ -176,7 +176,7 @@ def private_folder(path: str | Path, ours: bool = False) -> Path:
         raise ValueError(f"{path}: cannot be closed to other users: {error.strerror}") from None
     if not is_private(path):
         raise ValueError(
-            f"{path}: cannot be closed to other users (it stays at mode {mode}), but rows of a "
+            f"{path}: cannot be closed to other users (its mode remains {mode}), but rows from a "
             f"log would be written into it; allowed: a folder on a file system with permissions"
         )
     return path
@@ -266,7 +266,9 @@ class RunFolder:
         self.replaceable = replaceable
         self.order: list[str] = []
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{path}: found a file; allowed is a folder, or the name of a new one")
+            raise ValueError(
+                f"{path}: found a file; allowed: a folder, or the name of a new folder"
+            )
         if bind:
             self.bind()
 

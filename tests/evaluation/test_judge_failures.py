@@ -192,7 +192,7 @@ def test_an_unreadable_reply_to_the_first_question_is_no_reason_to_stop():
         assert len(server.requests) == 2
     with (
         FaultyServer(*[(500, {})] * 9) as server,
-        pytest.raises(RuntimeError, match="before any answer was paid for"),
+        pytest.raises(RuntimeError, match="did not reply to a first test question"),
     ):
         check_judge_answers(LLMJudge(endpoint(server.url, attempts=2)), EXAMPLES[0])
 

@@ -157,7 +157,7 @@ def day_of(time: object) -> str:
         return _spelled_day(spelled) if spelled else str(datetime.fromisoformat(time).date())
     if isinstance(time, bool) or not isinstance(time, int | float) or not 1e8 <= time < 1e20:
         raise ValueError(
-            f"found {type(time).__name__}; allowed are ISO 8601 times and Unix times from 1973 on"
+            f"found {type(time).__name__}; allowed: ISO 8601 times and Unix times from 1973 on"
         )
     seconds = time
     while seconds >= 1e11:  # seconds until the year 5138, milliseconds from 1973 on

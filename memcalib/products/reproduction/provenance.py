@@ -170,7 +170,7 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
         if others and "*" not in entries:
             raise ValueError(
                 f"provenance: {holder} has the setting {others[0]!r}, which is not documented; "
-                f"allowed: a line for it in provenance.yaml"
+                f"add a line for it to provenance.yaml"
             )
         named |= {name: entries["*"] for name in others}
     for name, entry in named.items():
@@ -179,7 +179,7 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
             value = _plain(default(name))
         except KeyError:
             raise ValueError(
-                f"provenance: {holder} has no setting {name!r}; allowed are those that it has"
+                f"provenance: {holder} has no setting {name!r}; allowed: the settings that it has"
             ) from None
         _check_said(f"{holder}.{name}", said, value)
         yield Provenance(topic, holder, name, value, said.origin(value), said)
@@ -188,7 +188,7 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
 def _check_said(setting: str, said: Said, value: object) -> None:
     """Raises `ValueError` where a place or a reason is missing."""
     if said.gives("paper") and not said.where:
-        raise ValueError(f"provenance: {setting}: a value of the paper without `where`")
+        raise ValueError(f"provenance: {setting}: found a value from the paper without `where`")
     if said.origin(value) != "the paper" and not said.why:
         raise ValueError(
             f"provenance: {setting}: the default {value!r} is not the paper's value, and no reason "

@@ -337,7 +337,7 @@ def test_the_report_counts_merged_memories_one_by_one_beside(tmp_path, monkeypat
     table = pd.read_csv(tmp_path / "run/tables/merged-memories.csv")
     assert table["SCS"].tolist() == [50, 25]
     page = (tmp_path / "run/report.html").read_text()
-    assert "judged as one with: Likes rye" in page
+    assert "judged together with: Likes rye" in page
 
 
 def proposals_of(tmp_path, levels):
