@@ -430,8 +430,8 @@ _BESIDES = re.compile(  # files of an archive that hold no conversation
 
 
 def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
-    """The rows of a table by the names of its columns; a row with more cells than columns is a
-    `Violation`."""
+    """The rows of a table by the names of its columns, numbered as a spreadsheet does, which counts
+    the names as row 1; a row with more cells than columns is a `Violation`."""
     usual_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     head = text.readline()
     while head and not head.strip():
@@ -440,14 +440,14 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
     mark = max(marks, key=marks.__getitem__)
     reader = csv.DictReader(iter(_Prepended(head, text)), delimiter=mark)
     try:
-        for row in reader:
+        for number, row in enumerate(reader, 2):
             line = reader.line_num
             if None in row:
                 cells = f"{len(row) - 1 + len(row[None]):,} cells"
                 allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
                 yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
-                yield line, {str(name): value for name, value in row.items()}
+                yield number, {str(name): value for name, value in row.items()}
     except csv.Error as error:
         line = reader.line_num
         yield line, Violation("csv", short_repr(str(error)), "a CSV table", line=line, file=file)
