@@ -52,7 +52,7 @@ from memcalib.inference.rollout import (
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..io.records import DataError, one_line, printable, write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.runs import RunFolder, files_named_in, of_private_run
 from ..io.settings import FrozenSettings, package_data
 from memcalib.judge import (
     JudgeConfig,
@@ -551,7 +551,7 @@ class EvaluationRun:
             out,
             identity(evaluation, data_hash),
             defaults,
-            private=evaluation.log is not None or of_private_run(evaluation.data),
+            private=evaluation.log is not None or of_private_run(*files_named_in(evaluation)),
             bind=False,
             replaceable=self._nothing_made,
         )

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'PACKAGES', 'git_state', 'versions', 'file_hash', 'manifest', 'write_manifest', 'holds_rows', 'is_private',
-           'private_folder', 'of_private_run', 'private_files', 'RunFolder']
+           'private_folder', 'of_private_run', 'files_named_in', 'private_files', 'RunFolder']
 
 # %% ../../nbs/io/07_runs.ipynb #285eda6c
 import hashlib
@@ -21,9 +21,19 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from .jsonl import try_lock
 from .keys import without_secrets
-from .records import DataError, Record, only_dicts, read_jsonl, replacing, write_whole
+from memcalib.io.records import (
+    DataError,
+    Record,
+    folder_of_run,
+    only_dicts,
+    read_jsonl,
+    replacing,
+    write_whole,
+)
 from .settings import changed
 
 # %% ../../nbs/io/07_runs.ipynb #5e2cd392
@@ -187,17 +197,33 @@ _MARKS = ("parameters.json", "rollouts.jsonl", "splits.json", "proposals.jsonl",
 
 
 def of_private_run(*sources: str | Path | None) -> bool:
-    """Whether one of these holds private rows: a file that only its owner can read, or a run
-    folder that only its owner can enter with all that is in it.
+    """Whether one of these holds private rows: a file whose permissions are for its owner alone, or
+    a run folder that only its owner can enter with all that is in it. A link is as private as the
+    place where it stands, and as the one to which it leads.
     """
     for source in map(Path, filter(None, sources)):
         if source.is_file() and not source.stat().st_mode & _OTHERS:
             return True
-        path = source.absolute()
-        for folder in (path, *path.parents):
-            if is_private(folder) and any((folder / mark).is_file() for mark in _MARKS):
-                return True
+        for path in (source.absolute(), Path(os.path.realpath(source))):
+            for folder in (path, *path.parents):
+                if is_private(folder) and any((folder / mark).is_file() for mark in _MARKS):
+                    return True
     return False
+
+
+def files_named_in(settings: object) -> Iterator[str]:
+    """Every text in settings, at any depth, that is the path of a file or folder which is there."""
+    if isinstance(settings, BaseModel):
+        settings = {name: getattr(settings, name) for name in type(settings).model_fields}
+    if isinstance(settings, str | Path):
+        if os.path.exists(settings):
+            yield str(settings)
+    elif isinstance(settings, Mapping):
+        for value in settings.values():
+            yield from files_named_in(value)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from files_named_in(value)
 
 
 @contextmanager
@@ -416,9 +442,8 @@ class RunFolder:
         """
         if name not in self.order:
             self.order.append(name)
-        folder = self.path / "parts" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        folder_of_run(self.path / "parts")
+        return folder_of_run(self.path / "parts" / name)
 
     def assemble(self, name: str) -> Path:
         """Join one file of every part that has it, in order, into the run folder."""

@@ -430,11 +430,16 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         csv.field_size_limit(usual_limit)
 
 
-def _stream_values(stream: IO[bytes], name: str) -> Iterator[tuple[int, object]]:
-    """The values of one open file, by its name."""
+def _stream_values(
+    stream: IO[bytes], name: str, packed: int = sys.maxsize
+) -> Iterator[tuple[int, object]]:
+    """The values of one open file, by its name; `packed` has its size in an archive."""
     file = Path(name).name
     plain_name = name.removesuffix(".gz")
-    raw = Unpacked(fileobj=stream) if name.endswith(".gz") else stream
+    raw = stream
+    if name.endswith(".gz"):
+        raw = Unpacked(fileobj=stream)
+        raw.packed = packed
     try:
         text = open_text(raw, file)
         if plain_name.endswith((".csv", ".tsv")):
@@ -504,7 +509,7 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
                     yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
                     continue
                 with archive.open(name) as stream:
-                    yield from _stream_values(stream, name)
+                    yield from _stream_values(stream, name, sizes.compress_size)
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():
         with _with_progress(path) as stream:
             yield from _stream_values(stream, path.name)
