@@ -70,7 +70,8 @@ def client(plan: dict) -> dict:
     totals = backend.totals
     steps = {"generate": time.monotonic() - start}
     if plan.get("judge", True):
-        from memcalib.judge import JudgeConfig, LLMJudge, judge_rollouts
+        from memcalib.judge import JudgeConfig, LLMJudge
+        from memcalib.scoring.judge_runs import judge_rollouts
 
         if plan.get("rows_on_disk"):
             fill_disk_after(plan["rows_on_disk"])

@@ -182,7 +182,7 @@ def _field_faults(metric: Metric) -> Iterator[tuple[str, object, str]]:
     """What of the fields of a metric is wrong: the field, what was found, what is allowed."""
     name = metric.name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        yield "name", name, "letters, digits and _, a letter first"
+        yield "name", name, "letters, digits and _, beginning with a letter"
     elif name in _NAMES_TAKEN or name.endswith(_SUFFIXES):
         yield "name", name, f"not the name of a column, and not ending in {', '.join(_SUFFIXES)}"
     if not callable(metric.formula):
@@ -228,7 +228,9 @@ def _check_metric(metric: Metric) -> None:
             for half_of_answers in (answers[:half], answers[half:])
         ]
         apart = np.concatenate(in_halves)
-        _check_equal(metric, answers, values, apart, "with fewer answers around it")
+        _check_equal(
+            metric, answers, values, apart, "when fewer answers are computed together with it"
+        )
         _check_asked(metric, answers, values)
         if metric.atom_values is not None:
             of_atoms = metric.atom_values.of_answers(answers, rho)
@@ -245,8 +247,8 @@ def _check_equal(
         worst = int(differs.argmax())
         raise ValueError(
             f"metric {metric.name!r}: the formula gave {values[worst]:g} for an answer with "
-            f"{_atoms_in_words(answers[worst])}, and {others[worst]:g} {condition}; "
-            "allowed: the same"
+            f"{_atoms_in_words(answers[worst])}, and {others[worst]:g} {condition}; allowed: the "
+            f"same value in both cases"
         )
 
 
@@ -259,7 +261,8 @@ def _check_asked(metric: Metric, answers: LevelCounts, values: np.ndarray) -> No
             raise ValueError(
                 f"metric {metric.name!r}: the formula gave {values[first]:g} for an answer with "
                 f"{_atoms_in_words(answers[first])}, and {values[k]:g} for one with "
-                f"{_atoms_in_words(answers[k])}; allowed: NaN by the ideal levels alone"
+                f"{_atoms_in_words(answers[k])}; allowed: NaN only where the ideal levels alone "
+                f"decide it"
             )
 
 # %% ../nbs/03_metrics.ipynb #b57f88f8
@@ -278,7 +281,7 @@ _SIX = (
         "SCS",
         lambda counts, rho: rho ** (over_total(counts) + under_total(counts)),
         True,
-        "worth of an answer: 100, halved by every level too high or too low",
+        "score of an answer: 100, halved for each level too high or too low",
         **_per_atom(lambda rho: rho ** np.abs(GAPS), "product"),
     ),
     Metric(
@@ -292,14 +295,14 @@ _SIX = (
         "sMOS",
         lambda counts, rho: 1 - rho ** over_total(counts),
         False,
-        "severity of using memory too strongly",
+        "how severely memory is used too strongly",
         **_per_atom(lambda rho: rho**_OVER, "one less product"),
     ),
     Metric(
         "sMUS",
         lambda counts, rho: 1 - rho ** under_total(counts),
         False,
-        "severity of using memory too weakly",
+        "how severely memory is used too weakly",
         **_per_atom(lambda rho: rho**_UNDER, "one less product"),
     ),
     Metric(
@@ -337,7 +340,7 @@ SEVERE_SHARE = Metric(
     "severe_share",
     lambda counts, rho: (counts * (np.abs(GAPS) == 2)).sum(axis=(1, 2)) / counts.sum(axis=(1, 2)),
     higher_is_better=False,
-    meaning="share of an answer's memories whose level is off by two",
+    meaning="share of an answer's memories whose level is two too high or too low",
     atom_values=AtomValues(lambda rho: np.abs(GAPS) == 2, "mean"),
 )
 
@@ -370,8 +373,8 @@ def _check_addition(metric: object, name: str, table: Mapping[str, Metric]) -> N
         )
     if metric.test_family == CALIBRATION:
         raise ValueError(
-            f"metric {name!r}: test_family: found {CALIBRATION!r}, which is reserved for the six "
-            f"metrics of the paper; allowed: None, or a name of your own"
+            f"metric {name!r}: test_family: found {CALIBRATION!r}, which is reserved for the "
+            f"paper's six metrics; allowed: None, or another name"
         )
 
 
@@ -431,7 +434,7 @@ def calibration_metrics(
     if len(over_totals) != len(under_totals):
         raise ValueError(
             f"found {len(over_totals)} over-use totals and {len(under_totals)} under-use totals; "
-            "allowed: equally many"
+            f"allowed: the same number of each"
         )
     if not 0 < rho < 1:
         raise ValueError(f"rho: found {rho}; allowed: a number between 0 and 1, both excluded")
@@ -566,7 +569,7 @@ def level_counts(judgments: Iterable[Judgment]) -> LevelCounts:
         if not judgment.scored:
             raise ValueError(
                 f"example {judgment.example_id!r}: found an unscored answer; allowed: answers "
-                "with a level for each atom"
+                f"with a level for each atom"
             )
         first = 9 * answers
         cells += [first + 3 * atom.ideal + int(atom.actual or 0) for atom in judgment.atoms]
@@ -860,7 +863,8 @@ def few_questions(count: int) -> str:
     """What a reader has to know of results from fewer than `LEAST_GROUPS` questions."""
     questions = "1 question" if count == 1 else f"{count} questions"
     return (
-        f"Only {questions}: below {LEAST_GROUPS}, no interval is given and no difference is marked."
+        f"There are only {questions}. Below {LEAST_GROUPS}, no interval is given, and no "
+        f"difference is marked as significant."
     )
 
 # %% ../nbs/03_metrics.ipynb #e6c2f41d
@@ -907,11 +911,13 @@ def _metric_cells(
         return row
     scores = answer_scores(scored, rho)
     for group in groups:
-        is_asked = scores[group[0]].notna()
+        is_asked = scores[group[0]].notna().to_numpy()
         if group[0] in partial:
-            row[f"{group[0]}_responses"] = int(is_asked.sum())
-        if is_asked.any():
-            cells = _spread(scores.loc[is_asked, group], scored[is_asked], resamples, seed, ddof)
+            row[f"{group[0]}_responses"] = int(np.sum(is_asked))
+        if np.any(is_asked):
+            cells = _spread(
+                scores.loc[is_asked, group], scored.loc[is_asked], resamples, seed, ddof
+            )
             row.update(cells)
     return row
 

@@ -92,7 +92,7 @@ class Level(IntEnum):
             return _SPELLINGS[value.upper()]
         if isinstance(value, int) and not isinstance(value, bool) and value in tuple(cls):
             return cls(value)
-        raise ValueError(f"unknown level {value!r}: allowed are A, B, C (Ignore, Bound, Control)")
+        raise ValueError(f"unknown level {value!r}; allowed: A, B, C (Ignore, Bound, Control)")
 
 
 _SPELLINGS = {level.wire: level for level in Level}
@@ -503,7 +503,7 @@ def template_named(name: str) -> PromptTemplate:
     if name not in PROMPT_TEMPLATES:
         if name not in part_names("prompt template"):
             names = ", ".join([*PROMPT_TEMPLATES, *part_names("prompt template")])
-            raise ValueError(f"unknown prompt template {name!r}: allowed are {names}")
+            raise ValueError(f"unknown prompt template {name!r}; allowed: {names}")
         PROMPT_TEMPLATES[name] = find_part("prompt template", name)
     return PROMPT_TEMPLATES[name]
 
@@ -521,7 +521,7 @@ def render(
     the allowed ones.
     """
     if text not in ("fluent", "concat"):
-        raise ValueError(f"unknown text {text!r}; allowed are fluent, concat")
+        raise ValueError(f"unknown text {text!r}; allowed: fluent, concat")
     template = template_named(prompt_template)
     field = "memory_text" if text == "fluent" else "atomic_concat_text"
     memory = [(block.number, block.prompt_text(field)) for block in example.blocks]
@@ -654,9 +654,7 @@ def check_conditions(conditions: Sequence[str]) -> None:
     """Raises `ValueError` for an unknown condition, naming the known ones."""
     for condition in conditions:
         if condition not in CONDITIONS:
-            raise ValueError(
-                f"unknown condition {condition!r}: allowed are {', '.join(CONDITIONS)}"
-            )
+            raise ValueError(f"unknown condition {condition!r}; allowed: {', '.join(CONDITIONS)}")
 
 # %% ../nbs/00_problem.ipynb #226a96bb
 Stance = Literal["follows", "turns_down", "corrects", "misreads"]
@@ -774,7 +772,7 @@ def judgment_of(example: Example, verdict: object, judge_name: str, **fields: An
             f"{judge_name}: found {short_repr(verdict)}; allowed: a Judgment, or a mapping from "
             "atom id to level"
         )
-    allowed = f"an atom of the example: {', '.join(example.levels)}"
+    allowed = f"an atom of the example, one of {', '.join(example.levels)}"
     violations = [
         Violation("judged atom", short_repr(atom_id), allowed, example_id=example.id)
         for atom_id in verdict
@@ -838,8 +836,8 @@ def judge_all(
     """
     if len(examples) != len(responses):
         raise ValueError(
-            f"{len(examples)} examples but {len(responses)} responses: there must be one response "
-            f"for each example"
+            f"found {len(examples)} examples and {len(responses)} responses; there must be one "
+            f"response for each example"
         )
     batch = getattr(judge, "batch", None)
     judgments = batch(examples, responses) if batch else map(judge, examples, responses)
@@ -1179,7 +1177,9 @@ def _checked_rows(source: ExampleSource, split: str = "train") -> Iterator[_Chec
         if isinstance(example_id, str):
             first_line = first_lines.setdefault(example_id, line)
             if first_line != line:
-                repeated = f"{short_repr(example_id)} again, first on line {first_line}"
+                repeated = (
+                    f"{short_repr(example_id)} again, which first occurs on line {first_line}"
+                )
                 violations.append(
                     Violation("id", repeated, "each example id once", example_id=example_id)
                 )

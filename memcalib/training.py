@@ -184,7 +184,7 @@ def _credit_args(args: object | None, model_name: str) -> CreditGRPOConfig:
 def _check_judge(method: TrainingMethod, judge: JudgeLike | None) -> None:
     """Raises `ValueError` for a method that needs a judge and has none."""
     if judge is None and method.needs_judge:
-        raise ValueError(f"method {method.name!r} needs a judge: found None")
+        raise ValueError(f"method {method.name!r} needs a judge; found None")
 
 # %% ../nbs/07_training.ipynb #ba18bde2
 class _QuietAboutUnscored(logging.Filter):
@@ -490,8 +490,8 @@ class CreditTrainer(GRPOTrainer):
         resume = self.args.resume_from_checkpoint
         if resume_from_checkpoint and resume_from_checkpoint != resume:
             raise ValueError(
-                f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: the value in "
-                f"args, which chose the reference policy"
+                f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: the same "
+                f"value as in args, because the reference policy was chosen by it"
             )
         usable = len(self.train_dataset)
         if usable < self.config.prompts:
@@ -798,7 +798,7 @@ def _has_images(options: Mapping[str, Any]) -> bool:
 def _examples(rows: Iterable[Example | Mapping] | None) -> list[Example]:
     if rows is None:
         raise ValueError(
-            "train_dataset: found None; allowed: examples, or a data set with their fields"
+            "train_dataset: found None; allowed: examples, or a data set with the same fields"
         )
     return [row if isinstance(row, Example) else Example.model_validate(row) for row in rows]
 

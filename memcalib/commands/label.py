@@ -40,7 +40,8 @@ from ..inference.cache import CallCache
 from ..io.jsonl import one_at_a_time, rows_so_far
 from ..io.records import read_jsonl, write_jsonl
 from ..io.settings import FrozenSettings
-from ..judge import JudgeConfig, judge_rollouts
+from ..judge import JudgeConfig
+from ..scoring.judge_runs import judge_rollouts
 from ..metrics import load_judgments
 from ..problem import Example, Judgment, Rollout, text_hash
 from ..report.run_data import load_run
@@ -352,7 +353,8 @@ def audit_items(
     scored = int(judged["judged"].notna().sum())
     if not 1 <= atoms <= scored // 2:
         raise ValueError(
-            f"--audit: found {atoms}; allowed: 1 to {scored // 2}, half of the {scored:,} scored "
+            f"--audit: found {atoms}; allowed: 1 to {scored // 2}, which is half of the "
+            f"{scored:,} scored "
             f"atoms of {folder}, because the two samples do not overlap"
         )
     natural = sample_atoms(judged, atoms, "natural", seed)

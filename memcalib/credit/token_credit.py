@@ -350,8 +350,8 @@ class TokenCredit:
         "One tensor for each row of the request, as long as its response; NaN for None."
         if len(scores) != len(request):
             raise ValueError(
-                f"{len(scores)} rows of log-probabilities, must be {len(request)}, "
-                "one for each row of the request"
+                f"found {len(scores)} rows of log-probabilities; there must be {len(request)}, "
+                f"one for each row of the request"
             )
         padded = isinstance(scores, Tensor)
         rows = []
@@ -364,8 +364,9 @@ class TokenCredit:
                 row = row[:size]
             if len(row) != size:
                 raise ValueError(
-                    f"row {k} of the request: {len(row)} log-probabilities, must be {size}, "
-                    "one for each token of its response"
+                    f"row {k} of the request: found {len(row)} log-probabilities; there must be "
+                    f"{size}, "
+                    f"one for each token of its response"
                 )
             rows.append(row.to(self.device, kind))
         return rows
@@ -392,9 +393,10 @@ def _check_rows(
             f"{len(examples)} examples, {len(judgments)} judgments, {rows} responses, "
             f"{len(groups)} group ids"
         )
-        raise ValueError(f"{sizes}; there must be equally many of each")
+        raise ValueError(f"found {sizes}; there must be the same number of each")
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if judgment.example_id != example.id:
             raise ValueError(
-                f"row {row}: judgment of {judgment.example_id!r}, must be of {example.id!r}"
+                f"row {row}: found a judgment of {judgment.example_id!r}; it must be of "
+                f"{example.id!r}"
             )

@@ -100,8 +100,10 @@ def _refuse_of_another_user(file: Path) -> None:
         )
     if stat.S_ISREG(found.st_mode) and found.st_mode & 0o022:
         raise CacheError(
-            f"{file}: others may write it (mode {found.st_mode & 0o777:o}), also replies that no "
-            "model gave; delete it, or, where nobody else uses this machine: chmod 600 "
+            f"{file}: other users may write to it (mode {found.st_mode & 0o777:o}), so it may "
+            f"contain "
+            f"replies that no model gave; delete it, or, if nobody else uses this machine, run: "
+            f"chmod 600 "
             f"{shlex.quote(str(file))}"
         )
 

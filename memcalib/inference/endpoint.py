@@ -201,7 +201,7 @@ class Endpoint(BaseModel):
 
     model: Name
     base_url: str | None = None  # None: OpenAI itself
-    # name of the variable that holds the key; "" for a server without keys
+    # name of the variable that holds the key; "" if the server needs no key
     key_env: str = "OPENAI_API_KEY"
     # further fields of each request, which replace those of the same names
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -250,7 +250,7 @@ class Endpoint(BaseModel):
         if not key:
             todo = (
                 f"set {self.key_env} in the environment, name another variable in key_env, or set "
-                'key_env to "" for a server without keys'
+                'key_env to "" if the server needs no key'
             )
             raise CallError("no_key", f"no key for {self.model} at {self.url}: {todo}")
         if not re.fullmatch(r"[!-~]+", key):
@@ -302,7 +302,8 @@ class Endpoint(BaseModel):
         secret_names = sorted(filter(_SECRET_NAME.search, _field_names(value)))
         if secret_names:
             message = (
-                f"extra_body has {secret_names[0]!r}: put the key into the variable that key_env "
+                f"extra_body contains {secret_names[0]!r}: put the key into the variable that "
+                f"key_env "
                 f"names"
             )
             raise CallError("no_key", message)
@@ -315,7 +316,7 @@ class Endpoint(BaseModel):
         reserved_names = sorted(_RESERVED & value.keys())
         if reserved_names:
             raise ValueError(
-                f"{reserved_names[0]!r} is set by memcalib; allowed are other fields of the request"
+                f"{reserved_names[0]!r} is set by memcalib; allowed: other fields of the request"
             )
         return value
 

@@ -51,7 +51,8 @@ class Journal(Generic[RecordT]):
                     has_rows_to_drop = True
                 elif row.key in self.keys:
                     raise ValueError(
-                        f"{self.path}: two rows for {row.key}; allowed is one; delete the other"
+                        f"{self.path}: found two rows for {row.key}; allowed: one, so delete the "
+                        f"other"
                     )
                 else:
                     self.keys.add(row.key)
@@ -175,8 +176,8 @@ def _open(path: Path, alone: bool) -> int:
         if error.errno != errno.ELOOP or not path.is_symlink():
             raise
         reason = (
-            f"{path}: found a link to {os.readlink(path)}; allowed is a file, because a link "
-            f"could lead the rows into somebody else's file"
+            f"{path}: found a link to {os.readlink(path)}; allowed: a file, because a link could "
+            f"point to somebody else's file"
         )
         raise OSError(errno.ELOOP, reason) from None
     try:
@@ -218,9 +219,9 @@ def _check_one_name(descriptor: int, path: Path) -> None:
         copy = shlex.quote(f"{path}.copy")
         raise OSError(
             errno.EMLINK,
-            f"{path}: found a file with {opened.st_nlink} names (hard links); allowed is a file "
-            "with one name, since rows would be written into what the others name, too. A copy "
-            f"can take its place: cp {name} {copy} && mv {copy} {name}",
+            f"{path}: found a file with {opened.st_nlink} names (hard links); allowed: a file "
+            f"with one name, because rows would also appear under the other names. To replace it "
+            f"by a copy: cp {name} {copy} && mv {copy} {name}",
         )
 
 

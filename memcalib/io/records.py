@@ -169,8 +169,9 @@ def pydantic_violation(error: dict, line: int, file: str) -> Violation:
     if error["type"] == "missing":
         return Violation(field, "nothing", "a value: the field is required", line=line, file=file)
     value_found = short_repr(error["input"])
-    reason = error["msg"].removeprefix("Value error, ")
-    return Violation(field, value_found, reason, line=line, file=file)
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    _, _, allowed = reason.rpartition("; allowed: ")
+    return Violation(field, value_found, allowed, line=line, file=file)
 
 # %% ../../nbs/io/02_records.ipynb #149e2948
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -200,7 +201,9 @@ def _parse_line(line: bytes, number: int, file: str) -> Any:
         if isinstance(error, json.JSONDecodeError):
             reason = f"column {error.colno}: {error.msg}"
         line_and_reason = f"{short_repr(line[:60])} ({reason})"
-        return Violation("json", line_and_reason, "one JSON object a line", line=number, file=file)
+        return Violation(
+            "json", line_and_reason, "one JSON object on each line", line=number, file=file
+        )
 
 
 LONGEST_LINE = 100_000_000  # bytes
@@ -233,7 +236,8 @@ class Unpacked(gzip.GzipFile):
         packed = max(1, min(self.packed, self.fileobj.tell()))
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
-                f"{unpacked:,} bytes out of {packed:,}, {unpacked // packed:,} times as many"
+                f"{unpacked:,} bytes unpacked from {packed:,} bytes, {unpacked // packed:,} times "
+                f"as many"
             )
         return piece
 
@@ -265,7 +269,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(_lines_of(path), 1):
             if len(line) > LONGEST_LINE:
                 found = f"more than {LONGEST_LINE:,} bytes"
-                allowed = f"at most {LONGEST_LINE:,} bytes a line"
+                allowed = f"at most {LONGEST_LINE:,} bytes in a line"
                 yield number, Violation("line", found, allowed, line=number, file=str(path))
             elif line.strip():
                 yield number, _parse_line(line, number, str(path))
@@ -436,7 +440,7 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
         yield from _dataset_rows(str(source), split)
     else:
         raise FileNotFoundError(
-            f"{path}: there is no such {suffixes} file, data set folder or owner/name[@revision] id"
+            f"{path}: found no such {suffixes} file, data set folder or owner/name[@revision] id"
         )
 
 # %% ../../nbs/io/02_records.ipynb #9a4cec61
@@ -528,7 +532,7 @@ def folder_of_run(path: str | Path) -> Path:
     if path.is_symlink():
         raise ValueError(
             f"{path}: found a link to {path.readlink()}; allowed: a folder. If you remove the "
-            f"link, the files are written into a folder with this name"
+            f"link, a folder with this name is created"
         )
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -105,11 +105,11 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def perhaps(name: str, names: Iterable[str]) -> str:
-    """`meant is perhaps ...; ` with the nearest of `names`, for a message;
+    """`perhaps you meant ...; ` with the nearest of `names`, for a message;
     empty where none is near.
     """
     meant = nearest(name, names)
-    return f"meant is perhaps {meant}; " if meant else ""
+    return f"perhaps you meant {meant}; " if meant else ""
 
 # %% ../../nbs/io/05_settings.ipynb #5e771e01
 class SettingError(ValueError):
@@ -177,7 +177,7 @@ def setting_error(
     if kind == "missing":
         return SettingError(setting, "missing option")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return SettingError(setting, "allowed is a mapping of options", value)
+        return SettingError(setting, "allowed: a mapping of options", value)
     if kind in ("value_error", "assertion_error"):
         return _validator_error(setting, fault, value)
     if name in model.model_fields:
@@ -252,8 +252,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             return super().compose_node(parent, index)
         if self._depth == DEEPEST:
             raise yaml.YAMLError(
-                f"line {line}: found more than {DEEPEST} nested lists and mappings; allowed are "
-                f"{DEEPEST}"
+                f"line {line}: found more than {DEEPEST} levels of nested lists and mappings; "
+                f"allowed: at most {DEEPEST}"
             )
         values_before = self._values
         self._values += 1
@@ -270,7 +270,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def _count_alias(self, anchor: str, line: int) -> None:
         if anchor in self._open:
             raise yaml.YAMLError(
-                f"line {line}: found *{anchor} inside of &{anchor}; allowed are values that do "
+                f"line {line}: found *{anchor} inside of &{anchor}; allowed: values that do "
                 f"not contain themselves"
             )
         size = self._size_of.get(anchor, 0)
@@ -279,7 +279,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         if self._repeated > _MOST_REPEATED:
             raise yaml.YAMLError(
                 f"line {line}: found aliases that expand to {self._repeated:,} values up to "
-                f"*{anchor}; allowed are {_MOST_REPEATED:,}"
+                f"*{anchor}; allowed: {_MOST_REPEATED:,}"
             )
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
@@ -293,7 +293,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             if name in first_lines:
                 raise yaml.YAMLError(
                     f"line {line}: found {key.value} a second time, after line "
-                    f"{first_lines[name]}; allowed is once"
+                    f"{first_lines[name]}; allowed: each name once"
                 )
             first_lines[name] = line
         return node
@@ -333,7 +333,7 @@ def shipped_names(*folder: str, suffix: str = ".yaml") -> list[str]:
     return sorted(name.removesuffix(suffix) for name in files if name.endswith(suffix))
 
 # %% ../../nbs/io/05_settings.ipynb #0670a3d6
-PATH = "package.module:name of a module that can be imported"
+PATH = "package.module:name, where the module can be imported"
 _DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
 
 
@@ -365,8 +365,8 @@ def may_import(path: str) -> bool:
 def code_refused(path: str) -> SettingError:
     """The error for code that a dry run neither imports nor calls."""
     reason = (
-        "is code, and a dry run does not import code; once you have read it, set "
-        "MEMCALIB_ALLOW_IMPORT=1 in the environment to allow it"
+        "is code, and a dry run does not import code; to allow it after reading the code, set "
+        "MEMCALIB_ALLOW_IMPORT=1 in the environment"
     )
     return SettingError("", reason, short_repr(path))
 

@@ -224,8 +224,7 @@ def _sides_of(run: RunData) -> list[Side]:
     """A side for each model, condition and judge of a run that was given memory."""
     if not run.judgments_with_memory:
         raise ValueError(
-            f"{run.folder}: found no judgment of an answer that was given memory; allowed: at "
-            "least one"
+            f"{run.folder}: found no judgment of an answer with memory; allowed: at least one"
         )
     names = source_names(run.responses[["model", "condition"]])
     judgments_by_side: dict[tuple[str, str], list[Judgment]] = {}
@@ -321,8 +320,8 @@ def check_sides(
         all_ids |= set(side_versions)
     if not shared:
         raise ValueError(
-            f"{', '.join(side.place for side in sides)}: found no example that all of them have; "
-            f"allowed: at least one"
+            f"{', '.join(side.place for side in sides)}: found no example that occurs in all of "
+            f"them; allowed: at least one"
         )
     if len(shared) < len(all_ids):
         notes.append(
@@ -396,7 +395,7 @@ def compare_runs(
 
     sides = read_sides(folders)
     if len(sides) < 2:
-        raise ValueError(f"found {len(sides)} run to compare; allowed: two or more")
+        raise ValueError(f"found {len(sides)} run; a comparison needs two or more")
     example_ids, notes = check_sides(sides, common, any_judge)
     frames = []
     for side in sides:

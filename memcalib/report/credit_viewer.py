@@ -254,7 +254,7 @@ def whole_trace(
     if len(row["tokens"]) != len(row["advantage"]):
         counts = f"{len(row['tokens'])} tokens, {len(row['advantage'])} advantages"
         raise ValueError(
-            f"trace of {row.get('example_id')!r}: found {counts}; allowed: equally many"
+            f"trace of {row.get('example_id')!r}: found {counts}; allowed: the same number of each"
         )
     tokens, ends = _tokens_in_text(row["tokens"], row["response"])
     atom_texts = {}
@@ -476,7 +476,8 @@ def write_trace_page(
     path = Path(path or Path(folder) / "traces.html")
     if path.is_dir():
         raise IsADirectoryError(
-            f"--out: found {path}, a folder; allowed: a file, such as {path / 'traces.html'}"
+            f"--out: found {path}, which is a folder; allowed: a file, such as "
+            f"{path / 'traces.html'}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     answers = int(frame["channel"].isna().sum())

@@ -948,7 +948,7 @@ def differences_figure(
             ax.grid(axis="y", visible=False)
             ax.locator_params(axis="x", nbins=5)
         figure.supxlabel(
-            "difference in points; better is to the right where ↑, to the left where ↓", size=7.5
+            "difference in points; right is better where ↑, left is better where ↓", size=7.5
         )
         if len(runs) > 1:
             share_legend(figure, axes, loc="outside upper left", ncols=4)
@@ -985,14 +985,15 @@ def _check_dots(table: "pd.DataFrame") -> None:
     for name in _DOTS_COLUMNS:
         if name not in table:
             raise ValueError(
-                f"column {name!r}: not in the table; allowed: {', '.join(_DOTS_COLUMNS)}, panel"
+                f"column {name!r}: not found in the table; allowed: {', '.join(_DOTS_COLUMNS)}, "
+                f"panel"
             )
     if table.empty:
         raise ValueError("found no rows, so there is nothing to draw; allowed: at least one row")
     for name in ("label", "series", "panel"):
         if name in table and table[name].isna().any():
             line = table.index[table[name].isna()][0]
-            raise ValueError(f"row {line!r}, column {name!r}: found no value; allowed: a text")
+            raise ValueError(f"row {line!r}, column {name!r}: found no value; allowed: a string")
 
 
 def _series_styles(
@@ -1096,8 +1097,8 @@ def _check_case(
     counts = {len(sentences), len(roles), len(credit), len(tokens)}
     if len(counts) > 1 or not sentences:
         raise ValueError(
-            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits, "
-            f"{len(tokens)} tokens; allowed: equally many, at least one"
+            f"found {len(sentences)} sentences, {len(roles)} roles, {len(credit)} credits and "
+            f"{len(tokens)} tokens; allowed: the same number of each, and at least one"
         )
     for role in roles:
         if role not in ROLE_COLOURS:
@@ -1105,7 +1106,8 @@ def _check_case(
     for name, weights in (("credit", credit), ("tokens", tokens)):
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ValueError(
-                f"{name}: found {list(weights)}; allowed: none below 0, and at least one above 0"
+                f"{name}: found {list(weights)}; allowed: no weight below 0, and at least one "
+                f"above 0"
             )
 
 

@@ -269,7 +269,7 @@ def compare_results(
     import pandas as pd
 
     if len(rows) < 2:
-        raise ValueError(f"found {len(rows)} result to compare; allowed: two or more")
+        raise ValueError(f"found {len(rows)} result; a comparison needs two or more")
     base, *others = rows
     names = list(dict.fromkeys(chain.from_iterable(row["metrics"] for row in rows)))
     missing = dict.fromkeys(("value", "low", "high"))

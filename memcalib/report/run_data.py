@@ -307,7 +307,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: there is no such run folder")
+        raise FileNotFoundError(f"{folder}: this run folder does not exist")
     if needed and not any((folder / name).is_file() for name in needed):
         raise FileNotFoundError(
             f"{folder}: this folder does not contain a run; looked for {', '.join(needed)}"
@@ -341,8 +341,9 @@ def doubt_lines(run: RunData) -> list[str]:
     lines = other_model_lines(run)
     if run.changed_answers:
         lines.append(
-            f"{run.changed_answers:,} of {len(run.answers):,} answers were changed after they were "
-            "judged: rollouts.jsonl holds other texts now, and the scores are of those before."
+            f"{run.changed_answers:,} of {len(run.answers):,} answers were changed after they "
+            f"were judged: rollouts.jsonl now contains other texts, but the scores are for the "
+            f"earlier ones."
         )
     lines += [changed_line(name) for name in changed_files(run.folder, run.manifest)]
     return lines
@@ -600,7 +601,9 @@ def read_json_object(file: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}; allowed: one JSON object") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file}: found a {type(value).__name__}; allowed: one JSON object")
+        raise ValueError(
+            f"{file}: found a value of type {type(value).__name__}; allowed: one JSON object"
+        )
     return value
 
 # %% ../../nbs/report/01_run_data.ipynb #693a9580

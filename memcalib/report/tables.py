@@ -57,9 +57,7 @@ def results_table(
     import pandas as pd
 
     if not run.judgments:
-        raise ValueError(
-            f"{run.folder}: there is no judgments.jsonl, so there is nothing to tabulate"
-        )
+        raise ValueError(f"{run.folder}: found no judgments.jsonl, so there is nothing to tabulate")
     options = {"resamples": resamples, "seed": seed, "ddof": ddof}
     scores = score(run.responses, **options)
     constant = controls(run.judgments, **options)
@@ -173,7 +171,7 @@ def published(name: str) -> "pd.DataFrame":
 
     names = shipped_names("data", "reference", suffix=".csv")
     if name not in names:
-        raise KeyError(f"no published table {name!r}: allowed are {', '.join(names)}")
+        raise KeyError(f"no published table {name!r}; allowed: {', '.join(names)}")
     return pd.read_csv(package_data("data", "reference", f"{name}.csv"))
 
 
@@ -184,7 +182,7 @@ def published_table(model: str = "Qwen3-8B", digits: int = 2) -> "pd.DataFrame":
     rows = published("main_results")
     models = list(rows["model"].unique())
     if model not in models:
-        raise KeyError(f"no published results of {model!r}: allowed are {', '.join(models)}")
+        raise KeyError(f"no published results of {model!r}; allowed: {', '.join(models)}")
     rows = rows[rows["model"] == model]
     spreads = zip(rows["mean"], rows["std"], strict=True)
     cells = [f"{mean:.{digits}f} ± {std:.{digits}f}" for mean, std in spreads]
@@ -656,7 +654,7 @@ def caption(
     Raises `ValueError` for an empty `n`.
     """
     if not n.strip():
-        raise ValueError("n: found none; allowed: a number of cases, such as '300 questions'")
+        raise ValueError("n: found nothing; allowed: a number of cases, such as '300 questions'")
     seed_names = [] if seeds is None else [str(seed) for seed in seeds]
     if not seed_names:
         seed_text = "no seed"
@@ -695,7 +693,7 @@ def write_tables(
     for name in captions:
         if name not in tables:
             raise ValueError(
-                f"caption of {name!r}: there is no such table; allowed: {', '.join(tables)}"
+                f"caption of {name!r}: found no table with this name; allowed: {', '.join(tables)}"
             )
     folder = folder_of_run(folder)
     files = []
@@ -745,6 +743,6 @@ def stored_table(folder: str | Path, name: str) -> "pd.DataFrame":
     if not file.is_file():
         stems = sorted(path.stem for path in Path(folder).glob("*.csv"))
         raise FileNotFoundError(
-            f"{file}: there is no such table; allowed: {', '.join(stems) or 'none'}"
+            f"{file}: found no table with this name; allowed: {', '.join(stems) or 'none'}"
         )
     return pd.read_csv(file, dtype=str, keep_default_na=False)

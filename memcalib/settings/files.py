@@ -72,7 +72,7 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
         setting, equals_sign, value_text = text.partition("=")
         names = setting.strip().split(".")
         if not equals_sign or not all(names):
-            allowed = "allowed is place=value, such as train.lr=2e-6"
+            allowed = "allowed: place=value, such as train.lr=2e-6"
             raise SettingError("--set", allowed, short_repr(text))
         value = parse_yaml(value_text, f"--set {setting}: found {short_repr(value_text)}")
         content = _with_value(content, names, value)
@@ -115,10 +115,10 @@ def read_settings(
     if not path.is_file():
         allowed = f"{', '.join(shipped_files)}, or a YAML file" if shipped_files else "a YAML file"
         meant = perhaps(str(name), shipped_files)
-        raise FileNotFoundError(f"no {subject} {str(name)!r}: {meant}allowed are {allowed}")
+        raise FileNotFoundError(f"no {subject} {str(name)!r}: {meant}allowed: {allowed}")
     content = read_yaml(path, name)
     if not isinstance(content, dict):
-        allowed = f"allowed is a mapping with some of {', '.join(fields)}"
+        allowed = f"allowed: a mapping with some of {', '.join(fields)}"
         raise SettingErrors([SettingError(subject, allowed, short_repr(content))], str(name))
     return content
 
@@ -281,7 +281,7 @@ def _key_error(kind: type[BaseModel], fault: Mapping[str, Any]) -> SettingError:
     *mapping, key = [step for step in fault["loc"] if step != "[key]"]
     location = setting_location(kind, [*mapping, str(key)])
     setting = ".".join(location.names[:-1]) or kind.__name__.lower()
-    allowed = "allowed are texts"
+    allowed = "allowed: strings"
     if fault["type"] == "invalid_key":
         allowed += f": {', '.join(location.owner.model_fields)}"
     return SettingError(setting, allowed, f"{short_repr(key)} as the name of an option")
@@ -305,8 +305,8 @@ def key_errors(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[Se
 
 
 _KEYS_BELONG = (
-    "this looks like a key; put it into an environment variable, and the variable's name into "
-    "key_env"
+    "this looks like a key; put the key into an environment variable, and the name of the "
+    "variable into key_env"
 )
 
 

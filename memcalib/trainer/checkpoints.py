@@ -130,7 +130,8 @@ class StopSignals:
         self.in_work = False
         name = signal.Signals(number).name
         note = (
-            f"\n{name}: the run saves its last complete step and ends; press again to end at once\n"
+            f"\n{name}: the run saves its last complete step and ends; press again to end "
+            f"immediately\n"
         )
         with suppress(OSError):
             os.write(2, note.encode())
@@ -343,12 +344,10 @@ def _read_seal(file: Path) -> _Seal:
         saved_sum = content.pop("xxh3")
         sealed = _Seal(content["state"], content["files"])
     except OSError as error:
-        message = f"{file}: {error.strerror}; allowed is a readable file"
+        message = f"{file}: {error.strerror}; allowed: a readable file"
         raise CheckpointError(message) from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        message = (
-            f"{file}: found {text[:40]!r}; allowed is the state of a checkpoint, with checksums"
-        )
+        message = f"{file}: found {text[:40]!r}; allowed: the state of a checkpoint, with checksums"
         raise CheckpointError(message) from None
     sum_now = _content_checksum(content)
     if sum_now != saved_sum:
@@ -371,7 +370,7 @@ def read_state(folder: str | Path) -> dict[str, Any]:
         else:
             why = "no such folder"
         raise CheckpointError(
-            f"{folder}: there is no {SEAL} ({why}); allowed is the folder of a complete checkpoint"
+            f"{folder}: there is no {SEAL} ({why}); allowed: the folder of a complete checkpoint"
         )
     state, files = _read_seal(folder / SEAL)
     with ThreadPoolExecutor() as pool:
@@ -537,7 +536,7 @@ def check_same_run(
         )
     if state["processes"] != now["processes"]:
         log.warning(
-            "%s was saved by %d processes and continues with %d, so the random numbers differ",
+            "%s was saved by %d processes and continues with %d, so the random numbers will differ",
             folder,
             state["processes"],
             now["processes"],
@@ -603,7 +602,8 @@ def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] 
         return True
     if present:
         log.warning(
-            "%s belongs to step %s and is not the best policy of this checkpoint; it was removed",
+            "%s belongs to step %s and is not the best policy of this checkpoint, so it was "
+            "removed",
             best,
             present["step"],
         )

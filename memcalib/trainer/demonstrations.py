@@ -228,7 +228,7 @@ def answer_objections(judgment: Judgment, by: str, min_quality: int = 3) -> list
                 AnswerObjection(by=by, rule=rule, atom_id=atom.atom_id, detail=detail)
             )
     if judgment.task_quality < min_quality:
-        detail = f"found {judgment.task_quality}; at least {min_quality} of 4 is required"
+        detail = f"found {judgment.task_quality} of 4; at least {min_quality} is required"
         objections.append(AnswerObjection(by=by, rule="task quality", detail=detail))
     return objections
 
@@ -686,7 +686,7 @@ class DemonstrationError(RuntimeError):
             f"no demonstration was accepted in {extent} ({counts}). The last one, "
             f"{last.example_id!r}: {last.detail[:300]}. "
             f"All answers are in {path}. Run the same command again to repeat failed calls; with "
-            f"a higher --rounds, it also gives the other rows further rounds{hint}"
+            f"a higher --rounds, the other rows also get more rounds{hint}"
         )
 
 # %% ../../nbs/trainer/09_demonstrations.ipynb #a93b8051

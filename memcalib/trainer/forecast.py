@@ -172,7 +172,7 @@ def _token_counter(recipe: Recipe, config: MethodConfig) -> tuple[TokenCounter, 
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return (
             estimate_tokens,
-            "there is no tokenizer on this machine, so four bytes count as a token",
+            "there is no tokenizer on this machine, so four bytes are counted as a token",
         )
     from transformers import AutoTokenizer
 
@@ -774,7 +774,7 @@ def warnings_of(
                 f"does not fit ({lengths}): {needed}; raise accumulate, shard, or train an adapter"
             )
     if memory and not launch.memory_gib and (launch.accelerate or launch.processes > 1):
-        yield "launch.memory_gib is not given, so the memory cannot be compared with anything"
+        yield "launch.memory_gib is not given, so the memory cannot be compared with a limit"
     option, start = recipe.begins(_method(config))
     if shape is None:
         yield (

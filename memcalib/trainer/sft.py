@@ -156,12 +156,12 @@ class SftConfig(SftSettings):
     def _fits(self) -> "SftConfig":
         if self.output == "adapter" and not self.lora_rank:
             raise ValueError(
-                "output 'adapter' with lora_rank 0: allowed are output 'merged', "
+                "output: found 'adapter' with lora_rank 0; allowed: output 'merged', "
                 "or a rank of 1 or more"
             )
         if self.batch_size % self.accumulate:
             raise ValueError(
-                f"batch_size {self.batch_size}: allowed are multiples of accumulate, "
+                f"batch_size: found {self.batch_size}; allowed: multiples of accumulate, which is "
                 f"{self.accumulate}"
             )
         return self
@@ -248,7 +248,7 @@ def _fitting_rows(
         longest = max((row.length for row in encoded), default=0)
         raise ValueError(
             f"none of the {len(rows)} rows can be trained on: the longest has {longest} tokens; "
-            f"allowed: {limit}, the smaller of max_length and the model's context"
+            f"allowed: at most {limit}, the smaller of max_length and the model's context"
         )
     return _FittingRows(_dataset(fitting), overlong)
 
@@ -492,7 +492,8 @@ def _build_trainer(
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if config.output == "merged" and lora and sharded:
         raise ValueError(
-            "output 'merged' with a model spread over processes: allowed here is output 'adapter'"
+            "output: found 'merged' with a model that is spread over processes; allowed: output "
+            "'adapter'"
         )
     trainer.signals = StopSignals(config.save_every > 0, trainer.sum_over_processes)
     return trainer
@@ -543,7 +544,7 @@ def sft(
     if resume and getattr(model, "merged_in", None) == out.absolute():
         raise ValueError(
             f"{out}: the model that was passed already contains what this run has learned; "
-            f"allowed with resume: a newly loaded copy of the starting model"
+            f"to resume, pass a newly loaded copy of the starting model"
         )
     check_loggers(config.report_to)
     check_model(config, model_config)

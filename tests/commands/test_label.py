@@ -22,7 +22,7 @@ from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import Example, Rollout
 
 PLUGIN = '''
-from memcalib.judge import Judge
+from memcalib.scoring.judge_runs import Judge
 from memcalib.products.micro.world import exact_judge
 from memcalib.problem import text_hash
 

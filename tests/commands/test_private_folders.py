@@ -9,13 +9,8 @@ import pytest
 from command_line import run
 
 from memcalib.io.jsonl import append_to
-from memcalib.io.runs import (
-    RunFolder,
-    files_named_in,
-    is_private,
-    of_private_run,
-    private_folder,
-)
+from memcalib.io.private import files_named_in, is_private, of_private_run, private_folder
+from memcalib.io.runs import RunFolder
 from memcalib.products.memory_logs.levels import practice_levels
 from memcalib.products.micro.practice.memory_system import memory_assistant, practice_log
 from memcalib.products.micro.practice.models import PracticeJudge
@@ -371,13 +366,13 @@ def test_a_folder_that_cannot_be_closed_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(0o755)
-    monkeypatch.setattr("memcalib.io.runs.os.chmod", lambda path, mode: None)
+    monkeypatch.setattr("memcalib.io.private.os.chmod", lambda path, mode: None)
     with pytest.raises(ValueError, match="cannot be closed to other users"):
         private_folder(folder)
 
     def refused(path, mode):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("memcalib.io.runs.os.chmod", refused)
+    monkeypatch.setattr("memcalib.io.private.os.chmod", refused)
     with pytest.raises(ValueError, match="Operation not permitted"):
         private_folder(folder)

@@ -224,7 +224,7 @@ def test_an_answer_survives_the_way_through_an_engine(batch):
     with pytest.raises(ValueError, match="contract: found 2; allowed: 1"):
         JudgedAnswer.unpack(answer.pack().replace('"contract": 1', '"contract": 2'))
     for wrong in ("", "12", "no JSON", None):
-        with pytest.raises(ValueError, match="allowed: a text made by JudgedAnswer.pack"):
+        with pytest.raises(ValueError, match="allowed: a string made by JudgedAnswer.pack"):
             JudgedAnswer.unpack(wrong)
 
 

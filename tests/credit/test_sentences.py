@@ -331,7 +331,9 @@ def test_orphans_join_the_right_or_else_the_left():
 
 def test_bad_sizes_are_named():
     for minimum, maximum in ((5, 4), (0, 96)):
-        message = rf"minimum {minimum}, maximum {maximum}; allowed is 1 <= minimum <= maximum"
+        message = (
+            rf"found minimum {minimum} and maximum {maximum}; allowed: 1 <= minimum <= maximum"
+        )
         with pytest.raises(ValueError, match=message):
             segment("a", [(0, 1)], plain_sentences, minimum=minimum, maximum=maximum)
     assert segment("", [], plain_sentences) == []

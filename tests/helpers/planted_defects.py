@@ -140,7 +140,7 @@ def plant(example: Example, defect_name: str, rng: random.Random) -> Example | N
     raises `ValueError` for an unknown defect.
     """
     if defect_name not in DEFECTS:
-        raise ValueError(f"defect: found {defect_name!r}; allowed are {', '.join(DEFECTS)}")
+        raise ValueError(f"defect: found {defect_name!r}; allowed: {', '.join(DEFECTS)}")
     try:
         return DEFECTS[defect_name].make(example, rng)
     except NothingToSpoil:

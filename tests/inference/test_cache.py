@@ -564,7 +564,9 @@ def test_a_cache_that_others_may_write_is_not_believed(tmp_path, mode):
     cache.put("k", {"text": "x"})
     cache.close()
     path.chmod(mode)
-    with pytest.raises(CacheError, match=rf"others may write it \(mode {mode:o}\).*chmod 600"):
+    with pytest.raises(
+        CacheError, match=rf"other users may write to it \(mode {mode:o}\).*chmod 600"
+    ):
         CallCache(path).get("k")
     path.chmod(0o600)
     assert CallCache(path).get("k") == {"text": "x"}

@@ -53,7 +53,7 @@ class Recording(BaseModel, extra="forbid"):
     @classmethod
     def _known(cls, value):
         if value not in "xyz":
-            raise ValueError("allowed are x, y, z")
+            raise ValueError("allowed: x, y, z")
         return value
 
 
@@ -110,11 +110,11 @@ def test_nothing_is_offered_where_nothing_is_near():
         ({"share": 1}, "p.share: found 1; allowed: numbers of at least 0, below 1"),
         ({"count": "many"}, "p.count: found 'many'; allowed: whole numbers of at least 1"),
         ({"kind": ["a"]}, "p.kind: found ['a']; allowed: a, b"),
-        ({"method": "q"}, "p.method: found 'q'; allowed are x, y, z"),
+        ({"method": "q"}, "p.method: found 'q'; allowed: x, y, z"),
         (
             {"cuont": 2},
             (
-                "p.cuont: unknown option; meant is perhaps count; allowed: "
+                "p.cuont: unknown option; perhaps you meant count; allowed: "
                 "share, count, kind, on, either, many"
             ),
         ),
@@ -141,7 +141,7 @@ class Tape(BaseModel, extra="forbid"):
     @classmethod
     def _two_sides(cls, side):
         if side not in "AB":
-            raise SettingError("label", "allowed are A, B", "a label")
+            raise SettingError("label", "allowed: A, B", "a label")
         return side
 
 
@@ -151,7 +151,7 @@ def test_an_error_that_a_validator_raised_keeps_its_parts():
     (fault,) = error.value.errors()
     at_fault = setting_error("tape.side", fault, Tape, "side")
     assert (at_fault.setting, at_fault.value) == ("tape.side.label", "a label")
-    assert str(at_fault) == "tape.side.label: found a label; allowed are A, B"
+    assert str(at_fault) == "tape.side.label: found a label; allowed: A, B"
 
 
 def test_errors_of_a_file_are_lines_that_begin_with_it_and_travel_between_processes():

@@ -658,7 +658,7 @@ def test_rows_of_other_examples_are_refused(tmp_path):
     change(tmp_path, lambda k, row: row if k != 1 else None, "examples")
     with pytest.raises(DataError, match="does not have"):
         evaluation.write_evaluation_report(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such run folder"):
+    with pytest.raises(FileNotFoundError, match="this run folder does not exist"):
         evaluation.write_evaluation_report(tmp_path / "none")
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.sampling import prompt_encoder, sample_tokens
 from memcalib.trainer.distillation import head_logps, teacher_logps
-from memcalib.io.parts import add_part, remove_part
+from memcalib.io.parts import add_part, temporary_parts
 from memcalib.products.micro.world import WORLDS, exact_judge, hinted_prompt, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
 from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
@@ -108,7 +108,7 @@ def test_curated_view_hides_the_ignored_and_only_those():
 
 
 def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key():
-    with pytest.raises(ValueError, match="unknown prompt template 'fancy': allowed are plain"):
+    with pytest.raises(ValueError, match="unknown prompt template 'fancy'; allowed: plain"):
         teacher_messages(EXAMPLES[0], prompt_template="fancy")
     with pytest.raises(ValueError, match="unknown text 'loud'"):
         teacher_messages(EXAMPLES[0], text="loud")
@@ -122,11 +122,11 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         def view(example, text, prompt_template):
             return own_view
 
-        add_part("teacher view", "own", view)
-        assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
+        with temporary_parts():
+            add_part("teacher view", "own", view)
+            assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
     finally:
         del PROMPT_TEMPLATES["own"]
-        remove_part("teacher view", "own")
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
@@ -334,7 +334,7 @@ def test_chunks_hold_no_more_logits_than_allowed():
 
 
 def test_unknown_tail_is_refused():
-    with pytest.raises(ValueError, match="tail 'none': allowed are bucket"):
+    with pytest.raises(ValueError, match="tail 'none'; allowed: bucket"):
         topk_forward_kl(*torch.zeros(2, 1, 2).unbind(), *torch.zeros(2, 1).unbind(), tail="none")
 
 
@@ -468,7 +468,7 @@ def test_each_prompt_of_the_teacher_is_read_once(batch, monkeypatch):
 def test_k_is_checked(batch):
     model, prompts, answers = batch
     for k in (0, 436):
-        with pytest.raises(ValueError, match=f"top_k {k}: allowed are 1 to 435"):
+        with pytest.raises(ValueError, match=f"top_k: found {k}; allowed: 1 to 435"):
             teacher_logps(model, prompts, answers, k)
 
 

@@ -412,7 +412,7 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     assert done.returncode == code, done.stderr
     saved = tmp_path / f"checkpoint-{step + 1}"
     assert (
-        f"{name}: the run saves its last complete step and ends; press again to end at once"
+        f"{name}: the run saves its last complete step and ends; press again to end immediately"
         in done.stderr
     )
     assert (

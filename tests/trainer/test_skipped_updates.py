@@ -101,7 +101,7 @@ def test_a_skipped_update_computes_nothing_and_moves_nothing(
     assert first["grad_norm"] > 0 and first["entropy"] > 0 and second["seconds"] > 0
     reason = f"in this step, {len(trainer.judged.ids)} answers are not scored, and 0 were cut off"
     assert (
-        caplog.text.count("was skipped because its mini-batch has no token to learn from")
+        caplog.text.count("was skipped because its mini-batch contains no token to learn from")
         == updates
         == caplog.text.count(reason)
     )

@@ -103,7 +103,7 @@ def count_examples(examples: Iterable[Example]) -> Counts:
         counts.add(example)
     if not counts.atoms:
         raise ValueError(
-            f"found {counts.examples} examples without an atom; allowed is a data set with at "
+            f"found {counts.examples} examples without an atom; allowed: a data set with at "
             f"least one example and one atom"
         )
     return counts
@@ -234,8 +234,7 @@ def _stage_losses(
                 problem = "never entered a stage"
             if problem:
                 raise ValueError(
-                    f"row {drop.id!r}, lost at {stage}: found that it {problem}; allowed is to "
-                    f"count each lost row once"
+                    f"row {drop.id!r}, lost at {stage}: it {problem}; allowed: each lost row once"
                 )
             lost_at[drop.id] = stage
             losses[stage, drop.reason][domains[drop.id]] += 1
@@ -489,7 +488,7 @@ def _pipeline_warnings(facts: CardFacts) -> list[str]:
         ]
     warnings = []
     if frozen.pilot is None:
-        warnings.append(f"No person reviewed a pilot batch. The reason on record: {frozen.reason}.")
+        warnings.append(f"No human reviewed a pilot batch. The reason on record: {frozen.reason}.")
     changes = check_frozen(facts.settings, frozen.settings) if facts.settings else []
     if changes:
         warnings.append(
@@ -612,13 +611,13 @@ _LOG_TEXT = (
     "reason."
 )
 _CONSENT = """The table below says what is known about the people behind the rows, according to the sources or the description of the build; *not recorded* means that
-nobody wrote it down. Screening drops rows from which a person could be identified, as far as a model noticed. Levels, rubrics and distractors
+nobody recorded it. Screening drops rows from which a person could be identified, as far as a model noticed. Levels, rubrics and distractors
 were written by models. Do not try to find out who wrote a row, and do not take an answer for medical or other advice. Who recognises a
 text of their own can ask for its removal by its `id`."""
 
 _LIMITS = """## Limits
 
-- Ideal levels are a model's judgment that two other models approved. At most, a person has seen the pilot batch.
+- Ideal levels are a model's judgment that two other models approved. At most, a human has seen the pilot batch.
 - {distractors}
 - Examples that share a question are not independent. Resample questions, not examples, for an interval."""
 _INVENTED = (
@@ -635,10 +634,10 @@ _COMPOSITION_TEXT = (
 )
 _SOURCES_TEXT = (
     "Each example records its source and the source's licence. If a licence is listed as unknown, "
-    "we could not find it out; ask before you publish such rows."
+    "we could not find it; ask before you publish such rows."
 )
 _SPLITS_TEXT = (
-    "No question, nor a nearly equal one, occurs in two of the undivided splits. "
+    "No question, and no question that is nearly the same, occurs in two of the undivided splits. "
     "Shares are percent of the split's examples."
 )
 
@@ -792,8 +791,8 @@ def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
     reason = _cell_text(why)
     batch = frozen.pilot.batch if frozen.pilot else "none"
     withdrawal = (
-        f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {batch}. That was "
-        f"withdrawn: {reason}."
+        f"The pipeline was frozen on {frozen.frozen_at[:10]} after pilot batch {batch}. The "
+        f"freeze was withdrawn: {reason}."
     )
     text = Path(path).read_text(encoding="utf-8").replace(_pilot_text(frozen), withdrawal)
     warning = (
@@ -819,7 +818,7 @@ def _published_files(build: Path) -> list[str]:
     card = build / "README.md"
     if not card.is_file():
         raise FileNotFoundError(
-            f"{card}: there is no such file; allowed is the folder of a finished build"
+            f"{card}: this file does not exist; allowed: the folder of a finished build"
         )
     header = DatasetCard(card.read_text(encoding="utf-8")).data.to_dict()
     data_files = []
@@ -831,8 +830,8 @@ def _published_files(build: Path) -> list[str]:
     for name in names:
         if not (build / name).is_file():
             raise FileNotFoundError(
-                f"{build / name}: there is no such file, although the card names it; finish the "
-                f"build first"
+                f"{build / name}: this file does not exist, although the card names it; finish "
+                f"the build first"
             )
     return names
 
@@ -851,7 +850,7 @@ def lay_out_folder(build: str | Path, folder: str | Path) -> list[Path]:
     strange = sorted(present.difference(names))
     if strange:
         raise ValueError(
-            f"{folder}: found {strange[0]}; allowed is a new or empty folder, or one that this "
+            f"{folder}: found {strange[0]}; allowed: a new or empty folder, or one that this "
             f"command wrote before"
         )
     for name in names:

@@ -207,7 +207,7 @@ class NotAgreed(PermissionError):
         """The error of a command that stopped before it sent anything: what it would have sent,
         where that was not said before, and the way to go on.
         """
-        text = f"{SENDING['nothing'].lower()}. Go on with{way_on}"
+        text = f"{SENDING['nothing'].lower()}. To continue, use{way_on}"
         return cls(f"{statement}\n\n{text}" if statement else text)
 
 
@@ -314,7 +314,7 @@ def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
     result.require()
     strange_roles = sorted(set(roles) - set(WORK))
     if strange_roles:
-        raise ValueError(f"roles: found {strange_roles[0]!r}; allowed are {', '.join(WORK)}")
+        raise ValueError(f"roles: found {strange_roles[0]!r}; allowed: {', '.join(WORK)}")
     text_tokens = 0
     for draft in result.kept:
         text_tokens += sum(estimate_tokens(text) for text in _texts_of(draft))

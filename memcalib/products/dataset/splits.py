@@ -57,7 +57,7 @@ def split_parts(sizes: Sizes) -> dict[str, list[str]]:
         inner_parts = split_parts(size) if isinstance(size, Mapping) else {}
         repeated = (parts.keys() & {name, *inner_parts}) or ({name} & inner_parts.keys())
         if repeated:
-            raise ValueError(f"sizes: found {min(repeated)!r} twice; allowed is each name once")
+            raise ValueError(f"sizes: found {min(repeated)!r} twice; allowed: each name once")
         parts[name] = undivided(inner_parts) or [name]
         parts.update(inner_parts)
     return parts
@@ -79,14 +79,14 @@ def _undivided_sizes(sizes: Sizes) -> dict[str, int | float]:
     for name, size in sizes.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
-                f"sizes: found the name {short_repr(name)}; allowed are letters, digits, _ and -"
+                f"sizes: found the name {short_repr(name)}; allowed: letters, digits, _ and -"
             )
         if isinstance(size, Mapping) and size:
             undivided_sizes.update(_undivided_sizes(size))
         elif isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
             raise ValueError(
-                f"sizes: found {short_repr(size)} for {name}; allowed is a count or a share above "
-                "0, or sizes of parts"
+                f"sizes: found {short_repr(size)} for {name}; allowed: a count or share above 0, "
+                f"or the sizes of its parts"
             )
         else:
             undivided_sizes[name] = size
@@ -106,7 +106,7 @@ def split_sizes(sizes: Sizes, n: int) -> dict[str, int]:
     largest_total = n if are_counts else 1 + 1e-9
     if total > largest_total:
         most = f"{n:,}, the number of examples" if are_counts else "1"
-        raise ValueError(f"sizes: found {total:,} in all; allowed are up to {most}")
+        raise ValueError(f"sizes: found {total:,} in total; allowed: up to {most}")
     if are_counts:
         return undivided_sizes
     shares = {**undivided_sizes, "": max(0.0, 1 - total)}  # "" is what no split gets
@@ -120,7 +120,7 @@ def _are_counts(undivided_sizes: Mapping[str, int | float]) -> bool:
     are_whole = {isinstance(size, int) for size in undivided_sizes.values()}
     if len(are_whole) != 1:
         raise ValueError(
-            f"sizes: found {short_repr(dict(undivided_sizes))}; allowed are either counts or "
+            f"sizes: found {short_repr(dict(undivided_sizes))}; allowed: either counts or "
             f"shares, and at least one"
         )
     return are_whole.pop()
@@ -211,7 +211,7 @@ def _share_out(
         return _share_out(kinds, counts, sizes, even=False)
     if solution.x is None:
         raise ValueError(
-            f"sizes: found none that fit in {_STEPS:,} steps ({solution.message}); allowed are "
+            f"sizes: found none that fit in {_STEPS:,} steps ({solution.message}); allowed: "
             f"other sizes, or shares"
         )
     return np.rint(solution.x[is_group_count]).astype(int).reshape(len(kinds), splits + 1)
@@ -424,7 +424,7 @@ def _list_faults(
                 yield Violation(
                     "id",
                     f"again, first in {first_split[row_id]}",
-                    "each id in one split, once",
+                    "each id once, in one split",
                     example_id=row_id,
                     line=line,
                     file=file,
@@ -510,7 +510,8 @@ def write_splits(
     split_sizes(sizes, len(facts))
     if splits.keys() != parts.keys():
         raise ValueError(
-            f"splits: found {', '.join(splits)}; allowed are those of the sizes: {', '.join(parts)}"
+            f"splits: found {', '.join(splits)}; allowed: the names given in sizes, which are "
+            f"{', '.join(parts)}"
         )
     faults = [*_list_faults(splits, parts, folder), *_row_faults(splits, parts, facts, folder)]
     if faults:

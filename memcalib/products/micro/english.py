@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VOICES', 'ENGLISH', 'MAX_SENTENCES', 'MAX_CHARACTERS', 'JUDGE', 'NOISE', 'NOISY_ENGLISH', 'english_words',
            'EnglishWorld', 'answer', 'noisy_levels', 'demonstrations', 'Mention', 'read_answer', 'english_judge',
-           'sentence_roles']
+           'sentence_roles', 'carrying_words']
 
 # %% ../../../nbs/products/micro/07_english.ipynb #e9000003
 import random
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ...io.settings import package_data, read_yaml
 from memcalib.problem import (
+    UNDER,
     Atom,
     Block,
     Example,
@@ -129,7 +130,7 @@ class EnglishWorld:
         """So many examples of a split: the same for the same arguments, and a prefix of any longer
         draw. Raises `ValueError` for an unknown split."""
         if split not in SPLITS:
-            raise ValueError(f"unknown split {split!r}: allowed are {', '.join(SPLITS)}")
+            raise ValueError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
         names = [f"micro-english-{split}-{seed}-{i:05d}" for i in range(count)]
         return [_example(self, name, SPLITS.index(split)) for name in names]
 
@@ -613,6 +614,24 @@ def sentence_roles(example: Example, response: str) -> list[Sentence]:
                 violations[atom_id] = "partial" if names_it else "key"
         with_roles.append(replace(sentence, roles=roles, violations=violations))
     return with_roles
+
+# %% ../../../nbs/products/micro/07_english.ipynb #e9000027
+def carrying_words(
+    example: Example, response: str, atom_ids: Sequence[str], channel: str
+) -> list[tuple[int, int]]:
+    """Where the words stand that carry these atoms, as (first character, character after the last):
+    values of the atoms in channels of use, any value of their attributes in channels of under-use.
+    """
+    attribute_of = _grammar().attribute_of
+    own_values = {_value(example, atom_id) for atom_id in atom_ids}
+    attributes = {attribute_of[value] for value in own_values}
+    _, mentions = read_answer(response)
+    spans = []
+    for mention in mentions:
+        is_own = mention.value in own_values
+        if is_own or (channel in UNDER and attribute_of[mention.value] in attributes):
+            spans.append((mention.start, mention.end))
+    return spans
 
 # %% ../../../nbs/products/micro/07_english.ipynb #e9000023
 NOISE: dict[str, float] = {

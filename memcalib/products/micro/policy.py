@@ -292,7 +292,7 @@ def policy_path(name: str) -> Path:
     raises `ValueError` naming the shipped ones for any other name."""
     names = policy_names()
     if name not in names:
-        raise ValueError(f"unknown policy {name!r}: shipped are {', '.join(names)}")
+        raise ValueError(f"unknown policy {name!r}; allowed: {', '.join(names)}")
     return package_data("products", "micro", "policies", name)
 
 

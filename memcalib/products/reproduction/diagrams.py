@@ -235,7 +235,8 @@ def method_diagram(
     for name in (channel, under or channel):
         if name not in trace["channels"]:
             raise ValueError(
-                f"channel {name!r}: not in this trace; allowed: {', '.join(trace['channels'])}"
+                f"channel {name!r}: not found in this trace; allowed: "
+                f"{', '.join(trace['channels'])}"
             )
     tokens = [token.strip() or token for token in trace["tokens"]]
     with plot_style():

@@ -73,7 +73,7 @@ def job_line(jobs: Jobs, name: str, to_do: bool) -> str:
     if not to_do:
         return text
     if state == "done":
-        text += "; run again for the answers that it lost"
+        text += "; run the same command again for the answers that were lost"
     parts = [_hours_text([job])] if job.hours else []
     if job.nodes * job.gpus > 1:
         parts.append(f"{job.nodes} x {job.gpus} GPUs")
@@ -265,7 +265,7 @@ def run_jobs(
         to_do = [jobs[name] for name in names]
         missing = missing_lines(to_do)
         if missing:
-            lines = [f"{len(missing)} things are missing; see them with --dry-run", *missing]
+            lines = [f"{len(missing)} things are missing; --dry-run lists them", *missing]
             raise ForeseenError("\n".join(lines))
         gpus = local_gpus() if any(job.gpus for job in to_do) else 0
         check_gpus(to_do, gpus)

@@ -48,8 +48,8 @@ def experiments() -> dict[str, Path]:
         if notebooks:
             return {path.stem.split("_", 1)[1]: path for path in notebooks}
     raise FileNotFoundError(
-        "found no experiment notebooks: looked for e01_*.ipynb in nbs/experiments here and in the "
-        "folders above, and in {folders[-1]}"
+        "found no experiment notebooks: searched for e01_*.ipynb in nbs/experiments, both here "
+        f"and in the folders above, and in {folders[-1]}"
     )
 
 
@@ -58,8 +58,8 @@ def find_experiment(name: str) -> Path:
     notebooks = experiments()
     if name not in notebooks:
         meant = nearest(name, notebooks)
-        hint = f"meant is perhaps {meant}; " if meant else ""
-        raise ValueError(f"no experiment {name!r}: {hint}allowed are {', '.join(notebooks)}")
+        hint = f"perhaps you meant {meant}; " if meant else ""
+        raise ValueError(f"no experiment {name!r}: {hint}allowed: {', '.join(notebooks)}")
     return notebooks[name]
 
 # %% ../../../nbs/products/reproduction/20_experiments.ipynb #0d0722ab
@@ -81,7 +81,8 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
             tagged_sources.append(cell["source"])
     if len(tagged_sources) != 1:
         raise ValueError(
-            f"{notebook}: found {len(tagged_sources)} cells tagged parameters; allowed is one"
+            f"{notebook}: found {len(tagged_sources)} cells with the tag parameters; allowed: "
+            f"exactly one"
         )
     parameters = {}
     try:
@@ -90,7 +91,7 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
                 parameters[node.targets[0].id] = ast.literal_eval(node.value)
     except ValueError:
         raise ValueError(
-            f"{notebook}: the cell tagged parameters contains more than plain values"
+            f"{notebook}: the cell with the tag parameters contains more than plain values"
         ) from None
     return parameters
 
@@ -159,7 +160,7 @@ class Run:
             find_experiment(name)
             if name not in self.experiments:
                 raise ValueError(
-                    f"experiment {name!r}: profile {self.given} has no rows for it; allowed are "
+                    f"experiment {name!r}: profile {self.given} has no rows for it; allowed: "
                     f"{', '.join(self.experiments)}"
                 )
         if names:
@@ -236,10 +237,9 @@ class Experiment:
         for name, value in self.run.profile.experiments.get(self.name, {}).items():
             if name not in allowed:
                 meant = nearest(name, allowed)
-                hint = f"meant is perhaps {meant}; " if meant else ""
+                hint = f"perhaps you meant {meant}; " if meant else ""
                 raise ValueError(
-                    f"experiments.{self.name}.{name}: {hint}allowed are "
-                    f"{', '.join(allowed) or 'none'}"
+                    f"experiments.{self.name}.{name}: {hint}allowed: {', '.join(allowed) or 'none'}"
                 )
             settings[name] = value
         if not settings.get("rows_of", True):
@@ -427,13 +427,13 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "under-use with their tokens; its multipliers are computed"
     ),
     "tab:main-results": (
-        "measured is one small policy, not three models, since no larger one was trained; "
-        "training runs differ in their seed, and each is evaluated under one seed of its own; "
-        "best is "
-        "bold and second italic, where the paper has red and blue"
+        "one small policy was measured, not three models, because no larger one was trained; "
+        "training runs differ in their seed, and each is evaluated under its own seed; the "
+        "best value is bold and the second best italic, where the paper uses red and blue"
     ),
     "tab:localization-ablation": (
-        "two worlds of the micro-world, three training runs an arm, one learning rate; five rules "
+        "two worlds of the micro-world, three training runs for each arm, one learning rate; five "
+        "rules "
         "that the paper does not have are added in a table of their own; the two rows by sentence "
         "were trained with the published code's thresholds, which are not the default any more"
     ),
@@ -450,11 +450,12 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "fig:data": "drawn anew",
     "tab:benchmark-composition": (
-        "some hundred invented records by a scripted builder, not 15,000; published columns beside"
+        "a few hundred invented records by a scripted builder, not 15,000; the published columns "
+        "stand beside them"
     ),
     "tab:benchmark-structure": (
-        "some hundred invented records, a log's and the starter set; sizes are drawn from the "
-        "published ranges"
+        "a few hundred invented records, those of a log, and the starter set; sizes are drawn "
+        "from the published ranges"
     ),
     "fig:judge-human-audit": (
         "the exact judge takes the place of the person, and a judge of known error that of the "
@@ -469,17 +470,19 @@ ITEM_DIFFERENCES: dict[str, str] = {
         "as tab:main-results; the measured block stands before the three published ones"
     ),
     "tab:test-channel-results": (
-        "channels of the micro-world's answers before and after training; published beside"
+        "channels of the micro-world's answers before and after training; the published ones "
+        "stand beside them"
     ),
     "tab:rpeval-results": (
         "invented rows in RPEval's form, since its data may not be shipped; published rows below "
         "in the same columns; constants are added, those on RPEval's own file from its labels "
         "(computed anew where a copy is named), and balanced accuracy"
     ),
-    "tab:eta-sweep": "small policies, three training runs a value; published beside",
+    "tab:eta-sweep": "small policies, with three training runs for each value; the published "
+    "values stand beside them",
     "tab:alternative-judge-results": (
         "the second judge errs by a stated table, since nothing else is known exactly, and reads "
-        "answers of the micro-world; published values beside"
+        "answers of the micro-world; the published values stand beside them"
     ),
     "tab:judge-stability": (
         "as tab:alternative-judge-results; published correlations beside; a further table has "
@@ -491,8 +494,8 @@ ITEM_DIFFERENCES: dict[str, str] = {
     ),
     "fig:localization-case-underuse": (
         "an answer of the micro-world in the same channel (CB-), or another of under-use where it "
-        "has no Key sentence, with the known role of each sentence; it is the median by the "
-        "credit of Key, not a chosen case, so Key holds little of it"
+        "has no Key sentence, with the known role of each sentence; it is the median case by the "
+        "credit of Key, not a selected one, so Key receives little of the credit"
     ),
 }
 
@@ -527,7 +530,7 @@ def _item_status(experiment: Experiment | None, files: Sequence[str]) -> tuple[s
         return "measured", ""
     if files:
         return "published only", ""
-    return "not run", "the notebook made no file with this name"
+    return "not run", "the notebook wrote no file with this name"
 
 
 def item_rows(run: Run) -> list[dict[str, Any]]:
@@ -611,7 +614,7 @@ def index_markdown(run: Run) -> str:
     note = (
         "*Measured* is what this run measured in the worlds of its profile; *published only* "
         "repeats the paper's numbers; *stale* was made with earlier code, parameters or data, and "
-        "shows the files of that time."
+        "shows the files from that time."
     )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
     lines += ["| label | what | notebook | status | files |", "|---|---|---|---|---|"]
@@ -620,7 +623,7 @@ def index_markdown(run: Run) -> str:
         lines += ["", f"Not run in this profile: {', '.join(run.profile.not_run)}."]
     lines += ["", "## What differs from the paper", ""]
     lines += [
-        "What is measured here has the form of the paper's table or figure, but different content.",
+        "These tables and figures have the form of the paper's, but different content.",
         "",
     ]
     lines += ["| label | what differs, and why |", "|---|---|"]
@@ -671,7 +674,7 @@ def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = ())
     for experiment in sorted({*loaded.experiments, *loaded.minutes}):
         if experiment not in known_names:
             raise ValueError(
-                f"{profile}: experiments.{experiment}: there is no such experiment; allowed are "
+                f"{profile}: experiments.{experiment}: there is no such experiment; allowed: "
                 f"{', '.join(sorted(known_names))}"
             )
     check_complete(run.plan)

@@ -111,7 +111,8 @@ class Jobs:
             earlier = self.by_name.setdefault(job.name, job)
             if earlier.settings != job.settings or earlier.command != job.command:
                 raise ValueError(
-                    f"{job.name}: found two different jobs with this name; allowed: one"
+                    f"{job.name}: found two different jobs with this name; allowed: one job of "
+                    f"each name"
                 )
         self._identities: dict[str, dict[str, Any]] = {}
         for job in self.by_name.values():
@@ -171,7 +172,7 @@ class Jobs:
                 return "done", ""
         recorded = record.get("identity")
         if not isinstance(recorded, dict):
-            return "stale", "it does not say which version of the code made it"
+            return "stale", "it does not say which version of the code produced it"
         closest = [*_accepted_identities(record), recorded][0]
         return "stale", f"{', '.join(changed_parts(closest, current))} changed"
 

@@ -425,7 +425,7 @@ class Plan:
             world = self.models[self.profile.first_model].world
             if world is None:
                 raise ValueError(
-                    f"taught.{subset}: found it for {self.profile.first_model}, whose recipe does "
+                    f"taught.{subset}: found for {self.profile.first_model}, whose recipe does "
                     f"not use a world; allowed: a recipe with a world, or demonstrations with data"
                 )
             settings = {"rows": taught.rows, "seed": taught.seed}
@@ -453,7 +453,9 @@ class Plan:
         words += ["--out", str(self.root / name), *set_words(making)]
         missing = []
         if not making:
-            missing.append("demonstrations: missing; teacher, evaluator and evaluator2 are needed")
+            missing.append(
+                "demonstrations: found nothing; teacher, evaluator and evaluator2 are needed"
+            )
         for role in ("teacher", "evaluator", "evaluator2"):
             if isinstance(making.get(role), Mapping):
                 missing += missing_key(Endpoint.model_validate(making[role]), f"{role}.key_env")

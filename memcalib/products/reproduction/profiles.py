@@ -82,7 +82,7 @@ class Row(FrozenSettings):
     def _one_of_two(self) -> "Row":
         if (self.method is None) == (self.start is None):
             given_fields = "neither" if self.method is None else "both"
-            raise ValueError(f"method and start: found {given_fields}; allowed: one of them")
+            raise ValueError(f"method and start: found {given_fields}; allowed: one of the two")
         if self.method is not None:
             _check_method(self.method)
         return self
@@ -90,7 +90,7 @@ class Row(FrozenSettings):
 
 def _check_method(name: str) -> None:
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}: allowed are {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {name!r}; allowed: {', '.join(METHODS)}")
 
 
 class Ablation(FrozenSettings):
@@ -229,9 +229,9 @@ class Profile(FrozenSettings):
 def _known(setting: str, kind: str, name: str, allowed: Sequence[str]) -> Iterator[ValueError]:
     if name not in allowed:
         meant = nearest(name, allowed)
-        hint = f"meant is perhaps {meant}; " if meant else ""
+        hint = f"perhaps you meant {meant}; " if meant else ""
         yield ValueError(
-            f"{setting}: found {kind} {name!r}; {hint}allowed are {', '.join(allowed) or 'none'}"
+            f"{setting}: found {kind} {name!r}; {hint}allowed: {', '.join(allowed) or 'none'}"
         )
 
 
@@ -280,7 +280,9 @@ def _pairs(setting: str, seeds: Sequence[int] | None, profile: Profile) -> Itera
     if seeds is None:
         return
     if not seeds or len(set(seeds)) < len(seeds):
-        yield ValueError(f"{setting}: found {list(seeds)}; allowed are one or more, each once")
+        yield ValueError(
+            f"{setting}: found {list(seeds)}; allowed: at least one, and each only once"
+        )
     if len(seeds) > 1 and len(profile.eval_seeds) < len(seeds):
         yield ValueError(
             f"{setting}: found {len(seeds)} seeds, but {len(profile.eval_seeds)} eval_seeds; "
@@ -316,12 +318,12 @@ def _read(name: str | Path, earlier: tuple[str, ...] = ()) -> dict[str, Any]:
         return content
     if str(below) in (*earlier, str(name)):
         raise SettingErrors(
-            [SettingError("extends", "allowed is a profile that does not extend this one", below)],
+            [SettingError("extends", "allowed: a profile that does not extend this one", below)],
             str(name),
         )
     if not isinstance(below, str):
         raise SettingErrors(
-            [SettingError("extends", "allowed is the name of a profile", repr(below))], str(name)
+            [SettingError("extends", "allowed: the name of a profile", repr(below))], str(name)
         )
     return merged(_read(below, (*earlier, str(name))), content)
 

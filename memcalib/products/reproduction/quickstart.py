@@ -119,7 +119,7 @@ def quick_plan(out: str | Path, profile: Profile) -> Plan:
     """The plan of a quick run in its folder; raises `ValueError` for several models."""
     if len(profile.models) != 1:
         raise ValueError(
-            f"models: found {len(profile.models)}; allowed: one. For several models, or for "
+            f"models: found {len(profile.models)}; allowed: one model. For several models, or for "
             f"experiments, use memcalib reproduce --profile NAME"
         )
     return Plan(profile, out)

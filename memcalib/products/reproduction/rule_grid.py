@@ -128,7 +128,7 @@ class _GridJobs:
         self.stages = [*stages] or [*plan.stages]
         unknown = [name for name in self.stages if name not in plan.stages]
         if unknown:
-            raise ValueError(f"stage {unknown[0]!r}: allowed are {', '.join(plan.stages)}")
+            raise ValueError(f"stage {unknown[0]!r}; allowed: {', '.join(plan.stages)}")
         self.by_name: dict[str, Job] = {}
 
     def jobs(self) -> list[Job]:

@@ -214,7 +214,7 @@ def write_rule_report(
     if gain.empty:
         raise ValueError(
             f"{folder}: found no test runs of two rules with the same judge; runs of GDPO and of "
-            f"one other rule are needed"
+            f"at least one other rule are needed"
         )
     costs = step_costs(tests)
     rules = list(dict.fromkeys(row.run.rule for row in tests))

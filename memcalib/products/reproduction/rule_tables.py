@@ -502,8 +502,8 @@ def resampled_difference(
     seeds = sorted(runs_by_seed.keys() & others_by_seed.keys())
     if not seeds:
         raise ValueError(
-            f"found seeds {sorted(runs_by_seed)} and {sorted(others_by_seed)}; the two must have "
-            f"a seed in common"
+            f"found seeds {sorted(runs_by_seed)} and {sorted(others_by_seed)}; they must have at "
+            f"least one seed in common"
         )
     questions = max(len(row.over) for row in [*rows, *against])
     differences = []
@@ -526,7 +526,7 @@ def _by_seed(rows: Sequence[GridRow]) -> dict[int, GridRow]:
     for row in rows:
         if row.run.seed in runs:
             raise ValueError(
-                f"run {row.run.name}: found seed {row.run.seed} twice; allowed is one run for "
+                f"run {row.run.name}: found seed {row.run.seed} twice; allowed: one run for "
                 f"each seed"
             )
         runs[row.run.seed] = row

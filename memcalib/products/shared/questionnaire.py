@@ -494,7 +494,8 @@ class KeySession(Walk):
             meanings = ", ".join(f"{key} {word}" for key, word in self.words.items())
             moves = " ".join(MOVES)
             self.status = (
-                f"Nothing was saved: {key[:20]!r} is not a key. Keys: {meanings}; {moves} to move."
+                f"Nothing was saved: {key[:20]!r} is not one of the keys. Keys: {meanings}; "
+                f"{moves} to move."
             )
 
     def _press_decision(self, key: str) -> None:

@@ -1970,15 +1970,15 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
         or ("pattern" in entry) == ("find" in entry)
     ):
         raise ValueError(
-            f"{setting}: found {short_repr(entry)}; allowed are name, "
-            "pattern or find, and, if you like, label"
+            f"{setting}: found {short_repr(entry)}; allowed: name, pattern or find, and "
+            f"optionally label"
         )
     name = str(entry["name"])
     label = str(entry.get("label", entry["name"]))
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
         raise ValueError(
-            f"{setting}.label: found {short_repr(label)}; allowed are words without brackets and "
-            f"without digits at the end"
+            f"{setting}.label: found {short_repr(label)}; allowed: words without brackets that do "
+            f"not end in a digit"
         )
     if "find" in entry:
         path = str(entry["find"])
@@ -1990,7 +1990,7 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
             raise ValueError(f"{setting}.find: {error}") from None
         if not callable(function):
             raise ValueError(
-                f"{setting}.find: found {short_repr(path)}, which is not a function; allowed is a "
+                f"{setting}.find: found {short_repr(path)}, which is not a function; allowed: a "
                 f"function that takes a text and returns pairs of start and end"
             )
         return RedactionRule(name, label, function, recipe=path, seeks=f"what {path} finds")
@@ -2001,12 +2001,13 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
         compiled = regex.compile(pattern)
     except (re.error, regex.error) as error:
         raise ValueError(
-            f"{value_at_fault}: {error}; allowed is a regular expression that both Python and the "
+            f"{value_at_fault}: {error}; allowed: a regular expression that both Python and the "
             f"package regex accept"
         ) from None
     if empty:
         raise ValueError(
-            f"{value_at_fault}, which matches an empty text; allowed are patterns that do not"
+            f"{value_at_fault}, which matches an empty text; allowed: patterns that match at "
+            f"least one character"
         )
 
     def find(text: str) -> Iterable[Span]:
@@ -2015,7 +2016,7 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
         except TimeoutError:
             why = f"took more than {_SECONDS} seconds for a text of {len(text)} characters"
             raise ValueError(
-                f"{value_at_fault}, which {why}; allowed are patterns without nested repetitions"
+                f"{value_at_fault}, which {why}; allowed: patterns without nested repetitions"
             ) from None
 
     return RedactionRule(name, label, find, recipe=pattern)
@@ -2048,7 +2049,7 @@ def load_redactor(settings: str | Path | Mapping[str, Any] | None = None) -> Red
     for name in table["without"]:
         if name not in rule_names:
             raise ValueError(
-                f"{file}: without: found {short_repr(name)}; allowed are {', '.join(rule_names)}"
+                f"{file}: without: found {short_repr(name)}; allowed: {', '.join(rule_names)}"
             )
     return Redactor(tuple(rule for rule in rules if rule.name not in table["without"]))
 
@@ -2060,7 +2061,7 @@ def _table_of_lists(content: object, folder: Path, file: str) -> dict[str, list]
     table: dict[str, Any] = {"rules": [], "names": [], "regions": [], "without": []}
     if not isinstance(content, Mapping) or not set(content) <= set(table):
         raise ValueError(
-            f"{file}: found {short_repr(content)}; allowed are rules, names, regions and without"
+            f"{file}: found {short_repr(content)}; allowed: rules, names, regions and without"
         )
     for name, value in content.items():
         if value is not None:
@@ -2069,7 +2070,7 @@ def _table_of_lists(content: object, folder: Path, file: str) -> dict[str, list]
         table["names"] = _names_in_file(folder / table["names"], file)
     for name, value in table.items():
         if not isinstance(value, list):
-            raise ValueError(f"{file}: {name}: found {short_repr(value)}; allowed is a list")
+            raise ValueError(f"{file}: {name}: found {short_repr(value)}; allowed: a list")
     return table
 
 
@@ -2080,7 +2081,7 @@ def _names_in_file(path: Path, file: str) -> list[list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8"
         raise ValueError(
-            f"{file}: names: found {str(path)!r} ({why}); allowed is a list, or a text file in "
+            f"{file}: names: found {str(path)!r} ({why}); allowed: a list, or a text file in "
             f"UTF-8 in the same folder as these rules"
         ) from None
     people = []
@@ -2096,7 +2097,7 @@ def _check_names(people: Sequence[object], file: str) -> None:
         if not all(isinstance(name, str) for name in names):
             raise ValueError(
                 f"{file}: names.{i}: found {short_repr(entry)}; "
-                "allowed is a name, or a list of the names of one person"
+                "allowed: a name, or a list of the names of one person"
             )
 
 
@@ -2108,6 +2109,6 @@ def _check_regions(regions: Sequence[object], file: str) -> None:
     for region in regions:
         if region not in phonenumbers.SUPPORTED_REGIONS:
             raise ValueError(
-                f"{file}: regions: found {short_repr(region)}; allowed are two-letter country "
+                f"{file}: regions: found {short_repr(region)}; allowed: two-letter country "
                 f"codes (ISO 3166), such as DE or US"
             )

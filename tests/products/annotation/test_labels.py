@@ -299,7 +299,7 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
 
 def test_bad_items_and_unknown_ones(tmp_path):
     for items in ([], [ITEMS[0], ITEMS[0]]):
-        with pytest.raises(ValueError, match="at least one item, and each only once"):
+        with pytest.raises(ValueError, match="at least one item, and each item once"):
             LabelBook(tmp_path / "l.jsonl", items)
     with pytest.raises(KeyError):
         LabelBook(tmp_path / "l.jsonl", ITEMS).put("item-0", Level.BOUND)

@@ -127,7 +127,7 @@ FAILED_CALL = Drop(id="a", stage="review", reason="failed call")
         ({"frozen": None}, "was not frozen"),
         (
             {"frozen": freeze_without_pilot(SETTINGS, "no need")},
-            "No person reviewed a pilot batch. The reason on record: no need.",
+            "No human reviewed a pilot batch. The reason on record: no need.",
         ),
         (
             {"settings": {**SETTINGS, "screening: model": "n"}},

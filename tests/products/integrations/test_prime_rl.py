@@ -264,7 +264,7 @@ def test_traces_that_are_no_single_answer_are_named():
     assert "memcalib-env" in refused(lambda trace: trace.info.clear())
     assert "2 messages" in refused(lambda trace: trace.nodes.append(trace.nodes[1]))
     assert "gaps" in refused(hole)
-    assert "equally many" in refused(lambda trace: trace.nodes[1].mask.append(True))
+    assert "the same length" in refused(lambda trace: trace.nodes[1].mask.append(True))
 
 
 @pytest.mark.parametrize("mode", ["ordered"])

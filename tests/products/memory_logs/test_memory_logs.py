@@ -968,16 +968,16 @@ def test_rules_of_ones_own(tmp_path):
     ("bad", "message"),
     [
         ([], None),
-        ([1], "found \\[1\\]; allowed are rules, names, regions and without"),
+        ([1], "found \\[1\\]; allowed: rules, names, regions and without"),
         ({"rule": []}, "found {'rule': \\[\\]}"),
-        ({"rules": {"a": 1}}, "redaction: rules: found {'a': 1}; allowed is a list"),
+        ({"rules": {"a": 1}}, "redaction: rules: found {'a': 1}; allowed: a list"),
         (
             {"rules": [{"name": "a"}]},
-            "rules.0: found {'name': 'a'}; allowed are name, pattern or find",
+            "rules.0: found {'name': 'a'}; allowed: name, pattern or find",
         ),
         (
             {"rules": [{"name": "a", "pattern": "x", "find": "math:pi"}]},
-            "allowed are name, pattern or find",
+            "allowed: name, pattern or find",
         ),
         (
             {"rules": [{"name": "a", "find": "math:pi"}]},
@@ -987,7 +987,7 @@ def test_rules_of_ones_own(tmp_path):
             {"rules": [{"name": "a", "find": "no.where:x"}]},
             "rules.0.find: found 'no.where:x'; ModuleNotFoundError",
         ),
-        ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed are two-letter country codes"),
+        ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed: two-letter country codes"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
         ({"rules": [{"name": "a", "pattern": "("}]}, "rules.0.pattern: found '\\('"),
         ({"rules": [{"name": "a", "pattern": "x*"}]}, "matches an empty text"),
@@ -996,10 +996,10 @@ def test_rules_of_ones_own(tmp_path):
             "rules.0.label: found '\\[a\\]'",
         ),
         ({"rules": [{"name": "a", "pattern": "x", "label": "a 1"}]}, "rules.0.label"),
-        ({"names": 3}, "names: found 3; allowed is a list"),
-        ({"names": ["Anna", {"a": 2}]}, "names.1: found {'a': 2}; allowed is a name, or a list"),
+        ({"names": 3}, "names: found 3; allowed: a list"),
+        ({"names": ["Anna", {"a": 2}]}, "names.1: found {'a': 2}; allowed: a name, or a list"),
         ({"names": [["Anna", 4]]}, "names.0: found \\['Anna', 4\\]"),
-        ({"without": ["mail"]}, "without: found 'mail'; allowed are URL login"),
+        ({"without": ["mail"]}, "without: found 'mail'; allowed: URL login"),
     ],
 )
 def test_settings_that_are_wrong(bad, message):
@@ -1050,7 +1050,7 @@ def test_words_that_name_no_agreement(tmp_path, word):
     _, [loss] = read(jsonl(tmp_path / "log.jsonl", [ROW, ROW | {"id": "q2", "consent": word}]))
     assert loss.rule == "consent" and len(loss.found) < 60
     if word:
-        with pytest.raises(ValueError, match="allowed is the name of an agreement"):
+        with pytest.raises(ValueError, match="allowed: the name of an agreement"):
             admission.LogConfig(consent=word)
 
 
@@ -1598,7 +1598,7 @@ def test_only_true_is_a_yes(tmp_path, answer):
 
 def test_roles_that_are_unknown(tmp_path):
     with pytest.raises(
-        ValueError, match="roles: found 'judge'; allowed are builder, reviewer, reviewer2"
+        ValueError, match="roles: found 'judge'; allowed: builder, reviewer, reviewer2"
     ):
         d.plan_calls(
             ml.memory_drafts(private_log(tmp_path / "log.jsonl")), {"judge": Endpoint(model="m")}

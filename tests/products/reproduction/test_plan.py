@@ -88,18 +88,18 @@ def test_a_recipe_that_needs_more_gpus_than_its_launcher_has_is_refused(tmp_path
 @pytest.mark.parametrize(
     ("setting", "needle"),
     [
-        ("rows.GDPO.begins=Cold-strat", "meant is perhaps Cold-start"),
-        ("rows.GDPO.method=ppo", "allowed are sft, opsd-pg"),
-        ("ablations.eta_sensitivity.models=[shrot]", "meant is perhaps short"),
+        ("rows.GDPO.begins=Cold-strat", "perhaps you meant Cold-start"),
+        ("rows.GDPO.method=ppo", "allowed: sft, opsd-pg"),
+        ("ablations.eta_sensitivity.models=[shrot]", "perhaps you meant short"),
         ("train_seeds=[1, 1]", "each once"),
         ("train_seeds=[1, 2, 3]", "as many as there are eval_seeds"),
         ("search={rows: [GDPO], values: [1.0e-3], seed: 1}", "a training seed"),
-        ("search={rows: [GDOP], values: [1.0e-3], seed: 5}", "meant is perhaps GDPO"),
+        ("search={rows: [GDOP], values: [1.0e-3], seed: 5}", "perhaps you meant GDPO"),
         (
             "search={rows: [GDPO], values: [1.0, 2.0], by_row: {GDPO: [1.0]}, seed: 5}",
             "the same number of values for each row",
         ),
-        ("taught={all: {rows: {esperanto: 8}}}", "unknown world 'esperanto': allowed are short"),
+        ("taught={all: {rows: {esperanto: 8}}}", "unknown world 'esperanto'; allowed: short"),
         ("taught={all: {rows: {english: 0}}}", "taught.all.rows.english: found 0"),
         ("modles={}", "unknown option"),
     ],
