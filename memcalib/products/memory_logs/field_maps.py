@@ -802,7 +802,7 @@ class LogReading:
         return lines
 
     def _systems_in_words(self) -> str:
-        """The formats of the rows, with the rows of each where there are several."""
+        """The formats of the memories of the rows, with the rows of each where there are several."""
         if len(self.systems) == 1:
             return next(iter(self.systems))
         return ", ".join(f"{name} ({counted(n, 'row')})" for name, n in self.systems.items())
@@ -814,7 +814,7 @@ class LogReading:
         all_rows = counted(counts["rows"], "row")
         of_all = f"of {all_memories}"
         lines = [
-            f"{all_rows} with {all_memories}, in the format of {self._systems_in_words()}",
+            f"{all_rows} with {all_memories}, written as: {self._systems_in_words()}",
             f"different memories: {len(self.different):,}",
             f"with an answer: {counted(counts['answers'], 'row')}",
             f"with an ideal level: {counts['levels']:,} {of_all}",

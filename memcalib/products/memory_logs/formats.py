@@ -1335,9 +1335,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output of the trace",
             "memories": "output of RETRIEVER observations, and sections of the system's message",
         },
-        "the traces contain no memories: export them with their observations "
-        "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the "
-        "search as an observation of type RETRIEVER",
+        "a trace needs its reply and memory, in observations of type RETRIEVER or in a section of "
+        "the system's message: export it with its observations (GET /api/public/traces/{id}, or "
+        "Download JSON on the page of a trace)",
     ),
     Format(
         "langsmith",
@@ -1349,8 +1349,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "outputs of the root run",
             "memories": "outputs of retriever runs, and sections of the system's message",
         },
-        "the runs contain no memories: list the child runs as well "
-        "(client.list_runs(trace_id=...), or child_runs), with those of type retriever",
+        "a trace needs its root or the calls of its model, and memory, in retriever runs or in a "
+        "section of the system's message: list all runs of it (client.list_runs(trace_id=...), or "
+        "child_runs)",
     ),
     Format(
         "spans",
@@ -1362,7 +1363,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output.value of the root, or the model's message",
             "memories": "retrieval.documents, gen_ai.memory.records, and the system's message",
         },
-        "the spans contain no texts or no memories: set "
+        "the spans contain no texts, no reply or no memories: set "
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, and record searches with "
         "retrieval.documents or gen_ai.memory.records",
     ),

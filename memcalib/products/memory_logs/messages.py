@@ -496,6 +496,7 @@ class Conversation:
         self.exchange: _Exchange | None = None
         self.pending: list[int] = []  # messages that are used as soon as a row comes after them
         self.answers = 0
+        self.lost = 0  # memories that searches found, or messages brought, and that are in no row
 
     def rows(self, messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
         """The rows, in order; at the end everything is in the account."""
@@ -678,6 +679,7 @@ class Conversation:
             self.pending.clear()
             yield self._fields(exchange, memories)
         else:
+            self.lost += len(exchange.memories)
             why = "no memory was shown or found for it" if has_answer else "no answer follows"
             for number in exchange.members:
                 self.state[number] = why
@@ -719,8 +721,11 @@ class Conversation:
         """Put into the account what became of each message."""
         if not self.answers:
             self.account.leave("conversation", self._why())
+            self.lost += len(self.standing) - self.given
         else:
             self.account.use("conversation")
+        self.account.find("memory", self.lost)
+        self.account.leave("memory", "no answer came after it", self.lost)
         for number in self.pending:
             if not self.state[number]:
                 self.state[number] = "no answer with memories follows"

@@ -264,7 +264,8 @@ _HEADING = re.compile(
 )
 _ABOUT_MEMORY = re.compile(
     r"\bmemor(?:y|ies)\b|^model set context$|^(?:relevant |known |user )facts\b"
-    r"|^facts about the user|^what (?:i|we|you) know about|^(?:what is )?known about|^user profile$"
+    r"|\b(?:facts|information|details|notes) (?:about|on) (?:the|this) user\b"
+    r"|^what (?:i|we|you) know about|^(?:what is )?known about|^user profile$"
     r"|^about (?:the|this) user$|^user preferences$",
     re.I,
 )

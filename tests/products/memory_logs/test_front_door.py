@@ -775,7 +775,7 @@ REFUSED = {
         {"id": "t", "input": "Dinner?", "output": "Tofu.", "observations": []},
         "RETRIEVER",
     ),
-    "langsmith": (LANGSMITH[0], "child runs"),
+    "langsmith": (LANGSMITH[0], "child_runs"),
     "spans": (SPANS[0], "gen_ai.memory.records"),
     "history of mem0": (
         {"id": "1", "memory_id": "m", "old_memory": None, "new_memory": "Rows", "event": "ADD"},
@@ -2158,3 +2158,54 @@ def test_blocks_of_a_store_stand_before_answers_that_searched(tmp_path):
     talk = {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}
     path = lines(tmp_path / "log.jsonl", talk)
     assert texts(read_all(path, tmp_path / "blocks.json").rows[0]) == ["Surfs", "Skis"]
+
+
+def test_a_trace_that_failed_has_no_answer_of_a_helper():
+    root = {"id": "r", "trace_id": "r", "run_type": "chain", "name": "chat", "start_time": "1"}
+    root = {**root, "inputs": {"question": "How fast?"}, "outputs": None, "error": "429"}
+    child = {"trace_id": "r", "parent_run_id": "r", "name": "llm", "run_type": "llm"}
+    asked = {"messages": [{"role": "user", "content": "How fast?"}]}
+    said = {"messages": [{"role": "assistant", "content": "What pace should the user run?"}]}
+    found = {"documents": [{"page_content": "Runs"}]}
+    search = {**child, "id": "b", "run_type": "retriever", "start_time": "3", "inputs": {}}
+    runs = [
+        root,
+        {**child, "id": "a", "start_time": "2", "inputs": asked, "outputs": said},
+        {**search, "outputs": found},
+        {**search, "id": "c", "outputs": found},
+        {**child, "id": "d", "start_time": "4", "inputs": asked, "outputs": None, "error": "429"},
+    ]
+    whole = {**SAY, "id": "w", "messages": [SYSTEM, ASK, SAY]}
+    reading = read_all([*runs, whole])
+    assert [row.answer for row in reading.rows] == [SAY["content"]]
+    account = reading.account.check()
+    assert account.remarks["traces that ended in an error and gave no row"] == 1
+    assert account.remarks["memories that a second search found again, which count once"] == 1
+    assert account.tallies["memory"].left["its trace gave no row"] == 1
+
+
+def test_without_a_root_what_is_json_alone_is_no_answer():
+    step = {"trace_id": "r", "parent_run_id": "r", "name": "llm", "run_type": "llm"}
+    asked = {"messages": [SYSTEM, ASK]}
+    runs = [
+        {**step, "id": "a", "start_time": "1", "inputs": asked, "outputs": {"messages": [SAY]}},
+        {**step, "id": "b", "start_time": "2", "inputs": asked, "outputs": {}},
+    ]
+    runs[1]["outputs"] = {"messages": [{"role": "assistant", "content": "[]"}]}
+    reading = read_all(runs)
+    assert reading.rows[0].answer == SAY["content"]
+    assert reading.account.remarks["traces without their root, of which the last call counts"] == 1
+
+
+def test_memories_before_no_answer_are_counted():
+    call = {"id": "1", "function": {"name": "search_memory", "arguments": "{}"}}
+    found = {"role": "tool", "tool_call_id": "1", "content": '[{"content": "Skis"}]'}
+    unanswered = [SYSTEM, ASK, {"role": "assistant", "tool_calls": [call]}, found]
+    reading = read_all([{"messages": unanswered}, {"messages": [SYSTEM, *TALK]}])
+    memories = reading.account.check().to_dict()["memory"]
+    assert memories == {"found": 3, "used": 1, "left": {"no answer came after it": 2}}
+
+
+@pytest.mark.parametrize("heading", ["Use these facts about the user:", "## Known about the user"])
+def test_other_headings_of_memory(heading):
+    assert system_memories(f"{heading}\n- Is vegan") == [{"text": "Is vegan"}]
