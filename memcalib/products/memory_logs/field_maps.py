@@ -725,7 +725,8 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
         if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
             what, where = (counted(count, "part of the file", "parts of the file"), "line")
         of_file = " of the file" if where == "line" else ""
-        place = f"first in {where} {drop.line}{of_file}, " if drop.line else ""
+        named = f" ({short_repr(drop.id)})" if drop.id else ""
+        place = f"first in {where} {drop.line}{of_file}{named}, " if drop.line else ""
         lines.append(f"{what} left out, {rule}: {place}found {drop.found}; allowed: {drop.allowed}")
     return lines
 
