@@ -803,7 +803,7 @@ class LogReading:
         return lines
 
     def _systems_in_words(self) -> str:
-        """The formats of the memories of the rows, with the rows of each where there are several."""
+        """How the memories are written, with the number of rows where there are several forms."""
         if len(self.systems) == 1:
             return next(iter(self.systems))
         return ", ".join(f"{name} ({counted(n, 'row')})" for name, n in self.systems.items())
