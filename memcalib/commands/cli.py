@@ -247,18 +247,18 @@ def _command_elsewhere(arguments: list[str] | None) -> str:
         return ""
     if not has_out:
         return f"\nYou cannot write to {folder}. Run the same command in another folder."
-    kept = [*_masked_words(words)]
-    for k, word in enumerate(kept):
+    other_words = [*_masked_words(words)]
+    for k, word in enumerate(other_words):
         if word == "--out":
-            del kept[k : k + 2]
+            del other_words[k : k + 2]
             break
         if word.startswith("--out="):
-            del kept[k]
+            del other_words[k]
             break
     new_folder = str(Path.home() / "memcalib" / out.name)
     return (
         f"\nYou cannot write to {folder}. To write to another folder: "
-        f"{shlex.join(['memcalib', *kept, '--out', new_folder])}"
+        f"{shlex.join(['memcalib', *other_words, '--out', new_folder])}"
     )
 
 # %% ../../nbs/commands/09_cli.ipynb #7807a5dc
@@ -317,11 +317,13 @@ class _Printable:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        shown = text
+        from memcalib.io.keys import hide_secrets
+
+        shown = hide_secrets(text)
         if not text.translate({10: None, 9: None}).isprintable():
             from memcalib.io.records import printable  # and with it pydantic
 
-            shown = printable(text, keep="\n\t")
+            shown = printable(shown, keep="\n\t")
         self.stream.write(shown)
         return len(text)
 
@@ -331,7 +333,7 @@ class _Printable:
 
 @contextmanager
 def _printable_output() -> Iterator[None]:
-    """Within it nothing that is printed holds a control character."""
+    """Within it nothing that is printed holds a control character, or what looks like a key."""
     stream = sys.stdout
     sys.stdout = _Printable(stream)
     try:
@@ -346,12 +348,12 @@ def _private_where_named(arguments: list[str] | None) -> Iterator[None]:
     names a file or a folder with private rows.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    values = [part for word in words for part in (word, word.partition("=")[2])]
-    sources = [value for value in values if os.path.exists(value)]
+    values = [word.partition("=")[2] for word in words]
+    sources = [value for value in (*words, *values) if os.path.exists(value)]
     if not sources:  # most often: importing pydantic for them would make --help slow
         yield
         return
-    from memcalib.io.runs import private_files
+    from memcalib.io.private import private_files
 
     with private_files(*sources):
         yield
@@ -782,7 +784,7 @@ def split(
 
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
-    from memcalib.io.runs import of_private_run, private_folder
+    from memcalib.io.private import of_private_run, private_folder
     from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
 
     sizes = part_sizes(size) if size else PUBLISHED_TRAIN_SIZES
@@ -1431,7 +1433,7 @@ def generate(
         unfinished,
     )
     from memcalib.settings.files import given, settings_text
-    from memcalib.io.runs import private_files
+    from memcalib.io.private import files_named_in, private_files
     from memcalib.problem import Rollout
 
     options = {
@@ -1445,7 +1447,7 @@ def generate(
         row = answer_forecast(evaluation, out, no_memory, answer_tokens)
         print(forecast_text([row], answer_tokens))
         return
-    with private_files(evaluation.data):
+    with private_files(*files_named_in(evaluation)):
         print(answer_file(evaluation, out, no_memory, cache_of(cache, no_cache)))
     unfinished_message = unfinished(out, Rollout, command_line())
     if unfinished_message:
@@ -1489,7 +1491,7 @@ def judge(
         unfinished,
     )
     from memcalib.settings.files import given, settings_text
-    from memcalib.io.runs import private_files
+    from memcalib.io.private import files_named_in, private_files
     from memcalib.problem import Judgment
 
     options = {"data": data, "judge": judge_options(model, base_url, key_env, (base_url, key_env))}
@@ -1499,7 +1501,7 @@ def judge(
         row = judgment_forecast(evaluation, rollouts, out, retry_unscored)
         print(forecast_text([row], 0))
         return
-    with private_files(evaluation.data, rollouts):
+    with private_files(*files_named_in(evaluation), rollouts):
         print(judgment_file(evaluation, rollouts, out, cache_of(cache, no_cache), retry_unscored))
     unfinished_message = unfinished(out, Judgment, command_line())
     if unfinished_message:
@@ -1542,7 +1544,7 @@ def report(
     )
     from memcalib.report.hub_results import write_hub_results
     from memcalib.report.results import write_results
-    from memcalib.report.run_data import changed_files, doubt_lines, load_run
+    from memcalib.report.run_data import doubt_lines, load_run
 
     if hub_results is None and (benchmark or model or source_url):
         raise ValueError(
@@ -1559,13 +1561,7 @@ def report(
     if waiting:
         print(f"{folder}: {waiting}; the scores are of the others", file=sys.stderr)
     for line in doubt_lines(run):
-        print(line, file=sys.stderr)
-    for name in changed_files(run):
-        print(
-            f"{folder}: {name} is not as manifest.json describes it; the report is of the file as "
-            "it is now",
-            file=sys.stderr,
-        )
+        print(f"{folder}: {line}", file=sys.stderr)
     if hub_results is not None:
         print(write_hub_results(folder, hub_results, benchmark, model=model, source_url=source_url))
 
@@ -1786,6 +1782,7 @@ def memories(
     from memcalib.products.memory_logs.citations import audit_citations, citation_text
     from memcalib.products.memory_logs.memories import memories_text, read_memories, write_memories
 
+    _say_changed(run)
     report = read_memories(run)
     page = write_memories(report, out or run)
     print(memories_text(report))
@@ -1960,6 +1957,17 @@ def rows_of_another_kind(path: str | Path) -> str:
     return ""
 
 
+def _say_changed(folder: Path, *names: str) -> None:
+    """Say on standard error which files of rows of a folder (all, or these) are no longer those of
+    its run.
+    """
+    from memcalib.report.run_data import changed_files, changed_line, read_json_object
+
+    for name in changed_files(folder, read_json_object(folder / "manifest.json")):
+        if not names or name in names:
+            print(f"{folder}: {changed_line(name)}", file=sys.stderr)
+
+
 @app.command()
 def score(
     judgments: Annotated[
@@ -2001,6 +2009,7 @@ def score(
     other_rows = rows_of_another_kind(judgments)
     if other_rows:
         raise ValueError(other_rows)
+    _say_changed(Path(judgments).parent, Path(judgments).name)
     slices = by.split(",") if by else []
     text = score_text(judgments, by=slices, as_json=as_json, labels=labels)
     if not as_json:

@@ -241,12 +241,12 @@ def _difference(base: Mapping[str, float], value: Mapping[str, float]) -> dict[s
     """The difference of two independent values with its 95 % interval, from the widths of theirs;
     without bounds where one has none.
     """
-    if any(one[bound] is None for one in (base, value) for bound in ("low", "high")):
+    bounds = (base["low"], base["high"], value["low"], value["high"])
+    if None in bounds:
         difference = np.nan
         if base["value"] is not None and value["value"] is not None:
             difference = value["value"] - base["value"]
-        bounds = dict.fromkeys(("difference_low", "difference_high"), np.nan)
-        return {"difference": difference, **bounds}
+        return {"difference": difference, "difference_low": np.nan, "difference_high": np.nan}
     standard_errors = [(one["high"] - one["low"]) / 3.92 for one in (base, value)]
     half_width = 1.96 * np.hypot(*standard_errors)
     difference = value["value"] - base["value"]
