@@ -52,7 +52,7 @@ from memcalib.inference.rollout import (
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..io.records import DataError, one_line, printable, write_jsonl, write_whole
-from ..io.private import of_private_run
+from ..io.private import files_named_in, of_private_run
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, package_data
 from ..judge import JudgeConfig, LLMJudge, judge_request, load_prompt
@@ -546,7 +546,7 @@ class EvaluationRun:
             out,
             identity(evaluation, data_hash),
             defaults,
-            private=evaluation.log is not None or of_private_run(evaluation.data),
+            private=evaluation.log is not None or of_private_run(*files_named_in(evaluation)),
             bind=False,
             replaceable=self._nothing_made,
         )

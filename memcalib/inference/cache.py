@@ -222,9 +222,10 @@ class _CacheFile:
                 self._pid = 0
 
     def files(self) -> list[Path]:
-        """The file and SQLite's two side files, as far as they exist."""
-        files = [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm")]
-        return [file for file in files if file.exists()]
+        """The file and SQLite's side files, as far as they exist, behind a link."""
+        path = self.path.resolve()
+        ends = ("", "-wal", "-shm", "-journal")
+        return [file for end in ends if (file := path.with_name(path.name + end)).exists()]
 
 # %% ../../nbs/inference/02_cache.ipynb #923d664c
 def _machine() -> str:
@@ -425,7 +426,8 @@ def clear_cache(path: str | Path | None = None) -> int:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return count
     except CacheError as error:
-        if "damaged" not in str(error) or cache.path.suffix != ".sqlite":
+        is_named_so = cache.path.suffix == cache.path.resolve().suffix == ".sqlite"
+        if "damaged" not in str(error) or not is_named_so:
             raise
         for file in cache.files():
             file.unlink(missing_ok=True)

@@ -22,7 +22,15 @@ from typing import Any
 from .jsonl import try_lock
 from .keys import without_secrets
 from .private import private_folder
-from .records import DataError, Record, only_dicts, read_jsonl, replacing, write_whole
+from memcalib.io.records import (
+    DataError,
+    Record,
+    folder_of_run,
+    only_dicts,
+    read_jsonl,
+    replacing,
+    write_whole,
+)
 from .settings import changed
 
 # %% ../../nbs/io/08_runs.ipynb #5e2cd392
@@ -343,9 +351,8 @@ class RunFolder:
         """
         if name not in self.order:
             self.order.append(name)
-        folder = self.path / "parts" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        folder_of_run(self.path / "parts")
+        return folder_of_run(self.path / "parts" / name)
 
     def assemble(self, name: str) -> Path:
         """Join one file of every part that has it, in order, into the run folder."""

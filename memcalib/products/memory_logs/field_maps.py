@@ -22,6 +22,7 @@ from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
     ANSWER_FIELDS,
+    GRAPH_LISTS,
     QUERY_FIELDS,
     LogRow,
     candidate_items,
@@ -309,15 +310,18 @@ def _guess(
 
 def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
     """The only field that holds a list of memories in a known form, or an object around one, in
-    half of the rows; "" for none, and for several."""
+    half of the rows that have something there; "" for none, and for several."""
     counts: Counter[str] = Counter()
+    held: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
+            held[str(name)] += value not in (None, "", "[]", [], {})
+            value = _structure(value) if isinstance(value, str) else value
             items = find_memories(value) if isinstance(value, list | Mapping) else None
             if items and shape_of(items[0]) not in ("", "plain text"):
                 counts[str(name)] += 1
     used_names = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
-    fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in used_names]
+    fitting = [name for name, n in counts.items() if 2 * n >= held[name] and name not in used_names]
     return fitting[0] if len(fitting) == 1 else ""
 
 
@@ -599,7 +603,14 @@ def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str
         if name not in named and any(row.get(name) is not None for row in rows):
             path_by_name[name] = name
     if "memories" not in named and "memories" not in path_by_name:
-        names = [name for name in (*ANSWER_FIELDS, "memory_ids") if _holds_something(rows, name)]
+        names = [
+            name
+            for name in ANSWER_FIELDS
+            if any(find_memories(row.get(name)) for row in rows)
+            or (name in GRAPH_LISTS and any(row.get(name) for row in rows))
+        ]
+        names += ["memory_ids"] if any(row.get("memory_ids") is not None for row in rows) else []
+        names = names or [name for name in ANSWER_FIELDS if _holds_something(rows, name)][:1]
         if names:
             return {**path_by_name, "memories": ", ".join(names)}
     return path_by_name
@@ -701,14 +712,15 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is
     allowed.
     """
-    counts: Counter[str] = Counter()
-    first: dict[str, Dropped] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], Dropped] = {}
     for drop in dropped:
-        counts[drop.rule] += 1
-        first.setdefault(drop.rule, drop)
+        kind = re.sub(r"\d+", "", drop.found) if drop.rule == "memories" else ""
+        counts[drop.rule, kind] += 1
+        first.setdefault((drop.rule, kind), drop)
     lines = []
-    for rule, count in counts.most_common():
-        drop = first[rule]
+    for (rule, kind), count in counts.most_common():
+        drop = first[rule, kind]
         what, where = (counted(count, "row"), "row")
         if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
             what, where = (counted(count, "part of the file", "parts of the file"), "line")

@@ -430,8 +430,8 @@ _BESIDES = re.compile(  # files of an archive that hold no conversation
 
 
 def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
-    """The rows of a table by the names of its columns; a row with more cells than columns is a
-    `Violation`."""
+    """The rows of a table by the names of its columns, numbered as a spreadsheet does, which counts
+    the names as row 1; a row with more cells than columns is a `Violation`."""
     usual_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     head = text.readline()
     while head and not head.strip():
@@ -440,14 +440,14 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
     mark = max(marks, key=marks.__getitem__)
     reader = csv.DictReader(iter(_Prepended(head, text)), delimiter=mark)
     try:
-        for row in reader:
+        for number, row in enumerate(reader, 2):
             line = reader.line_num
             if None in row:
                 cells = f"{len(row) - 1 + len(row[None]):,} cells"
                 allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
                 yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
-                yield line, {str(name): value for name, value in row.items()}
+                yield number, {str(name): value for name, value in row.items()}
     except csv.Error as error:
         line = reader.line_num
         yield line, Violation("csv", short_repr(str(error)), "a CSV table", line=line, file=file)
@@ -455,11 +455,18 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         csv.field_size_limit(usual_limit)
 
 
-def _stream_values(stream: IO[bytes], name: str, archive: str = "") -> Iterator[tuple[int, object]]:
-    """The values of one open file, by its name, and by that of the archive it is in."""
+def _stream_values(
+    stream: IO[bytes], name: str, archive: str = "", packed: int = sys.maxsize
+) -> Iterator[tuple[int, object]]:
+    """The values of one open file, by its name, and by that of the archive it is in, in which it
+    takes so many bytes.
+    """
     file = f"{archive}/{Path(name).name}" if archive else Path(name).name
     plain_name = name.removesuffix(".gz")
-    raw = Unpacked(fileobj=stream) if name.endswith(".gz") else stream
+    raw = stream
+    if name.endswith(".gz"):
+        raw = Unpacked(fileobj=stream)
+        raw.packed = packed
     try:
         text = open_text(raw, file)
         if plain_name.endswith((".csv", ".tsv")):
@@ -531,7 +538,7 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
                     continue
                 try:
                     with archive.open(name) as stream:
-                        yield from _stream_values(stream, name, path.name)
+                        yield from _stream_values(stream, name, path.name, sizes.compress_size)
                 except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
                     reason = str(error)[:80].replace("(", "").replace(")", "")
                     allowed = "a complete zip archive, without a password; load or zip it again"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Records', 'Reader', 'FORMATS', 'LogSource', 'FoundRow', 'LogContext', 'Format', 'is_conversation', 'user_words',
-           'letta_message', 'letta_agents', 'read_call', 'is_session_line', 'is_question_list', 'format_of',
-           'found_rows', 'log_records', 'Store', 'read_store', 'join_store', 'known_shapes', 'source_name',
+           'letta_message', 'memory_edits', 'letta_agents', 'read_call', 'is_session_line', 'is_question_list',
+           'format_of', 'found_rows', 'log_records', 'Store', 'read_store', 'join_store', 'known_shapes', 'source_name',
            'refusal_of', 'nearest_shape', 'read_log']
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70003
@@ -25,12 +25,12 @@ from memcalib.products.memory_logs.exports import (
     NOT_IN_STORE,
     QUERY_FIELDS,
     SHAPES,
+    Action,
     LogRow,
     RowFault,
     count_items,
     find_memories,
     kind_of,
-    memories_in,
     read_log_row,
     record_kind,
     shape_of,
@@ -44,6 +44,10 @@ from memcalib.products.memory_logs.files import (
 )
 from memcalib.products.memory_logs.messages import (
     SEARCH_TOOLS,
+    SEARCHES,
+    SECTIONS,
+    STORE,
+    MemoryEdit,
     Message,
     Searched,
     conversation_rows,
@@ -92,6 +96,7 @@ class LogContext:
     mapped: tuple[str, ...] = ()
     store: str = ""  # its name, and how many memories it has
     form: str = ""  # the format that is being read
+    found_roles: set[str] = field(default_factory=set)  # query and memories, in the first rows
     # (format, role) -> the fields in which it was found, each once, in the order of the file
     places: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
@@ -113,6 +118,7 @@ class Format:
     read: Reader
     roles: Mapping[str, str] = field(default_factory=dict)  # what is read from where
     helps: str = ""  # what to do where the file holds no row
+    sections: str = SECTIONS  # what the sections of memory in its messages are called
 
 
 def _counted_rows(rows: Iterable[dict], line: int, source: LogContext) -> Iterator[FoundRow]:
@@ -272,11 +278,21 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     replies = [messages_in(record.get(name)) for name in ("response", "completion", "output")]
     messages += chain.from_iterable(replies)
     beside = {name: value for name, value in record.items() if name not in (*talk_only, "response")}
-    standing = [*source.standing, *(find_memories(beside) or _retrieved(beside) or [])]
+    found = find_memories(beside) or []
+    place = ", ".join(name for name in (*ANSWER_FIELDS, "entities") if beside.get(name))
+    if not found:
+        found, place = _retrieved(beside)
+    standing = [*source.standing, *found]
     fields = _copied(record)
     # a reply beside the messages: one request, before which stands what earlier requests said
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), fields, standing, last_only=any(replies)
+        messages,
+        source.account,
+        _name_of(record, line),
+        fields,
+        standing,
+        last_only=any(replies),
+        standing_from=f"{place}, {STORE}" if source.standing and found else place,
     )
 
 
@@ -359,16 +375,16 @@ _OF_MEMORY = re.compile(r"memor|mem0|zep(?![a-z])|graphiti", re.I)
 _WRITTEN = re.compile(r"add|new|extract|updat|writ|saved?(?![a-z])|stored|creat|delet", re.I)
 
 
-def _retrieved(record: Mapping[str, Any]) -> list | None:
+def _retrieved(record: Mapping[str, Any]) -> tuple[list, str]:
     """The memories beside a conversation under a name that says so, and not that they were written
-    only after it."""
+    only after it, and that name."""
     for name, value in record.items():
         is_memory = _OF_MEMORY.search(str(name)) and not _WRITTEN.search(str(name))
         if is_memory and isinstance(value, list | dict | str):
             memories = find_memories(value)
             if memories:
-                return memories
-    return None
+                return memories, str(name)
+    return [], STORE
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7000b
 def user_words(text: str) -> str:
@@ -411,13 +427,40 @@ def _without_sent(messages: Iterable[Message]) -> Iterator[Message]:
         yield message
 
 
+_FAILED = re.compile(r'"status"\s*:\s*"(?:failed|error)"', re.I)
+_OLD_WORDS = ("old_content", "old_str", "old_string")
+_NEW_WORDS = ("new_content", "new_str", "new_string", "content")
+
+
+def memory_edits(action: Action) -> list[MemoryEdit]:
+    """What a call of Letta changes in core memory: words that are replaced or added; none for
+    calls of other tools.
+    """
+    if not re.fullmatch(r"(?:core_)?memory_(?:replace|append|insert)", action.tool):
+        return []
+    arguments = structure_in(action.arguments)
+    if not isinstance(arguments, dict):
+        return []
+    old, new = (
+        str(next((arguments[name] for name in names if arguments.get(name)), ""))
+        for names in (_OLD_WORDS, _NEW_WORDS)
+    )
+    label = str(arguments.get("label") or arguments.get("name") or "")
+    return [MemoryEdit(label, old.strip(), new.strip())] if old or new else []
+
+
 def _named_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Messages of Letta whose results name their tool, by the id of the call."""
-    calls = [call for raw in messages for call in read_message(raw).calls]
-    tools = {call_id: action.tool for call_id, action in calls}
+    read = [read_message(raw) for raw in messages]
+    tools = {call_id: action.tool for message in read for call_id, action in message.calls}
+    failed = {
+        result.call for message in read for result in message.results if _FAILED.search(result.text)
+    }
     speaks_by_tool = "send_message" in tools.values()
     for raw in messages:
         message = letta_message(raw, speaks_by_tool)
+        done = [action for call_id, action in message.calls if call_id not in failed]
+        message.edits = [edit for action in done for edit in memory_edits(action)]
         for result in message.results:
             result.tool = result.tool or tools.get(result.call, "")
         yield message
@@ -459,7 +502,13 @@ def _agent_file(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         what = "lines of core memory in the file that the system message does not show"
         source.account.remark(what, len(newer) if shown else 0)
         yield from conversation_rows(
-            messages, source.account, name, {}, standing, named_by_message=True
+            messages,
+            source.account,
+            name,
+            {},
+            standing,
+            named_by_message=True,
+            standing_from=STORE if shown else "blocks of core memory",
         )
 
 
@@ -612,10 +661,19 @@ def _in_order(path: set[str], parents: Mapping[str, Any]) -> list[str]:
     return ordered
 
 
+_NOT_SHOWN = re.compile(r"```\s*This block is not supported on your current device yet\.\s*```")
+
+
 def _claude_message(raw: Mapping[str, Any]) -> Message:
     has_parts = isinstance(raw.get("content"), list) and raw["content"]
     message = read_message(raw if has_parts else {**raw, "content": raw.get("text")})
+    message.text = _NOT_SHOWN.sub("", message.text).strip()
     files = [*only_dicts(raw.get("attachments")), *only_dicts(raw.get("files"))]
+    read = [file for file in files if str(file.get("extracted_content") or "").strip()]
+    for file in read:
+        content = f"[{file.get('file_name') or 'attachment'}]\n{file['extracted_content']}"
+        message.text = f"{message.text}\n\n{content}".strip()
+    files = [file for file in files if file not in read]
     message.other_parts["attachment"] += len(files)
     if not files:
         del message.other_parts["attachment"]
@@ -661,8 +719,16 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         if not isinstance(item, dict) or item.get("project") in (None, own)
     ]
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), _copied(record), standing
+        messages,
+        source.account,
+        _name_of(record, line),
+        _copied(record),
+        standing,
+        standing_from=STORE if source.store else "memories.json of the export",
     )
+
+
+_HEADING_OF_CLAUDE = re.compile(r"(?m)^(\*\*|\*|__|_)([^*_\n]+)\1:?\s*$")
 
 
 def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]:
@@ -674,10 +740,12 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
         texts += projects.items() if isinstance(projects, Mapping) else []
         for project, text in texts:
             if isinstance(text, str):
-                text = re.sub(r"(?m)^\*\*([^*\n]+)\*\*:?\s*$", r"# \1", text)  # its headings
+                text = _HEADING_OF_CLAUDE.sub(r"# \2", text)
                 of_project = {"project": str(project)} if project else {}
                 memories = [{"text": entry, **of_project} for _, entry in note_entries(text)]
                 source.standing += memories
+                what = "memories of the export, as they were when it was made"
+                source.account.remark(what, len(memories))
                 what = "memories of a project, which stand before its conversations alone"
                 source.account.remark(what, len(memories) if project else 0)
         source.account.use("record")
@@ -1103,7 +1171,7 @@ def _trace_reader(
             steps = [step for _, step in members]
             for fields in trace_rows(trace, steps, source.account, source.standing):
                 read_traces.add(trace)
-                _note_places(fields["memories"], steps, source)
+                _note_places(fields, steps, source)
                 yield FoundRow(members[0][0], fields, turns_counted=True)
         for of_record in lines.values():
             if of_record & read_traces:
@@ -1114,17 +1182,19 @@ def _trace_reader(
     return read
 
 
-def _note_places(memories: object, steps: Sequence[Step], source: LogContext) -> None:
+def _note_places(fields: dict[str, Any], steps: Sequence[Step], source: LogContext) -> None:
     """Note from where the memories of a trace were read: from its searches, or from the messages
     that its model was sent."""
-    found: list[object] = list(source.standing)
+    origins = fields.pop("memories_from", [])
     for step in steps:
         if step.memories:
-            source.read_from("memories", step.origin or "results of searches")
-            found += step.memories
-    texts = [raw.text for item in found for raw in memories_in(item)]
-    if any(raw.text not in texts for item in _list_of(memories) for raw in memories_in(item)):
+            source.read_from("memories", step.origin or SEARCHES)
+    if source.standing and STORE in origins:
+        source.read_from("memories", STORE)
+    if SECTIONS in origins:
         source.read_from("memories", "sections of the messages to the model")
+    if SEARCHES in origins:
+        source.read_from("memories", "results of searches in the messages to the model")
 
 
 def _keys(*names: str) -> Callable[[dict], bool]:
@@ -1170,8 +1240,10 @@ FORMATS: tuple[Format, ...] = (
             "answer": "send_message, or the agent's text",
             "memories": f"blocks of core memory, and results of {', '.join(SEARCH_TOOLS)}",
         },
-        "an agent file with messages: Letta's export that includes its messages "
-        "(GET /v1/agents/{id}/export), and an answer after a user's turn",
+        "an agent file with memory (blocks of core memory, a search of archival memory, or the "
+        "memories as --store) and with messages (GET /v1/agents/{id}/export), among them an answer "
+        "after a user's turn",
+        sections="blocks of core memory in the system's message",
     ),
     Format(
         "letta messages",
@@ -1185,6 +1257,7 @@ FORMATS: tuple[Format, ...] = (
         },
         "the blocks of core memory are not among the messages: pass the agent file, or the "
         "response of GET /v1/agents/{id}/core-memory/blocks, as --store",
+        sections="system_message",
     ),
     Format(
         "chatgpt",
@@ -1199,6 +1272,7 @@ FORMATS: tuple[Format, ...] = (
         "the saved memories are not in this export: copy them from Settings, Personalization, "
         "Manage memories into memories.md, one per line and each starting with -, and pass it as "
         "--store",
+        sections="model_set_context",
     ),
     Format(
         "claude",
@@ -1228,6 +1302,7 @@ FORMATS: tuple[Format, ...] = (
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
         "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
         "whose instructions do, or pass the memories as --store",
+        sections="instructions of runs",
     ),
     Format(
         "codex session",
@@ -1239,6 +1314,7 @@ FORMATS: tuple[Format, ...] = (
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
         "--store",
+        sections="the instructions that the session quotes",
     ),
     Format(
         "session of a coding agent",
@@ -1247,6 +1323,7 @@ FORMATS: tuple[Format, ...] = (
         _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
         "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
+        sections="the files that the session quotes",
     ),
     Format(
         "langfuse",
@@ -1548,6 +1625,9 @@ def found_rows(
             reading.form = form.name
             for row in form.read(records, reading):
                 row.format = form.name
+                origins = row.fields.pop("memories_from", ()) if form.name != "rows" else ()
+                for origin in origins:
+                    reading.read_from("memories", form.sections if origin == SECTIONS else origin)
                 yield row
             continue
         for line, record in records:
@@ -1600,20 +1680,29 @@ def read_store(path: str | Path) -> Store:
     items: list[object] = []
     account = Account()
     no_memories: list[str] = []
+    is_loaded = Path(path).is_dir() or Path(path).suffix in (".md", ".txt")
     for _, record in _raw_records(path, account, no_memories=no_memories):
         found = _store_items(record)
-        items += found
+        in_search = not is_loaded and not _stands_before_answers(record)
+        items += [Searched(i) if in_search and isinstance(i, dict) else i for i in found]
         if isinstance(record, Violation):
             no_memories.append(f"cannot be read ({record.rule})")
         elif not found:
             no_memories.append("in no form that is known")
-    if Path(path).is_file() and Path(path).suffix not in (".md", ".txt"):
-        items = [Searched(item) if isinstance(item, dict) else item for item in items]
     if not items:
         shapes = " or ".join(shape.fields for shape in SHAPES.values())
         allowed = f"memories, each {shapes}"
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
     return Store(items, Counter(no_memories))
+
+
+def _stands_before_answers(record: object) -> bool:
+    """Whether what a record of a store holds was put before every answer, as core memory of Letta
+    and what Claude remembers are, and not searched for."""
+    if not isinstance(record, dict):
+        return False
+    is_claude = not record.keys().isdisjoint(("conversations_memory", "project_memories"))
+    return is_claude or letta_agents(record) is not None or shape_of(record) == "letta block"
 
 
 def _store_items(record: object) -> list:
@@ -1707,6 +1796,30 @@ def _is_logged_query(record: object) -> bool:
     return not record.keys().isdisjoint((*ANSWER_FIELDS, "memory_ids"))
 
 
+def _roles_in(fields: object) -> set[str]:
+    """Which of query and memories stand in a row under the names of the plain format."""
+    if not isinstance(fields, dict):
+        return set()
+    roles = {"query"} if "query" in fields else set()
+    if find_memories(fields) is not None or "memory_ids" in fields:
+        roles.add("memories")
+    return roles
+
+
+def _without_roles(records: Sequence[object], found_roles: Iterable[str]) -> str:
+    """What rows lack, in words, with all their fields."""
+    rows = only_dicts(records)
+    names = dict.fromkeys(str(name) for row in rows[:20] for name in row)
+    plain_names = [name for name in names if re.fullmatch(r"[A-Za-z_][\w. -]{0,59}", name)]
+    lacks = [role for role in ("query", "memories") if role not in found_roles]
+    told = f"no {' and no '.join(lacks)} in rows" if lacks else "rows"
+    others = len(names) - len(plain_names[:40])
+    more = f" and {others} more" if others else ""
+    return (
+        f"{told} with the fields {', '.join(plain_names[:40]) or 'that have no plain names'}{more}"
+    )
+
+
 def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -> DataError:
     """The error for a file that holds no row: what it is, what became of its records, and what
     would help.
@@ -1740,7 +1853,9 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     if broken:
         return DataError(broken)
     records = [item for item in head if not isinstance(item, Violation)]
-    if records:
+    if records and isinstance(records[0], Mapping):
+        kind = _without_roles(records, reading.found_roles)
+    elif records:
         kind = kind_of(records[0])
     elif violations:
         first = violations[0]
@@ -1758,9 +1873,8 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         found = f"in line {first.line} of the file, {first.found}"
         return DataError([Violation("json", found, first.allowed, file=name)])
     allowed = (
-        "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
-        f"fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
-        f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))}"
+        "a map of its field names (--map query=PLACE --map memories=PLACE --map answer=PLACE, with "
+        "dots for nested fields), or rows in a format that `memcalib logs --help` names"
     )
     return DataError([Violation("shape", kind, allowed, file=name)])
 
@@ -1863,6 +1977,7 @@ def _with_query(
         if isinstance(row, FoundRow):
             if row.format == "rows":
                 row.fields = translate(row.fields)
+                reading.found_roles |= _roles_in(row.fields)
             has_query |= _is_logged_query(row.fields)
     if not has_query:
         return

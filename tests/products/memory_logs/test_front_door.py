@@ -3,6 +3,7 @@ help, and nothing is lost without a reason.
 """
 
 import gzip
+import io
 import json
 import zipfile
 from contextlib import suppress
@@ -408,6 +409,22 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, name):
     assert [(fault.rule, fault.allowed) for fault in found] == [
         ("zip" if name == "log.zip" else "gzip", RATIO_ALLOWED)
     ]
+
+
+def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
+    """Each of the two alone stays below the limit."""
+    row = b'{"query": "a"}' + b" " * (2**20 - 15) + b"\n"
+    inner = io.BytesIO()
+    with gzip.GzipFile(fileobj=inner, mode="wb", compresslevel=1, mtime=0) as file:
+        for _ in range(60):
+            file.write(row)
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.writestr("log.jsonl.gz", inner.getvalue())
+    assert 60 * len(row) < 500 * len(inner.getvalue()) and path.stat().st_size < 20_000
+    found = [value for _, value in file_values(path)]
+    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED]
+    assert len(found) < 30
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])
@@ -2049,3 +2066,112 @@ def test_whatever_stands_in_a_record_is_read_or_refused(seed):
         inside[last] = deepcopy(random.choice(others))
         with suppress(DataError):
             read_all([record for record in records if isinstance(record, dict)]).account.check()
+
+
+# what a second stranger found
+
+
+@pytest.mark.parametrize("shown", ["Lives in Porto", "Lives in Braga"])
+def test_a_change_of_core_memory_stands_before_later_answers_alone(shown):
+    def said(number, role, text, **more):
+        return {"id": str(number), "role": role, "content": text, **more}
+
+    def call(number, tool, **arguments):
+        function = {"name": tool, "arguments": json.dumps(arguments)}
+        return {"id": f"c{number}", "function": function}
+
+    change = {"old_content": "Lives in Porto", "new_content": "Lives in Braga"}
+    change = call(1, "core_memory_replace", label="human", **change)
+    added = call(2, "core_memory_append", label="human", content="Surfs")
+    failed = call(3, "core_memory_append", label="human", content="Skis")
+    system = f"<human>\n<value>\n{shown}\n{'Surfs' if 'Braga' in shown else ''}\n</value>\n</human>"
+    messages = [
+        said(0, "system", system),
+        said(1, "user", "Where do I live?"),
+        said(2, "assistant", "Porto."),
+        said(3, "user", "I moved to Braga."),
+        said(4, "assistant", "Noted.", tool_calls=[change, added, failed]),
+        said(5, "tool", '{"status": "Failed"}', tool_call_id="c3"),
+        said(6, "user", "And now?"),
+        said(7, "assistant", "Braga."),
+    ]
+    reading = read_all([{"id": "a", "messages": messages, "core_memory": []}])
+    assert [texts(row) for row in reading.rows] == [
+        ["Lives in Porto"],
+        ["Lives in Porto"],
+        ["Lives in Braga", "Surfs"],
+    ]
+    assert reading.account.remarks["changes of memory in the conversation"] == 2
+
+
+def test_rows_of_a_table_are_numbered_as_a_spreadsheet_numbers_them(tmp_path):
+    path = tmp_path / "log.csv"
+    found = '"[{""memory"": ""Drinks oolong""}]"'
+    path.write_text(
+        f'user_message,found,reply\n"Hi\nthere",{found},Yes.\nTea?,[],No.\n'
+        f'Milk?,"[{{""memory"": ""Dri",No.\nRum?,{found},No.\n'
+    )
+    reading = read_all(path)
+    assert [row.id for row in reading.rows] == ["line-2", "line-5"]
+    assert "1 row left out, memories: first in row 3, found none" in reading.text()
+    assert "first in row 4, found a list written as text that cannot be read" in reading.text()
+    assert "records: 4 found, 4 read" in reading.text()
+
+
+@pytest.mark.parametrize(
+    ("row", "lacks"),
+    [
+        ({"user_message": "Tea?", "b": 1, "reply": "Yes."}, "no memories in rows with the fields"),
+        ({"a": "x y", "found": ["z"]}, "no query"),
+    ],
+)
+def test_a_refusal_says_what_is_not_found_and_names_all_fields(row, lacks):
+    more = {f"field_{number}": number for number in range(12)}
+    with pytest.raises(DataError) as error:
+        read_all([{**row, **more}])
+    assert lacks in str(error.value) and "field_11" in str(error.value)
+
+
+def test_what_claude_remembers_searches_and_was_sent(tmp_path):
+    memory = "**Brief history**\n\n*Recent months*\n\nTom bakes.\n\n*Earlier context*\n\nTom ran."
+    (tmp_path / "memories.json").write_text(json.dumps([{"conversations_memory": memory}]))
+    found = "<chat url='u' updated_at='2026-03-01T10:00:00Z'>Human: I love\nelderflower.</chat>"
+    code = "```\nThis block is not supported on your current device yet.\n```"
+    parts = [
+        {"type": "tool_use", "id": None, "name": "conversation_search", "input": {}},
+        {"type": "tool_result", "name": "conversation_search", "content": found},
+        {"type": "text", "text": f"{code}\n\nElderflower."},
+    ]
+    attached = {"file_name": "a.py", "extracted_content": "print 'hi'"}
+    asked = {"sender": "human", "text": "A drink?", "attachments": [attached, {"file_name": "b"}]}
+    talk = {"uuid": "c", "chat_messages": [asked, {"sender": "assistant", "content": parts}]}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([talk]))
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        for file in (path, tmp_path / "memories.json"):
+            archive.write(file, file.name)
+    of_zip = read_all(tmp_path / "export.zip")
+    [row] = of_zip.rows
+    assert [memory.model_dump() for memory in row.memories] == [
+        memory.model_dump()
+        for memory in read_all(path, tmp_path / "memories.json").rows[0].memories
+    ]
+    assert texts(row) == ["Tom bakes.", "Tom ran.", "Human: I love elderflower."]
+    assert row.memories[2].created_at == "2026-03-01"
+    assert (row.query, row.answer) == ("A drink?\n\n[a.py]\nprint 'hi'", "Elderflower.")
+    assert of_zip.account.remarks["memories of the export, as they were when it was made"] == 2
+    assert of_zip.account.remarks["parts without a text (attachment)"] == 1
+
+
+def test_blocks_of_a_store_stand_before_answers_that_searched(tmp_path):
+    blocks = [{"label": "human", "value": "Surfs"}]
+    (tmp_path / "blocks.json").write_text(json.dumps(blocks))
+    call = {"id": "1", "function": {"name": "archival_memory_search", "arguments": "{}"}}
+    found = {
+        "role": "tool",
+        "tool_call_id": "1",
+        "content": '[{"content": "Skis", "timestamp": 1}]',
+    }
+    talk = {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}
+    path = lines(tmp_path / "log.jsonl", talk)
+    assert texts(read_all(path, tmp_path / "blocks.json").rows[0]) == ["Surfs", "Skis"]
