@@ -32,8 +32,11 @@ def memory_key(block: Block) -> str:
 
 
 def _key_of_words(text: str) -> str:
-    words = " ".join(text.lower().split())
+    words = _PLACEHOLDER.sub(r"[\1]", " ".join(text.lower().split()))
     return f"text {text_hash(words, 10)}"
+
+
+_PLACEHOLDER = re.compile(r"\[([a-z -]{2,20}) \d+\]")  # its number counts within a row
 
 
 def _ids_of_words(frame: "pd.DataFrame") -> dict[str, str]:
