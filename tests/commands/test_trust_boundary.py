@@ -14,8 +14,9 @@ from command_line import run
 from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.settings.files import allowing_hosts
+from memcalib.products.dataset.sources import _hub_lines, load_sources
 from memcalib.products.reproduction.profiles import load_profile
-from memcalib.io.records import iter_rows, write_jsonl
+from memcalib.io.records import DataError, iter_rows, write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
 from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.products.micro.practice.server import MicroServer
@@ -278,6 +279,14 @@ def test_a_row_names_no_file_that_is_opened(folder, monkeypatch):
     for place in ("saved", "rows"):
         [(_, row)] = iter_rows(folder / place)
         assert row["a"] == "x" and row["picture"]["path"].endswith("data.jsonl"), row
+
+
+def test_a_name_on_a_hub_is_no_folder_here(folder):
+    """`datasets` would take the folder, and read what its README names."""
+    (folder / "own" / "set").mkdir(parents=True)
+    source = next(iter(load_sources().values())).model_copy(update={"hub": "own/set"})
+    with pytest.raises(DataError, match="found own/set, which is also a folder here"):
+        next(iter(_hub_lines(source)))
 
 
 def test_every_kind_of_settings_file_is_checked(capsys, folder):

@@ -738,6 +738,10 @@ def _hub_lines(source: Source) -> NumberedRecords:
     needs("datasets", f"reading {source.hub}")
     from datasets import load_dataset
 
+    if Path(source.hub).exists():  # the library would read the folder, and what its README names
+        found = f"{source.hub}, which is also a folder here"
+        allowed = "the name of a data set on the hub, or path in place of hub for a local file"
+        raise DataError([Violation("hub", found, allowed, file=source.name)])
     try:
         yield from enumerate(load_dataset(**hub_arguments(source)), 1)
     except (OSError, ValueError, RuntimeError) as error:
