@@ -33,6 +33,7 @@ from memcalib.io.records import (
     Unpacked,
     Violation,
     iter_rows,
+    own_files,
     short_repr,
 )
 from ...io.settings import import_object, nearest, package_data, read_yaml
@@ -467,6 +468,7 @@ def folder_files(path: Path) -> list[Path]:
     if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         return []
     files = sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))
+    files = own_files(path, files)
     if not files:
         raise FileNotFoundError(
             f"{path}: this folder contains no file whose name ends in {', '.join(FILES)}"
