@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...io.records import own_files
 from ...io.settings import parse_yaml
 from .files import open_text
 
@@ -235,7 +236,7 @@ def note_files(path: str | Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = sorted(path.rglob("*.md"))
-    return [file for file in files if not _is_hidden(file.relative_to(path))]
+    return own_files(path, [file for file in files if not _is_hidden(file.relative_to(path))])
 
 
 def _is_hidden(path: Path) -> bool:
