@@ -25,7 +25,8 @@ from memcalib.scoring.quotes import (
     quote_pieces,
     quote_places,
 )
-from memcalib.judge import Judge, LLMJudge, judge_name, judge_rollouts, judgment_from
+from memcalib.judge import LLMJudge, judge_name, judgment_from
+from memcalib.scoring.judge_runs import Judge, judge_rollouts
 from memcalib.inference.client import Client, Reply
 from memcalib.products.micro.practice.server import Faults, MicroServer, micro_answer
 from memcalib.products.micro.world import exact_judge, make_examples

@@ -65,12 +65,8 @@ RIGHT_SHARE = {
 @pytest.fixture
 def forget():
     """Takes metrics that a test added out of the table again."""
-    before = dict(parts._added["metric"])
-    modules = list(parts._modules)
-    yield
-    parts._added["metric"] = before
-    parts._modules[:] = modules
-    parts._table.cache_clear()
+    with parts.temporary_parts():
+        yield
 
 
 @pytest.fixture
@@ -548,12 +544,12 @@ def test_asked_about_none_is_missing_and_never_zero(forgotten_share, tmp_path):
     assert run_gate(tmp_path, None, limits).checks[0].verdict == "undecided"
 
 
-def test_what_stands_beside_it_keeps_every_digit(forgotten_share, forget):
+def test_what_stands_beside_it_keeps_every_digit():
     rows = [*JUDGED, *NOTHING_DECIDES]
-    beside = score(rows, resamples=50).iloc[0]
-    compared = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
-    parts._added["metric"].pop("forgotten_share")
-    parts._table.cache_clear()
+    with parts.temporary_parts():
+        mc.add_metric(Metric(**FORGOTTEN))
+        beside = score(rows, resamples=50).iloc[0]
+        compared = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
     alone = score(rows, resamples=50).iloc[0]
     assert beside[alone.index].equals(alone)
     before = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)

@@ -52,16 +52,11 @@ from memcalib.inference.rollout import (
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..io.records import DataError, one_line, printable, write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import files_named_in, of_private_run
+from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, package_data
-from memcalib.judge import (
-    JudgeConfig,
-    LLMJudge,
-    judge_request,
-    judge_rollouts,
-    load_prompt,
-    check_judge_answers,
-)
+from ..judge import JudgeConfig, LLMJudge, judge_request, load_prompt
+from ..scoring.judge_runs import judge_rollouts, check_judge_answers
 from ..products.dataset.consent import NotAgreed
 from memcalib.products.memory_logs.own_answers import (
     LogPlan,
@@ -486,8 +481,8 @@ log = logging.getLogger(__name__)
 def _log_arguments(log: LogPlan) -> list[str]:
     """The options with which a command reads a log as `log` does."""
     words = []
-    for name, place in log.map.items():
-        words += ["--map", f"{name}={place}"]
+    for name, path in log.map.items():
+        words += ["--map", f"{name}={path}"]
     for option, value in (("--store", log.store), ("--consent", log.consent)):
         if value:
             words += [option, value]
@@ -551,7 +546,7 @@ class EvaluationRun:
             out,
             identity(evaluation, data_hash),
             defaults,
-            private=evaluation.log is not None or of_private_run(evaluation.data),
+            private=evaluation.log is not None or of_private_run(*files_named_in(evaluation)),
             bind=False,
             replaceable=self._nothing_made,
         )
@@ -592,11 +587,8 @@ class EvaluationRun:
                 f". The log has changed, or is a different one; use --out "
                 f"{self._free_folder('log')}"
             )
-        without_levels = [
-            {name: value for name, value in log.items() if name != "unlabelled"}
-            for log in (stored["log"], log_settings)
-        ]
-        if without_levels[0] != without_levels[1]:
+        names = (stored["log"].keys() | log_settings.keys()) - {"unlabelled"}
+        if any(stored["log"].get(name) != log_settings.get(name) for name in names):
             return ""
         return (
             ". The log is the same, but its ideal levels were added or changed since then; ==> "

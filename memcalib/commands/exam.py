@@ -85,7 +85,8 @@ from ..io.jsonl import rows_so_far
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import may_import
-from ..judge import JudgeConfig, judge_request, judge_rollouts
+from ..judge import JudgeConfig, judge_request
+from ..scoring.judge_runs import judge_rollouts
 from ..products.micro.practice.models import PracticeJudge, known_levels
 from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples, text_hash
 

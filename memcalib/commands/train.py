@@ -26,7 +26,8 @@ from ..io.jsonl import whole_rows
 from ..io.keys import without_secrets
 from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import files_named_in, of_private_run
+from ..io.runs import RunFolder
 from ..metrics import METRICS, metric_table
 from ..problem import PROMPT_TEMPLATES
 from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
@@ -103,14 +104,12 @@ class TrainRun:
             "wording": self._wording(),
             "judge_path": self._judge_path,  # of a folder that is too old to say it
         }
-        data = recipe.data
-        sources = [source.path for source in (data.train, data.validation, data.test) if source]
         self.run_folder = RunFolder(
             self.folder,
             self.identity,
             defaults,
             decisive=_decides,
-            private=of_private_run(*sources),
+            private=of_private_run(*files_named_in(recipe)),
             bind=False,
         )
         if self.state.is_main_process:

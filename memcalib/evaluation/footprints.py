@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..io.records import one_line
-from ..judge import Judge, LLMJudge
+from ..judge import LLMJudge
+from ..scoring.judge_runs import Judge
 from memcalib.problem import (
     Example,
     JudgeLike,
@@ -69,6 +70,10 @@ class FootprintJudge(Judge):
     def session(self) -> AbstractAsyncContextManager:
         """The session of the judge that is asked."""
         return self.inner.session() if isinstance(self.inner, Judge) else super().session()
+
+    def anew(self) -> "FootprintJudge":
+        """The same of the judge that is asked, which asks again about what stayed unscored."""
+        return FootprintJudge(self.inner.anew() if isinstance(self.inner, Judge) else self.inner)
 
     async def ajudge(
         self, example: Example, response: str, *, text: str | None = None, **fields: Any

@@ -22,8 +22,9 @@ from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
 from ..io.parts import find_part
 from ..io.records import DataError, Violation, read_jsonl, short_repr, write_jsonl
-from ..io.runs import of_private_run, private_folder
-from ..judge import JudgeConfig, LLMJudge, judge_rollouts, check_judge_answers
+from ..io.private import of_private_run, private_folder
+from ..judge import JudgeConfig, LLMJudge
+from ..scoring.judge_runs import judge_rollouts, check_judge_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
 # %% ../../nbs/evaluation/09_run.ipynb #5c1e77aa

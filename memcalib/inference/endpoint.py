@@ -15,7 +15,7 @@ import re
 import socket
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -343,11 +343,11 @@ def _leads_here(name: str) -> bool:
     """Whether all numbers that the system knows for a name are of this machine; true where it knows
     none, since no connection is possible then."""
     try:
-        found = socket.getaddrinfo(name, None)
+        addresses = socket.getaddrinfo(name, None)
     except OSError:
         return True
     return all(
-        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in addresses
     )
 
 
@@ -360,6 +360,8 @@ def _host_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
     try:
         number = ipaddress.ip_address(host)
     except ValueError:
+        if not re.fullmatch(r"[0-9a-fx.]+", host, re.I):
+            return None  # `inet_aton` reads no further than a blank
         try:
             return ipaddress.IPv4Address(socket.inet_aton(host))
         except OSError:
@@ -382,19 +384,54 @@ def proxy_for(url: str) -> str | None:
 
 # %% ../../nbs/inference/01_endpoint.ipynb #7a0b5e05
 def endpoints_in(
-    settings: BaseModel, names: tuple[str, ...] = ()
+    settings: object, names: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Endpoint]]:
-    """Every endpoint in the settings, with the names on the way to it."""
-    for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        if isinstance(value, Endpoint):
-            yield (*names, name), value
-        elif isinstance(value, BaseModel):
-            yield from endpoints_in(value, (*names, name))
-        elif isinstance(value, tuple):
-            for position, item in enumerate(value):
-                if isinstance(item, Endpoint):
-                    yield (*names, name, str(position)), item
+    """Every endpoint in the settings, with the names on the way to it; also one that is still a
+    mapping, whose settings are for another class that will read them.
+    """
+    inside: Iterable[tuple[object, object]] = ()
+    if isinstance(settings, Endpoint):
+        yield names, settings
+    elif isinstance(settings, BaseModel):
+        inside = ((name, getattr(settings, name)) for name in type(settings).model_fields)
+    elif isinstance(settings, Mapping):
+        nested = _nested({n: v for n, v in settings.items() if not isinstance(v, BaseModel)})
+        endpoint = _endpoint_of(nested)
+        if endpoint is not None:
+            yield names, endpoint
+        read = [(n, v) for n, v in settings.items() if isinstance(v, BaseModel)]
+        inside = [*read, *nested.items()]
+    elif isinstance(settings, list | tuple):
+        inside = enumerate(settings)
+    for name, value in inside:
+        yield from endpoints_in(value, (*names, str(name)))
+
+
+def _nested(settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """Settings of which some are named by their place (`judge.key_env`), each in its mapping."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        *above, last = str(name).split(".")
+        place = nested
+        for part in above:
+            inner = place.get(part)
+            place[part] = dict(inner) if isinstance(inner, Mapping) else {}
+            place = place[part]
+        both = isinstance(value, Mapping) and isinstance(place.get(last), Mapping)
+        place[last] = {**place[last], **value} if both else value
+    return nested
+
+
+def _endpoint_of(settings: Mapping[str, Any]) -> Endpoint | None:
+    """The endpoint that a mapping describes; None where it names neither an address nor a key."""
+    given = {name: settings.get(name) for name in ("base_url", "key_env")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    try:
+        return Endpoint(model="unknown", **given)
+    except ValueError:
+        return None  # whoever reads the settings refuses it
 
 
 def _without_login(proxy: str) -> str:
@@ -404,7 +441,7 @@ def _without_login(proxy: str) -> str:
     return f"{scheme}://***@{host}" if at else proxy
 
 
-def proxies_in(settings: BaseModel) -> dict[str, str]:
+def proxies_in(settings: object) -> dict[str, str]:
     """The proxy of each endpoint in the settings that has one, by the name of the endpoint's
     setting; passwords in the address of a proxy are replaced by ***.
     """

@@ -182,12 +182,33 @@ def _open(path: Path, alone: bool) -> int:
         raise OSError(errno.ELOOP, reason) from None
     try:
         _check_one_name(descriptor, path)
+        _close_to_others(descriptor, path)
         if alone:
             _lock(descriptor, path)
     except BaseException:
         _close(descriptor)
         raise
     return descriptor
+
+
+def _close_to_others(descriptor: int, path: Path) -> None:
+    """Take from others what the umask would not give them for a new file, where private rows are
+    written on into one that is there; raises `OSError` where that is not possible.
+    """
+    umask = os.umask(0o077)
+    os.umask(umask)
+    status = os.fstat(descriptor)
+    to_close = status.st_mode & umask & 0o077
+    if umask & 0o077 != 0o077 or not to_close or not stat.S_ISREG(status.st_mode):
+        return
+    try:
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~0o077)
+    except OSError as error:
+        reason = (
+            f"{path}: other users can read this file, and it cannot be closed to them "
+            f"({error.strerror}), but private rows would be written into it; allowed: another file"
+        )
+        raise OSError(error.errno, reason) from None
 
 
 def _check_one_name(descriptor: int, path: Path) -> None:

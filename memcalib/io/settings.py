@@ -9,6 +9,7 @@ __all__ = ['PATH', 'FrozenSettings', 'allowed', 'nearest', 'perhaps', 'SettingEr
 
 # %% ../../nbs/io/05_settings.ipynb #df116a6c
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -221,11 +222,13 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 # %% ../../nbs/io/05_settings.ipynb #46b795be
 _MOST_REPEATED = 10_000  # values that aliases may stand for, all together
+# What YAML 1.1 takes for numbers of another base: `1:30` for 90, and `010` for 8.
+_OTHER_BASE = re.compile(r"[-+]?(\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?|0[0-7_]+)", re.ASCII)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML's safe reader, which also refuses a mapping that has a name twice, aliases of too many
-    values or of themselves, and too deep a nesting.
+    values or of themselves, and too deep a nesting. Numbers of base 60 and 8 are texts to it.
     """
 
     def __init__(self, stream: str | bytes):
@@ -235,6 +238,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         self._repeated = 0  # of them those
         self._open: set[str] = set()  # anchors of values that are being read
         self._size_of: dict[str, int] = {}  # values, by anchor
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and _OTHER_BASE.fullmatch(value):
+            return self.DEFAULT_SCALAR_TAG
+        return super().resolve(kind, value, implicit)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
@@ -381,7 +389,8 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
         raise SettingError("", f"allowed: {PATH}", short_repr(path))
     if not may_import(path):
         raise code_refused(path)
-    if os.getcwd() not in sys.path and "" not in sys.path:
+    ours = path.startswith("memcalib.")
+    if not ours and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
         imported = resolve_name(path)

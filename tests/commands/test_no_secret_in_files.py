@@ -3,7 +3,9 @@
 import base64
 import json
 import os
+import re
 import string
+from urllib.parse import quote
 
 import pytest
 from command_line import run
@@ -283,7 +285,29 @@ SPELLINGS = {
     "base64 behind one": in_base64_behind("u"),
     "base64 behind two": in_base64_behind("u:"),
     "base64 behind three": in_base64_behind("me:"),
+    "base64 in lines": lambda key: "\n".join(in_lines(key, 9)),
+    "base64 in lines of JSON": lambda key: "\\r\\n".join(in_lines(key, 7)),
+    "a URL in small letters": lambda key: re.sub(
+        r"%..", lambda m: m[0].lower(), quote(key, safe="")
+    ),
+    "a URL with its slashes": lambda key: quote(key),
+    "a URL in a URL": lambda key: quote(quote(key, safe=""), safe=""),
+    "JSON": lambda key: json.dumps(key)[1:-1],
+    "JSON of PHP": lambda key: json.dumps(key)[1:-1].replace("/", "\\/"),
+    "JSON by number": lambda key: "".join(
+        c if c.isascii() and c.isalnum() else json_number(c) for c in key
+    ),
+    "HTML": lambda key: key.replace("~", "&#126;").replace("+", "&#x2B;").replace(">", "&gt;"),
 }
+
+
+def in_lines(key: str, width: int) -> list[str]:
+    text = base64.b64encode(key.encode()).decode()
+    return [text[start : start + width] for start in range(0, len(text), width)]
+
+
+def json_number(character: str) -> str:
+    return f"\\u{ord(character):04x}"
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -296,6 +320,44 @@ def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spell
     assert "***" in hidden and "instead of a key" in hidden
     left = hidden.removeprefix("401: found ").split(" instead")[0].replace("***", "")
     assert len(left) <= len(spelled) - len(key)
+
+
+@pytest.mark.parametrize(
+    "before", ["\\n", "\\t", "\\x1b[31m", "\\u0009", "\\x0a", "%22", "%0A", "\x1b[1;32m", "é", "'"]
+)
+def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
+    """`repr` writes the line break before a key that was pasted as a letter."""
+    for name in ("OpenAI", "GitHub", "AWS"):
+        hidden = hide_secrets(f"found '{before}{FORMS[name]}\\n'")
+        assert hidden == f"found '{before}***\\n'", name
+
+
+def test_a_private_key_is_hidden_where_the_text_was_cut_off():
+    lines = [base64.b64encode(os.urandom(48)).decode() for _ in range(4)]
+    for line_end in ("\n", "\\n", "\\r\\n"):
+        text = line_end.join(["-----BEGIN RSA PRIVATE KEY-----", *lines[:3], lines[3][:20]])
+        assert not [
+            line for line in lines if line[:16] in hide_secrets(f"found {text}... in a.yaml")
+        ]
+    assert hide_secrets("it begins with -----BEGIN PRIVATE KEY----- and so on") == (
+        "it begins with -----BEGIN PRIVATE KEY----- and so on"
+    )
+
+
+def test_a_key_of_several_lines_is_found_as_json_writes_it(monkeypatch):
+    monkeypatch.setenv("MY_PROVIDER_KEY", "line1abcdefgh\nline2ijklmnop9")
+    for text in (json.dumps(os.environ["MY_PROVIDER_KEY"]), "line1abcdefgh\r\nline2ijklmnop9"):
+        assert hide_secrets(text).strip('"') == "***"
+
+
+def test_a_key_pasted_with_its_line_break_is_not_shown(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"id": "k", "question": "q", "domain": "d", "memory_blocks": f"\n{FORMS['OpenAI']}"}
+    (tmp_path / "k.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "k.yaml").write_text(f'a: {{text: "a\\n{FORMS["OpenAI"]}\n')
+    for words in (["validate", "k.jsonl"], ["evaluate", "--config", "k.yaml", "--dry-run"]):
+        code, output, errors = run(capsys, *words)
+        assert code == 1 and core("OpenAI") not in output + errors, words
 
 
 @given(st.text(min_size=12, max_size=40), st.text(max_size=40))

@@ -16,7 +16,8 @@ from memcalib.evaluation.run import evaluate
 from memcalib.inference.cache import CallCache
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
-from memcalib.judge import JudgeConfig, LLMJudge, judge_request, judge_rollouts, check_judge_answers
+from memcalib.judge import JudgeConfig, LLMJudge, judge_request
+from memcalib.scoring.judge_runs import judge_rollouts, check_judge_answers
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import Judgment, Rollout

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
 from memcalib.evaluation import rpeval
-from memcalib.judge import LLMJudge, judge_rollouts
+from memcalib.judge import LLMJudge
+from memcalib.scoring.judge_runs import judge_rollouts
 from memcalib.inference.client import Endpoint
 from memcalib.metrics import LEAST_GROUPS, constant_policy, load_judgments
 from memcalib.problem import Level, check_example, judgment_for

@@ -4,6 +4,7 @@ and files of settings, each name in them once.
 
 import pickle
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -222,6 +223,21 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
     (tmp_path / "odd.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"^odd: not readable as YAML: "):
         read_yaml(tmp_path / "odd.yaml", "odd")
+
+
+@pytest.mark.parametrize(
+    "written", ["1:30", "-1:30", "190:20:30", "1:30.5", "+12:05", "010", "-0_7", "007"]
+)
+def test_numbers_of_another_base_are_texts(written):
+    """PyYAML takes 1:30 for 90, and 010 for 8."""
+    assert not isinstance(yaml.safe_load(written), str)
+    assert parse_yaml(f"[{written}, {{a: {written}}}]", "here") == [written, {"a": written}]
+
+
+@pytest.mark.parametrize("written", ["0", "10", "1_000", "0x1F", "1.5", "0.5", "1.0e-3", "-7"])
+def test_other_numbers_are_read_as_ever(written):
+    assert parse_yaml(written, "here") == yaml.safe_load(written)
+    assert parse_yaml("2026-11-29 10:30:00", "here") == datetime(2026, 11, 29, 10, 30)
 
 
 def test_there_is_one_reader_of_yaml():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.sampling import prompt_encoder, sample_tokens
 from memcalib.trainer.distillation import head_logps, teacher_logps
-from memcalib.io.parts import add_part, remove_part
+from memcalib.io.parts import add_part, temporary_parts
 from memcalib.products.micro.world import WORLDS, exact_judge, hinted_prompt, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
 from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
@@ -122,11 +122,11 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         def view(example, text, prompt_template):
             return own_view
 
-        add_part("teacher view", "own", view)
-        assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
+        with temporary_parts():
+            add_part("teacher view", "own", view)
+            assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
     finally:
         del PROMPT_TEMPLATES["own"]
-        remove_part("teacher view", "own")
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
@@ -793,18 +793,11 @@ def tiny_trainer(out, model=None, **changes):
         SHORT, method="opsd-gkd", prompts=2, generations=4, steps=1, temperature=0.8
     )
     config = config.model_validate(config.model_dump() | changes)
-    peft = None
-    if config.lora_rank:
-        from peft import LoraConfig
-
-        peft = LoraConfig(
-            r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
-        )
     options = dict(
         args=trl_config(config, out),
         train_dataset=EXAMPLES,
         processing_class=TOKENIZER,
-        peft_config=peft,
+        peft_config=small_models.random_lora() if config.lora_rank else None,
     )
     trainer = OpsdGKD(model or build_policy(0), judge=exact_judge, **options)
     trainer.model.train()

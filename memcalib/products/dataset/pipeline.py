@@ -53,7 +53,7 @@ from memcalib.products.dataset.writing import (
 from ...inference.cache import CallCache
 from ...inference.client import Client, run_async
 from ...io.parts import find_part
-from ...io.runs import private_folder
+from ...io.private import private_folder
 from memcalib.io.records import (
     DataError,
     Record,

@@ -40,7 +40,7 @@ from memcalib.io.records import (
 )
 from ...io.runs import file_hash
 from ...io.settings import package_data
-from ...judge import Judge
+from ...scoring.judge_runs import Judge
 from memcalib.metrics import (
     METRICS,
     exact_bounds,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...evaluation.agreement import resampled_counts, wilson
-from ...judge import Judge, JudgeConfig
+from ...judge import JudgeConfig
+from ...scoring.judge_runs import Judge
 from ...metrics import interval
 from ...problem import Example, Level, judgment_for
 from memcalib.products.exam.exam import (

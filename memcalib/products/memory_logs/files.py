@@ -455,11 +455,18 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         csv.field_size_limit(usual_limit)
 
 
-def _stream_values(stream: IO[bytes], name: str, archive: str = "") -> Iterator[tuple[int, object]]:
-    """The values of one open file, by its name, and by that of the archive it is in."""
+def _stream_values(
+    stream: IO[bytes], name: str, archive: str = "", packed: int = sys.maxsize
+) -> Iterator[tuple[int, object]]:
+    """The values of one open file, by its name, and by that of the archive it is in, in which it
+    takes so many bytes.
+    """
     file = f"{archive}/{Path(name).name}" if archive else Path(name).name
     plain_name = name.removesuffix(".gz")
-    raw = Unpacked(fileobj=stream) if name.endswith(".gz") else stream
+    raw = stream
+    if name.endswith(".gz"):
+        raw = Unpacked(fileobj=stream)
+        raw.packed = packed
     try:
         text = open_text(raw, file)
         if plain_name.endswith((".csv", ".tsv")):
@@ -531,7 +538,7 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
                     continue
                 try:
                     with archive.open(name) as stream:
-                        yield from _stream_values(stream, name, path.name)
+                        yield from _stream_values(stream, name, path.name, sizes.compress_size)
                 except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
                     reason = str(error)[:80].replace("(", "").replace(")", "")
                     allowed = "a complete zip archive, without a password; load or zip it again"

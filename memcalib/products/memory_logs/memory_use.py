@@ -47,7 +47,7 @@ def _ids_of_words(frame: "pd.DataFrame") -> dict[str, str]:
         key = _key_of_words(text)
         if memory != key:
             ids.setdefault(key, set()).add(memory)
-    return {key: next(iter(found)) for key, found in ids.items() if len(found) == 1}
+    return {key: next(iter(same)) for key, same in ids.items() if len(same) == 1}
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #be0375d3
 USE_COLUMNS = (

@@ -25,6 +25,7 @@ from ...io.runs import manifest, write_manifest
 from ...io.settings import nearest, package_data
 from ...io.tasks import TasksFailed
 from ...problem import text_hash
+from ...settings.files import address_text, sending_text
 from .code_hash import code_hash, data_hash
 from .completeness import check_complete
 from .engine import plan_sum, plan_text, run_jobs
@@ -726,6 +727,9 @@ def reproduce_experiments(
         return []
     if dry_run:
         print(plan_text(run.jobs, targets, run.profile.processes))
+        recipes = {name: model.recipe for name, model in run.plan.models.items()}
+        for settings_read in (run.profile, {"recipe": recipes}):
+            print(address_text(settings_read) + sending_text(settings_read), end="")
         return []
     to_do = run.jobs.to_do(targets)
     print(plan_sum(run.jobs, targets, run.profile.processes))

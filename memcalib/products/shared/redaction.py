@@ -397,12 +397,14 @@ _USER = rf"\w{_PART}{{0,99}}"
 _START = rf"(?<!{_PART})(?!(?:git|hg|svn)@)(?:\w[\w+'-]{{0,40}}{_SAID_DOT}){{0,4}}{_USER}"
 _NOT_IMAGE = r"(?!\d+x\.(?:png|jpe?g|gif|webp|svg|avif)\b)"
 _NO_PLACE = r"(?!(?:the|an?|this|that|every|each|any|one)\b)"
+_NO_PERSON = r"(?!(?:am|are|be|been|is|was|were)\b)"
 _NO_WORD = r"(?!(?:or|on|so|of|and|but|the|a)\b)"
 _DASH = " ?[-_*|~#/] ?"
 _MAILS = (
     rf"{_START}{_AT}{_NOT_IMAGE}{_HOST}{_TOP}(?:{_DOT}{_TOP}){{0,3}}",
     rf"{_START} ?@ ?{_HOST}{_KNOWN_TOP}",
-    rf"{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{1,6}}",
+    rf"[\"'“‘„«]\w[^\"'“”‘’„«»\n@]{{0,63}}[\"'”’“»]@{_HOST}{_TOP}(?:{_DOT}{_TOP}){{0,3}}",
+    rf"{_NO_PERSON}{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{1,6}}",
     rf"{_START} (?!at\b){_either('at')} {_HOST}{_KNOWN_TOP}",
     rf"{_START} ?(?:{_OPEN})?{_either('at_unspaced')}(?:{_SHUT})? ?{_HOST}{_KNOWN_TOP}",
     (
@@ -451,15 +453,21 @@ EMAIL = only_with(
     _may_have_mail,
 )
 _has_address = _with_any("://")
+_LOGINS = (
+    r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@",
+    # as Oracle writes them
+    r"\bjdbc:[a-z0-9:]{1,40}:(?P<value_jdbc>[^\s/@:]+/[^\s@]+)@",
+    r"\bsqlplus(?: +-\w+)* +[\"']?(?P<value_sqlplus>[^\s/@\"']+/[^\s@\"']+)",
+)
 URL_LOGIN = only_with(
     pattern_rule(
         "URL login",
-        r"\b[a-z][a-z0-9+]*://(?!git@)(?P<value>[^\s/@]+)@",
+        "|".join(_LOGINS),
         "login",
         re.I,
         "users and passwords before the host in a web address",
     ),
-    _has_address,
+    _with_any("://", "jdbc:", "sqlplus"),
 )
 # up to the next link, which is found from its own start
 _PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"
@@ -501,12 +509,19 @@ WEBHOOK = unless(
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #f840ccb9
 _PROFILES = (
-    r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium)\.com|t\.me"
-    r"|reddit\.com/u(?:ser)?"
+    r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium|soundcloud|vk|venmo)\.com|t\.me"
+    r"|reddit\.com/u(?:ser)?|bsky\.app/profile|threads\.(?:net|com)|snapchat\.com/add|twitch\.tv"
+    r"|keybase\.io|about\.me|linktr\.ee|paypal\.me"
+)
+# of a server of Mastodon, but no scope of packages
+_OF_SERVER = (
+    r"://(?![^\s/]*(?:npm|unpkg|jsdelivr|esm|skypack|jsr|deno|cdn))[^\s/@]+"
+    r"/@(?P<value_of_server>\w[\w.-]*\w)(?!\w|/[a-z])"
 )
 _PROFILE = (
     rf"\b(?:{_PROFILES})/@?(?P<value>\w[\w.-]*\w)|\b(?:github"
     r"|gitlab)\.com/(?P<value_alone>\w[\w.-]*\w)(?![\w/])"
+    rf"|{_OF_SERVER}"
 )
 _DECORATORS = frozenset(_listed("decorators"))
 _PACKAGES = frozenset(_listed("packages")) | sys.stdlib_module_names
@@ -855,6 +870,7 @@ def is_phone(text: str) -> bool:
         or digits in "012345678901234567890"
         or digits in _LIMITS
         or re.match(_FREE_OF_CHARGE, text)
+        or text.startswith("0000")  # of a person who writes papers (ORCID)
         or _is_row_of_numbers(text)
     ):
         return False
@@ -1016,6 +1032,11 @@ SAID_PHONE = only_with(
             pattern_rule(
                 "pairs of French",
                 rf"\bzéro(?:[ ,.-]+{_either('french_pairs')}\b){{5,}}",
+                flags=re.I,
+            ),
+            pattern_rule(
+                "address",
+                r"\b(?:wa\.me|signal\.me/#p|t\.me|whatsapp://send)/(?P<value>\+?\d{8,15})(?!\w)",
                 flags=re.I,
             ),
             unless(
@@ -1261,11 +1282,26 @@ _USER_OPTION = (
 )
 _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
     # a user and a password, joined by a colon, as curl takes them
-    rf"{_USER_OPTION}(?P<value_user>(?=\S*[^\W\d]){_BARE}{{3,}})"
+    r"<(?:t[hd]|dt)>\s*(?P<heading>[^<>\n]{2,40}?):?\s*</(?:t[hd]|dt)>\s*"
+    r"<(?:td|dd)>\s*(?P<value_beside>[^<\s]{3,})\s*</"
+    rf"|{_USER_OPTION}(?P<value_user>(?=\S*[^\W\d]){_BARE}{{3,}})"
     rf"|(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
     rf"|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
     r"|(?<!\S)-p ?(?P<value_p>(?=\S*\d)(?=\S*[A-Za-z])[^\s:/=]{6,})"
     r"|\b(?P<variable>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s+(?P<value_variable>(?=\S*\d)[^\s:=]{6,})"
+    # commands that take a password at a place of its own: of Windows, of SQL, of Unix
+    rf"|(?i:\bnet +use +[^\n|]{{0,200}}?/user:\S+ +(?P<value_net>(?![/*]){_BARE}{{3,}}))"
+    rf"|(?i:\bnet +use +[^\n|/]{{0,120}}?\\\\\S+ +(?P<value_share>(?![/*]){_BARE}{{3,}}) +/user:)"
+    rf"|(?i:\bnet +user +\S+ +(?P<value_account>(?![/*])(?=\S*[\d!@#$%^&+=]){_BARE}{{4,}}))"
+    r"|(?i:\bConvertTo-SecureString +(?:-String +)?[\"']"
+    r"(?P<value_secure>(?!\$)[^\"'\n]{3,200})[\"'])"
+    r"|(?i:\b(?:identified +(?:with +\w+ +)?by|(?:with|encrypted|user) +password) +"
+    r"['\"](?P<value_sql>[^'\"\n]{3,200})['\"])"
+    r"|\becho +(?:-\w+ +)?[\"']?(?:[\w.-]+:)?(?P<value_piped>(?!\$)[^\s\"'|:]{3,})[\"']? *\| *"
+    r"(?:sudo +-S|(?:sudo +)?chpasswd)"
+    r"|<input\b(?=[^<>]{0,300}\btype=[\"']?password\b)[^<>]{0,300}?\bvalue="
+    r"[\"'](?P<value_input>[^\"'<>\n]{3,200})[\"']"
+    r"|\bhtpasswd(?: +-\w+)+ +[^\s-]\S* +\S+ +(?P<value_web>[^\s\"'|;&]{3,})"
 )
 
 
@@ -1296,12 +1332,78 @@ def _assigned_spans(text: str) -> Iterator[Span]:
             if is_secret_value(value, kind, match["sign"], bool(match["gap"]), is_last):
                 yield run.start(), end
     for match in _ELSEWHERE.finditer(text):
-        named = match["name"] or match["tag"] or match["variable"] or "password"
+        groups = ("name", "tag", "variable", "heading")
+        named = next((match[group] for group in groups if match[group]), "password")
         if secret_kind(named) and not _NO_VALUE.fullmatch(text[slice(*value_span(match))]):
             yield value_span(match)
+    yield from _column_spans(text)
 
 
-_SIGN_OR_OPTION = re.compile(r"[:=<>]|(?<![\w-])--?\w|[A-Z0-9]_").search
+_HEADING = re.compile(r"[\"']?[^\W\d]?[\w.-]*(?: [\w.()-]+){0,2}[\"']?")
+
+
+def _secret_columns(line: str) -> tuple[str, dict[int, str]]:
+    """The sign between the cells of a line, and the kind of secret that a cell names, by its place;
+    no kind where the line is no heading of a table.
+    """
+    for sign in "|\t;,":
+        cells = [cell.strip() for cell in line.split(sign)]
+        if len(cells) > 1 and all(map(_HEADING.fullmatch, cells)):
+            kinds = {place: secret_kind(cell) for place, cell in enumerate(cells)}
+            return sign, {place: kind for place, kind in kinds.items() if kind}
+    return "", {}
+
+
+def _column_spans(text: str) -> Iterator[Span]:
+    """What stands in a table (of Markdown, or with commas, semicolons or tabs) below a name of a
+    secret.
+    """
+    if "\n" not in text or not _may_name_secret(text):
+        return
+    sign = ""
+    width = 0
+    kinds: dict[int, str] = {}
+    line_start = 0
+    for line in text.split("\n"):
+        cells = line.split(sign) if sign else []
+        if kinds and len(cells) == width:
+            start = line_start
+            for place, cell in enumerate(cells):
+                value = cell.strip().strip("\"'`")
+                may_be_word = sign == "|" and kinds.get(place) == "password"
+                if place in kinds and _is_cell_secret(value, kinds[place], may_be_word):
+                    value_start = start + cell.index(value)
+                    yield value_start, value_start + len(value)
+                start += len(cell) + 1
+        else:
+            sign, kinds = _secret_columns(line)
+            width = line.count(sign) + 1 if sign else 0
+        line_start += len(line) + 1
+
+
+def _is_cell_secret(value: str, kind: str, may_be_word: bool) -> bool:
+    """Whether a cell below the name of a secret holds one: in a column of tokens most are words,
+    and lines with commas may be prose.
+    """
+    if not re.search(r"\w", value) or re.search(r"\s", value):
+        return False
+    has_form = len(value) > 5 and bool(re.search(r"\d", value) and re.search(r"[^\W\d]", value))
+    return is_secret_value(value, kind) and (may_be_word or has_form)
+
+
+_may_name_secret = _with_any("pass", "key", *_listed("password"), *_listed("secret"))
+_SIGN_OR_OPTION = re.compile(
+    r"[:=<>|]|(?<![\w-])--?\w|[A-Z0-9]_|(?i:net +user |securestring|identified|password ['\"])"
+).search
+
+
+def _may_have_password(text: str) -> bool:
+    """Whether a text has a sign, an option or a command behind which a password may stand, or lines
+    and the name of a secret, as a table has.
+    """
+    return bool(_SIGN_OR_OPTION(text) or ("\n" in text and _may_name_secret(text)))
+
+
 PASSWORD = only_with(
     RedactionRule(
         "password",
@@ -1310,7 +1412,7 @@ PASSWORD = only_with(
         recipe=_ASSIGNED.pattern + _ELSEWHERE.pattern,
         seeks="values of variables, fields and options whose name ends in a word for a secret",
     ),
-    _SIGN_OR_OPTION,
+    _may_have_password,
 )
 
 # %% ../../../nbs/products/shared/04_redaction.ipynb #a0c89239
@@ -1320,10 +1422,12 @@ _STATED = re.compile(
         rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
         rf"|pin|(?P<own_key>{_either('owners')} (?!{_either('other_keys')}\b)(?:\w+ )?key))\b"
         rf"(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|at|in|on|from|für|fürs|zum|zur|vom|am|im|bei"
-        rf"|auf|du|de|del|chez|sur|en|от|для|к|на)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
+        rf"|auf|du|de|del|chez|sur|en|от|для|к|на"
+        rf"|d[oa]s?|n[oa]s?|di|dell[aeo]|alla|van|voor|bij|till?|för|hos|dla)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
+        rf"(?P<clause> (?:that|which|I|we|you|he|she|they|den|que|qui)\b[^.:\n]{{1,40}}?)?"
         rf"\s*(?:\b(?P<passive>{_either('passive')})?"
         rf"(?P<said>{_either('stated', 'stated_phrases')})"
-        rf"|(?P<sign>[:=—])"
+        rf"|(?P<sign>[:=—–]|-(?= ))"
         rf"|\b(?:c['’])?{_either('is')})"
         r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
@@ -1338,6 +1442,15 @@ _BESIDE = re.compile(
         r"(?P<value_unspaced>(?:(?![,;])[!-~]){3,})"
         rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf"
         rf"|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})"
+        # the word behind the value: as my password
+        rf"|(?<!\S)[\"'`“”„«(]?(?P<value_before>(?=\S{{8}}|\S*[_!@#$%^&*+=~-])(?:{_LIKE_ONE}))"
+        rf"[\"'`”“»)]? (?:{_either('is')}|as|als|como|comme) "
+        rf"(?:(?:{_either('owners')}|the|das|el|le|la) )?(?:(?!no\b|not\b)[^\W\d]+ )?"
+        rf"(?:{_NAMED}|api[ _-]?key|access[ _-]?key|secret key|token)\b"
+        rf"(?=\s*(?:[.,;!?)\"'”“]|$|\n|(?:for|to|on|at|in|and|für|pour|para)\b))"
+        rf"|\bhas[łl]o\b[^.:\n]{{0,30}}? (?:to|jest) (?P<value_after_to>{_LIKE_ONE})"
+        rf"|\b{_either('logins')}\b[^.\n:/|]{{0,25}}?(?:[:=]|\b{_either('is')})\s*"
+        rf"[\w.@+-]{{2,60}} [/|] (?P<value_beside_user>{_LIKE_ONE})"
     ),
     re.I,
 )
@@ -1372,10 +1485,10 @@ def _stated_spans(text: str) -> Iterator[Span]:
         signed = bool(re.search(r"\d|[_!@#$%^&*+=~]|[a-z][A-Z]|-.*-", value))
         last = bool(re.match(r"\s*(?:[.,;!?)]|$|\n| (?:and|but|und|et|y)\b)", text[end : end + 10]))
         if match["sign"]:  # other names with a sign are in the rule before
-            is_secret = match["password"] and (signed or (last and match["sign"] != "—"))
+            is_secret = match["password"] and (signed or (last and match["sign"] in ":="))
         elif match["password"]:
             is_said = match["said"] and (last or not match["passive"])
-            is_secret = signed or is_said or (last and "-" not in value)
+            is_secret = signed or (not match["clause"] and (is_said or (last and "-" not in value)))
         elif match["own_key"]:
             is_secret = len(value) > 7 and re.search(r"\d", value) and re.search(r"[a-z]", value)
         else:
@@ -1402,6 +1515,8 @@ SAID_PASSWORD = only_with(
     _with_any(
         *_listed("password"),
         "pass",
+        *_listed("logins"),
+        "haslo",
         "in data",
         "in-data",
         "indata",
@@ -1420,6 +1535,7 @@ _VALUE = (
     r"|(?-i:(?=[A-Z0-9-]{0,20}\d)[A-Z0-9]{2,5}(?:-[A-Z0-9]{2,5}){1,5})"
     r"|(?=[A-Z]{0,7}\d)(?-i:[A-Z0-9]{5,8}))(?![\w-])"
 )
+_TURNED = r"\d{1,2}(?:[ ,-]{1,3}\d{1,2}){2,3}|\d{3,8}"  # the dial of a lock
 _FIGURE = rf"(?:(?:double |triple )?(?:{'|'.join(_FIGURES)}))"
 _CODES = (
     (
@@ -1458,6 +1574,14 @@ _CODES = (
     ),
     r"(?<!area )\bcode\b[^.\n\d]{0,25}?(?P<value_f>\d{3}[ -]\d{3})(?![\w-])",
     r"\bauthenticator\b[^.\n\d]{0,20}(?P<value_g>\d{3} ?\d{3})(?![\w-])",
+    (
+        rf"\b{_either('locks')}\b[^.\n]{{0,60}}?\b{_either('combinations')}\b[^.\n\d]{{0,25}}?"
+        rf"(?P<value_k>{_TURNED})(?![\w-])"
+    ),
+    (
+        rf"\b{_either('combinations')}\b[^.\n\d]{{0,25}}?\b{_either('locks')}\b[^.\n\d]{{0,25}}?"
+        rf"(?P<value_l>{_TURNED})(?![\w-])"
+    ),
     r"(?:seed|recovery|mnemonic) (?:phrase|words)\W+(?P<value_h>(?:[a-z]+ ){11,23}[a-z]+)",
 )
 _CODE_PATTERNS = [re.compile(pattern, re.I) for pattern in _CODES]
@@ -1478,7 +1602,9 @@ def _code_spans(text: str) -> Iterator[Span]:
 
 
 _has_code_word = _with_any(
-    *_listed("code_short"), *"cod kod kood pass kennw number authenticator pin tan".split()
+    *_listed("code_short"),
+    *_listed("combinations"),
+    *"cod kod kood pass kennw number authenticator pin tan".split(),
 )
 _has_order = _with_any("use ", "enter ", "type ")
 _has_purpose = _with_any("log", "sign", "verif", "confirm", "access", "unlock")

@@ -30,7 +30,7 @@ import json
 from pathlib import Path
 
 from memcalib.products.exam.exam import INJECTION
-from memcalib.judge import Judge
+from memcalib.scoring.judge_runs import Judge
 
 
 class LookedUp(Judge):

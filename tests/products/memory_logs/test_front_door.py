@@ -3,6 +3,7 @@ help, and nothing is lost without a reason.
 """
 
 import gzip
+import io
 import json
 import zipfile
 from contextlib import suppress
@@ -408,6 +409,22 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, name):
     assert [(fault.rule, fault.allowed) for fault in found] == [
         ("zip" if name == "log.zip" else "gzip", RATIO_ALLOWED)
     ]
+
+
+def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
+    """Each of the two alone stays below the limit."""
+    row = b'{"query": "a"}' + b" " * (2**20 - 15) + b"\n"
+    inner = io.BytesIO()
+    with gzip.GzipFile(fileobj=inner, mode="wb", compresslevel=1, mtime=0) as file:
+        for _ in range(60):
+            file.write(row)
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.writestr("log.jsonl.gz", inner.getvalue())
+    assert 60 * len(row) < 500 * len(inner.getvalue()) and path.stat().st_size < 20_000
+    found = [value for _, value in file_values(path)]
+    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED]
+    assert len(found) < 30
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])

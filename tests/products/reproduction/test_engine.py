@@ -67,6 +67,16 @@ def test_a_tiny_plan_runs_through_its_public_commands_and_only_once(tmp_path, mo
     assert [more.by_name[n].kind for n in more.jobs().to_do()] == ["train", "evaluate"]
 
 
+@pytest.mark.parametrize("log", ["plan.log", "one/log.txt"])
+def test_a_log_is_not_written_through_a_link(tmp_path, log):
+    (tmp_path / "precious.txt").write_text("precious")
+    (tmp_path / "root" / "one").mkdir(parents=True)
+    (tmp_path / "root" / log).symlink_to(tmp_path / "precious.txt")
+    with pytest.raises((OSError, TasksFailed), match="found a link to"):
+        run_jobs(Jobs(tmp_path / "root", [shell("one", "echo said")]), say=quiet)
+    assert (tmp_path / "precious.txt").read_text() == "precious"
+
+
 def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):
     jobs = Jobs(
         tmp_path,
