@@ -397,14 +397,17 @@ _USER = rf"\w{_PART}{{0,99}}"
 _START = rf"(?<!{_PART})(?!(?:git|hg|svn)@)(?:\w[\w+'-]{{0,40}}{_SAID_DOT}){{0,4}}{_USER}"
 _NOT_IMAGE = r"(?!\d+x\.(?:png|jpe?g|gif|webp|svg|avif)\b)"
 _NO_PLACE = r"(?!(?:the|an?|this|that|every|each|any|one)\b)"
-_NO_PERSON = r"(?!(?:am|are|be|been|is|was|were)\b)"
+_NO_PERSON = r"(?!(?:am|are|be|been|is|was|were|him|her|them|us|it)\b)"
 _NO_WORD = r"(?!(?:or|on|so|of|and|but|the|a)\b)"
 _DASH = " ?[-_*|~#/] ?"
 _MAILS = (
     rf"{_START}{_AT}{_NOT_IMAGE}{_HOST}{_TOP}(?:{_DOT}{_TOP}){{0,3}}",
     rf"{_START} ?@ ?{_HOST}{_KNOWN_TOP}",
     rf"[\"'“‘„«]\w[^\"'“”‘’„«»\n@]{{0,63}}[\"'”’“»]@{_HOST}{_TOP}(?:{_DOT}{_TOP}){{0,3}}",
-    rf"{_NO_PERSON}{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{1,6}}",
+    (
+        rf"{_NO_PERSON}{_START} at {_NO_PLACE}{_LABEL}(?:{_SAID_DOT}{_NO_WORD}{_LABEL}){{0,5}}?"
+        rf"{_SAID_DOT}{_NO_WORD}\w{{1,8}}(?![\w-])(?!{_SAID_DOT}{_NO_WORD}\w)"
+    ),
     rf"{_START} (?!at\b){_either('at')} {_HOST}{_KNOWN_TOP}",
     rf"{_START} ?(?:{_OPEN})?{_either('at_unspaced')}(?:{_SHUT})? ?{_HOST}{_KNOWN_TOP}",
     (
@@ -471,7 +474,13 @@ URL_LOGIN = only_with(
 )
 # up to the next link, which is found from its own start
 _PATH = r"(?:(?!\b[a-z][a-z0-9+]{0,30}://)[^\s?#<>\"')\]])+"
-_QUERY = rf"\b[a-z][a-z0-9+]*://{_PATH}[?#](?P<value>[^\s<>\"')\]]*[^\s<>\"')\].,;:!?])"
+_IN_QUERY = r"[^\s<>\"')\]]*[^\s<>\"')\].,;:!?]"
+_QUERY = (
+    rf"\b[a-z][a-z0-9+]*://{_PATH}[?#](?P<value>{_IN_QUERY})"
+    # of an address without https://
+    rf"|(?<![\w/.@-])(?:[a-z0-9-]{{1,63}}\.){{1,6}}[a-z]{{2,24}}/[^\s?#<>\"')\]]{{0,200}}\?"
+    rf"(?P<value_bare>[\w.-]{{1,60}}={_IN_QUERY})"
+)
 URL_QUERY = unless(
     only_with(
         pattern_rule(
@@ -481,7 +490,7 @@ URL_QUERY = unless(
             re.I,
             "the part of a web address after ?, or after # if it is more than a heading",
         ),
-        _has_address,
+        lambda text: "://" in text or ("?" in text and "=" in text),
     ),
     lambda text, start, end: (
         text[start - 1] == "#"
@@ -1282,6 +1291,9 @@ _USER_OPTION = (
 )
 _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
     # a user and a password, joined by a colon, as curl takes them
+    # the name of a variable and its value, as two fields
+    r"\b(?:name|key|variable|header)[\"']?\s*[:=]\s*[\"']?(?P<pair>[A-Za-z][\w.-]{1,60})[\"']?"
+    r"\s*,?\s*[\"']?value[\"']?\s*[:=]\s*[\"']?(?P<value_pair>[^\s\"',}]{3,200})|"
     r"<(?:t[hd]|dt)>\s*(?P<heading>[^<>\n]{2,40}?):?\s*</(?:t[hd]|dt)>\s*"
     r"<(?:td|dd)>\s*(?P<value_beside>[^<\s]{3,})\s*</"
     rf"|{_USER_OPTION}(?P<value_user>(?=\S*[^\W\d]){_BARE}{{3,}})"
@@ -1332,8 +1344,10 @@ def _assigned_spans(text: str) -> Iterator[Span]:
             if is_secret_value(value, kind, match["sign"], bool(match["gap"]), is_last):
                 yield run.start(), end
     for match in _ELSEWHERE.finditer(text):
-        groups = ("name", "tag", "variable", "heading")
+        groups = ("name", "tag", "variable", "heading", "pair")
         named = next((match[group] for group in groups if match[group]), "password")
+        if match["pair"] and not is_secret_value(match["value_pair"], secret_kind(named)):
+            continue
         if secret_kind(named) and not _NO_VALUE.fullmatch(text[slice(*value_span(match))]):
             yield value_span(match)
     yield from _column_spans(text)
@@ -1421,14 +1435,15 @@ _STATED = re.compile(
     (
         rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
         rf"|pin|(?P<own_key>{_either('owners')} (?!{_either('other_keys')}\b)(?:\w+ )?key))\b"
-        rf"(?: \([^)\n]{{1,30}}\))?(?: (?:for|of|to|at|in|on|from|für|fürs|zum|zur|vom|am|im|bei"
+        rf"(?: \([^)\n]{{1,30}}\))?(?: {_either('behind')})?"
+        rf"(?: (?:for|of|to|at|in|on|from|für|fürs|zum|zur|vom|am|im|bei"
         rf"|auf|du|de|del|chez|sur|en|от|для|к|на"
         rf"|d[oa]s?|n[oa]s?|di|dell[aeo]|alla|van|voor|bij|till?|för|hos|dla)\b[^.:\n]{{1,30}}?)?(?:,(?:[^,.:\n]{{3,60}},)?)?"
         rf"(?P<clause> (?:that|which|I|we|you|he|she|they|den|que|qui)\b[^.:\n]{{1,40}}?)?"
         rf"\s*(?:\b(?P<passive>{_either('passive')})?"
         rf"(?P<said>{_either('stated', 'stated_phrases')})"
-        rf"|(?P<sign>[:=—–]|-(?= ))"
-        rf"|\b(?:c['’])?{_either('is')})"
+        rf"|(?P<sign>[:=—–→⇒➔➜]|-(?= ))"
+        rf"|\b(?:c['’])?(?:used to be|ha[sd] been|will be|{_either('is')}))"
         r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
@@ -1442,6 +1457,8 @@ _BESIDE = re.compile(
         r"(?P<value_unspaced>(?:(?![,;])[!-~]){3,})"
         rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf"
         rf"|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})"
+        rf"|\b{_NAMED}\b[^.:\n]{{0,30}}? (?:auf|in|zu|to) (?P<value_changed>{_LIKE_ONE}) "
+        r"(?:ge?änder\w*|gesetzt|gestellt|umgestellt|changed)\b"
         # the word behind the value: as my password
         rf"|(?<!\S)[\"'`“”„«(]?(?P<value_before>(?=\S{{8}}|\S*[_!@#$%^&*+=~-])(?:{_LIKE_ONE}))"
         rf"[\"'`”“»)]? (?:{_either('is')}|as|als|como|comme) "
@@ -1564,7 +1581,7 @@ _CODES = (
     ),
     (
         r"\b(?:use|enter|type) (?:the )?(?:code )?(?P<value_e>\d{3}[ -]?\d{3}"
-        r"|\d{4,8})(?=[^.\n]{0,40}\b(?:log|sign|verif|confirm|access|unlock))"
+        r"|\d\d(?:[ -]\d\d){2}|\d{4,8})(?=[^.\n]{0,40}\b(?:log|sign|verif|confirm|access|unlock))"
     ),
     (
         rf"(?:\b{_either('code_short')}|(?:\b|(?<=\W)){_either('codes', 'code_phrases')}"
