@@ -767,10 +767,7 @@ def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "parameters.json").write_text("[]")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert (
-        "parameters.json could not be read and was left out: found a list; allowed: one JSON object"
-        in source
-    )
+    assert "parameters.json could not be read and was left out: found a list" in source
     assert "manifest.json could not be read" in source or "manifest.json: usage.model" in source
     assert "parameters.json" in (tmp_path / "model-card.md").read_text()
 
@@ -1054,7 +1051,7 @@ def test_labels_are_distinct_and_folders_are_given_once(tmp_path):
     assert [side.label for side in compared.sides] == ["m (a/run)", "m (b/run)", "m (c)", "n"]
     with pytest.raises(ValueError, match="found this folder twice"):
         comparison.compare_runs([folders[0], folders[0]])
-    with pytest.raises(ValueError, match="found 1 run to compare; allowed: two or more"):
+    with pytest.raises(ValueError, match="found 1 run; a comparison needs two or more"):
         comparison.compare_runs([folders[0]])
     (folders[1] / "judgments.jsonl").unlink()
     with pytest.raises(ValueError, match=r"b/run: found no judgment"):
