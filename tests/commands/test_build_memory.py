@@ -279,7 +279,7 @@ def nuts(**fields) -> str:
         ("", "it is empty"),
         (
             '{"query": "a b c?", "memories": [{"te',
-            "found in line 1 of the file, the end of the file inside a record",
+            "line 1 of the file, the end of the file inside a record",
         ),
         (
             '{"title": "x", "body": "private words"}\n',

@@ -390,7 +390,8 @@ OTHER_TIMES = {
 
 @defect("atom_source")
 def other_time(example: Example, rng: random.Random) -> Example:
-    """An atom has a different time: until instead of since, after instead of before, next instead of last."""
+    """An atom has a different time: until instead of since, after instead of before, next \
+instead of last."""
     time = rf"\b(?:{'|'.join(OTHER_TIMES)})\b"
     return _with_other_words(example, time, lambda match: OTHER_TIMES[match[0]], rng)
 

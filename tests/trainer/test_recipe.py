@@ -226,7 +226,7 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ),
         (
             "train.trl.chat_template_kwargs={enable_thinking: true}",
-            "train.trl: chat_template_kwargs cannot be set here; the chat template of the tokenizer",
+            "train.trl: chat_template_kwargs cannot be set here; the chat template of the",
         ),
         (
             "sft.trl.num_train_epochs=2",
