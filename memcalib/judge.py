@@ -71,7 +71,7 @@ from memcalib.io.records import (
 
 # %% ../nbs/02_judge.ipynb #633af0c9
 class JudgeConfig(BaseModel):
-    """How a judge is asked. Unknown options raise, naming the known ones."""
+    """How a judge is asked. An unknown option raises an error that names the known ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

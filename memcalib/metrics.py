@@ -71,18 +71,19 @@ class AtomValues:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One metric: its formula, and all that tables, figures, gates and tests ask about it.
+    """One metric: its formula, and everything that tables, figures, gates and tests need to know
+    about it.
 
     `formula` takes the counts of atoms, [response, ideal, actual], and the decay \\(\\rho\\), and
-    gives one value for each response, inside of `range`; `range` lies in 0 to 1. Metrics of one
-    `test_family` are corrected together (Holm); without one a metric is corrected with no other.
-    `atom_values`, where the metric has them, let the judge's errors be taken out of it.
+    gives one value for each response, inside `range`, which lies between 0 and 1. Metrics of one
+    `test_family` are corrected together (Holm); a metric without a family is not corrected with
+    others. If the metric has `atom_values`, the judge's errors can be corrected in it.
 
-    A metric with `may_be_missing` does not ask about every response: its formula gives NaN for the
-    others. Which they are depends on the ideal levels alone. Means are over the responses that were
-    asked, and their number stands beside the mean.
+    A metric with `may_be_missing` does not apply to every response: its formula gives NaN for the
+    others. The ideal levels alone decide to which responses it applies. Means are over these
+    responses, and their number is given beside the mean.
 
-    Raises `ValueError` naming what was found and what is allowed.
+    Raises `ValueError` with what was found and what is allowed.
     """
 
     name: str
@@ -379,7 +380,7 @@ def _check_addition(metric: object, name: str, table: Mapping[str, Metric]) -> N
 
 
 def add_metric(metric: Metric) -> Metric:
-    """Enter one more metric for this program: every table, figure and gate has it from now on.
+    """Add one more metric for this program; every table, figure and gate has it from now on.
 
     Returns it. Raises `ValueError` for a name that a metric has already."""
     _check_addition(metric, getattr(metric, "name", type(metric).__name__), metric_table())
@@ -738,7 +739,7 @@ def _whole_numbers(frame: "pd.DataFrame", name: str) -> Int[np.ndarray, " respon
     if missing.any():
         raise ValueError(
             f"column {name}: found no number in row {frame.index[int(missing.argmax())]!r}, which "
-            f"is a scored answer; allowed: a number, or a frame without the columns of channels"
+            f"is a scored answer; allowed: a number, or a frame without the channel columns"
         )
     return values.astype(np.int64)
 
@@ -1162,10 +1163,10 @@ def _whole_table() -> type:
 
 
 def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
-    """A score table as text cells `mean ± std` with counts; `not scored` where no
-    response was, no ± for one seed, no interval from fewer than `LEAST_GROUPS` questions.
-
-    In a terminal it is printed whole."""
+    """A score table as text cells `mean ± std` with counts; `not scored` if no response was
+    scored, no ± for one seed, and no interval from fewer than `LEAST_GROUPS` questions. In a
+    terminal the whole table is printed.
+    """
     import pandas as pd
 
     columns_before_metrics = table.columns[: list(table.columns).index("SCS")]

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 # %% ../nbs/00_problem.ipynb #07ab01f9
 class Level(IntEnum):
-    """How far an atom shapes an answer; the integer is the paper's rank (section 2.1)."""
+    """How strongly an atom shapes an answer; the integer is the paper's rank (section 2.1)."""
 
     IGNORE = 0
     BOUND = 1
@@ -201,7 +201,8 @@ class Turn(Record):
 class Example(Record):
     """A query x, its memory blocks M and the ideal level of every atom (section 2.1).
 
-    `turns` is the conversation before the query, `group` what counts as one question in intervals.
+    `turns` is the conversation before the query, and `group` says what counts as one question in
+    intervals.
     """
 
     id: Name
@@ -516,9 +517,9 @@ def render(
     """Chat messages for one example: `fluent` paragraphs (evaluation) or exact `concat` atoms
     (training).
 
-    Turns of a conversation stand before the query, the memory with the query; neighbouring messages
-    of one role are joined. Raises `ValueError` for an unknown `text` or `prompt_template`, naming
-    the allowed ones.
+    Turns of a conversation come before the query, and the memory comes with the query; neighbouring
+    messages of one role are joined. Raises `ValueError` for an unknown `text` or `prompt_template`,
+    naming the allowed ones.
     """
     if text not in ("fluent", "concat"):
         raise ValueError(f"unknown text {text!r}; allowed: fluent, concat")
@@ -562,7 +563,7 @@ def remove_atoms(
     """The example without these atoms (the paper's ablated memory, section 3.2);
     untouched blocks are unchanged.
 
-    `rewrite` writes the paragraph of a rebuilt block from the block as it was and the atoms that
+    `rewrite` writes the paragraph of a rebuilt block from the original block and the atoms that
     stay (`inference.rewriting`). Without it a rebuilt block has no fluent wording of its own: both
     of its texts become the exact concatenation. Raises `KeyError` for an id the example does not
     have.
@@ -611,7 +612,7 @@ AnswerKey = tuple[str, str, str, int, int]  # example, model, condition, seed, s
 class Rollout(Record):
     """One generated answer; `key` names the request that made it.
 
-    `tool_calls` is for an answer that is nothing but calls of tools.
+    `tool_calls` is for an answer that consists only of tool calls.
     """
 
     example_id: Name
@@ -850,7 +851,7 @@ def judge_all(
 # %% ../nbs/00_problem.ipynb #b2d498cc
 def judgment_for(example: Example, actual: dict[str, Level | None], **fields: Any) -> Judgment:
     """A judgment of this example from actual levels by atom id (prompt order);
-    atoms that `actual` lacks are unscored.
+    atoms that are not in `actual` are unscored.
 
     `fields` are further fields of the judgment, and replace its `example_id`,
     `domain` and `question_id`.

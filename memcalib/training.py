@@ -348,19 +348,17 @@ class CreditTrainer(GRPOTrainer):
     """GRPO, GDPO and MemCalib-RL: TRL's trainer with an advantage for each answer
     token. This chapter's table lists its departures.
 
-    It takes what `GRPOTrainer` takes, with a `judge` in the place of `reward_funcs`.
-    With `text` fluent, `rewriter` writes memory again without some of its atoms; each paragraph
-    once, kept in `rewrites.jsonl`.
-    `train_dataset` and `eval_dataset` hold examples:
-    `Example`s, or rows with their fields. Rows of steps go to `steps.jsonl` in
-    `args.output_dir`; `args.resume_from_checkpoint` (True:
-    the latest whole one) names the checkpoint to resume from. `stopped` says why a run
-    ended early.
+    It takes what `GRPOTrainer` takes, with a `judge` instead of `reward_funcs`. With `text` fluent,
+    `rewriter` writes memory again without some of its atoms; each paragraph is written once and
+    kept in `rewrites.jsonl`. `train_dataset` and `eval_dataset` hold examples: `Example`s, or rows
+    with their fields. Rows of steps go to `steps.jsonl` in `args.output_dir`;
+    `args.resume_from_checkpoint` (True means the latest complete one) names the checkpoint to
+    resume from. `stopped` says why a run ended early.
 
-    Raises `ValueError` for options whose place this trainer takes (`reward_funcs`, `tools`,
-    `rollout_func` and their like), a method that needs a judge without one, and settings, prompts
-    or a context length that cannot work; `CheckpointError` for a folder that holds checkpoints
-    where none is named, and for one that is not whole.
+    Raises `ValueError` for options that this trainer replaces (`reward_funcs`, `tools`,
+    `rollout_func` and similar ones), for a method that needs a judge if there is none, and for
+    settings, prompts or a context length that cannot work. Raises `CheckpointError` if the folder
+    contains checkpoints but none is named, and for an incomplete one.
     """
 
     args: CreditGRPOConfig

@@ -660,7 +660,7 @@ def command_line() -> str | None:
 File = Annotated[
     str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")
 ]
-Split = Annotated[str, typer.Option(help="Which split to read, if the source is a data set.")]
+Split = Annotated[str, typer.Option(help="Split to read, if the source is a data set.")]
 
 # %% ../../nbs/commands/09_cli.ipynb #61c73621
 @app.command()
@@ -772,7 +772,7 @@ def split(
     ] = None,
     seed: DrawSeed = 0,
     hub_split: Annotated[
-        str, typer.Option("--from", help="Which split of a data set to read.")
+        str, typer.Option("--from", help="Split to read, if the source is a data set.")
     ] = "train",
 ) -> None:
     """Split a file of examples into parts that are similar in domain and difficulty and share no
@@ -1260,8 +1260,8 @@ def exam(
 
     The page exam.html has the judge's accuracy, what its errors do to a score, and a verdict. The
     exam takes at most 730 calls. The exit code is 0 when the judge passed, and 3 when it failed or
-    the verdict is undecided. `memcalib evaluate` finds the result under runs/exam. Frequent
-    settings: answers, pairs, rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
+    the verdict is undecided. `memcalib evaluate` finds the result under runs/exam. Common settings:
+    answers, pairs, rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
 
     Example: memcalib exam --judge deepseek-chat --judge-url https://api.deepseek.com/v1
     --judge-key-env DEEPSEEK_API_KEY
@@ -1325,10 +1325,10 @@ def spot_check(
     ] = None,
     seed: DrawSeed = 0,
     model: Annotated[
-        str | None, typer.Option(help="Which model's answers, if the run has several models.")
+        str | None, typer.Option(help="Model whose answers to draw, if the run has several.")
     ] = None,
     condition: Annotated[
-        str | None, typer.Option(help="Which memory condition, if the run has several.")
+        str | None, typer.Option(help="Memory condition to use, if the run has several.")
     ] = None,
     sheet: Annotated[Path | None, typer.Option(help="Read the levels from a filled sheet.")] = None,
     labeller: FilledBy = "",
@@ -1523,7 +1523,7 @@ def report(
         typer.Option(metavar="ORG/NAME", help="Id of the evaluated data set on the Hub."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Which model's scores, if the run has several models.")
+        str | None, typer.Option(help="Model whose scores to write, if the run has several.")
     ] = None,
     source_url: Annotated[
         str | None, typer.Option(help="Address of a page about the run that gave these scores.")
@@ -1661,14 +1661,16 @@ def gate(
     strict: Annotated[
         bool, typer.Option("--strict", help="Also fail if a check is undecided.")
     ] = False,
-    side: Annotated[str | None, typer.Option(help="Which model, if a run has several.")] = None,
+    side: Annotated[
+        str | None, typer.Option(help="Model to compare, if a run has several.")
+    ] = None,
     common: Annotated[
         bool, typer.Option("--common", help="Compare only the questions that both runs have.")
     ] = False,
     pair: Annotated[
         str | None,
         typer.Option(
-            help="How the two runs are paired: by question or by example [logs by question, other "
+            help="Pair the two runs by question or by example [logs by question, other "
             "runs by example]."
         ),
     ] = None,

@@ -66,7 +66,7 @@ MICRO = {
 
 class DemonstrationPlan(FrozenSettings):
     """What demonstrations are made of, by whom, and how (app:sft-data);
-    unknown options raise, naming the known ones.
+    an unknown option raises an error that names the known ones.
     """
 
     data: str | None = None  # None: examples of the micro-world

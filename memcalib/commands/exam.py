@@ -96,8 +96,8 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/06_exam.ipynb #f0eb84cd
 class Exam(BaseModel):
-    """Which judge sits the exam, and on how many answers; unknown options raise, naming the known
-    ones.
+    """Which judge sits the exam, and on how many answers; an unknown option raises an error that
+    names the known ones.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/02_sweep.ipynb #c225ed4f
 class Sweep(FrozenSettings):
-    """What is swept, over which log, by whom; unknown options raise, naming the known ones."""
+    """What is swept, over which log, by whom; an unknown option raises an error that names the
+    known ones.
+    """
 
     log: LogPlan
     model: Endpoint

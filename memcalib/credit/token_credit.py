@@ -126,12 +126,13 @@ class TokenCredit:
     """Token advantages for any training loop: `requests`, log-probabilities by the caller,
     `assign`.
 
-    With `text` fluent, `rewrite` writes the blocks again of which atoms are removed
-    (`inference.rewriting`); without it they are concatenated, and the signal mixes both changes.
+    With `text` fluent, `rewrite` writes the blocks again from which atoms are removed
+    (`inference.rewriting`). Without it their atoms are concatenated, and the signal mixes both
+    changes.
 
-    `thresholds` move once with each `assign`; `last` is its whole result, statistics included.
-    `step` is the number of the batch that an error of the rule names: 1, and one more after each
-    `assign`; a training that goes on elsewhere may set it.
+    `thresholds` move once with each `assign`; `last` is its complete result, with statistics.
+    `step` is the number of the batch that an error of the rule names. It starts at 1 and grows by
+    one with each `assign`; a training run that continues elsewhere may set it.
     """
 
     def __init__(

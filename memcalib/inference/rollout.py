@@ -166,7 +166,9 @@ def wording_hash(name: str) -> str:
 
 # %% ../../nbs/inference/04_rollout.ipynb #e677b257
 class Sampling(BaseModel):
-    """How answers are sampled (section 2.4 where it gives a value); unknown fields raise."""
+    """How answers are sampled (section 2.4 where it gives a value); an unknown field raises an
+    error.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (42, 43, 44)

@@ -278,8 +278,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         self._repeated += size
         if self._repeated > _MOST_REPEATED:
             raise yaml.YAMLError(
-                f"line {line}: found aliases that expand to {self._repeated:,} values up to "
-                f"*{anchor}; allowed: {_MOST_REPEATED:,}"
+                f"line {line}: found aliases that stand for {self._repeated:,} values (counted "
+                f"up to *{anchor}); allowed: at most {_MOST_REPEATED:,}"
             )
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:

@@ -168,8 +168,9 @@ RulePairs = TypeVar("RulePairs", bound=Pairs)
 
 
 class CreditRule(Generic[RulePairs]):
-    """Where the advantage of an answer's channel goes.
-    Attributes say what a rule needs, methods what it decides."""
+    """Decides which tokens get the advantage of an answer's channel. Attributes say what a rule
+    needs, and methods what it decides.
+    """
 
     name: str = ""  # in settings and tables
     label: str = ""  # in tables and figures; empty: the name
@@ -390,8 +391,9 @@ class CreditSettings(FrozenSettings):
 
 
 class CreditConfig(CreditSettings):
-    """Credit assignment: the paper's settings by default where it gives one. `ValueError` names a
-    field and the value that is not allowed."""
+    """Credit assignment: the paper's settings by default where it gives one. A `ValueError`
+    names a field and the value that is not allowed.
+    """
 
     # 'grpo' and 'gdpo' credit all tokens of an answer alike, 'memcalib-rl' moves the advantages of
     # 'gdpo'

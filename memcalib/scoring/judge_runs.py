@@ -44,15 +44,14 @@ from memcalib.problem import (
 
 # %% ../../nbs/scoring/03_judge_runs.ipynb #4077fb71
 class Judge:
-    """Base of judges: a subclass writes `judge(example, response)`, plain or async, and
-    gives itself a `name`.
+    """Base of judges: a subclass writes `judge(example, response)`, plain or async, and has a
+    `name`.
 
-    `judge` returns a `Judgment`, or a mapping {atom id: level}, where an atom left out
-    or `None` is unscored. A plain `judge` runs in threads, up to
-    `concurrency` at once. A `CallError` that is not fatal leaves one answer unscored,
-    to be asked again (`retry`); every other error is raised.
-    A judge whose judgments hold quotes or spans sets `gives_quotes`; credit from
-    evidence asks for it.
+    `judge` returns a `Judgment`, or a mapping {atom id: level}, in which an atom that is left out
+    or `None` is unscored. A plain `judge` runs in threads, up to `concurrency` at once. A
+    `CallError` that is not fatal leaves one answer unscored, to be asked again (`retry`); every
+    other error is raised. A judge whose judgments have quotes or spans sets `gives_quotes`; credit
+    from evidence needs this.
     """
 
     name: str = ""

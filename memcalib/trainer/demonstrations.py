@@ -40,7 +40,7 @@ from ..problem import Atom, Example, Judgment, Name, WireLevel, render, text_has
 
 # %% ../../nbs/trainer/09_demonstrations.ipynb #15291cd5
 class DemonstrationConfig(BaseModel):
-    """How demonstrations are made. Unknown options raise, naming the known ones."""
+    """How demonstrations are made. An unknown option raises an error that names the known ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

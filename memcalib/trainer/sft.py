@@ -150,7 +150,7 @@ class SftSettings(FrozenSettings):
 # %% ../../nbs/trainer/07_sft.ipynb #f2d1d244
 class SftConfig(SftSettings):
     """Settings of supervised fine-tuning; defaults are what the paper gives for Qwen3-8B
-    (app:training-details). Unknown options raise, naming the value."""
+    (app:training-details). An unknown option raises an error that names the value."""
 
     @model_validator(mode="after")
     def _fits(self) -> "SftConfig":

@@ -244,7 +244,8 @@ Range = Annotated[tuple[Annotated[int, Field(ge=1)], int], AfterValidator(_in_or
 
 
 class Build(BaseModel):
-    """What is built, from what, by whom; unknown options raise, naming the known ones.
+    """What is built, from what, by whom; an unknown option raises an error that names the known
+    ones.
 
     `micro` makes that many source rows of the micro-world, unless there is a log, and serves its
     builder and reviewers on this machine.

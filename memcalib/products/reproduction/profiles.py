@@ -176,7 +176,7 @@ class Rpeval(FrozenSettings):
 
 
 class Profile(FrozenSettings):
-    """What a plan consists of. Unknown options raise, naming the known ones.
+    """What a plan consists of. An unknown option raises an error that names the known ones.
 
     With one training seed each policy is evaluated under every evaluation seed; with several,
     training and evaluation seeds are paired, so that the spread in a table is the spread over
