@@ -146,7 +146,7 @@ def is_whole(prompt: str) -> bool:
     """Whether a prompt is the whole message, with the places {query}, {memory}, {answer} and
     {atoms}, and not the rules alone; `ValueError` where it has some of the places and not all."""
     names_in_prompt = {*_WHOLE_PLACE.findall(prompt)}
-    missing = [f"{{{place}}}" for place in WHOLE_PLACES if place not in names_in_prompt]
+    missing = [f"{{{name}}}" for name in WHOLE_PLACES if name not in names_in_prompt]
     if not names_in_prompt:
         return False
     if missing:

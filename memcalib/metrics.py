@@ -205,19 +205,19 @@ def _field_faults(metric: Metric) -> Iterator[tuple[str, object, str]]:
         yield "range", metric.range, "two numbers from 0 to 1, the lower one first"
 
 
-def _is_range(found: object) -> bool:
-    if not isinstance(found, tuple) or len(found) != 2:
+def _is_range(bounds: object) -> bool:
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
         return False
-    if not all(isinstance(bound, int | float) and math.isfinite(bound) for bound in found):
+    if not all(isinstance(bound, int | float) and math.isfinite(bound) for bound in bounds):
         return False
-    return 0 <= found[0] < found[1] <= 1
+    return 0 <= bounds[0] < bounds[1] <= 1
 
 
 def _check_metric(metric: Metric) -> None:
     """Raises `ValueError` for a metric with a wrong field or a formula that does not keep to it."""
-    for field, found, allowed in _field_faults(metric):
+    for field, value, allowed in _field_faults(metric):
         raise ValueError(
-            f"metric {metric.name!r}: {field}: found {short_repr(found)}; allowed: {allowed}"
+            f"metric {metric.name!r}: {field}: found {short_repr(value)}; allowed: {allowed}"
         )
     answers = _small_answers()
     half = len(answers) // 2
@@ -1245,8 +1245,8 @@ def _check_ideal_levels(
         return
     faults = list(level_faults(earlier.levels, judgment))
     if faults:
-        place = {"example_id": judgment.example_id, "file": str(path)}
-        raise DataError([replace(fault, **place) for fault in faults])
+        origin = {"example_id": judgment.example_id, "file": str(path)}
+        raise DataError([replace(fault, **origin) for fault in faults])
 
 
 def load_judgments(

@@ -247,18 +247,18 @@ def _command_elsewhere(arguments: list[str] | None) -> str:
         return ""
     if not has_out:
         return f"\nYou cannot write to {folder}. Run the same command in another folder."
-    kept = [*_masked_words(words)]
-    for k, word in enumerate(kept):
+    other_words = [*_masked_words(words)]
+    for k, word in enumerate(other_words):
         if word == "--out":
-            del kept[k : k + 2]
+            del other_words[k : k + 2]
             break
         if word.startswith("--out="):
-            del kept[k]
+            del other_words[k]
             break
     new_folder = str(Path.home() / "memcalib" / out.name)
     return (
         f"\nYou cannot write to {folder}. To write to another folder: "
-        f"{shlex.join(['memcalib', *kept, '--out', new_folder])}"
+        f"{shlex.join(['memcalib', *other_words, '--out', new_folder])}"
     )
 
 # %% ../../nbs/commands/09_cli.ipynb #7807a5dc
@@ -348,8 +348,8 @@ def _private_where_named(arguments: list[str] | None) -> Iterator[None]:
     names a file or a folder with private rows.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    values = [part for word in words for part in (word, word.partition("=")[2])]
-    sources = [value for value in values if os.path.exists(value)]
+    values = [word.partition("=")[2] for word in words]
+    sources = [value for value in (*words, *values) if os.path.exists(value)]
     if not sources:  # most often: importing pydantic for them would make --help slow
         yield
         return

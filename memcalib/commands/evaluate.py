@@ -481,8 +481,8 @@ log = logging.getLogger(__name__)
 def _log_arguments(log: LogPlan) -> list[str]:
     """The options with which a command reads a log as `log` does."""
     words = []
-    for name, place in log.map.items():
-        words += ["--map", f"{name}={place}"]
+    for name, path in log.map.items():
+        words += ["--map", f"{name}={path}"]
     for option, value in (("--store", log.store), ("--consent", log.consent)):
         if value:
             words += [option, value]
@@ -587,11 +587,8 @@ class EvaluationRun:
                 f". The log has changed, or is a different one; use --out "
                 f"{self._free_folder('log')}"
             )
-        without_levels = [
-            {name: value for name, value in log.items() if name != "unlabelled"}
-            for log in (stored["log"], log_settings)
-        ]
-        if without_levels[0] != without_levels[1]:
+        names = (stored["log"].keys() | log_settings.keys()) - {"unlabelled"}
+        if any(stored["log"].get(name) != log_settings.get(name) for name in names):
             return ""
         return (
             ". The log is the same, but its ideal levels were added or changed since then; ==> "

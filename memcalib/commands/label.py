@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain, count
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -413,7 +414,8 @@ def audit_from_sheet(
 
 def _judgments_of(folder: str | Path, items: Iterable[LabelItem]) -> list[Judgment]:
     """The judgments of the answers that items are about."""
-    answers = {tuple(getattr(item, name) for name in ANSWER) for item in items}
+    answer_of = attrgetter(*ANSWER)
+    answers = set(map(answer_of, items))
     judgments = load_judgments(Path(folder) / JUDGMENTS["judge"])
     return [judgment for judgment in judgments if judgment.key[:-1] in answers]
 

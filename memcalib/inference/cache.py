@@ -87,20 +87,20 @@ def _refuse_of_another_user(file: Path) -> None:
     file that others may write.
     """
     try:
-        found = file.lstat()
+        status = file.lstat()
     except FileNotFoundError:
         return
-    if stat.S_ISCHR(found.st_mode):
+    if stat.S_ISCHR(status.st_mode):
         return  # /dev/null, which is no database
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise CacheError(
-            f"{file}: belongs to another user (number {found.st_uid}), who could read your "
+            f"{file}: belongs to another user (number {status.st_uid}), who could read your "
             f"replies and may have written false ones; choose another file with "
             "MEMCALIB_CACHE"
         )
-    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o022:
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o022:
         raise CacheError(
-            f"{file}: other users may write to it (mode {found.st_mode & 0o777:o}), so it may "
+            f"{file}: other users may write to it (mode {status.st_mode & 0o777:o}), so it may "
             f"contain "
             f"replies that no model gave; delete it, or, if nobody else uses this machine, run: "
             f"chmod 600 "

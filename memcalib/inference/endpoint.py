@@ -343,11 +343,11 @@ def _leads_here(name: str) -> bool:
     """Whether all numbers that the system knows for a name are of this machine; true where it knows
     none, since no connection is possible then."""
     try:
-        found = socket.getaddrinfo(name, None)
+        addresses = socket.getaddrinfo(name, None)
     except OSError:
         return True
     return all(
-        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in addresses
     )
 
 

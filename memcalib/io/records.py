@@ -268,9 +268,9 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         for number, line in enumerate(_lines_of(path), 1):
             if len(line) > LONGEST_LINE:
-                found = f"more than {LONGEST_LINE:,} bytes"
+                length = f"more than {LONGEST_LINE:,} bytes"
                 allowed = f"at most {LONGEST_LINE:,} bytes in a line"
-                yield number, Violation("line", found, allowed, line=number, file=str(path))
+                yield number, Violation("line", length, allowed, line=number, file=str(path))
             elif line.strip():
                 yield number, _parse_line(line, number, str(path))
     except TooMuchUnpacked as error:

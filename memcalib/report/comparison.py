@@ -355,9 +355,9 @@ def _unlike(
     differing: Counter[str] = Counter()
     for example_id in edited:
         differing.update(facts_differ(first_side.facts[example_id], second_side.facts[example_id]))
-    parts = ", ".join(f"{part} in {examples:,}" for part, examples in differing.items())
+    fields = ", ".join(f"{field} in {examples:,}" for field, examples in differing.items())
     return (
-        f"{count}, the first {name!r}, in {first_place} and {second_place}; what differs: {parts}"
+        f"{count}, the first {name!r}, in {first_place} and {second_place}; what differs: {fields}"
     )
 
 # %% ../../nbs/report/08_comparison.ipynb #2863e488
@@ -556,14 +556,16 @@ def comparison_verdicts(comparison: Comparison) -> list[str]:
             )
             continue
         direction = "higher" if difference > 0 else "lower"
-        how = f"scores {abs(difference):.1f} points of SCS {direction} than {comparison.baseline}"
+        result = (
+            f"scores {abs(difference):.1f} points of SCS {direction} than {comparison.baseline}"
+        )
         is_significant = row["p_holm"] < 0.05
         verdict = f"The difference is {'' if is_significant else 'not '}statistically significant"
         bounds = ""
         if math.isfinite(row["low"]):
             bounds = f"95 % confidence interval {row['low']:+.1f} to {row['high']:+.1f}, "
         sentences.append(
-            f"{row['run']} {how}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
+            f"{row['run']} {result}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
             f"{row['questions']:,} questions)."
         )
     return sentences

@@ -631,15 +631,15 @@ def memory_price_lines(price: "pd.DataFrame") -> list[str]:
             "seconds": "{:+,.2f} s",
             "cost, USD": "{:+,.6f} USD",
         }
-        told = [
+        differences = [
             form.format(row[f"more {heading}"])
             for heading, form in forms.items()
             if row[f"more {heading}"] == row[f"more {heading}"]
         ]
-        if told:
+        if differences:
             lines.append(
                 f"{row['method']}, per answer, compared with an answer without memory: "
-                f"{', '.join(told)}."
+                f"{', '.join(differences)}."
             )
     return lines
 

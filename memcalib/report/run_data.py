@@ -184,10 +184,10 @@ class RunData:
         if self.answers is not None:
             names = zip(self.answers["model"], self.answers["answered_by"], strict=True)
             counts["answers"] = Counter(names)
-        return {
-            kind: {names: count for names, count in of_kind.items() if names[1]}
-            for kind, of_kind in counts.items()
-        }
+        named = {}
+        for kind, of_kind in counts.items():
+            named[kind] = {names: count for names, count in of_kind.items() if names[1]}
+        return named
 
     @cached_property
     def responses(self) -> "pd.DataFrame":

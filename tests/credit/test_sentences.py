@@ -235,6 +235,8 @@ def test_faults_of_spans_are_named():
     assert span_fault(Exotic(""), [0, 1], "Go", [1]) == "a token without a span"
     assert span_fault(Exotic(""), [0, 1], "Go", [1, 1]) == "spans do not cover the text"
     assert span_fault(Exotic(""), [], "", []) == ""
+    unlike = "the first tokens decode to a different text"
+    assert span_fault(Exotic("!"), [0, 1], "Go!", [1, 3]) == unlike, "already the first one does"
 
 
 def test_no_rows_have_no_units():

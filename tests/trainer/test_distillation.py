@@ -793,18 +793,11 @@ def tiny_trainer(out, model=None, **changes):
         SHORT, method="opsd-gkd", prompts=2, generations=4, steps=1, temperature=0.8
     )
     config = config.model_validate(config.model_dump() | changes)
-    peft = None
-    if config.lora_rank:
-        from peft import LoraConfig
-
-        peft = LoraConfig(
-            r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
-        )
     options = dict(
         args=trl_config(config, out),
         train_dataset=EXAMPLES,
         processing_class=TOKENIZER,
-        peft_config=peft,
+        peft_config=small_models.random_lora() if config.lora_rank else None,
     )
     trainer = OpsdGKD(model or build_policy(0), judge=exact_judge, **options)
     trainer.model.train()

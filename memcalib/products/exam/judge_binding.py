@@ -54,14 +54,14 @@ def judge_binding(judge: JudgeLike) -> dict[str, Any]:
 def _by_name(files: Iterable[Path]) -> dict[str, Path]:
     """Files by their names; of two with one name by as many folders above as tell them apart."""
     files = list(files)
-    found = {}
+    file_by_name = {}
     for path in files:
         names = path.absolute().parts
         count = 1
         while sum(other.absolute().parts[-count:] == names[-count:] for other in files) > 1:
             count += 1
-        found["/".join(names[-count:])] = path
-    return found
+        file_by_name["/".join(names[-count:])] = path
+    return file_by_name
 
 
 def _files_of(judge: JudgeLike) -> list[Path]:
@@ -113,17 +113,17 @@ _MOST_ITEMS = 100  # of a list, in which functions are looked for
 
 def _closure(function: Callable) -> dict[str, Any]:
     """The values that a function takes from the function in which it was made, by name."""
-    found = {}
+    value_by_name = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a cell that was not filled yet
-            found[name] = cell.cell_contents
-    return found
+            value_by_name[name] = cell.cell_contents
+    return value_by_name
 
 
-def _source_of(part: object) -> Path | None:
+def _source_of(class_or_function: object) -> Path | None:
     """The file in which a class or a function is written; None for one made in an interpreter."""
     try:
-        file = inspect.getsourcefile(part)
+        file = inspect.getsourcefile(class_or_function)
     except (TypeError, OSError):
         return None
     return Path(file) if file and Path(file).is_file() else None
@@ -168,14 +168,14 @@ def _module_file(name: str) -> Path | None:
         return Path(sys.modules[name].__file__)
     top, *below = name.split(".")
     try:
-        found = importlib.util.find_spec(top) if top else None
+        spec = importlib.util.find_spec(top) if top else None
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         return None
     if not below:
-        return Path(found.origin) if found.has_location and found.origin else None
-    for folder in found.submodule_search_locations or ():
+        return Path(spec.origin) if spec.has_location and spec.origin else None
+    for folder in spec.submodule_search_locations or ():
         path = Path(folder, *below)
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file():

@@ -24,7 +24,7 @@ from pydantic import Field
 from ...inference.client import split_thoughts
 from ..shared.dropped import clean_text
 from .files import structure_in
-from .notes import block_memories, context_facts
+from .notes import block_memories, context_facts, section_entries
 from ...problem import Level, Name, Turn, WireLevel
 from ...io.records import Record, only_dicts
 
@@ -232,10 +232,13 @@ def _labelled(text: object, item: dict) -> list[RawMemory]:
 
 
 def _relation(item: dict) -> list[RawMemory]:
+    if "relationType" in item:  # of an MCP server, whose names are those of its entities
+        words = f"{item['from']} {item['relationType'].replace('_', ' ')} {item['to']}"
+        return [_with_text(words, item)]
     parts = (
-        _first_of(item, "source", "from"),
-        _first_of(item, "relationship", "relationType"),
-        _first_of(item, "destination", "target", "to"),
+        _first_of(item, "source"),
+        _first_of(item, "relationship"),
+        _first_of(item, "destination", "target"),
     )
     return [_with_text(" ".join(word.replace("_", " ") for word in parts), item)]
 
@@ -280,10 +283,16 @@ _DAY_IN_PATH = re.compile(r"(?:^|/)(\d{4}-\d{2}-\d{2})[^/]*$")
 
 
 def _snippet(item: dict) -> list[RawMemory]:
-    """A piece of a note, with the day that the note's name says where it says one."""
+    """The memories in a piece of a note, with the day that the note's name says where it says
+    one."""
     memory = _with_text(item["snippet"], item)
     day = _DAY_IN_PATH.search(str(item["path"]))
-    return [replace(memory, created_at=day[1]) if day and memory.created_at is None else memory]
+    if day and memory.created_at is None:
+        memory = replace(memory, created_at=day[1])
+    if not isinstance(memory.text, str):
+        return [memory]
+    entries = section_entries(memory.text)
+    return [replace(memory, text=entry["text"]) for entry in entries] or [memory]
 
 
 def _search_result(item: dict) -> list[RawMemory]:

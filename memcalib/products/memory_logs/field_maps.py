@@ -725,7 +725,8 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
         if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
             what, where = (counted(count, "part of the file", "parts of the file"), "line")
         of_file = " of the file" if where == "line" else ""
-        place = f"first in {where} {drop.line}{of_file}, " if drop.line else ""
+        named = f" ({short_repr(drop.id)})" if drop.id else ""
+        place = f"first in {where} {drop.line}{of_file}{named}, " if drop.line else ""
         lines.append(f"{what} left out, {rule}: {place}found {drop.found}; allowed: {drop.allowed}")
     return lines
 
@@ -802,7 +803,7 @@ class LogReading:
         return lines
 
     def _systems_in_words(self) -> str:
-        """The formats of the rows, with the rows of each where there are several."""
+        """How the memories are written, with the number of rows where there are several forms."""
         if len(self.systems) == 1:
             return next(iter(self.systems))
         return ", ".join(f"{name} ({counted(n, 'row')})" for name, n in self.systems.items())
@@ -814,7 +815,7 @@ class LogReading:
         all_rows = counted(counts["rows"], "row")
         of_all = f"of {all_memories}"
         lines = [
-            f"{all_rows} with {all_memories}, in the format of {self._systems_in_words()}",
+            f"{all_rows} with {all_memories}, written as: {self._systems_in_words()}",
             f"different memories: {len(self.different):,}",
             f"with an answer: {counted(counts['answers'], 'row')}",
             f"with an ideal level: {counts['levels']:,} {of_all}",

@@ -31,6 +31,7 @@ from memcalib.products.memory_logs.exports import (
     count_items,
     find_memories,
     kind_of,
+    memories_in,
     read_log_row,
     record_kind,
     shape_of,
@@ -789,6 +790,30 @@ def is_session_line(record: dict) -> bool:
     return is_spoken or ((is_event or is_start) and record.keys().isdisjoint(QUERY_FIELDS))
 
 
+_ENVELOPE = re.compile(  # what a channel of OpenClaw puts around the user's words
+    r"\A(?:[A-Z][\w ]+ \(untrusted[^)\n]*\):\s*```json\n.*?\n```\s*)+"
+    r"|\A\[[^\]\n]*\b\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}[^\]\n]*\]\s*"
+    r"|\s*\[message_id: [^\]\n]*\]\s*\Z",
+    re.S,
+)
+_NOT_SENT = re.compile(r"\s*(?:HEARTBEAT_OK|NO_REPLY)[\s.]*")
+_REPLY_MARK = re.compile(r"\[\[reply_to[^\]\n]*\]\]\s*")
+
+
+def _channel_message(message: Message) -> None:
+    """Take off a message of OpenClaw what the user never wrote or saw."""
+    if message.role == "user":
+        message.text = _ENVELOPE.sub("", _ENVELOPE.sub("", message.text))
+        if message.text.startswith("Read HEARTBEAT.md"):
+            message.reason = "a turn of the machine (heartbeat)"
+            message.ends = True
+    elif message.role == "assistant":
+        message.text = _REPLY_MARK.sub("", message.text)
+        if _NOT_SENT.fullmatch(message.text):
+            message.text = ""
+            message.reason = "" if message.calls else "a token that sends nothing"
+
+
 def _session_message(raw: Mapping[str, Any]) -> Message:
     inner = raw.get("message")
     if not isinstance(inner, Mapping):
@@ -799,6 +824,8 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
         message = read_message(
             {**inner, "tool_call_id": inner.get("toolCallId"), "name": inner.get("toolName")}
         )
+    if raw.get("type") == "message":
+        _channel_message(message)
     if raw.get("isSidechain"):
         message.reason = "of a helper (sidechain)"
     elif raw.get("isApiErrorMessage"):
@@ -1047,7 +1074,8 @@ def _hypotheses(records: Records, source: LogContext) -> Iterator[FoundRow]:
     for line, record in records:
         turns = haystacks.get(str(record["question_id"]), [])
         if not turns:
-            source.account.leave("record", "its question is not in the store")
+            why = "its question is not in the store" if source.store else "its question is missing"
+            source.account.leave("record", why)
             continue
         said = [turn for turn in turns if turn["speaker"] == "user"]
         source.account.remark(_OF_ASSISTANT, len(turns) - len(said))
@@ -1322,7 +1350,8 @@ FORMATS: tuple[Format, ...] = (
         is_session_line,
         _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
-        "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
+        "the session contains no memory: pass the notes that the agent loads (CLAUDE.md, "
+        "MEMORY.md, or their folder) as --store",
         sections="the files that the session quotes",
     ),
     Format(
@@ -1335,9 +1364,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output of the trace",
             "memories": "output of RETRIEVER observations, and sections of the system's message",
         },
-        "the traces contain no memories: export them with their observations "
-        "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the "
-        "search as an observation of type RETRIEVER",
+        "a trace needs its reply and memory, in observations of type RETRIEVER or in a section of "
+        "the system's message: export it with its observations (GET /api/public/traces/{id}, or "
+        "Download JSON on the page of a trace)",
     ),
     Format(
         "langsmith",
@@ -1349,8 +1378,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "outputs of the root run",
             "memories": "outputs of retriever runs, and sections of the system's message",
         },
-        "the runs contain no memories: list the child runs as well "
-        "(client.list_runs(trace_id=...), or child_runs), with those of type retriever",
+        "a trace needs its root or the calls of its model, and memory, in retriever runs or in a "
+        "section of the system's message: list all runs of it (client.list_runs(trace_id=...), or "
+        "child_runs)",
     ),
     Format(
         "spans",
@@ -1362,7 +1392,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output.value of the root, or the model's message",
             "memories": "retrieval.documents, gen_ai.memory.records, and the system's message",
         },
-        "the spans contain no texts or no memories: set "
+        "the spans contain no texts, no reply or no memories: set "
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, and record searches with "
         "retrieval.documents or gen_ai.memory.records",
     ),
@@ -1690,8 +1720,10 @@ def read_store(path: str | Path) -> Store:
         elif not found:
             no_memories.append("in no form that is known")
     if not items:
-        shapes = " or ".join(shape.fields for shape in SHAPES.values())
-        allowed = f"memories, each {shapes}"
+        allowed = (
+            "the export of a store in a format that `memcalib logs --help` names, or Markdown and "
+            "text files with memories"
+        )
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
     return Store(items, Counter(no_memories))
 
@@ -1837,9 +1869,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         if form.name == "memories":
             kind = "memories without queries"
             if is_notes:
-                kind += (
-                    f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
-                )
+                kind += f", {reading.seen[form.name]:,} notes"
         complaints = [line for line in reading.account.lines() if "not (" in line]
         complaints = [
             line for line in complaints if line.startswith("conversations")
@@ -1918,7 +1948,12 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
-        reading.store = f"{Path(store).name}, memories: {len(memory_store.items):,}"
+        count = sum(
+            max(1, len(memories_in(item)))
+            for item in memory_store.items
+            if not isinstance(item, dict) or item.get("speaker") != "assistant"
+        )
+        reading.store = f"{Path(store).name}, memories: {count:,}"
         for reason, count in memory_store.left.items():
             reading.account.remark(f"entries of the store that are no memory: {reason}", count)
         importing = sum(_imports_file(item) for item in memory_store.items)
@@ -1946,7 +1981,11 @@ def read_log(
             _take(account, outcome, row)
         else:
             _leave(account, row.fields, outcome.reason)
-        yield outcome if isinstance(outcome, LogRow) else _dropped(source, row.line, outcome)
+        if isinstance(outcome, RowFault):
+            name = row.fields.get("id") if row.turns_counted else ""  # a conversation has many rows
+            yield _dropped(source, row.line, outcome, str(name or ""))
+        else:
+            yield outcome
     if not rows:
         raise refusal_of(source, reading, head)
 
@@ -1988,9 +2027,14 @@ def _with_query(
         yield row
 
 
-def _dropped(source: LogSource, line: int, fault: RowFault) -> Dropped:
+def _dropped(source: LogSource, line: int, fault: RowFault, row_id: str = "") -> Dropped:
     return Dropped(
-        source="memory log", stage="reading", line=line, file=source_name(source), **fault._asdict()
+        id=row_id,
+        source="memory log",
+        stage="reading",
+        line=line,
+        file=source_name(source),
+        **fault._asdict(),
     )
 
 

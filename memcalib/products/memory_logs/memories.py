@@ -245,7 +245,10 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     table = report.memories.head(shown)
     table = table.assign(memory=[one_line(text, 60) for text in table["text"]])
     known = [name for name in names if table[name].notna().any()]
-    lines += ["", table[["memory", *known]].round(1).to_string(index=False), "", *report.notes]
+    lines += ["", table[["memory", *known]].round(1).to_string(index=False)]
+    more = len(report.memories) - shown
+    lines += [f"and {more:,} more memories, on the page"] if more > 0 else []
+    lines += ["", *report.notes]
     return printable("\n".join(lines), keep="\n")
 
 

@@ -32,8 +32,11 @@ def memory_key(block: Block) -> str:
 
 
 def _key_of_words(text: str) -> str:
-    words = " ".join(text.lower().split())
+    words = _PLACEHOLDER.sub(r"[\1]", " ".join(text.lower().split()))
     return f"text {text_hash(words, 10)}"
+
+
+_PLACEHOLDER = re.compile(r"\[([a-z -]{2,20}) \d+\]")  # its number counts within a row
 
 
 def _ids_of_words(frame: "pd.DataFrame") -> dict[str, str]:
@@ -44,7 +47,7 @@ def _ids_of_words(frame: "pd.DataFrame") -> dict[str, str]:
         key = _key_of_words(text)
         if memory != key:
             ids.setdefault(key, set()).add(memory)
-    return {key: next(iter(found)) for key, found in ids.items() if len(found) == 1}
+    return {key: next(iter(same)) for key, same in ids.items() if len(same) == 1}
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #be0375d3
 USE_COLUMNS = (

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ...inference.client import split_thoughts
@@ -29,7 +30,11 @@ from memcalib.products.memory_logs.exports import (
     shape_of,
 )
 from .files import structure_in
-from .notes import section_entries, system_memories
+from memcalib.products.memory_logs.notes import (
+    note_memories,
+    section_entries,
+    system_memories,
+)
 
 # %% ../../../nbs/products/memory_logs/05_messages.ipynb #3e550005
 @dataclass
@@ -67,6 +72,7 @@ class Message:
     model: str = ""
     id: str = ""
     reason: str = ""  # why it can stand in no row
+    ends: bool = False  # whether what follows is no answer to the user's last turn
 
 
 ROLES = {
@@ -379,6 +385,21 @@ def _past_chat(chat: re.Match[str]) -> dict[str, str]:
     return {"text": text, "type": "past chat", **({"created_at": day[1]} if day else {})}
 
 
+def _pieces(item: object) -> list:
+    """The memories in a piece of a note that a search found, each alone; any other item as it
+    is."""
+    if shape_of(item) != "snippet":
+        return [item]
+    assert isinstance(item, dict)
+    texts = [raw.text for raw in memories_in(item)]
+    days = [raw.created_at for raw in memories_in(item)]
+    shared = {"source": item["path"], "score": item.get("score")}
+    return [
+        {"text": text, **({"created_at": day} if day else {}), **shared}
+        for text, day in zip(texts, days, strict=True)
+    ]
+
+
 def found_memories(text: str) -> list | None:
     """The memories in what a search of the memory returned; None when it cannot be read, as when it
     was cut off.
@@ -400,9 +421,13 @@ def found_memories(text: str) -> list | None:
         result = _listed(text)
     if isinstance(result, list) and result and isinstance(result[0], list) and len(result) == 2:
         result = result[0]  # with the count
+    if isinstance(result, dict) and result.keys() >= {"path", "text"}:
+        return note_memories(str(result["text"]), str(result["path"]))
     memories = find_memories(result)
     if memories is None and isinstance(result, dict) and shape_of(result):
         memories = [result]
+    if memories is not None:
+        memories = list(chain.from_iterable(map(_pieces, memories)))
     if memories is None and result is None and _LISTED_LINES.match(text):
         memories = section_entries(text)
     return memories
@@ -435,6 +460,7 @@ class _Exchange:
     results: list[Turn] = field(default_factory=list)
     memories: list = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)  # as turns, in order
+    given: int = 0  # of those that stood there from the beginning, how many did at its time
     standing: int = 0  # how many memories stood there when the last of the answer was given
     searched: bool = False
     edits: list[MemoryEdit] = field(default_factory=list)
@@ -455,6 +481,15 @@ def _with_words(item: object, old: str, new: str) -> object:
     if not isinstance(item, dict) or not old or old not in text or item.get("text") is None:
         return item
     return {**item, "text": text.replace(old, new)}
+
+
+def _day_of_memory(item: object) -> str:
+    """The day on which a memory was made; "" where it is not known."""
+    try:
+        days = [_day(raw.created_at) for raw in memories_in(item)] if shape_of(item) else []
+    except (AttributeError, TypeError, ValueError, KeyError):
+        return ""  # not read as a memory either
+    return days[0] if days else ""
 
 
 class Conversation:
@@ -478,6 +513,7 @@ class Conversation:
         self.last_only = last_only
         self.standing_from = standing_from
         self.given = len(standing)  # so many stood there before any message
+        self.given_days = [_day_of_memory(item) for item in standing]
         self.named_by_message = named_by_message
         self.waiting: list[int] = []  # messages without a row of their own
         self.name = name
@@ -496,6 +532,7 @@ class Conversation:
         self.exchange: _Exchange | None = None
         self.pending: list[int] = []  # messages that are used as soon as a row comes after them
         self.answers = 0
+        self.lost = 0  # memories that searches found, or messages brought, and that are in no row
 
     def rows(self, messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
         """The rows, in order; at the end everything is in the account."""
@@ -521,6 +558,8 @@ class Conversation:
             for kind, count in message.other_parts.items():
                 self.account.remark(f"parts without a text ({kind})", count)
             self.state.append("")
+            if message.ends:
+                yield from self._row()
             if message.reason:
                 self.state[number] = message.reason
             elif message.role == "system":
@@ -668,7 +707,7 @@ class Conversation:
         if exchange is None:
             return
         self.pending += exchange.members
-        memories = self.standing[: exchange.standing]
+        memories = self._known_then(exchange)
         if exchange.memories:
             known = set(map(_text_of, memories))
             memories += [item for item in exchange.memories if _text_of(item) not in known]
@@ -678,6 +717,7 @@ class Conversation:
             self.pending.clear()
             yield self._fields(exchange, memories)
         else:
+            self.lost += len(exchange.memories)
             why = "no memory was shown or found for it" if has_answer else "no answer follows"
             for number in exchange.members:
                 self.state[number] = why
@@ -685,6 +725,21 @@ class Conversation:
         self._edit(exchange)
         self.turns.append(Turn(role="user", content=clean_text(exchange.query.text)))
         self.turns += exchange.history
+
+    def _known_then(self, exchange: _Exchange) -> list:
+        """What stood before an exchange: not what a store has from a later day."""
+        day = exchange.query.time
+        given = self.standing[: self.given]
+        if day:
+            given = [
+                item
+                for item, made in zip(given, self.given_days, strict=False)
+                if not made or made <= day
+            ]
+        later = self.given - len(given)
+        self.account.remark("memories of the store from a day after the question", later)
+        exchange.given = len(given)
+        return [*given, *self.standing[self.given : exchange.standing]]
 
     def _fields(self, exchange: _Exchange, memories: list) -> dict[str, Any]:
         for number in self.waiting:
@@ -706,9 +761,9 @@ class Conversation:
             row["model"] = exchange.model
         row["memories"] = memories if memories or not exchange.unreadable else exchange.unreadable
         origins = [
-            (self.standing_from, self.given),
+            (self.standing_from, exchange.given),
             (SECTIONS, exchange.standing - self.given),
-            (SEARCHES, len(memories) - exchange.standing),
+            (SEARCHES, len(memories) - exchange.given - exchange.standing + self.given),
         ]
         row["memories_from"] = [origin for origin, count in origins if count > 0]
         if len(self.turns) > MOST_TURNS:
@@ -719,8 +774,11 @@ class Conversation:
         """Put into the account what became of each message."""
         if not self.answers:
             self.account.leave("conversation", self._why())
+            self.lost += len(self.standing) - self.given
         else:
             self.account.use("conversation")
+        self.account.find("memory", self.lost)
+        self.account.leave("memory", "no answer came after it", self.lost)
         for number in self.pending:
             if not self.state[number]:
                 self.state[number] = "no answer with memories follows"

@@ -22,6 +22,8 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.S)
 _BULLET_LINE = re.compile(r"^(\s*)(?:[-*+•]|\d{1,3}[.)])\s+(.+?)\s*$")
 _HEADING_LINE = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 _LINK_ONLY = re.compile(r"^\[[^\]]*\]\([^)]*\.md[^)]*\)")
+_LABEL_ONLY = re.compile(r"(\*\*|__|)[^*_:\n]{1,40}(?::\1|\1:)")
+_TEMPLATE_HELP = re.compile(r"\s*_\([^)\n]*\)_")  # in the USER.md that OpenClaw lays out
 _IMPORT_ONLY = re.compile(r"^@[\w./~-]+$")
 _BOLD_LINE = re.compile(r"^(\*\*|__)[^*_]+\1:?$")
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
@@ -161,6 +163,8 @@ def note_memories(text: str, name: str, left_out: list[str] | None = None) -> li
     What is no memory is added to `left_out`, with its reason.
     """
     fields, body = front_matter(text[:_MOST_CHARACTERS])
+    if Path(name).name in ("USER.md", "IDENTITY.md"):
+        body = _TEMPLATE_HELP.sub("", body)
     note_fields = {"source": name}
     memory_type = _first_text(fields, _TYPE_FIELDS)
     day_of_file = _DAY_IN_NAME.search(name)
@@ -208,6 +212,8 @@ def _no_memory(entry: str) -> str:
         return "a link to another note"
     if _IMPORT_ONLY.match(entry):
         return "an import of another file"
+    if _LABEL_ONLY.fullmatch(entry):
+        return "a label with nothing behind it"
     return ""
 
 
@@ -265,12 +271,16 @@ _HEADING = re.compile(
 )
 _ABOUT_MEMORY = re.compile(
     r"\bmemor(?:y|ies)\b|^model set context$|^(?:relevant |known |user )facts\b"
-    r"|^facts about the user|^what (?:i|we|you) know about|^(?:what is )?known about|^user profile$"
+    r"|\b(?:facts|information|details|notes) (?:about|on) (?:the|this) user\b"
+    r"|^what (?:i|we|you) know about|^(?:what is )?known about|^user profile$"
     r"|^about (?:the|this) user$|^user preferences$",
     re.I,
 )
 _WITH_DAY = re.compile(r"^\[(\d{4}-\d{2}-\d{2})[^\]]*\][.:]?\s*(.+)$", re.S)
 _ZEP_SECTION = re.compile(r"<([A-Z][A-Z_]+)>(.*?)</\1>", re.S)
+_CLOCK_BEHIND_DAY = re.compile(
+    r"(?<=\d{4}-\d{2}-\d{2})[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?"
+)
 _EPISODE = re.compile(r"Created At: (\S+).*? Content: (.+)")
 _LETTA_BLOCK = re.compile(
     r"<(?P<label>\w+)>\s*(?:<description>.*?</description>\s*)?(?:<metadata>.*?</metadata>\s*)?"
@@ -421,6 +431,7 @@ def context_facts(context: str) -> list[dict[str, str]]:
     """The facts, entities, summaries and episodes of a context block of Zep, each as an edge; none
     where it has neither sections nor bullets alone.
     """
+    context = _CLOCK_BEHIND_DAY.sub("", context)  # the second of a time can identify a person
     sections = [match[2] for match in _ZEP_SECTION.finditer(context)]
     lines = [line for line in context.splitlines() if line.strip()]
     if not sections and lines and all(map(_BULLET_LINE.match, lines)):

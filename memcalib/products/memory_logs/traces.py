@@ -131,12 +131,24 @@ def words_in(value: object, names: Sequence[str]) -> str:
 def _main_call(steps: Sequence[Step], reply: str) -> Step | None:
     """The call of a model that gave the reply of a trace; without a reply, the last one."""
     calls = [step for step in steps if step.prompt and any(_has_words(m) for m in step.reply)]
-    if not reply:
-        return calls[-1] if calls else None
+    if not reply:  # what is JSON alone is meant for a program, such as extracted memories
+        spoken = [step for step in calls if not all(map(_is_json, step.reply))]
+        return [*calls, *spoken][-1] if calls else None
     for step in reversed(calls):
         if any(message.text.strip() and message.text.strip() in reply for message in step.reply):
             return step
     return None
+
+
+def _has_failed(steps: Sequence[Step], roots: Sequence[Step]) -> bool:
+    """Whether a trace without a reply ended in an error: its root did, or its last call of a
+    model."""
+    calls = [step for step in steps if step.prompt]
+    return any(step.is_error for step in roots) or bool(calls and calls[-1].is_error)
+
+
+def _is_json(message: Message) -> bool:
+    return not message.calls and structure_in(message.text) is not None
 
 
 def _has_words(message: Message) -> bool:
@@ -171,9 +183,18 @@ def trace_rows(
     memories: list[object] = list(standing)
     if any(step.memories is not None for step in steps):
         memories = [item for item in memories if not isinstance(item, Searched)]
+    given = len(memories)
     for step in steps:
         memories += [item for item in step.memories or [] if item not in memories]
-    main = _main_call(steps, reply)
+    count = sum(len(step.memories or []) for step in steps)
+    again = count - (len(memories) - given)
+    account.remark("memories that a second search found again, which count once", again)
+    found = len(memories) - given
+    has_failed = not reply and _has_failed(steps, roots)
+    main = None if has_failed else _main_call(steps, reply)
+    account.remark(
+        "traces without their root, of which the last call counts", bool(main and not roots)
+    )
     others = sum(bool(step.prompt) and step is not main for step in steps)
     account.remark("further calls of a model in a trace, which did not give its answer", others)
     if main:
@@ -205,8 +226,11 @@ def trace_rows(
     for row in conversation_rows(messages, account, name, fields, memories, last_only=True):
         has_row = True
         yield {**row, "id": name}
-    if not has_row and any(step.is_error for step in steps):
-        account.remark("traces that ended in an error and gave no row")
+    if not has_row:
+        account.find("memory", found)
+        account.leave("memory", "its trace gave no row", found)
+        is_error = any(step.is_error for step in steps)
+        account.remark("traces that ended in an error and gave no row", is_error)
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace008
 def _is_search(kind: str, name: str) -> bool:

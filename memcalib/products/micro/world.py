@@ -776,7 +776,7 @@ def _parse_slot(text: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         match = pattern.fullmatch(text)
         if match is None:
             continue
-        words = [word for group in match.groups() for word in group.split(" ")]
+        words = " ".join(match.groups()).split(" ")
         nouns = tuple(words[:1])
         details = tuple(words[1:])
         if NOUNS.issuperset(nouns) and _DETAILS.issuperset(details):

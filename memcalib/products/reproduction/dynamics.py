@@ -387,7 +387,8 @@ def curve_rows(steps: "pd.DataFrame", digits: int = 6) -> "pd.DataFrame":
         rates = counts.pivot(index=["seed", "step"], columns="group", values="nondegenerate")
         rates = rates.add_prefix("nondegenerate/")
         names = ["entropy"]
-        names += [f"{kind}/{name}" for kind in ("trigger", "threshold") for name in LOCALIZABLE]
+        names += [f"trigger/{name}" for name in LOCALIZABLE]
+        names += [f"threshold/{name}" for name in LOCALIZABLE]
         present = [name for name in names if name in method_steps]
         joined = method_steps.set_index(["seed", "step"])[present].join(rates, how="inner")
         joined.insert(0, "method", method)

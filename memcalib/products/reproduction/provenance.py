@@ -240,8 +240,8 @@ _METHOD = ("rules", "localization", "redistribution", "credit")  # in the order 
 def _method_modules() -> Iterator[tuple[str, ast.Module]]:
     """Name and syntax tree of each module of the method."""
     package = package_data()
-    for part in _METHOD:
-        files = sorted((package / part).glob("[!_]*.py")) or [package / f"{part}.py"]
+    for room in _METHOD:
+        files = sorted((package / room).glob("[!_]*.py")) or [package / f"{room}.py"]
         for file in files:
             name = ".".join(file.relative_to(package).with_suffix("").parts)
             yield name, ast.parse(file.read_text(encoding="utf-8"))

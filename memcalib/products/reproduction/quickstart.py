@@ -128,9 +128,12 @@ def quick_plan(out: str | Path, profile: Profile) -> Plan:
 def _finished_rows(rows: Sequence[ResultRow], jobs: Jobs) -> list[ResultRow]:
     """The rows of which every job is done."""
     unfinished = {(jobs.root / name).resolve() for name in jobs.to_do()}
-    return [
-        row for row in rows if not unfinished & {path.resolve() for path in row.folders.values()}
-    ]
+    finished = []
+    for row in rows:
+        folders = {path.resolve() for path in row.folders.values()}
+        if not unfinished & folders:
+            finished.append(row)
+    return finished
 
 
 def run_quickstart(

@@ -161,10 +161,9 @@ class _GridJobs:
         if run.policy in GRID_POLICIES:
             reads.append(self._policy(run.policy))
         chosen_facts = {key: value for key, value in facts.items() if key != "lr" or not tries}
-        files = [
-            [rate, [str(self.root / job / "row.json") for job in jobs]]
-            for rate, jobs in tries.items()
-        ]
+        files = []
+        for rate, jobs in tries.items():
+            files.append([rate, [str(self.root / job / "row.json") for job in jobs]])
         words = {
             "run": chosen_facts,
             "tries": files,

@@ -803,7 +803,7 @@ REFUSED = {
         {"id": "t", "input": "Dinner?", "output": "Tofu.", "observations": []},
         "RETRIEVER",
     ),
-    "langsmith": (LANGSMITH[0], "child runs"),
+    "langsmith": (LANGSMITH[0], "child_runs"),
     "spans": (SPANS[0], "gen_ai.memory.records"),
     "history of mem0": (
         {"id": "1", "memory_id": "m", "old_memory": None, "new_memory": "Rows", "event": "ADD"},
@@ -2186,3 +2186,112 @@ def test_blocks_of_a_store_stand_before_answers_that_searched(tmp_path):
     talk = {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}
     path = lines(tmp_path / "log.jsonl", talk)
     assert texts(read_all(path, tmp_path / "blocks.json").rows[0]) == ["Surfs", "Skis"]
+
+
+def test_a_trace_that_failed_has_no_answer_of_a_helper():
+    root = {"id": "r", "trace_id": "r", "run_type": "chain", "name": "chat", "start_time": "1"}
+    root = {**root, "inputs": {"question": "How fast?"}, "outputs": None, "error": "429"}
+    child = {"trace_id": "r", "parent_run_id": "r", "name": "llm", "run_type": "llm"}
+    asked = {"messages": [{"role": "user", "content": "How fast?"}]}
+    said = {"messages": [{"role": "assistant", "content": "What pace should the user run?"}]}
+    found = {"documents": [{"page_content": "Runs"}]}
+    search = {**child, "id": "b", "run_type": "retriever", "start_time": "3", "inputs": {}}
+    runs = [
+        root,
+        {**child, "id": "a", "start_time": "2", "inputs": asked, "outputs": said},
+        {**search, "outputs": found},
+        {**search, "id": "c", "outputs": found},
+        {**child, "id": "d", "start_time": "4", "inputs": asked, "outputs": None, "error": "429"},
+    ]
+    whole = {**SAY, "id": "w", "messages": [SYSTEM, ASK, SAY]}
+    reading = read_all([*runs, whole])
+    assert [row.answer for row in reading.rows] == [SAY["content"]]
+    account = reading.account.check()
+    assert account.remarks["traces that ended in an error and gave no row"] == 1
+    assert account.remarks["memories that a second search found again, which count once"] == 1
+    assert account.tallies["memory"].left["its trace gave no row"] == 1
+
+
+def test_without_a_root_what_is_json_alone_is_no_answer():
+    step = {"trace_id": "r", "parent_run_id": "r", "name": "llm", "run_type": "llm"}
+    asked = {"messages": [SYSTEM, ASK]}
+    runs = [
+        {**step, "id": "a", "start_time": "1", "inputs": asked, "outputs": {"messages": [SAY]}},
+        {**step, "id": "b", "start_time": "2", "inputs": asked, "outputs": {}},
+    ]
+    runs[1]["outputs"] = {"messages": [{"role": "assistant", "content": "[]"}]}
+    reading = read_all(runs)
+    assert reading.rows[0].answer == SAY["content"]
+    assert reading.account.remarks["traces without their root, of which the last call counts"] == 1
+
+
+def test_memories_before_no_answer_are_counted():
+    call = {"id": "1", "function": {"name": "search_memory", "arguments": "{}"}}
+    found = {"role": "tool", "tool_call_id": "1", "content": '[{"content": "Skis"}]'}
+    unanswered = [SYSTEM, ASK, {"role": "assistant", "tool_calls": [call]}, found]
+    reading = read_all([{"messages": unanswered}, {"messages": [SYSTEM, *TALK]}])
+    memories = reading.account.check().to_dict()["memory"]
+    assert memories == {"found": 3, "used": 1, "left": {"no answer came after it": 2}}
+
+
+@pytest.mark.parametrize("heading", ["Use these facts about the user:", "## Known about the user"])
+def test_other_headings_of_memory(heading):
+    assert system_memories(f"{heading}\n- Is vegan") == [{"text": "Is vegan"}]
+
+
+def test_what_a_channel_of_openclaw_puts_around_words(tmp_path):
+    def said(number, role, text, day="2026-06-10"):
+        message = {"role": role, "content": [{"type": "text", "text": text}]}
+        line = {"type": "message", "id": str(number), "timestamp": f"{day}T09:00:00Z"}
+        return {**line, "message": message}
+
+    info = 'Conversation info (untrusted metadata):\n```json\n{"sender_id": "88"}\n```\n\n'
+    session = [
+        {"type": "session", "id": "s", "cwd": "/w"},
+        said(
+            1,
+            "user",
+            "[Telegram Lea (@lea) id:88 2026-06-10 09:00 GMT+2] Dentist?\n[message_id: 4]",
+        ),
+        said(2, "assistant", "[[reply_to_current]] On the 18th."),
+        said(3, "user", "Read HEARTBEAT.md if it exists (workspace context). Follow it."),
+        said(4, "assistant", "I checked the mail."),
+        said(5, "user", f"{info}[Wed 2026-06-10 09:05 GMT+2] Which day?"),
+        said(6, "assistant", "NO_REPLY"),
+        said(7, "user", "And now?", "2026-06-12"),
+        said(8, "assistant", "Friday."),
+    ]
+    store = tmp_path / "workspace"
+    (store / "memory").mkdir(parents=True)
+    (store / "USER.md").write_text("- **Name:** Lea _(how to call them)_\n- **Notes:**\n")
+    (store / "memory" / "2026-06-11.md").write_text("- Uses Node 22\n")
+    reading = read_all(lines(tmp_path / "s.jsonl", *session), store)
+    rows = [(row.query, row.answer, texts(row)) for row in reading.rows]
+    assert rows == [
+        ("Dentist?", "On the 18th.", ["**Name:** Lea"]),
+        ("And now?", "Friday.", ["**Name:** Lea", "Uses Node 22"]),
+    ]
+    remarks = reading.account.check().remarks
+    assert remarks["memories of the store from a day after the question"] == 2
+    assert remarks["entries of the store that are no memory: a label with nothing behind it"] == 1
+
+
+def test_pieces_of_notes_that_a_search_found():
+    def answered(tool, result):
+        call = {"id": "1", "function": {"name": tool, "arguments": "{}"}}
+        found = {"role": "tool", "tool_call_id": "1", "content": json.dumps(result)}
+        [row] = read_all(
+            [{"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}]
+        ).rows
+        return [(memory.text, memory.created_at) for memory in row.memories]
+
+    snippet = {"path": "memory/2026-06-08.md", "snippet": "- On the 18th\n- Line 5", "score": 0.5}
+    expected = [("On the 18th", "2026-06-08"), ("Line 5", "2026-06-08")]
+    assert answered("memory_search", {"results": [snippet]}) == expected
+    note = {"path": "memory/2026-06-08.md", "text": "# 8 June\n\n- On the 18th\n- Line 5"}
+    assert answered("memory_get", note) == expected
+
+
+def test_the_second_of_a_fact_is_cut_off():
+    context = "<FACTS>\n- Ana rows. (2024-11-14 02:03:58+00:00 - present)\n</FACTS>"
+    assert system_memories(context) == [{"text": "Ana rows. (2024-11-14 - present)"}]
