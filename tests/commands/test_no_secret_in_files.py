@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import string
 from urllib.parse import quote
 
@@ -293,6 +294,9 @@ SPELLINGS = {
     "a URL with its slashes": lambda key: quote(key),
     "a URL in a URL": lambda key: quote(quote(key, safe=""), safe=""),
     "JSON": lambda key: json.dumps(key)[1:-1],
+    "a shell": lambda key: shlex.quote(f"{key} x").removesuffix(" x'").removeprefix("'"),
+    "quoted-printable": lambda key: quote(key, safe="").replace("%", "="),
+    "names of HTML": lambda key: key.replace("'", "&apos;").replace("+", "&plus;"),
     "JSON of PHP": lambda key: json.dumps(key)[1:-1].replace("/", "\\/"),
     "JSON by number": lambda key: "".join(
         c if c.isascii() and c.isalnum() else json_number(c) for c in key
@@ -311,7 +315,9 @@ def json_number(character: str) -> str:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8"])
+@pytest.mark.parametrize(
+    "key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8", "gor'se!Hill99x"]
+)
 def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spelling):
     """As a server does that logs the header which it got."""
     monkeypatch.setenv("MY_PROVIDER_KEY", key)
