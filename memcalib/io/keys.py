@@ -71,7 +71,7 @@ def _spelled(character: str) -> str:
     in_html = "|".join([rf"&#0*{number};", rf"&#x0*{number:x};", *(f"&{name}" for name in names)])
     plain = re.escape(character)
     in_mail = in_url.replace("%", "=")
-    in_shell = rf"|'\"'\"'|'\\''" if character == "'" else ""
+    in_shell = r"|'\"'\"'|'\\''" if character == "'" else ""
     return (
         rf"(?:\\?\\?{plain}{in_shell}|(?i:{in_url}|{twice}|{in_mail}|{in_json}|\\x{number:02x}"
         rf"|{in_html}))"

@@ -360,6 +360,28 @@ def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
         assert hidden == f"found '{before}***\\n'", name
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"access_token": "tundragoat66xx-lark"},
+        {"auth": {"passwd": "tundragoat66xx"}},
+        {"headers": [{"credentials": "tundragoat66xx"}]},
+        {"sessionToken": ["tundragoat66xx"]},
+        {"auth": "tundragoat66xx"},
+        {"metadata": {"api-key": "x"}},
+    ],
+)
+def test_a_field_that_is_named_like_a_secret_is_refused(body):
+    with pytest.raises(CallError, match="put the key into the variable that key_env names"):
+        Endpoint(model="m", base_url="http://localhost:9/v1", key_env="", extra_body=body)
+
+
+def test_fields_of_a_request_that_only_sound_like_a_secret_stay():
+    body = {"max_tokens_to_think": 500, "stop_token": "<|im_end|>", "eos_token": "</s>"}
+    body |= {"author": "a-language-model", "token_type_ids": [1, 2], "pass": True}
+    assert Endpoint(model="m", extra_body=body).extra_body == body
+
+
 def test_a_private_key_is_hidden_where_the_text_was_cut_off():
     lines = [base64.b64encode(os.urandom(48)).decode() for _ in range(4)]
     for line_end in ("\n", "\\n", "\\r\\n"):
