@@ -861,10 +861,10 @@ def question_interval(
 
 def few_questions(count: int) -> str:
     """What a reader has to know of results from fewer than `LEAST_GROUPS` questions."""
-    questions = "1 question" if count == 1 else f"{count} questions"
+    number = "There is only 1 question" if count == 1 else f"There are only {count} questions"
     return (
-        f"There are only {questions}. Below {LEAST_GROUPS}, no interval is given, and no "
-        f"difference is marked as significant."
+        f"{number}. Below {LEAST_GROUPS}, no interval is given, and no difference is marked as "
+        f"significant."
     )
 
 # %% ../nbs/03_metrics.ipynb #e6c2f41d

@@ -402,7 +402,7 @@ def test_a_whole_prompt_without_one_of_its_places_is_refused(tmp_path, place):
     with pytest.raises(ValueError) as refused:
         load_prompt(config.prompt)
     message = str(refused.value)
-    assert config.prompt in message and f"lacks the placeholder {{{place}}};" in message
+    assert config.prompt in message and f"{{{place}}}; allowed: a whole prompt" in message
     assert all(f"{{{name}}}" in message for name in ("query", "memory", "answer", "atoms"))
 
 

@@ -12,12 +12,13 @@ import pytest
 from faulty_server import FaultyServer, Late, completion
 
 import memcalib
+from memcalib.evaluation.footprints import FootprintJudge
 from memcalib.evaluation.run import evaluate
 from memcalib.inference.cache import CallCache
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
 from memcalib.judge import JudgeConfig, LLMJudge, judge_request
-from memcalib.scoring.judge_runs import judge_rollouts, check_judge_answers
+from memcalib.scoring.judge_runs import Judge, check_judge_answers, judge_rollouts
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import Judgment, Rollout
@@ -119,6 +120,47 @@ def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached)
     assert [judged(out)[e.id] for e in (examples[0], examples[2])] == [
         judged_before[e.id] for e in (examples[0], examples[2])
     ]
+
+
+class Forgetful(Judge):
+    """Finds no level, until it is asked anew."""
+
+    name = "forgetful"
+
+    def __init__(self, is_anew: bool = False):
+        self.is_anew = is_anew
+
+    def anew(self):
+        return Forgetful(is_anew=True)
+
+    def judge(self, example, response):
+        return dict.fromkeys(example.levels, "A") if self.is_anew else {}
+
+
+@pytest.mark.parametrize("judge", [Forgetful(), FootprintJudge(Forgetful())])
+def test_any_judge_is_asked_anew_about_what_stayed_unscored(tmp_path, judge):
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:3])
+    out = tmp_path / "j.jsonl"
+    assert judge_rollouts(EXAMPLES, rollouts, judge, out).unscored == 3
+    assert judge_rollouts(EXAMPLES, rollouts, judge, out).judged == 0
+    again = judge_rollouts(EXAMPLES, rollouts, judge, out, retry_unscored=True)
+    assert (again.judged, again.unscored) == (3, 0)
+    assert all(row.scored for row in judged(out).values())
+
+
+def test_an_error_inside_a_judge_of_the_package_keeps_its_traceback(tmp_path, monkeypatch):
+    """That of another judge is said in one sentence, with its name."""
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:1])
+
+    def breaks(self, example, response):
+        raise KeyError("levels")
+
+    monkeypatch.setattr(Forgetful, "judge", breaks)
+    with pytest.raises(RuntimeError, match="Forgetful raised KeyError: 'levels' on the answer"):
+        judge_rollouts(EXAMPLES, rollouts, Forgetful(), tmp_path / "j.jsonl")
+    monkeypatch.setattr(Forgetful, "__module__", "memcalib.judge")
+    with pytest.raises(KeyError, match="levels"):
+        judge_rollouts(EXAMPLES, rollouts, Forgetful(), tmp_path / "j.jsonl")
 
 
 def test_a_good_reply_in_the_cache_is_used_again(tmp_path):

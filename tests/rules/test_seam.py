@@ -261,12 +261,12 @@ SPOILT = {
     "OUTSIDE": (lambda placed: put(placed, 1.0, -1), r"row \d+, token \d+: .*outside the answer"),
     "TOO_SHORT": (
         lambda placed: replace(placed, weights=placed.weights[..., :-1]),
-        r"weights of shape \(1, \d+, \d+\), must be \(1, \d+, \d+\)",
+        r"weights of shape \(1, \d+, \d+\).* \(1, \d+, \d+\)",
     ),
     "FLAT": (lambda placed: replace(placed, weights=placed.weights[0]), "part, pair, token"),
     "FEWER": (
         lambda placed: replace(placed, above_gate=placed.above_gate[1:]),
-        r"above_gate of shape \(\d+,\), must be",
+        r"above_gate of shape \(\d+,\).* must be",
     ),
     "SHARE": (
         lambda placed: replace(placed, shares=-placed.shares),

@@ -130,7 +130,8 @@ def note_entries(text: str) -> list[tuple[str, str]]:
             around = bullets.around(bullet)
             title = "" if around is None else _title(" ".join(entries[around][1]))
             if around is None or title:
-                titles |= set() if around is None else {around}
+                if around is not None:
+                    titles.add(around)
                 entries.append((heading, [f"{title}: {bullet[2]}" if title else bullet[2]]))
                 bullets.add(len(entries) - 1)
             else:
