@@ -112,8 +112,12 @@ def _place_of(path: Path) -> Path:
     """Where a cache file is, behind links, which SQLite follows; raises `CacheError` for a link of
     another user.
     """
-    if path.is_symlink():
-        _refuse_of_another_user(path)
+    step = path
+    for _ in range(40):  # more links than a system follows
+        if not step.is_symlink():
+            break
+        _refuse_of_another_user(step)
+        step = step.parent / step.readlink()
     return path.resolve()
 
 

@@ -125,10 +125,11 @@ _PRIVATE_KEY = (
     r"|(?:(?:\\[rn]|\s)*[A-Za-z0-9+/=]{16,})+)"  # of a text that was cut off
 )
 # a letter or digit before a key that belongs to another character: as JSON or a URL writes it, or
-# of a colour on the terminal
+# of a colour or an order to the terminal
 _BEFORE = (
-    r"(?:(?<!\w)|(?<=\\[abefnrtv])|(?<=%[0-9A-Fa-f]{2})|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
-    r"|(?<=\[m)|(?<=\[\dm)|(?<=[\[;]\d\dm))"
+    r"(?:(?<!\w)|(?<=\\[abefnrtv])|(?<=[%=][0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
+    r"|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\[0-7]{3})|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\U[0-9A-Fa-f]{8})"
+    r"|(?<=\[[A-Za-z])|(?<=[\[;]\d[A-Za-z])|(?<=[\[;]\d\d[A-Za-z])|(?<=[\[;]\d{3}[A-Za-z]))"
 )
 KEY_PATTERN = rf"{_PRIVATE_KEY}|{_BEFORE}(?:{_BEGINNINGS})(?!\w)"
 

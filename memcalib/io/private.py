@@ -10,9 +10,12 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from pydantic import BaseModel
+
+from .records import SUFFIXES
 
 # %% ../../nbs/io/07_private.ipynb #5ec3e101
 _OTHERS = 0o077  # permissions of the group and of everybody else
@@ -61,18 +64,28 @@ _MARKS = ("parameters.json", "rollouts.jsonl", "splits.json", "proposals.jsonl",
 
 
 def of_private_run(*sources: str | Path | None) -> bool:
-    """Whether one of these holds private rows: a file whose permissions are for its owner alone, or
-    a run folder that only its owner can enter with all that is in it. A link is as private as the
-    place where it stands, and as the one to which it leads.
+    """Whether one of these holds private rows: a file whose permissions are for its owner alone, a
+    folder with such a file of rows, or a run folder that only its owner can enter. A link is as
+    private as the place where it stands, and as the one to which it leads.
     """
     for source in map(Path, filter(None, sources)):
-        if source.is_file() and not source.stat().st_mode & _OTHERS:
+        if any(not file.stat().st_mode & _OTHERS for file in _files_of(source)):
             return True
         for path in (source.absolute(), Path(os.path.realpath(source))):
             for folder in (path, *path.parents):
                 if is_private(folder) and any((folder / mark).is_file() for mark in _MARKS):
                     return True
     return False
+
+
+def _files_of(source: Path) -> Iterator[Path]:
+    """A file, or the files of rows in a folder of data."""
+    if source.is_file():
+        yield source
+    elif source.is_dir():
+        for file in chain(source.glob("*"), source.glob("*/*")):
+            if file.name.endswith(SUFFIXES) and file.is_file():
+                yield file
 
 
 def files_named_in(settings: object) -> Iterator[str]:

@@ -6,8 +6,8 @@
 __all__ = ['LINE_BREAKS', 'Name', 'LONGEST_LINE', 'RATIO_ALLOWED', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks',
            'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'display_text', 'Violation', 'DataError',
            'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys', 'TooMuchUnpacked',
-           'Unpacked', 'is_far_larger', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts',
-           'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
+           'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'is_hub_id', 'iter_rows', 'storage_faults',
+           'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/02_records.ipynb #316a8b79
 import gzip
@@ -329,12 +329,47 @@ def _saved_rows(folder: Path, split: str) -> Iterator[Any]:
     if several.exists():
         for part in json.loads(several.read_text(encoding="utf-8"))["splits"]:
             _refuse_outside(several, part)
+    for file in folder.rglob("*"):
+        if _leads_out(file, folder):
+            raise ValueError(f"a link out of the folder: {file.name}")
     dataset = load_from_disk(str(folder))
     if isinstance(dataset, dict):
         dataset = dataset[split]
     # as tables: to decode a picture would be to open the file or address that its row names
     for table in dataset.with_format("arrow").iter(batch_size=256):
         yield from table.to_pylist()
+
+
+def _leads_out(file: Path, folder: Path) -> bool:
+    """Whether a file of a folder is a link to a file elsewhere. Within a hub's cache, files are
+    links to `blobs` beside `snapshots`, and lead nowhere else.
+    """
+    end = file.resolve()
+    root = folder.resolve()
+    blobs = [
+        parent.parent / "blobs" for parent in (root, *root.parents) if parent.name == "snapshots"
+    ]
+    return not end.is_relative_to(root) and end.parent not in blobs
+
+
+def own_files(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """The files, which are of a folder; raises `DataError` where one is a link to a file elsewhere,
+    which a folder that somebody else made may hold.
+    """
+    files = list(files)
+    faults = [
+        Violation(
+            "link",
+            f"a link out of the folder, to {file.resolve()}",
+            "files of the folder, or this file named itself",
+            file=str(file),
+        )
+        for file in files
+        if _leads_out(file, folder)
+    ]
+    if faults:
+        raise DataError(faults)
+    return files
 
 
 def _refuse_outside(file: Path, name: str) -> None:
@@ -371,11 +406,8 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
         return
     number = 0
     for name in chosen:
-        end = (folder / name).resolve()
-        if (
-            not end.is_relative_to(folder.resolve()) and end.parent.name != "blobs"
-        ):  # of a hub's cache
-            found = f"a link out of the folder, to {end}"
+        if _leads_out(folder / name, folder):
+            found = f"a link out of the folder, to {(folder / name).resolve()}"
             allowed = "files of the folder, or this file named itself"
             yield (
                 number + 1,

@@ -322,9 +322,31 @@ def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spell
     assert len(left) <= len(spelled) - len(key)
 
 
-@pytest.mark.parametrize(
-    "before", ["\\n", "\\t", "\\x1b[31m", "\\u0009", "\\x0a", "%22", "%0A", "\x1b[1;32m", "é", "'"]
-)
+BEFORE = [
+    "\\n",
+    "\\t",
+    "\\x1b[31m",
+    "\\u0009",
+    "\\x0a",
+    "%22",
+    "%0A",
+    "\x1b[1;32m",
+    "é",
+    "'",
+    "\x1b[38;5;196m",
+]
+BEFORE += [
+    "\x1b[38;2;255;100;100m",
+    "\x1b[01;31m\x1b[K",
+    "\\012",
+    "\\U0000000a",
+    "=0A",
+    "=3D",
+    "%250A",
+]
+
+
+@pytest.mark.parametrize("before", BEFORE)
 def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
     """`repr` writes the line break before a key that was pasted as a letter."""
     for name in ("OpenAI", "GitHub", "AWS"):

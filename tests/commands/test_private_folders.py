@@ -298,6 +298,22 @@ def test_a_training_on_private_demonstrations_is_private(capsys, work):
     assert is_private(work / "trained")
 
 
+@pytest.mark.parametrize("place", ["data.jsonl", "data/train.jsonl"])
+def test_a_folder_of_data_is_as_private_as_its_files(capsys, work, place):
+    assert evaluate(capsys)[0] == 0
+    file = work / "theirs" / place
+    file.parent.mkdir(parents=True)
+    file.write_bytes((work / "run" / "examples.jsonl").read_bytes())
+    for mode, is_closed in ((0o600, True), (0o644, False)):
+        file.chmod(mode)
+        out = f"parts{mode:o}"
+        with umask(0o022):
+            words = ["split", "theirs", "--out", out, "--size", "a=0.5", "--size", "b=0.5"]
+            code, _, errors = run(capsys, *words)
+        assert code == 0, errors
+        assert is_private(work / out) is is_closed
+
+
 def test_from_python_a_log_is_as_private(work):
     from memcalib.evaluation.run import evaluate as evaluate_from_python
 

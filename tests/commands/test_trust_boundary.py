@@ -14,8 +14,11 @@ from command_line import run
 from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
 from memcalib.settings.files import allowing_hosts
+from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
+from memcalib.products.memory_logs.files import folder_logs
+from memcalib.products.memory_logs.notes import note_files
 from memcalib.products.reproduction.profiles import load_profile
-from memcalib.io.records import iter_rows, write_jsonl
+from memcalib.io.records import DataError, iter_rows, write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
 from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.products.micro.practice.server import MicroServer
@@ -260,19 +263,32 @@ def test_a_dry_run_of_a_plan_shows_addresses_and_files(capsys, folder):
     assert f"the text of {folder / 'secret.md'} would be read and sent to a model" in output
 
 
-@pytest.mark.parametrize("kind", ["image"])
-def test_a_row_names_no_file_that_is_opened(folder, kind):
-    """A picture in a saved data set is a path, or an address."""
+def test_a_row_names_no_file_that_is_opened(folder, monkeypatch):
+    """A picture in a data set is a path, or an address, which `datasets` opens to decode it."""
     from datasets import Dataset, Features, Image, Value
 
     rows = {"a": ["x"], "picture": [{"path": str(folder / "data.jsonl"), "bytes": None}]}
     features = Features({"a": Value("string"), "picture": Image()})
     data = Dataset.from_dict(rows, features=features)
     data.save_to_disk(folder / "saved")
+    (folder / "rows").mkdir()
     data.to_parquet(folder / "rows" / "train.parquet")
+
+    def opened(*arguments, **options):
+        raise AssertionError("a picture is decoded")
+
+    monkeypatch.setattr(Image, "decode_example", opened)
     for place in ("saved", "rows"):
         [(_, row)] = iter_rows(folder / place)
-        assert row["picture"] == {"path": str(folder / "data.jsonl")}, row
+        assert row["a"] == "x" and row["picture"]["path"].endswith("data.jsonl"), row
+
+
+def test_a_name_on_a_hub_is_no_folder_here(folder):
+    """`datasets` would take the folder, and read what its README names."""
+    (folder / "own" / "set").mkdir(parents=True)
+    source = next(iter(load_sources().values())).model_copy(update={"hub": "own/set"})
+    with pytest.raises(DataError, match="found own/set, which is also a folder here"):
+        next(iter(_hub_lines(source)))
 
 
 def test_every_kind_of_settings_file_is_checked(capsys, folder):
@@ -519,6 +535,42 @@ def test_a_saved_folder_names_no_file_elsewhere(folder, place):
     file.write_text(json.dumps(content))
     [(_, fault)] = iter_rows(folder / "saved")
     assert "elsewhere" in str(fault) and place in str(fault)
+
+
+def test_a_saved_folder_has_no_link_to_a_file_elsewhere(folder):
+    from datasets import Dataset
+
+    Dataset.from_list([{"a": "private"}]).save_to_disk(folder / "elsewhere")
+    Dataset.from_list([{"a": "theirs"}]).save_to_disk(folder / "saved")
+    [arrow] = (folder / "saved").glob("*.arrow")
+    arrow.unlink()
+    arrow.symlink_to(folder / "elsewhere" / arrow.name)
+    [(_, fault)] = iter_rows(folder / "saved")
+    assert "a link out of the folder" in str(fault)
+
+
+@pytest.mark.parametrize("name", ["s.jsonl", "export.json", "notes.md", "rows.csv"])
+def test_a_folder_of_a_log_or_source_has_no_link_to_a_file_elsewhere(folder, name):
+    (folder / "elsewhere").write_text('{"query": "What is private?", "answer": "This."}')
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / name).symlink_to(folder / "elsewhere")
+    readers = {"notes.md": note_files, "rows.csv": folder_files}
+    with pytest.raises(DataError, match="a link out of the folder"):
+        readers.get(name, folder_logs)(folder / "theirs")
+
+
+def test_links_within_the_cache_of_a_hub_are_followed(folder):
+    blobs = folder / "datasets--x" / "blobs"
+    snapshot = folder / "datasets--x" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    write_jsonl(blobs / "0a1b", EXAMPLES)
+    (snapshot / "train.jsonl").symlink_to(blobs / "0a1b")
+    assert len(list(iter_rows(snapshot))) == len(EXAMPLES)
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "train.jsonl").symlink_to(blobs / "0a1b")
+    [(_, fault)] = iter_rows(folder / "theirs")
+    assert "a link out of the folder" in str(fault)
 
 
 def test_a_run_folder_of_a_stranger_is_read_and_not_run(capsys, folder):

@@ -557,6 +557,16 @@ def test_a_link_of_another_user_is_not_followed(tmp_path, target):
     assert end.exists() is (target == "there")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_no_link_of_a_chain_is_of_another_user(tmp_path):
+    CallCache(tmp_path / "end.sqlite").put("k", {"text": "planted"})
+    (tmp_path / "second.sqlite").symlink_to(tmp_path / "end.sqlite")
+    os.lchown(tmp_path / "second.sqlite", 65534, 65534)
+    (tmp_path / "first.sqlite").symlink_to("second.sqlite")
+    with pytest.raises(CacheError, match="second.sqlite: belongs to another user"):
+        CallCache(tmp_path / "first.sqlite").get("k")
+
+
 @pytest.mark.parametrize("mode", [0o666, 0o660, 0o622])
 def test_a_cache_that_others_may_write_is_not_believed(tmp_path, mode):
     path = tmp_path / "calls.sqlite"

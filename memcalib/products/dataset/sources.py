@@ -33,6 +33,7 @@ from memcalib.io.records import (
     Unpacked,
     Violation,
     iter_rows,
+    own_files,
     short_repr,
 )
 from ...io.settings import import_object, nearest, package_data, read_yaml
@@ -467,6 +468,7 @@ def folder_files(path: Path) -> list[Path]:
     if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         return []
     files = sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))
+    files = own_files(path, files)
     if not files:
         raise FileNotFoundError(
             f"{path}: this folder contains no file whose name ends in {', '.join(FILES)}"
@@ -738,6 +740,10 @@ def _hub_lines(source: Source) -> NumberedRecords:
     needs("datasets", f"reading {source.hub}")
     from datasets import load_dataset
 
+    if Path(source.hub).exists():  # the library would read the folder, and what its README names
+        found = f"{source.hub}, which is also a folder here"
+        allowed = "the name of a data set on the hub, or path in place of hub for a local file"
+        raise DataError([Violation("hub", found, allowed, file=source.name)])
     try:
         yield from enumerate(load_dataset(**hub_arguments(source)), 1)
     except (OSError, ValueError, RuntimeError) as error:

@@ -206,7 +206,8 @@ def load_pairs(path: str | Path, examples: Iterable[Example]) -> list[MinimalPai
 
 def _own_of_pair(pair: MinimalPair) -> list[tuple[str, str]]:
     """The id of a pair and both its answers: no other pair may have them."""
-    return [("pair_id", pair.pair_id), *(("response", text) for text in pair.responses)]
+    texts = dict.fromkeys(pair.responses)  # one, where the edit changes nothing
+    return [("pair_id", pair.pair_id), *(("response", text) for text in texts)]
 
 
 def starter_pairs(examples: Iterable[Example]) -> list[MinimalPair]:

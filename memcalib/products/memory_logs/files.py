@@ -30,6 +30,7 @@ from memcalib.io.records import (
     Violation,
     is_far_larger,
     iter_rows,
+    own_files,
     short_repr,
     unique_keys,
 )
@@ -529,11 +530,14 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
             yield from file_values(log)
     elif path.suffix == ".zip" and path.is_file():
         names, _ = archive_files(path)
+        unpacked = packed = 0  # of all files so far
         with zipfile.ZipFile(path) as archive:
             for name in names:
                 sizes = archive.getinfo(name)
-                if is_far_larger(sizes.file_size, sizes.compress_size):
-                    size = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
+                unpacked += sizes.file_size
+                packed += sizes.compress_size
+                if is_far_larger(unpacked, packed):
+                    size = f"{unpacked:,} bytes out of {packed:,}"
                     yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
                     continue
                 try:
@@ -561,8 +565,8 @@ def folder_logs(path: Path) -> list[Path]:
     """
     if not path.is_dir() or (path / "state.json").exists():
         return []
-    sessions = sorted(file for file in path.rglob("*.jsonl") if file.is_file())
+    sessions = own_files(path, sorted(file for file in path.rglob("*.jsonl") if file.is_file()))
     if sessions or next(path.rglob("*.md"), None):
         return sessions
     names = [str(file.relative_to(path)) for file in path.rglob("*.json") if file.is_file()]
-    return [path / name for name in _logs_first_remembered(names)]
+    return own_files(path, [path / name for name in _logs_first_remembered(names)])

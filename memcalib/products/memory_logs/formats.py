@@ -433,6 +433,11 @@ _OLD_WORDS = ("old_content", "old_str", "old_string")
 _NEW_WORDS = ("new_content", "new_str", "new_string", "content")
 
 
+def _argument(arguments: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The text of the first of these arguments that a call has; "" for none."""
+    return next((str(arguments[name]).strip() for name in names if arguments.get(name)), "")
+
+
 def memory_edits(action: Action) -> list[MemoryEdit]:
     """What a call of Letta changes in core memory: words that are replaced or added; none for
     calls of other tools.
@@ -442,12 +447,10 @@ def memory_edits(action: Action) -> list[MemoryEdit]:
     arguments = structure_in(action.arguments)
     if not isinstance(arguments, dict):
         return []
-    old, new = (
-        str(next((arguments[name] for name in names if arguments.get(name)), ""))
-        for names in (_OLD_WORDS, _NEW_WORDS)
-    )
-    label = str(arguments.get("label") or arguments.get("name") or "")
-    return [MemoryEdit(label, old.strip(), new.strip())] if old or new else []
+    old = _argument(arguments, _OLD_WORDS)
+    new = _argument(arguments, _NEW_WORDS)
+    label = _argument(arguments, ("label", "name"))
+    return [MemoryEdit(label, old, new)] if old or new else []
 
 
 def _named_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Message]:

@@ -665,7 +665,8 @@ class Conversation:
             is_search = is_memory_search(action.tool, action.arguments)
             if call_id:
                 self.tools[call_id] = action.tool
-                self.searches |= {call_id} if is_search else set()
+                if is_search:
+                    self.searches.add(call_id)
             else:
                 self.last_call = (action.tool, is_search)
             if is_search:

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...io.records import own_files
 from ...io.settings import parse_yaml
 from .files import open_text
 
@@ -129,7 +130,8 @@ def note_entries(text: str) -> list[tuple[str, str]]:
             around = bullets.around(bullet)
             title = "" if around is None else _title(" ".join(entries[around][1]))
             if around is None or title:
-                titles |= set() if around is None else {around}
+                if around is not None:
+                    titles.add(around)
                 entries.append((heading, [f"{title}: {bullet[2]}" if title else bullet[2]]))
                 bullets.add(len(entries) - 1)
             else:
@@ -235,7 +237,7 @@ def note_files(path: str | Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = sorted(path.rglob("*.md"))
-    return [file for file in files if not _is_hidden(file.relative_to(path))]
+    return own_files(path, [file for file in files if not _is_hidden(file.relative_to(path))])
 
 
 def _is_hidden(path: Path) -> bool:

@@ -411,6 +411,17 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, name):
     ]
 
 
+def test_the_files_of_an_archive_count_together(tmp_path):
+    row = json.dumps({"query": "a", "memories": ["b"], "answer": "c"}) + " " * 9_900_000 + "\n"
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for number in range(5):
+            archive.writestr(f"log{number}.jsonl", row)
+    found = [value for _, value in file_values(path)]
+    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED] * 4
+    assert len(found) == 5
+
+
 def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
     """Each of the two alone stays below the limit."""
     row = b'{"query": "a"}' + b" " * (2**20 - 15) + b"\n"
