@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..channels import channel_rewards, judgment_tensors
+from ..channels import judgment_rewards
 from memcalib.credit.assignment import (
     AnswerAdvantages,
     Credit,
@@ -238,10 +238,10 @@ class TokenCredit:
         groups: Sequence[int | str],
     ) -> AnswerAdvantages:
         "Rewards and advantages of the answers of all processes."
-        ideal, actual, atoms, scored = judgment_tensors(list(judgments))
+        rewards, scored = judgment_rewards(judgments, self.config.merge_over_use)
         has_tokens = torch.tensor([len(ids) > 0 for ids in response_ids], dtype=torch.bool)
         numbers = torch.tensor([group_number(name) for name in groups], dtype=torch.long)
-        rewards = channel_rewards(ideal, actual, atoms, self.config.merge_over_use).to(self.device)
+        rewards = rewards.to(self.device)
         group = numbers.to(self.device)
         valid = (scored & has_tokens).to(self.device)
         rows = len(valid)

@@ -219,11 +219,16 @@ def evaluate(
       need `consent`.
 
     Where the ideal level of a memory is unknown, the judgments are footprints, which `score`
-    refuses. Before anything else the judge is asked one question. Raises `TypeError` for a model or
+    refuses. A new run with a model asks the judge one question before it
+    asks for an answer. Raises `TypeError` for a model or
     a judge of another kind, and what `load_examples`, `check_judge_answers`, `generate` and
     `judge_rollouts` raise.
     """
     _check_judge(judge)
+    if model is not None and log is not None:
+        raise ValueError(
+            f"log: found {short_repr(log)} beside a model; allowed: a model, or a log with answers"
+        )
     is_private = isinstance(examples, str | Path) and of_private_run(examples)
     if out and is_private:
         private_folder(out, ours=(Path(out) / "rollouts.jsonl").exists())

@@ -301,13 +301,15 @@ def rule_settings(name: str) -> dict[str, str]:
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10021
 def check_channel_table(value: float | Mapping[str, float]) -> float | Mapping[str, float]:
-    """One number for all channels, or a table of numbers by channel, as it is; raises
-    `SettingError` for an entry that is no channel."""
+    """One share for all channels, or a table of shares by channel, as it is; raises `SettingError`
+    for an entry that is no channel, and for a number outside [0, 1]."""
     if isinstance(value, Mapping):
         for name, number in value.items():
             if name not in CHANNELS:
                 channels = ", ".join(map(repr, CHANNELS))
                 raise SettingError(str(name), f"allowed: the channels {channels}", f"{number:g}")
+            if not 0 <= number <= 1:
+                raise SettingError(name, "allowed: numbers from 0 to 1", f"{number:g}")
     return value
 
 
@@ -316,9 +318,6 @@ def eta_by_channel(eta: float | Mapping[str, float]) -> Float[Tensor, " channel"
     an unknown channel name."""
     strengths = eta if isinstance(eta, Mapping) else dict.fromkeys(CHANNELS, eta)
     check_channel_table(strengths)
-    for name, value in strengths.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"eta {value} of channel {name}; it must lie in [0, 1]")
     return torch.tensor([strengths.get(name, 0.0) for name in CHANNELS], dtype=torch.float64)
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10024
@@ -349,7 +348,7 @@ class CreditSettings(FrozenSettings):
 
     # how much is moved
     # strength, or one per channel name (others 0)
-    eta: Annotated[Share | dict[str, Share], pydantic.AfterValidator(check_channel_table)] = 0.75
+    eta: Annotated[Share | dict[str, float], pydantic.AfterValidator(check_channel_table)] = 0.75
     cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = 4.0  # largest multiplier
     # what is looked for
     d_max: Nats = 3.0  # clip of the signal

@@ -206,7 +206,10 @@ def _refusal(
 
 def _check_stored(row: Judgment, out: str | Path, judge_name: str, answers: _AnswersFile) -> None:
     """Raises `DataError` for a judgment in `out` by another judge, of another version of the
-    example, or of an answer that is not there or has changed since."""
+    example, or of an answer that is not there or has changed since.
+
+    A row of another tool that has no hash of the example or of the answer is taken as it is.
+    """
     elsewhere = "or another file for the judgments of this run"
     if row.judge != judge_name:
         raise _refusal(out, row, "judge", repr(row.judge), f"{judge_name!r}, {elsewhere}")
@@ -372,11 +375,12 @@ def judge_rollouts(
     if retry_unscored and isinstance(judge, Judge):
         judge = judge.anew()
 
-    def judge_again(row: Judgment) -> bool:
+    def checked_and_due(row: Judgment) -> bool:
+        "Whether a stored row is judged again; raises for one that does not belong here."
         _check_stored(row, out, name, answers)
         return row.retry or (retry_unscored and not row.scored)
 
-    with Journal(out, Judgment, again=judge_again) as journal:
+    with Journal(out, Judgment, again=checked_and_due) as journal:
         result = JudgeResult(
             Path(out), found_before=len(journal), totals=getattr(judge, "totals", None)
         )

@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..channels import channel_rewards, judgment_tensors
+from ..channels import judgment_rewards
 from ..credit.divergences import token_divergences
 from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
@@ -104,8 +104,7 @@ class ChannelRewards:
             self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
             return
         self.judgments = self._judgments(empty)
-        ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
-        rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
+        rewards, self.valid = judgment_rewards(self.judgments, self.merge_over_use)
         self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
 
     def _judgments(self, empty: Sequence[bool]) -> list[Judgment]:

@@ -325,3 +325,8 @@ def test_a_stop_that_was_foreseen_is_shown_by_its_words_alone():
 
     assert _message(ForeseenError("20 judgments in a row failed")).startswith("20 judgments")
     assert _message(RuntimeError("odd")).startswith("unexpected RuntimeError: odd")
+
+
+def test_a_log_beside_a_model_is_refused_and_not_ignored():
+    with pytest.raises(ValueError, match="log: found .*consent.* beside a model; allowed: a model"):
+        evaluate(EXAMPLES[:1], model=lambda _: "Yes.", judge=exact_judge, log={"consent": "terms"})
