@@ -470,7 +470,7 @@ def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"method.*{wrong}.*{why}"):
             settings(method=wrong)
-    with pytest.raises(ValueError, match="'sft' imitates demonstrations"):
+    with pytest.raises(ValueError, match="'sft', which imitates demonstrations"):
         settings(method="sft")
 
 

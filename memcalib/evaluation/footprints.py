@@ -185,5 +185,5 @@ def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:
         "there is no score."
     )
     rows = table.to_string(index=False)
-    rest = f"\nand {more:,} more memories, in the report" if more > 0 else ""
+    rest = f"\nFurther memories, in the report: {more:,}" if more > 0 else ""
     return "\n\n".join([footprint_sentence(frame), warning, rows + rest])

@@ -170,15 +170,28 @@ _SECRET_NAME = re.compile(r"api.?key|authorization|password|secret|bearer", re.I
 _RESERVED = {"model", "messages", "stream", "n", "response_format"}
 
 
-def _field_names(value: object) -> Iterator[str]:
-    """The names of fields at any depth of a JSON value."""
+# the last word of a name whose value, where it is a text like a key, is a secret; `max_tokens` and
+# `stop_token: <|end|>` are none
+_LAST_OF_SECRET = re.compile(
+    r"(?:^|[_.-])(?:token|passwd|pass|pwd|passphrase|credentials?|auth|pat|jwt|cookie|signature)$"
+)
+_LIKE_SECRET = re.compile(r"[^\s<]\S{7,}")
+
+
+def _secret_names(value: object, name: str = "") -> Iterator[str]:
+    """The names of fields at any depth of a JSON value that say that a secret stands there."""
     if isinstance(value, dict):
-        for name, inner in value.items():
-            yield str(name)
-            yield from _field_names(inner)
+        for inner_name, inner in value.items():
+            if _SECRET_NAME.search(str(inner_name)):
+                yield str(inner_name)
+            yield from _secret_names(inner, str(inner_name))
     elif isinstance(value, list):
         for inner in value:
-            yield from _field_names(inner)
+            yield from _secret_names(inner, name)
+    elif isinstance(value, str) and _LIKE_SECRET.fullmatch(value):
+        snake_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        if _LAST_OF_SECRET.search(snake_name):
+            yield name
 
 
 def _is_address(value: object) -> bool:
@@ -299,7 +312,7 @@ class Endpoint(BaseModel):
     @field_validator("extra_body")
     @classmethod
     def _body_has_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
-        secret_names = sorted(filter(_SECRET_NAME.search, _field_names(value)))
+        secret_names = sorted(set(_secret_names(value)))
         if secret_names:
             message = (
                 f"extra_body contains {secret_names[0]!r}: put the key into the variable that "

@@ -6,12 +6,12 @@
 __all__ = ['KEY_PATTERN', 'hide_key', 'hide_secrets', 'key_places', 'without_secrets']
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e003
-import html
 import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from html.entities import html5
 from typing import Any
 from urllib.parse import quote
 
@@ -56,7 +56,7 @@ def _spellings(key: str) -> str:
 
 def _spelled(character: str) -> str:
     """A pattern for one character that is no letter or digit: as it is, behind a backslash, or as
-    the number that a URL (once or twice), JSON or HTML writes for it.
+    a URL (once or twice), mail, JSON, HTML or a shell writes it.
     """
     if character.isspace():
         return r"(?:\s|\\[nrt]|(?:%|\\x|\\u00)(?:0[9ADad]|20)|\+)+"
@@ -67,10 +67,15 @@ def _spelled(character: str) -> str:
     twice = in_url.replace("%", "%25")
     units = character.encode("utf-16-be", errors="replace").hex()
     in_json = "".join(rf"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
-    name = re.escape(html.escape(character).strip("&;"))
-    in_html = rf"&(?:#0*{number}|#x0*{number:x}|{name});"
+    names = [name for name, text in html5.items() if text == character and name.endswith(";")]
+    in_html = "|".join([rf"&#0*{number};", rf"&#x0*{number:x};", *(f"&{name}" for name in names)])
     plain = re.escape(character)
-    return rf"(?:\\?\\?{plain}|(?i:{in_url}|{twice}|{in_json}|\\x{number:02x}|{in_html}))"
+    in_mail = in_url.replace("%", "=")
+    in_shell = r"|'\"'\"'|'\\''" if character == "'" else ""
+    return (
+        rf"(?:\\?\\?{plain}{in_shell}|(?i:{in_url}|{twice}|{in_mail}|{in_json}|\\x{number:02x}"
+        rf"|{in_html}))"
+    )
 
 
 _LINE_BREAK = r"(?:[ \t]*(?:\r|\n|\\r|\\n)+[ \t]*)?"

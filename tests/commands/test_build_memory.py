@@ -277,7 +277,10 @@ def nuts(**fields) -> str:
     ("content", "message"),
     [
         ("", "it is empty"),
-        ('{"query": "a b c?", "memories": [{"te', "line 1 cannot be read (json)"),
+        (
+            '{"query": "a b c?", "memories": [{"te',
+            "line 1 of the file, the end of the file inside a record",
+        ),
         (
             '{"title": "x", "body": "private words"}\n',
             "shape: found no query in rows with the fields title, body; allowed: a map",

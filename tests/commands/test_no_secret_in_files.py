@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import string
 from urllib.parse import quote
 
@@ -293,6 +294,9 @@ SPELLINGS = {
     "a URL with its slashes": lambda key: quote(key),
     "a URL in a URL": lambda key: quote(quote(key, safe=""), safe=""),
     "JSON": lambda key: json.dumps(key)[1:-1],
+    "a shell": lambda key: shlex.quote(f"{key} x").removesuffix(" x'").removeprefix("'"),
+    "quoted-printable": lambda key: quote(key, safe="").replace("%", "="),
+    "names of HTML": lambda key: key.replace("'", "&apos;").replace("+", "&plus;"),
     "JSON of PHP": lambda key: json.dumps(key)[1:-1].replace("/", "\\/"),
     "JSON by number": lambda key: "".join(
         c if c.isascii() and c.isalnum() else json_number(c) for c in key
@@ -311,7 +315,9 @@ def json_number(character: str) -> str:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8"])
+@pytest.mark.parametrize(
+    "key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8", "gor'se!Hill99x"]
+)
 def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spelling):
     """As a server does that logs the header which it got."""
     monkeypatch.setenv("MY_PROVIDER_KEY", key)
@@ -352,6 +358,28 @@ def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
     for name in ("OpenAI", "GitHub", "AWS"):
         hidden = hide_secrets(f"found '{before}{FORMS[name]}\\n'")
         assert hidden == f"found '{before}***\\n'", name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"access_token": "tundragoat66xx-lark"},
+        {"auth": {"passwd": "tundragoat66xx"}},
+        {"headers": [{"credentials": "tundragoat66xx"}]},
+        {"sessionToken": ["tundragoat66xx"]},
+        {"auth": "tundragoat66xx"},
+        {"metadata": {"api-key": "x"}},
+    ],
+)
+def test_a_field_that_is_named_like_a_secret_is_refused(body):
+    with pytest.raises(CallError, match="put the key into the variable that key_env names"):
+        Endpoint(model="m", base_url="http://localhost:9/v1", key_env="", extra_body=body)
+
+
+def test_fields_of_a_request_that_only_sound_like_a_secret_stay():
+    body = {"max_tokens_to_think": 500, "stop_token": "<|im_end|>", "eos_token": "</s>"}
+    body |= {"author": "a-language-model", "token_type_ids": [1, 2], "pass": True}
+    assert Endpoint(model="m", extra_body=body).extra_body == body
 
 
 def test_a_private_key_is_hidden_where_the_text_was_cut_off():

@@ -500,7 +500,7 @@ def refused_lines(forecast: str) -> list[str]:
         (
             {"train": {"trl": {"learning_rate": "2e-6"}}},
             "grpo",
-            "learning_rate is not set here: lr stands for it",
+            "learning_rate cannot be set here; lr replaces it",
         ),
         (
             {"judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"}},

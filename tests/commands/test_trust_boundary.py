@@ -13,10 +13,11 @@ from command_line import run
 
 from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
-from memcalib.settings.files import allowing_hosts
+from memcalib.settings.files import allowing_hosts, with_settings
 from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
 from memcalib.products.memory_logs.files import folder_logs
 from memcalib.products.memory_logs.notes import note_files
+from memcalib.products.reproduction.plan import Plan
 from memcalib.products.reproduction.profiles import load_profile
 from memcalib.io.records import DataError, iter_rows, write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
@@ -247,6 +248,29 @@ def test_a_profile_sends_no_key_to_a_strange_host(folder, monkeypatch, place):
             load_profile(folder / "p.yaml")
         except SettingErrors as error:  # of another kind: not every such profile makes sense
             assert "allow-host" not in str(error)
+
+
+def test_settings_that_name_a_host_and_a_key_together_are_checked_together(folder):
+    """An address without a key, and a key without an address, which a row lays over it."""
+    judge = {"model": "j", "base_url": "https://evil.example/v1", "key_env": ""}
+    models = list(load_profile("smoke").models)
+    profile = {
+        "extends": "smoke",
+        "models": {name: {"settings": {"judge": judge}} for name in models},
+        "rows": {"MemCalib-RL": {"settings": {"judge.key_env": "OPENAI_API_KEY"}}},
+    }
+    (folder / "p.yaml").write_text(yaml.safe_dump(profile))
+    loaded = load_profile(folder / "p.yaml")
+    with pytest.raises(ValueError, match="--allow-host evil.example"):
+        Plan(loaded, folder / "root")
+    with allowing_hosts("evil.example"):
+        Plan(loaded, folder / "root")
+    typed = "model: j, base_url: 'https://evil.example/v1', key_env: ANY_KEY"
+    words = [f"models.{name}.settings.judge={{{typed}}}" for name in models]
+    plain = load_profile("smoke", words)
+    with pytest.raises(ValueError, match="--allow-host evil.example"):
+        Plan(plain, folder / "root")
+    Plan(plain, folder / "root", with_settings({}, words))
 
 
 def test_a_dry_run_of_a_plan_shows_addresses_and_files(capsys, folder):

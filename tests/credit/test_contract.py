@@ -139,7 +139,7 @@ def test_a_group_that_was_cut_is_named(batch):
 
 def test_a_group_with_answers_to_two_records_is_named(batch):
     with pytest.raises(
-        ValueError, match="group 'one': answers to .* and .*; allowed: .*one record"
+        ValueError, match="group 'one': found answers to .* and .*; allowed: .*one record"
     ):
         gdpo(batch, groups=["one"] * len(batch.groups))
 
@@ -212,7 +212,7 @@ def test_too_many_unscored_answers_stop_and_fewer_are_left_out(batch):
 
 def test_shapes_that_do_not_fit_are_named(batch):
     credit = BatchCredit(TOKENIZER, GDPO, "micro")
-    with pytest.raises(ValueError, match=r"8 answers, 9 groups"):
+    with pytest.raises(ValueError, match=r"8 answers and 9 groups"):
         credit.assign(batch.answers[:8], batch.groups, batch.response_ids, batch.mask)
 
 

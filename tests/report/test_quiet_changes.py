@@ -296,5 +296,5 @@ def test_a_judge_that_was_changed_on_the_way_is_said_on_the_terminal(
         assert "another version" not in caplog.text
         code, _, errors = run(capsys, *words)
     assert code == 0, errors
-    said = "its judge is another version than before: file changing_judge52.py (edited)"
+    said = "the judge is not the same version as before: file changing_judge52.py (edited)"
     assert said in caplog.text

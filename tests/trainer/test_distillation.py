@@ -334,7 +334,7 @@ def test_chunks_hold_no_more_logits_than_allowed():
 
 
 def test_unknown_tail_is_refused():
-    with pytest.raises(ValueError, match="tail 'none'; allowed: bucket"):
+    with pytest.raises(ValueError, match="tail: found 'none'; allowed: bucket"):
         topk_forward_kl(*torch.zeros(2, 1, 2).unbind(), *torch.zeros(2, 1).unbind(), tail="none")
 
 
@@ -710,7 +710,7 @@ def test_bad_settings_are_refused(tmp_path):
         run(tmp_path, "opsd-gkd", top_k=500)
     with pytest.raises(ValueError, match="unknown policy 'nobody'"):
         run(tmp_path, "opsd-pg", teacher="nobody")
-    with pytest.raises(ValueError, match="loss_type 'grpo'"):
+    with pytest.raises(ValueError, match="loss_type: found 'grpo'"):
         run(tmp_path, "opsd-gkd", trl={"loss_type": "grpo"})
     with pytest.raises(ValueError, match="unknown prompt template 'fancy'"):
         run(tmp_path, "opsd-pg", teacher_prompt_template="fancy")
@@ -925,7 +925,7 @@ def test_a_teacher_prompt_without_room_for_an_answer_is_named_before_training(tm
     model.config.max_position_embeddings = max(len(encode(example)) for example in EXAMPLES) + 64
     with pytest.raises(
         ValueError,
-        match=r"example 'micro-short-rl-.*': teacher prompt of \d+ tokens and answers of up to 64",
+        match=r"example 'micro-short-rl-.*': found a teacher prompt of \d+ tokens and answers",
     ):
         run(tmp_path, "opsd-pg", model=model, teacher_prompt_template="micro-hinted")
 

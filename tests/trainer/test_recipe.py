@@ -193,18 +193,18 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("train.trl={nonsense: 1}", "nonsense"),
         (
             "train.trl.output_dir=elsewhere",
-            "train.trl: output_dir is not set here: the folder of the run stands for it",
+            "train.trl: output_dir cannot be set here; the folder of the run replaces it",
         ),
-        ("train.trl={max_steps: -5}", "max_steps is not set here: steps stands for it"),
+        ("train.trl={max_steps: -5}", "max_steps cannot be set here; steps replaces it"),
         (
             "train.trl.learning_rate=2e-6",
-            "train.trl: learning_rate is not set here: lr stands for it",
+            "train.trl: learning_rate cannot be set here; lr replaces it",
         ),
         ("train.trl.max_grad_norm=strong", "train.trl: max_grad_norm: found 'strong'"),
         (
             "train.trl.top_k=5",
             (
-                "trl.top_k with sampler 'shared', which does not read it; allowed: sampler "
+                "trl.top_k: found with sampler 'shared', which does not read it; allowed: sampler "
                 "'generate' or"
             ),
         ),
@@ -214,23 +214,23 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ),
         (
             "train.trl.reward_weights=[1, 1]",
-            "train.trl: reward_weights is not set here: method stands for it",
+            "train.trl: reward_weights cannot be set here; method replaces it",
         ),
         (
             "train.trl.scale_rewards=none",
-            "train.trl: scale_rewards is not set here: method stands for it",
+            "train.trl: scale_rewards cannot be set here; method replaces it",
         ),
         (
             "train.trl.multi_objective_aggregation=normalize_then_sum",
-            "multi_objective_aggregation is not set here",
+            "multi_objective_aggregation cannot be set here",
         ),
         (
             "train.trl.chat_template_kwargs={enable_thinking: true}",
-            "train.trl: chat_template_kwargs is not set here: the chat template of the tokenizer",
+            "train.trl: chat_template_kwargs cannot be set here; the chat template of the",
         ),
         (
             "sft.trl.num_train_epochs=2",
-            "sft.trl: num_train_epochs is not set here: epochs stands for it",
+            "sft.trl: num_train_epochs cannot be set here; epochs replaces it",
         ),
         (
             "train.report_to=wandbb",
@@ -276,7 +276,7 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
             "methods.gdpo.prompt_template=nope",
             "methods.gdpo.prompt_template: unknown prompt template 'nope'; allowed: plain",
         ),
-        ("train.trl.per_device_train_batch_size=3", "minibatches and accumulate stand for it"),
+        ("train.trl.per_device_train_batch_size=3", "minibatches and accumulate replace it"),
     ],
 )
 def test_what_only_shows_when_all_is_put_together(tmp_path, setting, needle):

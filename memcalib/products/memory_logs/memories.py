@@ -247,7 +247,7 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     known = [name for name in names if table[name].notna().any()]
     lines += ["", table[["memory", *known]].round(1).to_string(index=False)]
     more = len(report.memories) - shown
-    lines += [f"and {more:,} more memories, on the page"] if more > 0 else []
+    lines += [f"Further memories, on the page: {more:,}"] if more > 0 else []
     lines += ["", *report.notes]
     return printable("\n".join(lines), keep="\n")
 

@@ -26,7 +26,7 @@ from ...io.runs import manifest, write_manifest
 from ...io.settings import nearest, package_data
 from ...io.tasks import TasksFailed
 from ...problem import text_hash
-from ...settings.files import address_text, sending_text
+from ...settings.files import address_text, sending_text, with_settings
 from .code_hash import code_hash, data_hash
 from .completeness import check_complete
 from .engine import plan_sum, plan_text, run_jobs
@@ -111,11 +111,14 @@ class Run:
     profile: Profile
     given: str  # the profile's name
     notebooks: dict[str, Path] = field(default_factory=experiments)
+    typed: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of the profile, in the command
 
     @cached_property
     def plan(self) -> Plan:
         """The jobs behind the notebooks, and the rows of each experiment."""
-        return Plan(self.profile, self.root)
+        return Plan(self.profile, self.root, self.typed)
 
     @cached_property
     def grids(self) -> dict[str, list[Job]]:
@@ -706,7 +709,8 @@ def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = ())
     """
     loaded = load_profile(profile, settings)
     name = Path(profile).stem
-    run = Run((Path(out) / name).resolve(), loaded, name)
+    typed = with_settings({}, settings)
+    run = Run((Path(out) / name).resolve(), loaded, name, typed=typed)
     known_names = labelled_experiments() | set(run.notebooks)
     for experiment in sorted({*loaded.experiments, *loaded.minutes}):
         if experiment not in known_names:

@@ -30,7 +30,7 @@ from .jobs import Job, Jobs
 from .plan_rows import ROWS, weights_folder
 from .profiles import Ablation, Model, Profile, Row
 from ...rules.base import rule_modules
-from ...settings.files import check_key
+from ...settings.files import check_key, check_key_hosts
 from memcalib.trainer.forecast import (
     ASSUMED,
     Texts,
@@ -174,12 +174,14 @@ def judge_words(judge: JudgeSetting) -> list[str]:
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #6c8ca58f
 class PlannedModel:
     """A model of a profile with its recipe; raises `ValueError` for a recipe that needs more GPUs
-    than its launcher has.
+    than its launcher has, and for a key that a job would send to a host for which it was not given.
+    `typed` has those settings of its recipe that were typed in this command.
     """
 
-    def __init__(self, name: str, model: Model):
+    def __init__(self, name: str, model: Model, typed: Mapping[str, Any] | None = None):
         self.name = name
         self.model = model
+        self.typed = typed or {}
         self._recipes: dict[tuple[str, ...], Recipe] = {}
         self._texts: dict[str, Texts] = {}
         self.recipe = self.recipe_with({})
@@ -189,7 +191,10 @@ class PlannedModel:
         """The recipe with the model's settings and further ones laid over it."""
         texts = tuple(set_texts({**self.model.settings, **changes}))
         if texts not in self._recipes:
-            self._recipes[texts] = load_recipe(self.model.recipe, texts)
+            recipe = load_recipe(self.model.recipe, texts)
+            # several settings that are harmless alone may name a host and a key together
+            check_key_hosts(recipe, f"models.{self.name}", self.typed)
+            self._recipes[texts] = recipe
         return self._recipes[texts]
 
     def _check_launcher(self) -> None:
@@ -325,13 +330,19 @@ def missing_key(judge: object, setting: str) -> Iterator[str]:
 class Plan:
     """The jobs of a profile in a root folder, and the rows that each experiment draws.
 
-    Raises `ValueError` for settings of a row or arm at fault, naming it.
+    `typed` has the settings of the profile that were typed in this command. Raises `ValueError` for
+    settings of a row or arm at fault, naming it.
     """
 
-    def __init__(self, profile: Profile, root: str | Path):
+    def __init__(self, profile: Profile, root: str | Path, typed: Mapping[str, Any] | None = None):
         self.profile = profile
         self.root = Path(root).resolve()
-        self.models = {name: PlannedModel(name, model) for name, model in profile.models.items()}
+        self.models = {}
+        for name, model in profile.models.items():
+            of_model = typed
+            for place in ("models", name, "settings"):
+                of_model = of_model.get(place) if isinstance(of_model, Mapping) else None
+            self.models[name] = PlannedModel(name, model, of_model)
         self.by_name: dict[str, Job] = {}
         self.rows: list[PlannedRow] = []
         self._prepare_data()

@@ -465,7 +465,7 @@ def test_changes_to_the_table(tmp_path):
     [
         ({"APPS": {"column": {}}}, "column"),
         ({"APPS": {"gather": "trees"}}, "oasst"),
-        ({"New": {"domain": "x", "columns": {"question": "q"}}}, "does not name answer"),
+        ({"New": {"domain": "x", "columns": {"question": "q"}}}, "found nothing for answer"),
         ({"New": {"columns": {"question": "q", "answer": "a"}}}, "domain"),
         ({"APPS": ["a"]}, "mapping"),
     ],

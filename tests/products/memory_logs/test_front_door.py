@@ -1660,7 +1660,7 @@ def test_notes_in_a_folder_of_sessions_and_broken_lines_are_named(tmp_path):
 def test_a_second_store_is_refused(tmp_path, capsys):
     path = lines(tmp_path / "log.jsonl", {"messages": TALK})
     code, _, errors = run(capsys, "logs", path, "--store", "a.md", "--store", "b.md")
-    assert code != 0 and "--store: found 2; allowed: one file or folder" in errors
+    assert code != 0 and "--store: found 2; allowed: one file or one folder" in errors
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,7 @@ def test_mistakes_are_named_before_anything_runs(checkout, in_process, names, se
 def test_parameters_must_be_plain_values_in_one_cell(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"e09_x\.ipynb: the cell tagged parameters contains more than plain "
+        match=r"e09_x\.ipynb: the cell with the tag parameters contains more than plain "
         r"values",
     ):
         notebook_parameters(notebook(tmp_path / "e09_x.ipynb", "a = max(1, 2)"))

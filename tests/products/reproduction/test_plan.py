@@ -91,7 +91,7 @@ def test_a_recipe_that_needs_more_gpus_than_its_launcher_has_is_refused(tmp_path
         ("rows.GDPO.begins=Cold-strat", "perhaps you meant Cold-start"),
         ("rows.GDPO.method=ppo", "allowed: sft, opsd-pg"),
         ("ablations.eta_sensitivity.models=[shrot]", "perhaps you meant short"),
-        ("train_seeds=[1, 1]", "each once"),
+        ("train_seeds=[1, 1]", "each only once"),
         ("train_seeds=[1, 2, 3]", "as many as there are eval_seeds"),
         ("search={rows: [GDPO], values: [1.0e-3], seed: 1}", "a training seed"),
         ("search={rows: [GDOP], values: [1.0e-3], seed: 5}", "perhaps you meant GDPO"),
