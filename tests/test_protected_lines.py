@@ -18,12 +18,13 @@ from memcalib.io.records import DataError
 from memcalib.metrics import few_questions
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
-from memcalib.problem import Level, judgment_for
+from memcalib.problem import CHANNELS, Level, judgment_for
 from memcalib.redistribution import check_means, place_pairs
 from memcalib.rules.base import (
     ChannelWeights,
     CreditConfig,
     CreditRule,
+    JudgedAnswers,
     JudgedBatch,
     OwnAdvantages,
     Pairs,
@@ -162,6 +163,54 @@ def test_advantages_of_a_rules_own_are_zero_outside_the_answer():
     values[0, 2] = 3.0
     with pytest.raises(ValueError, match=r"row 0, token 2: found 3; allowed: .* 0 outside"):
         _with_own(OwnAdvantages(values, 0.5), final, batch, lambda rows: rows)
+
+
+def test_advantages_of_a_rules_own_have_one_value_for_each_token():
+    batch = JudgedBatch(
+        config=CreditConfig(mode="tests.test_protected_lines:Outright"),
+        rewards=torch.ones(2, 9),
+        advantages=torch.ones(2, 9),
+        group=torch.tensor([0, 0]),
+        valid=torch.tensor([True, True]),
+        mask=torch.ones(2, 3, dtype=torch.bool),
+        thresholds=torch.full((9,), 0.02),
+    )
+    too_narrow = OwnAdvantages(torch.ones(2, 1), 0.5)
+    with pytest.raises(ValueError, match=r"shape \(2, 1\).*\(2, 3\)"):
+        _with_own(too_narrow, torch.ones(2, 3), batch, lambda rows: rows)
+
+
+@pytest.mark.parametrize(("merged", "channel"), [(False, "AC-"), (True, "AB-")])
+def test_the_papers_rule_places_merged_over_use_in_one_channel(merged, channel):
+    example = make_examples("short", 1, 0, "test")[0]
+    levels = dict(example.levels)
+    stray = next(atom_id for atom_id, ideal in levels.items() if ideal == Level.IGNORE)
+    levels[stray] = Level.CONTROL
+    answers = JudgedAnswers(
+        examples=[example],
+        judgments=[judgment_for(example, levels)],
+        ids=[[1, 2]],
+        texts=None,
+        tokenizer=None,
+        encode=lambda shown: [1],
+    )
+    config = CreditConfig(merge_over_use=merged)
+    batch = JudgedBatch(
+        config=config,
+        rewards=torch.ones(1, 9),
+        advantages=torch.ones(1, 9),
+        group=torch.tensor([0]),
+        valid=torch.tensor([True]),
+        mask=torch.ones(1, 2, dtype=torch.bool),
+        thresholds=torch.full((9,), 0.02),
+        answers=answers,
+    )
+    pairs = config.rule.pairs(batch)
+    placed = {
+        CHANNELS[number]: atoms for number, atoms in zip(pairs.channels, pairs.atoms, strict=True)
+    }
+    assert placed[channel] == (stray,)
+    assert {"AB-", "AC-"} & placed.keys() == {channel}
 
 
 def test_a_token_that_the_atoms_make_likelier_has_a_positive_difference():
