@@ -34,7 +34,7 @@ from pathlib import Path
 
 KEY = "MEMCALIB_BENCH_KEY"
 SEEDS = (42, 43, 44)
-TIMEOUT = 2.0  # seconds for a reply of a server that sometimes hangs
+TIMEOUT = 5.0  # seconds for a reply of a server that sometimes hangs; at 2 a busy machine is late
 PATIENT = 30.0  # of one that never does: a busy machine is no fault
 STARTED: list[subprocess.Popen] = []
 
@@ -70,7 +70,8 @@ def client(plan: dict) -> dict:
     totals = backend.totals
     steps = {"generate": time.monotonic() - start}
     if plan.get("judge", True):
-        from memcalib.judge import JudgeConfig, LLMJudge, judge_rollouts
+        from memcalib.judge import JudgeConfig, LLMJudge
+        from memcalib.scoring.judge_runs import judge_rollouts
 
         if plan.get("rows_on_disk"):
             fill_disk_after(plan["rows_on_disk"])

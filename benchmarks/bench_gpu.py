@@ -41,7 +41,7 @@ from memcalib.trainer.recipe import read_config
 from memcalib.credit.logprobs import response_logps, response_logps_reference
 from memcalib.inference.sampling import sample_tokens
 from memcalib.io.settings import package_data, read_yaml
-from memcalib.judge import Judge
+from memcalib.scoring.judge_runs import Judge
 from memcalib.problem import Level, encode_prompt, load_examples, render, text_hash
 from memcalib.trainer.rewards import prompt_dataset
 from memcalib.trainer.train_config import TrainConfig, trl_config

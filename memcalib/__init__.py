@@ -22,7 +22,8 @@ _MODULES = {
     "problem": ("Atom", "Block", "Example", "Judgment", "Level", "Rollout", "judgment_for", "load_examples", "remove_atoms", "render", "to_dataset"),
     "inference.endpoint": ("Endpoint",),
     "inference.rollout": ("Sampling",),
-    "judge": ("Judge", "JudgeConfig", "LLMJudge"),
+    "scoring.judge_runs": ("Judge",),
+    "judge": ("JudgeConfig", "LLMJudge"),
     "metrics": ("Metric", "add_metric", "controls", "readable", "score"),
     "evaluation.run": ("evaluate",),
     "report.figures": ("plot",),
@@ -71,7 +72,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
     from memcalib.evaluation.run import evaluate
     from memcalib.inference.endpoint import Endpoint
     from memcalib.inference.rollout import Sampling
-    from memcalib.judge import Judge, JudgeConfig, LLMJudge
+    from memcalib.judge import JudgeConfig, LLMJudge
     from memcalib.rules.base import CreditConfig, CreditRule
     from memcalib.metrics import Metric, add_metric, controls, readable, score
     from memcalib.problem import (
@@ -88,6 +89,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_api.py holds it a
         to_dataset,
     )
     from memcalib.report.figures import plot
+    from memcalib.scoring.judge_runs import Judge
     from memcalib.trainer.train_config import CreditGRPOConfig
     from memcalib.training import CreditTrainer
 

@@ -71,18 +71,19 @@ class AtomValues:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One metric: its formula, and all that tables, figures, gates and tests ask about it.
+    """One metric: its formula, and everything that tables, figures, gates and tests need to know
+    about it.
 
     `formula` takes the counts of atoms, [response, ideal, actual], and the decay \\(\\rho\\), and
-    gives one value for each response, inside of `range`; `range` lies in 0 to 1. Metrics of one
-    `test_family` are corrected together (Holm); without one a metric is corrected with no other.
-    `atom_values`, where the metric has them, let the judge's errors be taken out of it.
+    gives one value for each response, inside `range`, which lies between 0 and 1. Metrics of one
+    `test_family` are corrected together (Holm); a metric without a family is not corrected with
+    others. If the metric has `atom_values`, the judge's errors can be corrected in it.
 
-    A metric with `may_be_missing` does not ask about every response: its formula gives NaN for the
-    others. Which they are depends on the ideal levels alone. Means are over the responses that were
-    asked, and their number stands beside the mean.
+    A metric with `may_be_missing` does not apply to every response: its formula gives NaN for the
+    others. The ideal levels alone decide to which responses it applies. Means are over these
+    responses, and their number is given beside the mean.
 
-    Raises `ValueError` naming what was found and what is allowed.
+    Raises `ValueError` with what was found and what is allowed.
     """
 
     name: str
@@ -182,7 +183,7 @@ def _field_faults(metric: Metric) -> Iterator[tuple[str, object, str]]:
     """What of the fields of a metric is wrong: the field, what was found, what is allowed."""
     name = metric.name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        yield "name", name, "letters, digits and _, a letter first"
+        yield "name", name, "letters, digits and _, beginning with a letter"
     elif name in _NAMES_TAKEN or name.endswith(_SUFFIXES):
         yield "name", name, f"not the name of a column, and not ending in {', '.join(_SUFFIXES)}"
     if not callable(metric.formula):
@@ -205,19 +206,19 @@ def _field_faults(metric: Metric) -> Iterator[tuple[str, object, str]]:
         yield "range", metric.range, "two numbers from 0 to 1, the lower one first"
 
 
-def _is_range(found: object) -> bool:
-    if not isinstance(found, tuple) or len(found) != 2:
+def _is_range(bounds: object) -> bool:
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
         return False
-    if not all(isinstance(bound, int | float) and math.isfinite(bound) for bound in found):
+    if not all(isinstance(bound, int | float) and math.isfinite(bound) for bound in bounds):
         return False
-    return 0 <= found[0] < found[1] <= 1
+    return 0 <= bounds[0] < bounds[1] <= 1
 
 
 def _check_metric(metric: Metric) -> None:
     """Raises `ValueError` for a metric with a wrong field or a formula that does not keep to it."""
-    for field, found, allowed in _field_faults(metric):
+    for field, value, allowed in _field_faults(metric):
         raise ValueError(
-            f"metric {metric.name!r}: {field}: found {short_repr(found)}; allowed: {allowed}"
+            f"metric {metric.name!r}: {field}: found {short_repr(value)}; allowed: {allowed}"
         )
     answers = _small_answers()
     half = len(answers) // 2
@@ -228,7 +229,9 @@ def _check_metric(metric: Metric) -> None:
             for half_of_answers in (answers[:half], answers[half:])
         ]
         apart = np.concatenate(in_halves)
-        _check_equal(metric, answers, values, apart, "with fewer answers around it")
+        _check_equal(
+            metric, answers, values, apart, "when fewer answers are computed together with it"
+        )
         _check_asked(metric, answers, values)
         if metric.atom_values is not None:
             of_atoms = metric.atom_values.of_answers(answers, rho)
@@ -245,8 +248,8 @@ def _check_equal(
         worst = int(differs.argmax())
         raise ValueError(
             f"metric {metric.name!r}: the formula gave {values[worst]:g} for an answer with "
-            f"{_atoms_in_words(answers[worst])}, and {others[worst]:g} {condition}; "
-            "allowed: the same"
+            f"{_atoms_in_words(answers[worst])}, and {others[worst]:g} {condition}; allowed: the "
+            f"same value in both cases"
         )
 
 
@@ -259,7 +262,8 @@ def _check_asked(metric: Metric, answers: LevelCounts, values: np.ndarray) -> No
             raise ValueError(
                 f"metric {metric.name!r}: the formula gave {values[first]:g} for an answer with "
                 f"{_atoms_in_words(answers[first])}, and {values[k]:g} for one with "
-                f"{_atoms_in_words(answers[k])}; allowed: NaN by the ideal levels alone"
+                f"{_atoms_in_words(answers[k])}; allowed: NaN only where the ideal levels alone "
+                f"decide it"
             )
 
 # %% ../nbs/03_metrics.ipynb #b57f88f8
@@ -278,7 +282,7 @@ _SIX = (
         "SCS",
         lambda counts, rho: rho ** (over_total(counts) + under_total(counts)),
         True,
-        "worth of an answer: 100, halved by every level too high or too low",
+        "score of an answer: 100, halved for each level too high or too low",
         **_per_atom(lambda rho: rho ** np.abs(GAPS), "product"),
     ),
     Metric(
@@ -292,14 +296,14 @@ _SIX = (
         "sMOS",
         lambda counts, rho: 1 - rho ** over_total(counts),
         False,
-        "severity of using memory too strongly",
+        "how severely memory is used too strongly",
         **_per_atom(lambda rho: rho**_OVER, "one less product"),
     ),
     Metric(
         "sMUS",
         lambda counts, rho: 1 - rho ** under_total(counts),
         False,
-        "severity of using memory too weakly",
+        "how severely memory is used too weakly",
         **_per_atom(lambda rho: rho**_UNDER, "one less product"),
     ),
     Metric(
@@ -337,7 +341,7 @@ SEVERE_SHARE = Metric(
     "severe_share",
     lambda counts, rho: (counts * (np.abs(GAPS) == 2)).sum(axis=(1, 2)) / counts.sum(axis=(1, 2)),
     higher_is_better=False,
-    meaning="share of an answer's memories whose level is off by two",
+    meaning="share of an answer's memories whose level is two too high or too low",
     atom_values=AtomValues(lambda rho: np.abs(GAPS) == 2, "mean"),
 )
 
@@ -370,13 +374,13 @@ def _check_addition(metric: object, name: str, table: Mapping[str, Metric]) -> N
         )
     if metric.test_family == CALIBRATION:
         raise ValueError(
-            f"metric {name!r}: test_family: found {CALIBRATION!r}, which is reserved for the six "
-            f"metrics of the paper; allowed: None, or a name of your own"
+            f"metric {name!r}: test_family: found {CALIBRATION!r}, which is reserved for the "
+            f"paper's six metrics; allowed: None, or another name"
         )
 
 
 def add_metric(metric: Metric) -> Metric:
-    """Enter one more metric for this program: every table, figure and gate has it from now on.
+    """Add one more metric for this program; every table, figure and gate has it from now on.
 
     Returns it. Raises `ValueError` for a name that a metric has already."""
     _check_addition(metric, getattr(metric, "name", type(metric).__name__), metric_table())
@@ -431,7 +435,7 @@ def calibration_metrics(
     if len(over_totals) != len(under_totals):
         raise ValueError(
             f"found {len(over_totals)} over-use totals and {len(under_totals)} under-use totals; "
-            "allowed: equally many"
+            f"allowed: the same number of each"
         )
     if not 0 < rho < 1:
         raise ValueError(f"rho: found {rho}; allowed: a number between 0 and 1, both excluded")
@@ -566,7 +570,7 @@ def level_counts(judgments: Iterable[Judgment]) -> LevelCounts:
         if not judgment.scored:
             raise ValueError(
                 f"example {judgment.example_id!r}: found an unscored answer; allowed: answers "
-                "with a level for each atom"
+                f"with a level for each atom"
             )
         first = 9 * answers
         cells += [first + 3 * atom.ideal + int(atom.actual or 0) for atom in judgment.atoms]
@@ -735,7 +739,7 @@ def _whole_numbers(frame: "pd.DataFrame", name: str) -> Int[np.ndarray, " respon
     if missing.any():
         raise ValueError(
             f"column {name}: found no number in row {frame.index[int(missing.argmax())]!r}, which "
-            f"is a scored answer; allowed: a number, or a frame without the columns of channels"
+            f"is a scored answer; allowed: a number, or a frame without the channel columns"
         )
     return values.astype(np.int64)
 
@@ -858,9 +862,10 @@ def question_interval(
 
 def few_questions(count: int) -> str:
     """What a reader has to know of results from fewer than `LEAST_GROUPS` questions."""
-    questions = "1 question" if count == 1 else f"{count} questions"
+    number = "There is only 1 question" if count == 1 else f"There are only {count} questions"
     return (
-        f"Only {questions}: below {LEAST_GROUPS}, no interval is given and no difference is marked."
+        f"{number}. Below {LEAST_GROUPS}, no interval is given, and no difference is marked as "
+        f"significant."
     )
 
 # %% ../nbs/03_metrics.ipynb #e6c2f41d
@@ -907,11 +912,13 @@ def _metric_cells(
         return row
     scores = answer_scores(scored, rho)
     for group in groups:
-        is_asked = scores[group[0]].notna()
+        is_asked = scores[group[0]].notna().to_numpy()
         if group[0] in partial:
-            row[f"{group[0]}_responses"] = int(is_asked.sum())
-        if is_asked.any():
-            cells = _spread(scores.loc[is_asked, group], scored[is_asked], resamples, seed, ddof)
+            row[f"{group[0]}_responses"] = int(np.sum(is_asked))
+        if np.any(is_asked):
+            cells = _spread(
+                scores.loc[is_asked, group], scored.loc[is_asked], resamples, seed, ddof
+            )
             row.update(cells)
     return row
 
@@ -1156,10 +1163,10 @@ def _whole_table() -> type:
 
 
 def readable(table: "pd.DataFrame", digits: int = 2) -> "pd.DataFrame":
-    """A score table as text cells `mean ± std` with counts; `not scored` where no
-    response was, no ± for one seed, no interval from fewer than `LEAST_GROUPS` questions.
-
-    In a terminal it is printed whole."""
+    """A score table as text cells `mean ± std` with counts; `not scored` if no response was
+    scored, no ± for one seed, and no interval from fewer than `LEAST_GROUPS` questions. In a
+    terminal the whole table is printed.
+    """
     import pandas as pd
 
     columns_before_metrics = table.columns[: list(table.columns).index("SCS")]
@@ -1239,8 +1246,8 @@ def _check_ideal_levels(
         return
     faults = list(level_faults(earlier.levels, judgment))
     if faults:
-        place = {"example_id": judgment.example_id, "file": str(path)}
-        raise DataError([replace(fault, **place) for fault in faults])
+        origin = {"example_id": judgment.example_id, "file": str(path)}
+        raise DataError([replace(fault, **origin) for fault in faults])
 
 
 def load_judgments(

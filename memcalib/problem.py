@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 # %% ../nbs/00_problem.ipynb #07ab01f9
 class Level(IntEnum):
-    """How far an atom shapes an answer; the integer is the paper's rank (section 2.1)."""
+    """How strongly an atom shapes an answer; the integer is the paper's rank (section 2.1)."""
 
     IGNORE = 0
     BOUND = 1
@@ -92,7 +92,7 @@ class Level(IntEnum):
             return _SPELLINGS[value.upper()]
         if isinstance(value, int) and not isinstance(value, bool) and value in tuple(cls):
             return cls(value)
-        raise ValueError(f"unknown level {value!r}: allowed are A, B, C (Ignore, Bound, Control)")
+        raise ValueError(f"unknown level {value!r}; allowed: A, B, C (Ignore, Bound, Control)")
 
 
 _SPELLINGS = {level.wire: level for level in Level}
@@ -201,7 +201,8 @@ class Turn(Record):
 class Example(Record):
     """A query x, its memory blocks M and the ideal level of every atom (section 2.1).
 
-    `turns` is the conversation before the query, `group` what counts as one question in intervals.
+    `turns` is the conversation before the query, and `group` says what counts as one question in
+    intervals.
     """
 
     id: Name
@@ -503,7 +504,7 @@ def template_named(name: str) -> PromptTemplate:
     if name not in PROMPT_TEMPLATES:
         if name not in part_names("prompt template"):
             names = ", ".join([*PROMPT_TEMPLATES, *part_names("prompt template")])
-            raise ValueError(f"unknown prompt template {name!r}: allowed are {names}")
+            raise ValueError(f"unknown prompt template {name!r}; allowed: {names}")
         PROMPT_TEMPLATES[name] = find_part("prompt template", name)
     return PROMPT_TEMPLATES[name]
 
@@ -516,12 +517,12 @@ def render(
     """Chat messages for one example: `fluent` paragraphs (evaluation) or exact `concat` atoms
     (training).
 
-    Turns of a conversation stand before the query, the memory with the query; neighbouring messages
-    of one role are joined. Raises `ValueError` for an unknown `text` or `prompt_template`, naming
-    the allowed ones.
+    Turns of a conversation come before the query, and the memory comes with the query; neighbouring
+    messages of one role are joined. Raises `ValueError` for an unknown `text` or `prompt_template`,
+    naming the allowed ones.
     """
     if text not in ("fluent", "concat"):
-        raise ValueError(f"unknown text {text!r}; allowed are fluent, concat")
+        raise ValueError(f"unknown text {text!r}; allowed: fluent, concat")
     template = template_named(prompt_template)
     field = "memory_text" if text == "fluent" else "atomic_concat_text"
     memory = [(block.number, block.prompt_text(field)) for block in example.blocks]
@@ -562,7 +563,7 @@ def remove_atoms(
     """The example without these atoms (the paper's ablated memory, section 3.2);
     untouched blocks are unchanged.
 
-    `rewrite` writes the paragraph of a rebuilt block from the block as it was and the atoms that
+    `rewrite` writes the paragraph of a rebuilt block from the original block and the atoms that
     stay (`inference.rewriting`). Without it a rebuilt block has no fluent wording of its own: both
     of its texts become the exact concatenation. Raises `KeyError` for an id the example does not
     have.
@@ -611,7 +612,7 @@ AnswerKey = tuple[str, str, str, int, int]  # example, model, condition, seed, s
 class Rollout(Record):
     """One generated answer; `key` names the request that made it.
 
-    `tool_calls` is for an answer that is nothing but calls of tools.
+    `tool_calls` is for an answer that consists only of tool calls.
     """
 
     example_id: Name
@@ -654,9 +655,7 @@ def check_conditions(conditions: Sequence[str]) -> None:
     """Raises `ValueError` for an unknown condition, naming the known ones."""
     for condition in conditions:
         if condition not in CONDITIONS:
-            raise ValueError(
-                f"unknown condition {condition!r}: allowed are {', '.join(CONDITIONS)}"
-            )
+            raise ValueError(f"unknown condition {condition!r}; allowed: {', '.join(CONDITIONS)}")
 
 # %% ../nbs/00_problem.ipynb #226a96bb
 Stance = Literal["follows", "turns_down", "corrects", "misreads"]
@@ -774,7 +773,7 @@ def judgment_of(example: Example, verdict: object, judge_name: str, **fields: An
             f"{judge_name}: found {short_repr(verdict)}; allowed: a Judgment, or a mapping from "
             "atom id to level"
         )
-    allowed = f"an atom of the example: {', '.join(example.levels)}"
+    allowed = f"an atom of the example, one of {', '.join(example.levels)}"
     violations = [
         Violation("judged atom", short_repr(atom_id), allowed, example_id=example.id)
         for atom_id in verdict
@@ -838,8 +837,8 @@ def judge_all(
     """
     if len(examples) != len(responses):
         raise ValueError(
-            f"{len(examples)} examples but {len(responses)} responses: there must be one response "
-            f"for each example"
+            f"found {len(examples)} examples and {len(responses)} responses; there must be one "
+            f"response for each example"
         )
     batch = getattr(judge, "batch", None)
     judgments = batch(examples, responses) if batch else map(judge, examples, responses)
@@ -852,7 +851,7 @@ def judge_all(
 # %% ../nbs/00_problem.ipynb #b2d498cc
 def judgment_for(example: Example, actual: dict[str, Level | None], **fields: Any) -> Judgment:
     """A judgment of this example from actual levels by atom id (prompt order);
-    atoms that `actual` lacks are unscored.
+    atoms that are not in `actual` are unscored.
 
     `fields` are further fields of the judgment, and replace its `example_id`,
     `domain` and `question_id`.
@@ -1179,7 +1178,9 @@ def _checked_rows(source: ExampleSource, split: str = "train") -> Iterator[_Chec
         if isinstance(example_id, str):
             first_line = first_lines.setdefault(example_id, line)
             if first_line != line:
-                repeated = f"{short_repr(example_id)} again, first on line {first_line}"
+                repeated = (
+                    f"{short_repr(example_id)} again, which first occurs on line {first_line}"
+                )
                 violations.append(
                     Violation("id", repeated, "each example id once", example_id=example_id)
                 )

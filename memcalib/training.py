@@ -184,7 +184,7 @@ def _credit_args(args: object | None, model_name: str) -> CreditGRPOConfig:
 def _check_judge(method: TrainingMethod, judge: JudgeLike | None) -> None:
     """Raises `ValueError` for a method that needs a judge and has none."""
     if judge is None and method.needs_judge:
-        raise ValueError(f"method {method.name!r} needs a judge: found None")
+        raise ValueError(f"method {method.name!r} needs a judge; found None")
 
 # %% ../nbs/07_training.ipynb #ba18bde2
 class _QuietAboutUnscored(logging.Filter):
@@ -348,19 +348,17 @@ class CreditTrainer(GRPOTrainer):
     """GRPO, GDPO and MemCalib-RL: TRL's trainer with an advantage for each answer
     token. This chapter's table lists its departures.
 
-    It takes what `GRPOTrainer` takes, with a `judge` in the place of `reward_funcs`.
-    With `text` fluent, `rewriter` writes memory again without some of its atoms; each paragraph
-    once, kept in `rewrites.jsonl`.
-    `train_dataset` and `eval_dataset` hold examples:
-    `Example`s, or rows with their fields. Rows of steps go to `steps.jsonl` in
-    `args.output_dir`; `args.resume_from_checkpoint` (True:
-    the latest whole one) names the checkpoint to resume from. `stopped` says why a run
-    ended early.
+    It takes what `GRPOTrainer` takes, with a `judge` instead of `reward_funcs`. With `text` fluent,
+    `rewriter` writes memory again without some of its atoms; each paragraph is written once and
+    kept in `rewrites.jsonl`. `train_dataset` and `eval_dataset` hold examples: `Example`s, or rows
+    with their fields. Rows of steps go to `steps.jsonl` in `args.output_dir`;
+    `args.resume_from_checkpoint` (True means the latest complete one) names the checkpoint to
+    resume from. `stopped` says why a run ended early.
 
-    Raises `ValueError` for options whose place this trainer takes (`reward_funcs`, `tools`,
-    `rollout_func` and their like), a method that needs a judge without one, and settings, prompts
-    or a context length that cannot work; `CheckpointError` for a folder that holds checkpoints
-    where none is named, and for one that is not whole.
+    Raises `ValueError` for options that this trainer replaces (`reward_funcs`, `tools`,
+    `rollout_func` and similar ones), for a method that needs a judge if there is none, and for
+    settings, prompts or a context length that cannot work. Raises `CheckpointError` if the folder
+    contains checkpoints but none is named, and for an incomplete one.
     """
 
     args: CreditGRPOConfig
@@ -490,8 +488,8 @@ class CreditTrainer(GRPOTrainer):
         resume = self.args.resume_from_checkpoint
         if resume_from_checkpoint and resume_from_checkpoint != resume:
             raise ValueError(
-                f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: the value in "
-                f"args, which chose the reference policy"
+                f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: the same "
+                f"value as in args, because the reference policy was chosen by it"
             )
         usable = len(self.train_dataset)
         if usable < self.config.prompts:
@@ -798,7 +796,7 @@ def _has_images(options: Mapping[str, Any]) -> bool:
 def _examples(rows: Iterable[Example | Mapping] | None) -> list[Example]:
     if rows is None:
         raise ValueError(
-            "train_dataset: found None; allowed: examples, or a data set with their fields"
+            "train_dataset: found None; allowed: examples, or a data set with the same fields"
         )
     return [row if isinstance(row, Example) else Example.model_validate(row) for row in rows]
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -57,13 +58,13 @@ def test_the_package_and_scoring_load_nothing_heavy():
     assert done.stdout.strip() == "[] []", done.stdout + done.stderr
 
 
-def test_the_python_of_the_readme_runs():
+def test_the_python_of_the_start_page_runs():
     """Against the practice server, which has addresses, models and examples of its own;
     every other word as it stands.
     """
-    (block,) = re.findall(
-        r"```python\n(.*?)```", (ROOT.parent / "README.md").read_text(), re.DOTALL
-    )
+    cells = json.loads((ROOT.parent / "nbs" / "start.ipynb").read_text())["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     examples = make_examples("short", 4, 0, "test")
     with MicroServer(examples) as server:
         changes = {
@@ -78,7 +79,7 @@ def test_the_python_of_the_readme_runs():
             assert real in block
             block = block.replace(real, practice)
         names = {"examples": examples}
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "start.ipynb", "exec"), names)
     assert names["example"].levels == {"m1_a1": mc.Level.CONTROL, "m1_a2": mc.Level.IGNORE}
     assert len(names["judgments"]) == 12 and {j.seed for j in names["judgments"]} == {42, 43, 44}
     assert mc.score(names["judgments"])["model"].tolist() == ["micro-model"]

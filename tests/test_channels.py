@@ -214,14 +214,14 @@ def test_bad_input_is_named():
     ones = torch.ones(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="row 0, atom 1: actual level 3"):
         channel_rewards(ones, torch.tensor([[1, 3]]), ones.bool())
-    with pytest.raises(ValueError, match=r"row 0, atom 1: actual level -1; allowed are 0, 1, 2"):
+    with pytest.raises(ValueError, match=r"row 0, atom 1: actual level -1; allowed: 0, 1, 2"):
         channel_rewards(ones.repeat(2, 1), torch.tensor([[1, -1], [3, 1]]), ones.repeat(2, 1) > 0)
     with pytest.raises(ValueError, match=r"the same shape \[row, atom\]"):
         channel_rewards(ones, torch.ones(1, 3, dtype=torch.long), ones.bool())
     rewards = torch.zeros(2, 9)
     group = torch.zeros(2, dtype=torch.long)
     valid = torch.ones(2).bool()
-    with pytest.raises(ValueError, match="'ppo', allowed are"):
+    with pytest.raises(ValueError, match="'ppo'; allowed:"):
         sequence_advantages(rewards, group, valid, "ppo")
     with pytest.raises(ValueError, match="rewards must have the shape"):
         group_advantages(rewards, group[:1], valid)

@@ -343,13 +343,13 @@ def test_other_numbers_of_atoms_and_passages_are_asked_for_and_checked():
     counted = [
         fault.detail for fault in ANNOTATION.check(DERIVED, one) if fault.rule == "atom count"
     ]
-    assert counted == ["found 1, allowed are 3 to 12"]
+    assert counted == ["found 1; allowed: 3 to 12"]
     assert "atom count" not in {fault.rule for fault in wide.check(DERIVED, one)}
     narrow = derivation_stage((2, 2))
     assert "2 to 2 passages" in narrow.messages(DRAFT)[0]["content"]
     few = DerivationReply(query="What should I do?", passages=[])
     (fault,) = [fault for fault in narrow.check(DRAFT, few) if fault.rule == "passage count"]
-    assert fault.detail == "found 0, allowed are 2 to 2"
+    assert fault.detail == "found 0; allowed: 2 to 2"
 
 
 @pytest.mark.parametrize("levels", ["AAA", "AAB", "CAA", "BCB"])

@@ -448,10 +448,14 @@ def test_a_search_for_what_people_want_finds_the_start_page(notebooks):
     ("module", "name", "text"),
     [
         ("judge", "NamedBlock", "class NamedBlock(name: str, block: Block, atoms: list"),
-        ("judge", "Judge", "class Judge"),
+        ("scoring.judge_runs", "Judge", "class Judge"),
         ("judge", "ReplyReading", "    verdicts: dict[str, dict[str, Any]] = dict(),\n"),
         ("problem", "Level", "class Level(IntEnum)"),
-        ("judge", "judge_rollouts", "    *,\n    on_row: Callable[[Judgment], None] | None = None"),
+        (
+            "scoring.judge_runs",
+            "judge_rollouts",
+            "    *,\n    on_row: Callable[[Judgment], None] | None = None",
+        ),
         ("inference.endpoint", "Endpoint", "    rpm: float | None = None,\n"),
     ],
 )

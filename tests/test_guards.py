@@ -239,7 +239,7 @@ def test_import_cells_hold_imports_only(path):
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: "-".join(p.with_suffix("").parts[-2:]))
 def test_experiment_notebooks(path):
     tagged = [cell for cell in cells(path) if "parameters" in cell["metadata"].get("tags", [])]
-    assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells tagged parameters"
+    assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells with the tag parameters"
     first = cells(path)[0]
     assert first["cell_type"] == "raw" and "skip_exec: true" in first["source"]
     for source in code(path):

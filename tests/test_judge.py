@@ -25,7 +25,8 @@ from memcalib.scoring.quotes import (
     quote_pieces,
     quote_places,
 )
-from memcalib.judge import Judge, LLMJudge, judge_name, judge_rollouts, judgment_from
+from memcalib.judge import LLMJudge, judge_name, judgment_from
+from memcalib.scoring.judge_runs import Judge, judge_rollouts
 from memcalib.inference.client import Client, Reply
 from memcalib.products.micro.practice.server import Faults, MicroServer, micro_answer
 from memcalib.products.micro.world import exact_judge, make_examples
@@ -401,7 +402,7 @@ def test_a_whole_prompt_without_one_of_its_places_is_refused(tmp_path, place):
     with pytest.raises(ValueError) as refused:
         load_prompt(config.prompt)
     message = str(refused.value)
-    assert config.prompt in message and f"lacks the placeholder {{{place}}};" in message
+    assert config.prompt in message and f"{{{place}}}; allowed: a whole prompt" in message
     assert all(f"{{{name}}}" in message for name in ("query", "memory", "answer", "atoms"))
 
 

@@ -52,7 +52,7 @@ def test_rules_are_the_papers_table():
         assert not any(table(mode, "uniform")[h] for h in under)
         assert all(table(mode, "absolute")[h] == 2 for h in under)
     for bad in ({"mode": "sign"}, {"under_use": "up"}):
-        with pytest.raises(ValueError, match="(sign|up).*allowed are"):
+        with pytest.raises(ValueError, match="(sign|up).*allowed:"):
             table(**bad)
 
 

@@ -65,12 +65,8 @@ RIGHT_SHARE = {
 @pytest.fixture
 def forget():
     """Takes metrics that a test added out of the table again."""
-    before = dict(parts._added["metric"])
-    modules = list(parts._modules)
-    yield
-    parts._added["metric"] = before
-    parts._modules[:] = modules
-    parts._table.cache_clear()
+    with parts.temporary_parts():
+        yield
 
 
 @pytest.fixture
@@ -228,7 +224,7 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"test_family": ""}, "test_family: found ''"),
         (
             {"test_family": "calibration"},
-            "test_family: found 'calibration', which is reserved for the six metrics",
+            "test_family: found 'calibration', which is reserved for the paper's six metrics",
         ),
         ({"formula": "SCS"}, "formula: found 'SCS'; allowed: a function"),
         ({"formula": lambda n, rho: np.zeros(3)}, r"shape \(3,\) for 93 answers; allowed: one n"),
@@ -237,7 +233,10 @@ def test_p_of_the_six_is_what_it_is_without_other_metrics(first, second):
         ({"formula": lambda n, rho: np.full(len(n), np.nan)}, "gave nan for an answer with 1 of A"),
         ({"formula": lambda n, rho: np.array(["1"] * len(n))}, "gave <U1 values"),
         ({"range": (0.5, 1.0)}, "gave 0.0 for an answer with 1 of AB-; allowed: 0.5 to 1"),
-        ({"formula": lambda n, rho: n[:, 0, 0] / n.sum()}, "with fewer answers around it; allowed"),
+        (
+            {"formula": lambda n, rho: n[:, 0, 0] / n.sum()},
+            "when fewer answers are computed together with it; allowed",
+        ),
         ({"atom_values": AtomValues(lambda rho: GAPS > 0, "mean")}, "by atom_values; allowed: the"),
         (
             {"atom_values": AtomValues(lambda rho: GAPS == 0, "sum")},
@@ -545,12 +544,12 @@ def test_asked_about_none_is_missing_and_never_zero(forgotten_share, tmp_path):
     assert run_gate(tmp_path, None, limits).checks[0].verdict == "undecided"
 
 
-def test_what_stands_beside_it_keeps_every_digit(forgotten_share, forget):
+def test_what_stands_beside_it_keeps_every_digit():
     rows = [*JUDGED, *NOTHING_DECIDES]
-    beside = score(rows, resamples=50).iloc[0]
-    compared = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
-    parts._added["metric"].pop("forgotten_share")
-    parts._table.cache_clear()
+    with parts.temporary_parts():
+        mc.add_metric(Metric(**FORGOTTEN))
+        beside = score(rows, resamples=50).iloc[0]
+        compared = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
     alone = score(rows, resamples=50).iloc[0]
     assert beside[alone.index].equals(alone)
     before = breakdown.compare([*rows, *BETTER], "m", "n", resamples=50)
@@ -600,7 +599,7 @@ def test_labels_the_budget_and_the_exam_know_what_is_not_asked(forgotten_share):
         ({"may_be_missing": None}, "may_be_missing: found None; allowed: True or False"),
         (
             {"formula": lambda n, rho: np.where(n[:, 2, 2] > 0, 1.0, np.nan)},
-            "allowed: NaN by the ideal levels alone",
+            "allowed: NaN only where the ideal levels alone decide it",
         ),
         (
             {"atom_values": AtomValues(lambda rho: GAPS == 0, "mean")},

@@ -77,7 +77,7 @@ def test_bounds_between_metrics(pairs):
     ("over", "under", "words"),
     [
         ([], [], "no scored response"),
-        ([1], [1, 2], "equally many"),
+        ([1], [1, 2], "the same number of each"),
         ([-1], [0], "-1"),
         ([0.5], [0], "whole numbers"),
         ([True], [False], "whole numbers"),

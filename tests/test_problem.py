@@ -338,7 +338,7 @@ def test_judgments_are_checked_against_their_example():
         p.check_judgment(example, fine.model_copy(update={"atoms": [flipped, *others]}))
     with pytest.raises(p.DataError, match="the example that was asked about"):
         p.check_judgment(example, fine.model_copy(update={"example_id": "another"}))
-    with pytest.raises(ValueError, match="1 examples but 2"):
+    with pytest.raises(ValueError, match="found 1 examples and 2"):
         p.judge_all(lambda e, r: fine, [example], ["a", "b"])
 
 
@@ -453,7 +453,7 @@ def test_an_example_from_plain_texts_is_a_record_like_any_other(tmp_path):
     assert dinner.blocks[1].number == 2
     assert p.check_example(json.loads(dinner.to_json())) == []
     assert dinner.model_extra["source_id"] == "x"
-    with pytest.raises(ValueError, match="allowed are A, B, C"):
+    with pytest.raises(ValueError, match="allowed: A, B, C"):
         p.Example.of("Plan.", {"The user is vegan.": "decisive"})
     with pytest.raises(p.DataError, match="memories"):
         p.Example.of("Plan.")

@@ -268,10 +268,11 @@ def test_two_records_of_one_id_among_rows_of_answers_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 questions"), (1, "1 question"), (2, "2 questions")]
+    ("count", "words"),
+    [(0, "are only 0 questions"), (1, "is only 1 question"), (2, "are only 2 questions")],
 )
 def test_few_questions_are_counted_in_words(count, words):
-    assert few_questions(count).startswith(f"Only {words}: ")
+    assert few_questions(count).startswith(f"There {words}. ")
 
 
 def test_a_teacher_is_told_what_was_found_and_then_what_is_wanted():

@@ -1,6 +1,7 @@
 """Properties of the projection: range, mean and bisection, and bad input."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalib.redistribution import (
+    _sorted_rows,
     project_multipliers,
     project_reference,
     raw_multipliers,
@@ -68,6 +70,14 @@ def test_projection_of_any_numbers_is_feasible(values, cap):
         torch.tensor([values], dtype=torch.float64), torch.ones(1, len(values)).bool(), cap
     )
     assert abs(out.mean() - 1) < 1e-9 and out.min() >= 0 and out.max() <= cap
+
+
+def test_rows_are_sorted_upwards_on_every_device():
+    values = torch.tensor([[3.0, 1.0, 2.0], [0.0, torch.inf, -1.0]])
+    ascending = [[1.0, 2.0, 3.0], [-1.0, 0.0, torch.inf]]
+    assert _sorted_rows(values).tolist() == ascending
+    elsewhere = SimpleNamespace(device=torch.device("cuda"), sort=values.sort)
+    assert _sorted_rows(elsewhere).tolist() == ascending
 
 
 def test_worked_projections():

@@ -185,6 +185,8 @@ def test_texts_and_records_are_not_repeated_and_numbers_have_no_gap():
     pairs = [pair(f"p{n}") for n in range(5)]
     assert any("found 5 pairs" in fault for fault in add.repeated(pairs))
     copied = pair("p9", response=pairs[0].response)
-    assert any("p9: answer: found one of p0" in fault for fault in add.repeated([pairs[0], copied]))
+    assert any(
+        "p9: answer: found a text of p0" in fault for fault in add.repeated([pairs[0], copied])
+    )
     numbers = [each.pair_id for each in add.renumbered(pairs, 401)]
     assert numbers == ["pair_401", "pair_402", "pair_403", "pair_404", "pair_405"]

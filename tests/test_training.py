@@ -464,13 +464,13 @@ def test_a_method_from_outside_is_named_by_its_import_path(tmp_path):
     expected = trainer.judged.rewards.sum(1)[:, None] * response_mask(trainer.judged.ids)
     assert torch.allclose(trainer.advantages.double(), expected, atol=1e-6)
     for wrong, why in (
-        ("gpdo", "allowed are 'sft'"),
+        ("gpdo", "allowed: 'sft'"),
         ("math:pi", "of type float"),
         ("nowhere:X", "No module named"),
     ):
         with pytest.raises(ValueError, match=f"method.*{wrong}.*{why}"):
             settings(method=wrong)
-    with pytest.raises(ValueError, match="'sft' imitates demonstrations"):
+    with pytest.raises(ValueError, match="'sft', which imitates demonstrations"):
         settings(method="sft")
 
 

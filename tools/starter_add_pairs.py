@@ -95,7 +95,10 @@ def repeated(pairs: Iterable[MinimalPair]) -> list[str]:
         for text in pair.responses:
             other = pair_of_text.setdefault(text, pair.pair_id)
             if other != pair.pair_id:
-                faults.append(f"{pair.pair_id}: answer: found one of {other}; allowed: its own")
+                faults.append(
+                    f"{pair.pair_id}: answer: found a text of {other}; allowed: one that no other "
+                    "pair has"
+                )
     for record, pair_ids in pairs_of_record.items():
         if len(pair_ids) > PAIRS_OF_RECORD:
             faults.append(

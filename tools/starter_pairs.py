@@ -92,11 +92,11 @@ too, where it alone changes), with no other atom read otherwise in one answer th
 
 {by_form}
 
-A third reading, by the run that then mended them and so not blind, took up the {disputed} pairs
-that a reader did not get right and {more} others in which both readers were against a label. It
-upheld {upheld} as they stood (one reader had wavered), and mended {text} in their text and
-{label} in a label alone; none was dropped. The mended pairs were then read blind by two further
-runs (*pairs, mended* in the table of readings): one pair had its edited atom one level lower by
+A third reading, by the run that then corrected them and so was not blind, took up the {disputed}
+pairs that a reader did not get right and {more} others in which both readers were against a label.
+It upheld {upheld} as they stood (one reader had wavered), and corrected {text} in their text and
+{label} in a label alone; none was dropped. The corrected pairs were then read blind by two further
+runs (*pairs, corrected* in the table of readings): one pair had its edited atom one level lower by
 one of them, all others were right by both. Those readers met both answers of a pair within ten
 sheets, so their two readings of a pair are less independent than the first ones. The kappas of
 *pairs, as first written* are of those. Of the {disputed} pairs that a reader missed, {upheld}
@@ -105,7 +105,7 @@ were a slip of that reader; in the others the pair was at fault.
 The table is about the pairs as first written. Fifteen of *asking back*, which words alone gave
 away, were then replaced by harder ones, read blind by two runs that had not written them (*pairs,
 asking back once more*); 13 were right by both. The two others, a table in a third, and twelve
-pairs that a later reading found faults in were mended in their text and not read blind again.
+pairs that a later reading found faults in were corrected in their text and not read blind again.
 
 {without_model}
 """
@@ -137,8 +137,8 @@ def pairs_section(
         disputed=missed,
         more=settled - missed,
         upheld=whole["upheld against a reader"],
-        text=whole["mended in a text"],
-        label=whole["mended in a label alone"],
+        text=whole["corrected in a text"],
+        label=whole["corrected in a label alone"],
         without_model=without_model_text(reading, grid),
     )
 

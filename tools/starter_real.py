@@ -290,7 +290,8 @@ def main() -> None:
     print(f"\n{disputed} of {agreement['number'].iloc[0]} labels are disputed")
     if arguments.write:
         write_jsonl(FOLDER / "real.jsonl", done)
-        line = f"{disputed} of {agreement['number'].iloc[0]:,} labels are disputed"
+        labels = f"{agreement['number'].iloc[0]:,} labels"
+        line = f"{disputed} of {labels} were disputed after these readings"
         add_to_reading("the two readings of the real answers", {"agreement": agreement}, [line])
 
 

@@ -74,7 +74,7 @@ def load_build(
         options["memory"] = merged(content, options)["memory"]
         options["sources"] = ()
     content.update(options)
-    hints = {"memory.log": "needed with every other option of a log (--log FILE)"}
+    hints = {"memory.log": "needed with every other option for logs (--log FILE)"}
     build = check_settings(Build, with_settings(content, settings), name, hints=hints)
     if str(name) not in builds:
         check_key_hosts(build, name, with_settings(options, settings))

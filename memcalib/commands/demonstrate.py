@@ -31,7 +31,8 @@ from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxie
 from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.jsonl import rows_so_far
 from ..io.records import write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import files_named_in, of_private_run
+from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, SettingError
 from ..judge import judge_request
 from ..products.micro.world import make_examples
@@ -65,7 +66,7 @@ MICRO = {
 
 class DemonstrationPlan(FrozenSettings):
     """What demonstrations are made of, by whom, and how (app:sft-data);
-    unknown options raise, naming the known ones.
+    an unknown option raises an error that names the known ones.
     """
 
     data: str | None = None  # None: examples of the micro-world
@@ -245,7 +246,7 @@ class DemonstrationRun:
             out,
             self._identity(wording),
             defaults,
-            private=of_private_run(plan.data),
+            private=of_private_run(*files_named_in(plan)),
             bind=False,
         )
         if not dry_run:

@@ -52,16 +52,11 @@ from memcalib.inference.rollout import (
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
 from ..io.records import DataError, one_line, printable, write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import files_named_in, of_private_run
+from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, package_data
-from memcalib.judge import (
-    JudgeConfig,
-    LLMJudge,
-    judge_request,
-    judge_rollouts,
-    load_prompt,
-    check_judge_answers,
-)
+from ..judge import JudgeConfig, LLMJudge, judge_request, load_prompt
+from ..scoring.judge_runs import judge_rollouts, check_judge_answers
 from ..products.dataset.consent import NotAgreed
 from memcalib.products.memory_logs.own_answers import (
     LogPlan,
@@ -204,7 +199,7 @@ def _model_name(model: Endpoint | Weights) -> str:
 
 # %% ../../nbs/commands/01_evaluate.ipynb #44ede28c
 _HINTS = {
-    "data": "give a file of examples",
+    "data": "name a file of examples",
     "model": (
         "give --model with --base-url, or --weights, or a --config file that names the model; or "
         "give --log "
@@ -486,8 +481,8 @@ log = logging.getLogger(__name__)
 def _log_arguments(log: LogPlan) -> list[str]:
     """The options with which a command reads a log as `log` does."""
     words = []
-    for name, place in log.map.items():
-        words += ["--map", f"{name}={place}"]
+    for name, path in log.map.items():
+        words += ["--map", f"{name}={path}"]
     for option, value in (("--store", log.store), ("--consent", log.consent)):
         if value:
             words += [option, value]
@@ -551,7 +546,7 @@ class EvaluationRun:
             out,
             identity(evaluation, data_hash),
             defaults,
-            private=evaluation.log is not None or of_private_run(evaluation.data),
+            private=evaluation.log is not None or of_private_run(*files_named_in(evaluation)),
             bind=False,
             replaceable=self._nothing_made,
         )
@@ -592,11 +587,8 @@ class EvaluationRun:
                 f". The log has changed, or is a different one; use --out "
                 f"{self._free_folder('log')}"
             )
-        without_levels = [
-            {name: value for name, value in log.items() if name != "unlabelled"}
-            for log in (stored["log"], log_settings)
-        ]
-        if without_levels[0] != without_levels[1]:
+        names = (stored["log"].keys() | log_settings.keys()) - {"unlabelled"}
+        if any(stored["log"].get(name) != log_settings.get(name) for name in names):
             return ""
         return (
             ". The log is the same, but its ideal levels were added or changed since then; ==> "
@@ -645,8 +637,8 @@ class EvaluationRun:
         notes += self._level_notes()
         if self.left_out_unlabelled:
             notes.append(
-                f"{self.left_out_unlabelled:,} questions in the log are not scored, because a "
-                f"memory of theirs has no ideal level."
+                f"{self.left_out_unlabelled:,} questions in the log are not scored, because at "
+                f"least one of their memories has no ideal level."
             )
         return notes
 
@@ -835,7 +827,7 @@ class EvaluationRun:
         if binding not in versions:
             if versions:
                 changes = printable(", ".join(binding_changes(versions[-1], binding)))
-                message = "%s: its judge is another version than before: %s; the report says so"
+                message = "%s: the judge is not the same version as before: %s; the report says so"
                 log.warning(message, self.file(JUDGMENTS[role]), changes)
             versions.append(binding)
             write_whole(self.file(BINDINGS), json.dumps(bindings, indent=1) + "\n")
@@ -974,12 +966,12 @@ class EvaluationRun:
             return text
         judge = self.evaluation.judge
         if isinstance(judge, Endpoint):
-            intro = "To have levels proposed, here by the model that was the judge:"
+            intro = "To have levels proposed, here by the same model that judged the answers:"
             proposer = ["--model", judge.model, "--base-url", judge.url, "--key-env", judge.key_env]
             judged_by = ["--judge", judge.model, "--judge-url", judge.url]
             judged_by += ["--judge-key-env", judge.key_env]
         else:
-            intro = "To have levels proposed by a model, put in its name and address:"
+            intro = "To have levels proposed by a model, enter its name and address:"
             proposer = ["--model", "MODEL", "--base-url", "URL"]
             judged_by = ["--judge", str(judge)]
         levels_folder = "runs/levels"
@@ -1087,7 +1079,7 @@ def unfinished(
     command_again = command or "the same command"
     if kind is Judgment and "--retry-unscored" not in command_again:
         command_again += " --retry-unscored"
-    message = f"{file}: {lost} of {len(rows)} {failure}; to ask for those again: {command_again}"
+    message = f"{file}: {lost} of {len(rows)} {failure}; to ask for them again: {command_again}"
     if withheld_characters:
         message += (
             f"\nThe server sent {withheld_characters:,} characters of reasoning instead. "

@@ -85,7 +85,8 @@ from ..io.jsonl import rows_so_far
 from ..io.records import read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import may_import
-from ..judge import JudgeConfig, judge_request, judge_rollouts
+from ..judge import JudgeConfig, judge_request
+from ..scoring.judge_runs import judge_rollouts
 from ..products.micro.practice.models import PracticeJudge, known_levels
 from ..problem import Example, JudgeLike, Judgment, Rollout, load_examples, text_hash
 
@@ -95,8 +96,8 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/06_exam.ipynb #f0eb84cd
 class Exam(BaseModel):
-    """Which judge sits the exam, and on how many answers; unknown options raise, naming the known
-    ones.
+    """Which judge sits the exam, and on how many answers; an unknown option raises an error that
+    names the known ones.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -396,8 +397,8 @@ class ExamRun:
                 left_out += 1
         if left_out:
             self.notes.append(
-                f"places: {left_out} exams under {self.folder.parent} used other data or have no "
-                f"rank, and are not compared"
+                f"places: {left_out} exams in {self.folder.parent} used other data or have no "
+                f"rank, so they are not compared"
             )
         return rank_judges(outcomes)
 
@@ -465,7 +466,8 @@ class ExamRun:
 
 
 _UNREAD_CODE = (
-    "a dry run imports no code: if the judge's code was changed since it read answers here, it "
+    "a dry run does not import code: if the judge's code was changed since it read answers here, "
+    "it "
     "will read all of them again (set MEMCALIB_ALLOW_IMPORT=1 to let the dry run check)"
 )
 

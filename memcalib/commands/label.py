@@ -9,9 +9,10 @@ __all__ = ['AUDIT_ATOMS', 'answers_of_run', 'run_budget', 'target_items', 'draw_
 
 # %% ../../nbs/commands/07_label.ipynb #2d0dcf39
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain, count
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ from ..inference.cache import CallCache
 from ..io.jsonl import one_at_a_time, rows_so_far
 from ..io.records import read_jsonl, write_jsonl
 from ..io.settings import FrozenSettings
-from ..judge import JudgeConfig, judge_rollouts
+from ..judge import JudgeConfig
+from ..scoring.judge_runs import judge_rollouts
 from ..metrics import load_judgments
 from ..problem import Example, Judgment, Rollout, text_hash
 from ..report.run_data import load_run
@@ -208,6 +210,8 @@ def with_decisions(
     labellers_decisions = [decision for decision in decisions if decision.labeller == labeller]
     counted = LabelBook.counting(labellers_decisions, items, labeller)
     levels = {decision.item: decision.level for decision in counted}
+    rows = list(rows)
+    _refuse_levels_of_others(rows, items, levels, labeller)
     filled = []
     for row, item in zip(rows, items, strict=True):
         level = levels.get(item.item)
@@ -215,6 +219,30 @@ def with_decisions(
             row = row.model_copy(update={"level": level, "labeller": labeller})
         filled.append(row)
     return filled
+
+
+def _refuse_levels_of_others(
+    rows: Sequence[TargetLabel],
+    items: Sequence[LabelItem],
+    levels: Mapping[str, object],
+    labeller: str,
+) -> None:
+    """Raises `ValueError` where levels of another person would be lost."""
+    filled = [
+        row.labeller
+        for row, item in zip(rows, items, strict=True)
+        if levels.get(item.item) is not None
+        and row.level is not None
+        and row.labeller_kind != "judge"
+        and row.labeller != labeller
+    ]
+    if filled:
+        others = ", ".join(sorted({str(name) for name in filled}))
+        raise ValueError(
+            f"--sheet: found levels of {labeller} for {len(filled):,} atoms that {others} has "
+            f"labelled; allowed: the levels of one person in a file. Draw the same answers again "
+            f"with --out and the name of a new file, and pass the sheet with that --out"
+        )
 
 
 def _check_labeller(labeller: str) -> None:
@@ -260,7 +288,7 @@ def fill_from_judge(
     rows.
 
     Its judgments are kept beside the file, and the same call goes on from them. An atom that it
-    leaves unscored has no level.
+    leaves unscored has no level, and one that a person has labelled keeps that level.
     """
     folder = Path(folder)
     labels = Path(labels)
@@ -285,7 +313,8 @@ def fill_from_judge(
     with one_at_a_time(labels):  # others may have labelled while the judge read
         for row in load_target_labels(labels, in_order=False).rows:
             level, name = levels.get((*row.answer_key, row.atom_id), (None, ""))
-            if level is not None:
+            of_person = row.level is not None and row.labeller_kind != "judge"
+            if level is not None and not of_person:
                 changes = {"level": level, "labeller": name, "labeller_kind": "judge"}
                 row = row.model_copy(update=changes)
             filled.append(row)
@@ -325,7 +354,8 @@ def audit_items(
     scored = int(judged["judged"].notna().sum())
     if not 1 <= atoms <= scored // 2:
         raise ValueError(
-            f"--audit: found {atoms}; allowed: 1 to {scored // 2}, half of the {scored:,} scored "
+            f"--audit: found {atoms}; allowed: 1 to {scored // 2}, which is half of the "
+            f"{scored:,} scored "
             f"atoms of {folder}, because the two samples do not overlap"
         )
     natural = sample_atoms(judged, atoms, "natural", seed)
@@ -384,7 +414,8 @@ def audit_from_sheet(
 
 def _judgments_of(folder: str | Path, items: Iterable[LabelItem]) -> list[Judgment]:
     """The judgments of the answers that items are about."""
-    answers = {tuple(getattr(item, name) for name in ANSWER) for item in items}
+    answer_of = attrgetter(*ANSWER)
+    answers = set(map(answer_of, items))
     judgments = load_judgments(Path(folder) / JUDGMENTS["judge"])
     return [judgment for judgment in judgments if judgment.key[:-1] in answers]
 

@@ -36,10 +36,12 @@ from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, estimate_tokens, place_of
 from ..inference.rollout import Sampling, generate
 from ..io.jsonl import read_rows, rows_so_far
-from ..io.records import printable, write_jsonl, write_whole
-from ..io.runs import RunFolder, private_folder
+from ..io.private import private_folder
+from ..io.records import folder_of_run, printable, write_jsonl, write_whole
+from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, import_object, may_import, need_method
-from ..judge import JudgeConfig, check_judge_answers, judge_request, judge_rollouts
+from ..judge import JudgeConfig, judge_request
+from ..scoring.judge_runs import check_judge_answers, judge_rollouts
 from ..products.dataset.consent import NotAgreed
 from ..products.memory_logs.exports import SHAPES, RawMemory, memories_in, shape_of
 from ..products.memory_logs.formats import log_records
@@ -54,7 +56,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/02_sweep.ipynb #c225ed4f
 class Sweep(FrozenSettings):
-    """What is swept, over which log, by whom; unknown options raise, naming the known ones."""
+    """What is swept, over which log, by whom; an unknown option raises an error that names the
+    known ones.
+    """
 
     log: LogPlan
     model: Endpoint
@@ -238,8 +242,8 @@ class SweepRun:
             return own_answers(plain, rows, limit=limit, answers_needed=False)
         if dry_run and not may_import(self.sweep.retrieve):
             raise ValueError(
-                f"retrieve: {self.sweep.retrieve} is not imported in a dry run; allowed: a "
-                "run, which asks before anything is paid for"
+                f"retrieve: {self.sweep.retrieve} is not imported in a dry run; leave out "
+                f"--dry-run; the run asks you before anything is paid for"
             )
         retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
         rows = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
@@ -348,7 +352,8 @@ class SweepRun:
             answers, judgments = self._files(setting)
             shown = [example for example in self.examples_of(setting) if example.blocks]
             if shown:
-                answers.parent.mkdir(parents=True, exist_ok=True)
+                folder_of_run(answers.parents[1])
+                folder_of_run(answers.parent)
                 if not tried and not answers.exists():
                     check_judge_answers(judge, shown[0])
                 tried = True

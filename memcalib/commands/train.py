@@ -26,7 +26,8 @@ from ..io.jsonl import whole_rows
 from ..io.keys import without_secrets
 from ..io.parts import part_names
 from ..io.records import write_jsonl, write_whole
-from ..io.runs import RunFolder, of_private_run
+from ..io.private import files_named_in, of_private_run
+from ..io.runs import RunFolder
 from ..metrics import METRICS, metric_table
 from ..problem import PROMPT_TEMPLATES
 from ..products.exam.judge_binding import BINDINGS, binding_changes, judge_binding
@@ -103,14 +104,12 @@ class TrainRun:
             "wording": self._wording(),
             "judge_path": self._judge_path,  # of a folder that is too old to say it
         }
-        data = recipe.data
-        sources = [source.path for source in (data.train, data.validation, data.test) if source]
         self.run_folder = RunFolder(
             self.folder,
             self.identity,
             defaults,
             decisive=_decides,
-            private=of_private_run(*sources),
+            private=of_private_run(*files_named_in(recipe)),
             bind=False,
         )
         if self.state.is_main_process:
@@ -265,7 +264,7 @@ class TrainRun:
             rewriter=self.rewriter,
         )
         if trainer.stopped:
-            advice = trainer.rescue("with wider limits of drift or without stop_on_drift")
+            advice = trainer.rescue("with wider drift limits, or without stop_on_drift")
             raise RunStopped(trainer.stopped).with_hint(advice)
         unfinished = self.folder / "policy.part"
         unseal(unfinished)
@@ -375,8 +374,8 @@ class TrainRun:
             return True
         if not any(self.folder.glob("checkpoint-*")):
             raise ValueError(
-                f"{fault}, and there is no checkpoint from which to make it again; delete "
-                f"{self.folder} to train again, or choose another folder"
+                f"{fault}, and there is no checkpoint from which it could be made again; delete "
+                f"{self.folder} and train again, or choose another folder"
             )
         log.warning("%s; the policy is made again from the newest checkpoint", fault)
         return False
@@ -529,7 +528,7 @@ class TrainRun:
             return f"none of the {answers} could be scored, after step {', '.join(unscored[:5])}"
         if steps >= self.config.eval_every:
             return "no validation was completed, and a resumed run does not repeat it"
-        return f"eval_every is {self.config.eval_every}, more than {steps} steps"
+        return f"eval_every is {self.config.eval_every}, which is more than the {steps} steps"
 
     @property
     def measuring(self) -> str:
@@ -630,7 +629,8 @@ def _warn_of_damage(file: Path) -> None:
         numbers = ", ".join(map(str, damaged[:5]))
         lines = f"lines {numbers}" if len(damaged) > 1 else f"line {numbers}"
         log.warning(
-            "%s: %s cannot be read, %d rows can; the copy in the newest checkpoint is used instead",
+            "%s: %s cannot be read, but %d rows can; the copy in the newest checkpoint is used "
+            "instead",
             file,
             lines,
             len(rows),
@@ -697,10 +697,7 @@ def _whole_sessions(manifest: Path, sessions: object) -> list[dict[str, Any]]:
     whole = [session for session in recorded if _is_whole_session(session)]
     if manifest.exists() and (recorded is not sessions or len(whole) < len(recorded)):
         log.warning(
-            (
-                "%s: sessions that cannot be read are left out, %d are kept; the cost of the "
-                "others is not counted"
-            ),
+            ("%s: %d sessions are kept; the others cannot be read, and their cost is not counted"),
             manifest,
             len(whole),
         )

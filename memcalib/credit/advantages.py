@@ -97,7 +97,7 @@ def sequence_advantages(
     """$A^{GRPO}$ or $A^{GDPO}$, one number per answer (Group normalization and policy
     objective)."""
     if method not in ("gdpo", "grpo"):
-        raise ValueError(f"method {method!r}, allowed are 'gdpo', 'grpo'")
+        raise ValueError(f"method: found {method!r}; allowed: 'gdpo', 'grpo'")
     columns = rewards
     if method == "grpo":
         columns = rewards.sum(1, keepdim=True)

@@ -101,11 +101,12 @@ def _check_answers(answers: AnswerAdvantages, batch: JudgedBatch) -> None:
     if not len(answers.rewards):
         raise ValueError("the batch is empty; it must contain at least one answer")
     if mask.shape[:1] != valid.shape:
-        raise ValueError(f"mask has {mask.shape[0]} rows; it must have {valid.shape[0]}")
+        raise ValueError(f"mask has {mask.shape[0]} rows; it must have {valid.shape[0]} rows")
     empty = (valid & ~mask.any(1)).nonzero()
     if len(empty):
         raise ValueError(
-            f"row {empty[0].item()}: an empty answer is marked as scored; its valid must be False"
+            f"row {empty[0].item()}: found an empty answer that is marked as scored; its entry in "
+            f"valid must be False"
         )
 
 
@@ -141,7 +142,7 @@ def _check_scores(
     unscored = [row for row in pairs.rows if not bool(batch.valid[row])]
     if unscored:
         raise ValueError(
-            f"rule {rule.name!r}, row {unscored[0]}: found a pair of an unscored answer; such "
+            f"rule {rule.name!r}, row {unscored[0]}: found a pair from an unscored answer; such "
             f"pairs must be left out"
         )
 
@@ -152,14 +153,16 @@ def _check_units(batch: JudgedBatch, thresholds: Thresholds) -> None:
     if batch.config.granularity == "sentence":
         if units is None or thresholds.sentence is None:
             raise ValueError(
-                "granularity 'sentence' needs units, and thresholds that were made with it"
+                "granularity 'sentence' needs units, and thresholds that were made with the same "
+                "granularity"
             )
     if units is None:
         return
     mask = batch.mask
     if units.shape != mask.shape or bool((units[mask] < 0).any()):
         raise ValueError(
-            f"units {tuple(units.shape)} must be {tuple(mask.shape)} with a sentence for each token"
+            f"units: found shape {tuple(units.shape)}; allowed: {tuple(mask.shape)}, with a "
+            f"sentence number for each token"
         )
 
 
@@ -334,13 +337,13 @@ def _with_own(
     rule = batch.config.rule
     if rule.keeps_means:
         raise ValueError(
-            f"rule {rule.name!r}: found the rule's own advantages; allowed: keeps_means False, or "
-            f"weights"
+            f"rule {rule.name!r}: found advantages from the rule itself; allowed: weights, or a "
+            f"rule with keeps_means False"
         )
     if own_advantages.values.shape != batch.mask.shape:
         raise ValueError(
             f"rule {rule.name!r}: values of shape {tuple(own_advantages.values.shape)}, "
-            f"must be {tuple(batch.mask.shape)}"
+            f"but the shape must be {tuple(batch.mask.shape)}"
         )
     live = batch.mask & batch.valid[:, None]
     faults = torch.where(

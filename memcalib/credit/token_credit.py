@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..channels import channel_rewards, judgment_tensors
+from ..channels import judgment_rewards
 from memcalib.credit.assignment import (
     AnswerAdvantages,
     Credit,
@@ -126,12 +126,13 @@ class TokenCredit:
     """Token advantages for any training loop: `requests`, log-probabilities by the caller,
     `assign`.
 
-    With `text` fluent, `rewrite` writes the blocks again of which atoms are removed
-    (`inference.rewriting`); without it they are concatenated, and the signal mixes both changes.
+    With `text` fluent, `rewrite` writes the blocks again from which atoms are removed
+    (`inference.rewriting`). Without it their atoms are concatenated, and the signal mixes both
+    changes.
 
-    `thresholds` move once with each `assign`; `last` is its whole result, statistics included.
-    `step` is the number of the batch that an error of the rule names: 1, and one more after each
-    `assign`; a training that goes on elsewhere may set it.
+    `thresholds` move once with each `assign`; `last` is its complete result, with statistics.
+    `step` is the number of the batch that an error of the rule names. It starts at 1 and grows by
+    one with each `assign`; a training run that continues elsewhere may set it.
     """
 
     def __init__(
@@ -237,10 +238,10 @@ class TokenCredit:
         groups: Sequence[int | str],
     ) -> AnswerAdvantages:
         "Rewards and advantages of the answers of all processes."
-        ideal, actual, atoms, scored = judgment_tensors(list(judgments))
+        rewards, scored = judgment_rewards(judgments, self.config.merge_over_use)
         has_tokens = torch.tensor([len(ids) > 0 for ids in response_ids], dtype=torch.bool)
         numbers = torch.tensor([group_number(name) for name in groups], dtype=torch.long)
-        rewards = channel_rewards(ideal, actual, atoms, self.config.merge_over_use).to(self.device)
+        rewards = rewards.to(self.device)
         group = numbers.to(self.device)
         valid = (scored & has_tokens).to(self.device)
         rows = len(valid)
@@ -350,8 +351,8 @@ class TokenCredit:
         "One tensor for each row of the request, as long as its response; NaN for None."
         if len(scores) != len(request):
             raise ValueError(
-                f"{len(scores)} rows of log-probabilities, must be {len(request)}, "
-                "one for each row of the request"
+                f"found {len(scores)} rows of log-probabilities; there must be {len(request)}, "
+                f"one for each row of the request"
             )
         padded = isinstance(scores, Tensor)
         rows = []
@@ -364,8 +365,9 @@ class TokenCredit:
                 row = row[:size]
             if len(row) != size:
                 raise ValueError(
-                    f"row {k} of the request: {len(row)} log-probabilities, must be {size}, "
-                    "one for each token of its response"
+                    f"row {k} of the request: found {len(row)} log-probabilities; there must be "
+                    f"{size}, "
+                    f"one for each token of its response"
                 )
             rows.append(row.to(self.device, kind))
         return rows
@@ -392,9 +394,10 @@ def _check_rows(
             f"{len(examples)} examples, {len(judgments)} judgments, {rows} responses, "
             f"{len(groups)} group ids"
         )
-        raise ValueError(f"{sizes}; there must be equally many of each")
+        raise ValueError(f"found {sizes}; there must be the same number of each")
     for row, (example, judgment) in enumerate(zip(examples, judgments, strict=True)):
         if judgment.example_id != example.id:
             raise ValueError(
-                f"row {row}: judgment of {judgment.example_id!r}, must be of {example.id!r}"
+                f"row {row}: found a judgment of {judgment.example_id!r}; it must be of "
+                f"{example.id!r}"
             )

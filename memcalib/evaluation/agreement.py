@@ -38,8 +38,8 @@ def confusion(first: Sequence[float], second: Sequence[float]) -> Int[np.ndarray
     no_ranks = set(pairs.ravel()) - {0.0, 1.0, 2.0}
     if no_ranks:
         raise ValueError(
-            f"found level {min(no_ranks):g}; allowed: 0, 1, 2 (Ignore, "
-            "Bound, Control), NaN for none"
+            f"found level {min(no_ranks):g}; allowed: 0, 1, 2 (Ignore, Bound, Control), or NaN "
+            f"for no level"
         )
     cells = (3 * pairs[0] + pairs[1]).astype(int)
     return np.bincount(cells, minlength=9).reshape(3, 3)
@@ -61,8 +61,8 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
 
     if pairs < 1 or not 0 <= agreed <= pairs:
         raise ValueError(
-            f"found {agreed} of {pairs} pairs; allowed: at least one pair, and 0 to "
-            f"{max(pairs, 1)} agreed"
+            f"found {agreed} agreeing pairs of {pairs}; allowed: at least one pair, and 0 to "
+            f"{max(pairs, 1)} agreeing"
         )
     bounds = binomtest(int(agreed), int(pairs)).proportion_ci(level, method="wilson")
     return 100 * float(bounds.low), 100 * float(bounds.high)
@@ -81,7 +81,7 @@ def kappa(
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2] or (counts < 0).any():
         raise ValueError(
             f"found counts of shape {counts.shape}, with the smallest count "
-            f"{counts.min(initial=0)}; allowed: a square table of counts from 0"
+            f"{counts.min(initial=0)}; allowed: a square table of counts of 0 or more"
         )
     ranks = np.arange(counts.shape[-1])
     distance = np.abs(ranks[:, None] - ranks[None, :])
@@ -180,8 +180,8 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
         answer = judgment.key[:-1]
         if answer in answers:
             raise ValueError(
-                "answer judged twice: found a second judgment for "
-                f"{answer}; allowed: one judgment by one judge"
+                f"answer judged twice: found a second judgment for {answer}; allowed: one judgment "
+                "of each answer by one judge"
             )
         answers.add(answer)
         judges.add(judgment.judge)
@@ -193,7 +193,7 @@ def judged_atoms(judgments: Iterable[Judgment] | str | Path) -> "pd.DataFrame":
             rows.append((item, *head, atom.atom_id, int(atom.ideal), judged))
     if len(judges) > 1:
         raise ValueError(
-            f"found judges {', '.join(map(repr, sorted(judges)))}; allowed: one at a time"
+            f"found judges {', '.join(map(repr, sorted(judges)))}; allowed: one judge at a time"
         )
     if not rows:
         raise ValueError("found no judged atom, so agreement is undefined")
@@ -382,8 +382,8 @@ def natural_estimate(pairs: "pd.DataFrame") -> dict[str, float]:
     both = pairs.dropna(subset=["first", "second", "cell"])
     if both.empty:
         raise ValueError(
-            "found no labelled pair with a cell, so there is nothing to estimate from; allowed: "
-            "rows drawn by sample_atoms"
+            "found no labelled pair with a cell, so nothing can be estimated; allowed: rows drawn "
+            "by sample_atoms"
         )
     labelled_sizes = both.groupby("cell")["population"].first()
     shares = labelled_sizes / labelled_sizes.sum()
@@ -449,7 +449,7 @@ def _check_alike(first: "pd.DataFrame", second: "pd.DataFrame", column: str) -> 
     values = f"{column} {first.loc[item, column]} and {second.loc[item, column]}"
     raise ValueError(
         f"example {first.loc[item, 'example_id']!r} atom {first.loc[item, 'atom_id']!r}: found "
-        f"{values}, one of {len(differing)} atoms that differ; allowed: one dataset version"
+        f"{values}, one of {len(differing)} atoms that differ; allowed: one version of the data set"
     )
 
 # %% ../../nbs/evaluation/06_agreement.ipynb #90a0d239
@@ -560,7 +560,7 @@ def ranking_agreement(
     if not same_rows or not same_columns or first.shape[1] < 3:
         raise ValueError(
             f"found tables of shape {first.shape} and {second.shape}; allowed: the same questions "
-            "and methods, three methods or more"
+            f"and methods in both, and at least three methods"
         )
     rng = np.random.default_rng(seed)
     questions = len(first)

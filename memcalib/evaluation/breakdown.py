@@ -311,7 +311,8 @@ def question_means(
         sources = frame[list(SOURCE)].drop_duplicates()
         allowed = [tuple(row) for row in sources.itertuples(index=False)]
         raise ValueError(
-            f"run {source!r}: found {len(matching)} of that name; allowed: exactly one of {allowed}"
+            f"run {source!r}: found {len(matching)} runs with this name; allowed: exactly one of "
+            f"{allowed}"
         )
     scored = responses[responses["scored"]]
     scores = answer_scores(scored, rho)

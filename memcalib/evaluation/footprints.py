@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..io.records import one_line
-from ..judge import Judge, LLMJudge
+from ..judge import LLMJudge
+from ..scoring.judge_runs import Judge
 from memcalib.problem import (
     Example,
     JudgeLike,
@@ -69,6 +70,10 @@ class FootprintJudge(Judge):
     def session(self) -> AbstractAsyncContextManager:
         """The session of the judge that is asked."""
         return self.inner.session() if isinstance(self.inner, Judge) else super().session()
+
+    def anew(self) -> "FootprintJudge":
+        """The same of the judge that is asked, which asks again about what stayed unscored."""
+        return FootprintJudge(self.inner.anew() if isinstance(self.inner, Judge) else self.inner)
 
     async def ajudge(
         self, example: Example, response: str, *, text: str | None = None, **fields: Any
@@ -141,6 +146,9 @@ def memory_frame(frame: "pd.DataFrame") -> "pd.DataFrame":
         "misread": frame["stance"] == "misreads",
         "unscored": footprint.isna(),
     }
+    # a placeholder is numbered within its row, so the same memory may have another number
+    key = frame["memory"].str.replace(r"\[([A-Za-z -]{2,20}) \d+\]", r"[\1]", regex=True)
+    counts["memory"] = frame["memory"].groupby(key).transform("first")
     table = pd.DataFrame(counts).groupby("memory", sort=False, as_index=False).sum()
     return table.sort_values(
         ["misread", "decided the answer", "left a trace"], ascending=False, kind="stable"
@@ -153,9 +161,11 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
     traces = int((scored["footprint"] > 0).sum())
     decided = int((scored["footprint"] == 2).sum())
     answers = len(frame.drop_duplicates(["example_id", "model", "sample"]))
+    different = len(memory_frame(scored))
+    noun = "answer" if answers == 1 else "answers"
     text = (
-        f"In {answers:,} answers, {traces:,} of {len(scored):,} memories left a trace, "
-        f"{decided:,} decided the answer."
+        f"{answers:,} {noun}, {len(scored):,} memories in prompts ({different:,} different "
+        f"ones): {traces:,} left a trace, {decided:,} decided the answer."
     )
     misread = int((frame["stance"] == "misreads").sum())
     if misread:
@@ -166,10 +176,14 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
 
 def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:
     """The sentence and the memories that decided most, for a terminal."""
-    table = memory_frame(frame).head(shown)
+    table = memory_frame(frame)
+    more = len(table) - shown
+    table = table.head(shown)
     table = table.assign(memory=[one_line(text, 70) for text in table["memory"]])
     warning = (
-        "These are footprints only: nobody has said how strongly these memories should count, so "
+        "These are only footprints: it is not known how strongly these memories should count, so "
         "there is no score."
     )
-    return "\n\n".join([footprint_sentence(frame), warning, table.to_string(index=False)])
+    rows = table.to_string(index=False)
+    rest = f"\nFurther memories, in the report: {more:,}" if more > 0 else ""
+    return "\n\n".join([footprint_sentence(frame), warning, rows + rest])

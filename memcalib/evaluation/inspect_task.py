@@ -261,8 +261,7 @@ def seeds_of(value: str | int | Sequence[int | str]) -> list[int]:
         return [int(number) for number in numbers]
     except (TypeError, ValueError):
         raise ValueError(
-            f"seeds: found {value!r}; allowed are whole numbers separated by commas, such as "
-            f"42,43,44"
+            f"seeds: found {value!r}; allowed: whole numbers separated by commas, such as 42,43,44"
         ) from None
 
 

@@ -22,8 +22,9 @@ from ..inference.endpoint import Endpoint
 from ..inference.rollout import Backend, EndpointBackend, Request, Sampling, generate
 from ..io.parts import find_part
 from ..io.records import DataError, Violation, read_jsonl, short_repr, write_jsonl
-from ..io.runs import of_private_run, private_folder
-from ..judge import JudgeConfig, LLMJudge, judge_rollouts, check_judge_answers
+from ..io.private import of_private_run, private_folder
+from ..judge import JudgeConfig, LLMJudge
+from ..scoring.judge_runs import judge_rollouts, check_judge_answers
 from ..problem import Example, ExampleSource, JudgeLike, Judgment, Rollout, load_examples
 
 # %% ../../nbs/evaluation/09_run.ipynb #5c1e77aa
@@ -58,7 +59,7 @@ class FunctionBackend:
             else:
                 text = await asyncio.to_thread(self.function, request.messages)
             if not isinstance(text, str):
-                raise TypeError(f"the model returned {short_repr(text)}; allowed: a text")
+                raise TypeError(f"the model returned {short_repr(text)}; allowed: a string")
         except Exception as error:  # noqa: BLE001 - whatever it raises is a failed answer
             return request.rollout(finish_reason="error", error=f"{type(error).__name__}: {error}")
         return request.rollout(text)
@@ -68,9 +69,10 @@ def _as_backend(model: "Endpoint | Backend | ModelFunction") -> Backend:
     """What asks a model; raises `TypeError` with what to pass instead for a name alone."""
     if isinstance(model, str):
         raise TypeError(
-            f"model: found the text {model!r}; allowed: mc.Endpoint(model={model!r}) for OpenAI's "
-            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another one, or "
-            "a function from messages to a text"
+            f"model: found the string {model!r}; allowed: mc.Endpoint(model={model!r}) for "
+            f"OpenAI's "
+            f"server, mc.Endpoint(model={model!r}, base_url=..., key_env=...) for another server, "
+            f"or a function that takes messages and returns a string"
         )
     if isinstance(model, Endpoint):
         return EndpointBackend(model)
@@ -98,7 +100,7 @@ def _answers_of_rows(
     for number, row in enumerate(rows, 1):
         response = row.get("response")
         if not _is_answer(row) or not isinstance(response, str):
-            allowed = "a mapping with example, model and response, where response is a text"
+            allowed = "a mapping with example, model and response, where response is a string"
             violations.append(Violation("row", short_repr(row), allowed, line=number, file="rows"))
             continue
         example = row["example"]
@@ -185,7 +187,7 @@ def _check_judge(judge: object) -> None:
     if not isinstance(judge, Endpoint) and not callable(judge):
         raise TypeError(
             f"judge: found {short_repr(judge)}; allowed: mc.Endpoint(model=...), a Judge, or a "
-            "function of (example, response) that returns {atom id: level}"
+            "function that takes (example, response) and returns {atom id: level}"
         )
 
 
@@ -206,7 +208,7 @@ def evaluate(
       or a folder with answers (`existing_answers`).
     - `model`: an `Endpoint`, a function from chat messages to a text, or `None` if there are
       answers.
-    - `judge`: an `Endpoint`, a `Judge`, or a function of (example, response) that returns
+    - `judge`: an `Endpoint`, a `Judge`, or a function that takes (example, response) and returns
       {atom id: level} or a `Judgment`. A level is "Ignore", "Bound", "Control" or `None`.
     - `sampling`: seeds (default 42, 43, 44), temperature and the other fields of `Sampling`.
     - `no_memory`: also ask everything once without memory, as a control.
@@ -217,11 +219,16 @@ def evaluate(
       need `consent`.
 
     Where the ideal level of a memory is unknown, the judgments are footprints, which `score`
-    refuses. Before anything else the judge is asked one question. Raises `TypeError` for a model or
+    refuses. A new run with a model asks the judge one question before it
+    asks for an answer. Raises `TypeError` for a model or
     a judge of another kind, and what `load_examples`, `check_judge_answers`, `generate` and
     `judge_rollouts` raise.
     """
     _check_judge(judge)
+    if model is not None and log is not None:
+        raise ValueError(
+            f"log: found {short_repr(log)} beside a model; allowed: a model, or a log with answers"
+        )
     is_private = isinstance(examples, str | Path) and of_private_run(examples)
     if out and is_private:
         private_folder(out, ours=(Path(out) / "rollouts.jsonl").exists())

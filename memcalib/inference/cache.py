@@ -87,21 +87,23 @@ def _refuse_of_another_user(file: Path) -> None:
     file that others may write.
     """
     try:
-        found = file.lstat()
+        status = file.lstat()
     except FileNotFoundError:
         return
-    if stat.S_ISCHR(found.st_mode):
+    if stat.S_ISCHR(status.st_mode):
         return  # /dev/null, which is no database
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise CacheError(
-            f"{file}: belongs to another user (number {found.st_uid}), who could read your "
+            f"{file}: belongs to another user (number {status.st_uid}), who could read your "
             f"replies and may have written false ones; choose another file with "
             "MEMCALIB_CACHE"
         )
-    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o022:
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o022:
         raise CacheError(
-            f"{file}: others may write it (mode {found.st_mode & 0o777:o}), also replies that no "
-            "model gave; delete it, or, where nobody else uses this machine: chmod 600 "
+            f"{file}: other users may write to it (mode {status.st_mode & 0o777:o}), so it may "
+            f"contain "
+            f"replies that no model gave; delete it, or, if nobody else uses this machine, run: "
+            f"chmod 600 "
             f"{shlex.quote(str(file))}"
         )
 
@@ -110,8 +112,12 @@ def _place_of(path: Path) -> Path:
     """Where a cache file is, behind links, which SQLite follows; raises `CacheError` for a link of
     another user.
     """
-    if path.is_symlink():
-        _refuse_of_another_user(path)
+    step = path
+    for _ in range(40):  # more links than a system follows
+        if not step.is_symlink():
+            break
+        _refuse_of_another_user(step)
+        step = step.parent / step.readlink()
     return path.resolve()
 
 
@@ -220,9 +226,10 @@ class _CacheFile:
                 self._pid = 0
 
     def files(self) -> list[Path]:
-        """The file and SQLite's two side files, as far as they exist."""
-        files = [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm")]
-        return [file for file in files if file.exists()]
+        """The file and SQLite's side files, as far as they exist, behind a link."""
+        path = self.path.resolve()
+        ends = ("", "-wal", "-shm", "-journal")
+        return [file for end in ends if (file := path.with_name(path.name + end)).exists()]
 
 # %% ../../nbs/inference/02_cache.ipynb #923d664c
 def _machine() -> str:
@@ -423,7 +430,8 @@ def clear_cache(path: str | Path | None = None) -> int:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return count
     except CacheError as error:
-        if "damaged" not in str(error) or cache.path.suffix != ".sqlite":
+        is_named_so = cache.path.suffix == cache.path.resolve().suffix == ".sqlite"
+        if "damaged" not in str(error) or not is_named_so:
             raise
         for file in cache.files():
             file.unlink(missing_ok=True)

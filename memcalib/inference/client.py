@@ -701,7 +701,8 @@ class _Server:
                     buffer += piece
                     if len(buffer) > LARGEST_REPLY:
                         raise ValueError(
-                            f"a reply of {len(buffer):,} bytes or more; allowed: {LARGEST_REPLY:,}"
+                            f"found a reply of {len(buffer):,} bytes or more; allowed: at most "
+                            f"{LARGEST_REPLY:,}"
                         )
             except (http_library().HTTPError, aiohttp.ClientError, OSError) as error:
                 raise openai.APIConnectionError(request=response.http_request) from error
@@ -838,7 +839,7 @@ class _Server:
         if isinstance(completion, str):
             sent = "sent a stream of events" if _EVENT.match(completion) else "sent a page"
             if self.worked:
-                message = f"{url} {sent}instead of a chat completion, after good replies"
+                message = f"{url} {sent}instead of a chat completion, after replies that were valid"
                 return CallError("server", message)
             beginning = self._clean(completion[:1000])[:80]
             message = (
@@ -922,7 +923,7 @@ class Client:
     async def __aenter__(self):
         if self._depth and self._loop is not asyncio.get_running_loop():
             raise RuntimeError(
-                f"{self!r} is in use in another event loop; make one client for each event loop"
+                f"{self!r} is in use in another event loop; create one client for each event loop"
             )
         if not self._depth:
             self._loop = asyncio.get_running_loop()
@@ -1075,7 +1076,7 @@ class Client:
             return
         owner, seconds = claim
         self._say_wait(
-            seconds, f"another process ({owner}) is asking the same question and has no answer yet"
+            seconds, f"another process ({owner}) has asked the same question and has no answer yet"
         )
 
     def _say_wait(self, seconds: float, reason: str) -> None:
@@ -1094,7 +1095,7 @@ class Client:
             return
         self._warned = True
         message = (
-            "%s at %s: a call has failed %d times; it will be tried %d times in total, which may "
+            "%s at %s: a call has failed %d times; it will be tried up to %d times, which may "
             "take minutes; the last error: %s"
         )
         endpoint = self.endpoint

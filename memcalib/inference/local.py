@@ -129,8 +129,8 @@ def check_no_hub_code(path: str | Path, revision: str | None = None) -> None:
             continue
         raise ValueError(
             f"{path}: config.json: {setting}: found {short_repr(name)}, which would download code "
-            f"from a hub; such code is never run here; allowed: {', '.join(_OWN_ATTENTION)}, "
-            "and, if the package flash_attn is installed, flash_attention_2"
+            f"from a hub; memcalib never runs such code; allowed: {', '.join(_OWN_ATTENTION)}, or "
+            f"flash_attention_2 if the package flash_attn is installed"
         )
 
 
@@ -170,8 +170,8 @@ def load_tokenizer(model: str | Path, revision: str | None = None) -> PreTrained
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except OSError as error:
         message = (
-            f"{str(model)!r}: found no tokenizer there; allowed is a model folder, or the id of a "
-            f"model on the hub"
+            f"{str(model)!r}: found no tokenizer there; allowed: a model folder, or the id of a "
+            f"model on the Hub"
         )
         reason = " ".join(str(error).split())
         raise OSError(f"{message} ({reason})") from None
@@ -193,15 +193,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: str | Path) -> No
     needs = {"chat template": tokenizer.chat_template, "end token": tokenizer.eos_token_id}
     for name, value in needs.items():
         if value is None:
-            raise ValueError(f"{model}: its tokenizer has no {name}; allowed are chat models")
+            raise ValueError(f"{model}: its tokenizer has no {name}; allowed: a chat model")
     turn = [{"role": "user", "content": "Hello."}]
     without_answer = tokenizer.apply_chat_template(turn, tokenize=False)
     with_answer = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     if tokenizer.eos_token in with_answer.removeprefix(without_answer):
         raise ValueError(
             f"{model}: the end token of its tokenizer is {tokenizer.eos_token!r}, but its chat "
-            f"template begins an answer with that token, so no answer would end; allowed as "
-            f"eos_token in tokenizer_config.json is the token that ends a turn"
+            f"template begins an answer with that token, so no answer would end; eos_token in "
+            f"tokenizer_config.json must be the token that ends a turn"
         )
 
 # %% ../../nbs/inference/06_local.ipynb #5c0de003
@@ -292,7 +292,7 @@ class LocalBackend:
             self._weights = _Weights(model, dtype, device, revision)
             self.name = name or _model_name(model)
         elif tokenizer is None:
-            raise ValueError("tokenizer is None: a model in memory needs its tokenizer")
+            raise ValueError("tokenizer is None; a model object needs its tokenizer")
         else:
             self.tokenizer = tokenizer
             self.model = model
@@ -334,7 +334,7 @@ class LocalBackend:
             return [encoded.failed("out_of_memory", message)]
         self.batch_tokens = len(batch) * batch[-1].room // 2
         log.warning(
-            "out of memory with %d answers at once; continuing with half as many", len(batch)
+            "out of memory with %d answers at once; continuing with half that number", len(batch)
         )
         waiting.extendleft(reversed(batch))
         return []
@@ -388,7 +388,7 @@ class VllmBackend:
     def __init__(self, model: str | Path, *, name: str = "", chunk: int = 512, **options: Any):
         if options.get("trust_remote_code"):
             raise ValueError(
-                "trust_remote_code is True, but code that comes with a model is never run here"
+                "trust_remote_code is True, but memcalib never runs code that comes with a model"
             )
         try:
             import vllm  # noqa: F401 (an error should come now, and not with the first request)

@@ -166,7 +166,9 @@ def wording_hash(name: str) -> str:
 
 # %% ../../nbs/inference/04_rollout.ipynb #e677b257
 class Sampling(BaseModel):
-    """How answers are sampled (section 2.4 where it gives a value); unknown fields raise."""
+    """How answers are sampled (section 2.4 where it gives a value); an unknown field raises an
+    error.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (42, 43, 44)
@@ -184,7 +186,7 @@ class Sampling(BaseModel):
     def _each_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         for seed, count in Counter(seeds).items():
             if count > 1:
-                raise ValueError(f"seed {seed} is given more than once; allowed is once")
+                raise ValueError(f"seed {seed} is listed more than once; allowed: each seed once")
         return seeds
 
 # %% ../../nbs/inference/04_rollout.ipynb #8fed8913
@@ -272,7 +274,9 @@ def requests(
     check_conditions(conditions)
     for example_id, count in Counter(example.id for example in examples).items():
         if count > 1:
-            raise ValueError(f"example {example_id!r} occurs {count} times; allowed is once")
+            raise ValueError(
+                f"example {example_id!r} occurs {count} times; allowed: each example once"
+            )
     settings = request_settings(sampling, template, **backend_settings)
     for example in examples:
         version = example.content_hash
@@ -536,7 +540,7 @@ def generate(
     out = Path(out)
     if out.suffix != ".jsonl":
         raise ValueError(
-            f"{out}: found suffix {out.suffix!r} for a file of answers; allowed is .jsonl"
+            f"{out}: found suffix {out.suffix!r} for a file of answers; allowed: .jsonl"
         )
     conditions = CONDITIONS if no_memory else CONDITIONS[:1]
     settings = backend.settings

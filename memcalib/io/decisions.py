@@ -50,8 +50,8 @@ def of_one_person(rows: Iterable[RowT], person: str | None = None) -> list[RowT]
     if len(people) > 1:
         names = ", ".join(map(repr, people))
         raise ValueError(
-            f"found labels by {names}; allowed: labels by one person, or the name of "
-            f"one of them as labeller"
+            f"found labels by {names}; allowed: labels by one person, or one of these names as "
+            f"labeller"
         )
     return rows
 
@@ -128,7 +128,7 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         if len(self.items) != len(items) or not items:
             raise ValueError(
                 f"found {len(items)} items, of which {len(self.items)} are different; allowed: at "
-                f"least one item, and each only once"
+                f"least one item, and each item once"
             )
         super().__init__(path, person)
         self._latest = {key: row for key, row in self._latest.items() if key[0] in self.items}
@@ -309,7 +309,7 @@ def cell_faults(
         yield column, repr(line[column][:60]), f"{allowed}, ? or nothing"
         return
     if not is_decided and line.get("note", "").strip():
-        yield "note", f"a note without a {column}", f"a {column}, or ? for cannot tell"
+        yield "note", f"a note without a {column}", f"a {column}, or ? if you cannot tell"
 
 
 def copied_text_faults(line: Mapping[str, str], column: str, item_text: str) -> Iterator[CellFault]:
@@ -321,5 +321,5 @@ def copied_text_faults(line: Mapping[str, str], column: str, item_text: str) -> 
     words_in_sheet = line[column].lstrip("'").split()
     words_of_item = item_text.lstrip("'").split()
     if words_in_sheet != words_of_item:
-        allowed = f"{item_text[:60]!r}, or the cells of several rows are mixed up"
+        allowed = f"{item_text[:60]!r}, because otherwise the cells of several rows are mixed up"
         yield column, repr(line[column][:60]), allowed

@@ -51,7 +51,8 @@ class Journal(Generic[RecordT]):
                     has_rows_to_drop = True
                 elif row.key in self.keys:
                     raise ValueError(
-                        f"{self.path}: two rows for {row.key}; allowed is one; delete the other"
+                        f"{self.path}: found two rows for {row.key}; allowed: one, so delete the "
+                        f"other"
                     )
                 else:
                     self.keys.add(row.key)
@@ -175,18 +176,39 @@ def _open(path: Path, alone: bool) -> int:
         if error.errno != errno.ELOOP or not path.is_symlink():
             raise
         reason = (
-            f"{path}: found a link to {os.readlink(path)}; allowed is a file, because a link "
-            f"could lead the rows into somebody else's file"
+            f"{path}: found a link to {os.readlink(path)}; allowed: a file, because a link could "
+            f"point to somebody else's file"
         )
         raise OSError(errno.ELOOP, reason) from None
     try:
         _check_one_name(descriptor, path)
+        _close_to_others(descriptor, path)
         if alone:
             _lock(descriptor, path)
     except BaseException:
         _close(descriptor)
         raise
     return descriptor
+
+
+def _close_to_others(descriptor: int, path: Path) -> None:
+    """Take from others what the umask would not give them for a new file, where private rows are
+    written on into one that is there; raises `OSError` where that is not possible.
+    """
+    umask = os.umask(0o077)
+    os.umask(umask)
+    status = os.fstat(descriptor)
+    to_close = status.st_mode & umask & 0o077
+    if umask & 0o077 != 0o077 or not to_close or not stat.S_ISREG(status.st_mode):
+        return
+    try:
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~0o077)
+    except OSError as error:
+        reason = (
+            f"{path}: other users can read this file, and it cannot be closed to them "
+            f"({error.strerror}), but private rows would be written into it; allowed: another file"
+        )
+        raise OSError(error.errno, reason) from None
 
 
 def _check_one_name(descriptor: int, path: Path) -> None:
@@ -197,9 +219,9 @@ def _check_one_name(descriptor: int, path: Path) -> None:
         copy = shlex.quote(f"{path}.copy")
         raise OSError(
             errno.EMLINK,
-            f"{path}: found a file with {opened.st_nlink} names (hard links); allowed is a file "
-            "with one name, since rows would be written into what the others name, too. A copy "
-            f"can take its place: cp {name} {copy} && mv {copy} {name}",
+            f"{path}: found a file with {opened.st_nlink} names (hard links); allowed: a file "
+            f"with one name, because rows would also appear under the other names. To replace it "
+            f"by a copy: cp {name} {copy} && mv {copy} {name}",
         )
 
 

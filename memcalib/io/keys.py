@@ -10,6 +10,8 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from html.entities import html5
 from typing import Any
 from urllib.parse import quote
 
@@ -23,18 +25,70 @@ def hide_key(text: str, key: str) -> str:
     """
     if not key:
         return text
-    in_url = quote(key, safe="", errors="replace")
-    in_json = key.replace("\\", "\\\\").replace('"', '\\"')
-    for spelling in (key, in_url, in_json):
-        text = text.replace(spelling, "***")
-    if len(key) < _LONG_KEY:
+    text = text.replace(key, "***")
+    is_long = len(key) >= _LONG_KEY
+    if is_long or not key.isalnum():
+        text = _hide_spellings(text, key, is_long)
+    if not is_long:
         return text
     for encoded in _in_base64(key):
         text = text.replace(encoded, "***")
-    lower_text = text.lower()
-    for spelling in (key, _key_bytes(key).hex()):
-        if spelling.lower() in lower_text:
-            text = re.sub(re.escape(spelling), "***", text, flags=re.IGNORECASE)
+    text = _hide_broken_base64(text, key)
+    in_hexadecimal = _key_bytes(key).hex()
+    if in_hexadecimal in text.lower():
+        text = re.sub(in_hexadecimal, "***", text, flags=re.IGNORECASE)
+    return text
+
+
+def _hide_spellings(text: str, key: str, any_case: bool) -> str:
+    """The text without the key as a URL, JSON or HTML would spell it, in `any_case` or its own."""
+    plain = max(re.findall(r"[A-Za-z0-9]+", key), key=len, default="")  # spelled so everywhere
+    if plain.lower() not in text.lower():
+        return text
+    return re.sub(_spellings(key), "***", text, flags=re.IGNORECASE if any_case else 0)
+
+
+@lru_cache(maxsize=64)
+def _spellings(key: str) -> str:
+    """A pattern for all spellings of a key."""
+    return "".join(re.escape(c) if c.isalnum() and c.isascii() else _spelled(c) for c in key)
+
+
+def _spelled(character: str) -> str:
+    """A pattern for one character that is no letter or digit: as it is, behind a backslash, or as
+    a URL (once or twice), mail, JSON, HTML or a shell writes it.
+    """
+    if character.isspace():
+        return r"(?:\s|\\[nrt]|(?:%|\\x|\\u00)(?:0[9ADad]|20)|\+)+"
+    number = ord(character)
+    in_url = quote(character, safe="", errors="replace")
+    if character in "-_.~":  # which `quote` leaves
+        in_url = f"%{number:02X}"
+    twice = in_url.replace("%", "%25")
+    units = character.encode("utf-16-be", errors="replace").hex()
+    in_json = "".join(rf"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+    names = [name for name, text in html5.items() if text == character and name.endswith(";")]
+    in_html = "|".join([rf"&#0*{number};", rf"&#x0*{number:x};", *(f"&{name}" for name in names)])
+    plain = re.escape(character)
+    in_mail = in_url.replace("%", "=")
+    in_shell = r"|'\"'\"'|'\\''" if character == "'" else ""
+    return (
+        rf"(?:\\?\\?{plain}{in_shell}|(?i:{in_url}|{twice}|{in_mail}|{in_json}|\\x{number:02x}"
+        rf"|{in_html}))"
+    )
+
+
+_LINE_BREAK = r"(?:[ \t]*(?:\r|\n|\\r|\\n)+[ \t]*)?"
+
+
+def _hide_broken_base64(text: str, key: str) -> str:
+    """The text without the key in base64 with breaks of lines in it, as in mail."""
+    if "\n" not in text and "\\n" not in text:
+        return text
+    joined = "".join(text.replace("\\r", "").replace("\\n", "").split())
+    for encoded in _in_base64(key):
+        if encoded in joined:
+            text = re.sub(_LINE_BREAK.join(map(re.escape, encoded)), "***", text)
     return text
 
 
@@ -71,10 +125,18 @@ _BEGINNINGS = (
     r"|eyJ[\w-]{6,}\.[\w-]+\.?[\w-]*|(?:[A-Z0-9]{5}-){4}[A-Z0-9]{5}"
 )
 _PRIVATE_KEY = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:[\s\S]*?"
     r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+    r"|(?:(?:\\[rn]|\s)*[A-Za-z0-9+/=]{16,})+)"  # of a text that was cut off
 )
-KEY_PATTERN = rf"{_PRIVATE_KEY}|(?<!\w)(?:{_BEGINNINGS})(?!\w)"
+# a letter or digit before a key that belongs to another character: as JSON or a URL writes it, or
+# of a colour or an order to the terminal
+_BEFORE = (
+    r"(?:(?<!\w)|(?<=\\[abefnrtv])|(?<=[%=][0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
+    r"|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\[0-7]{3})|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\U[0-9A-Fa-f]{8})"
+    r"|(?<=\[[A-Za-z])|(?<=[\[;]\d[A-Za-z])|(?<=[\[;]\d\d[A-Za-z])|(?<=[\[;]\d{3}[A-Za-z]))"
+)
+KEY_PATTERN = rf"{_PRIVATE_KEY}|{_BEFORE}(?:{_BEGINNINGS})(?!\w)"
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e00b
 _KEY = re.compile(KEY_PATTERN, re.ASCII)
@@ -82,7 +144,9 @@ _DRAWN = re.compile(
     r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{8,}|\d{10,}|(?:[a-z]+[A-Z]+){3}|[A-Za-z]{20}"
     r"|PRIVATE KEY"
 )
-_IN_HEADER = re.compile(r"(?<=\bbearer\s)(?=\S*\d)[\w.~+/-]{16,}=*", re.I)
+_IN_HEADER = re.compile(
+    r"(?:(?<=\bbearer[\s:=])|(?<=\bbearer: )|(?<=\bbearer%20))(?=\S*\d)[\w.~+/-]{16,}=*", re.I
+)
 _PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _KEY_VARIABLE = re.compile(
     r"key|token|secret|passw|passphrase|credential|(?:pass|pwd|auth)(?:_|$)", re.I

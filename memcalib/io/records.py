@@ -6,8 +6,8 @@
 __all__ = ['LINE_BREAKS', 'Name', 'LONGEST_LINE', 'RATIO_ALLOWED', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks',
            'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'display_text', 'Violation', 'DataError',
            'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys', 'TooMuchUnpacked',
-           'Unpacked', 'is_far_larger', 'without_nulls', 'is_hub_id', 'iter_rows', 'storage_faults', 'only_dicts',
-           'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
+           'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'is_hub_id', 'iter_rows', 'storage_faults',
+           'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/02_records.ipynb #316a8b79
 import gzip
@@ -16,6 +16,7 @@ import math
 import os
 import re
 import reprlib
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -168,8 +169,9 @@ def pydantic_violation(error: dict, line: int, file: str) -> Violation:
     if error["type"] == "missing":
         return Violation(field, "nothing", "a value: the field is required", line=line, file=file)
     value_found = short_repr(error["input"])
-    reason = error["msg"].removeprefix("Value error, ")
-    return Violation(field, value_found, reason, line=line, file=file)
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    _, _, allowed = reason.rpartition("; allowed: ")
+    return Violation(field, value_found, allowed, line=line, file=file)
 
 # %% ../../nbs/io/02_records.ipynb #149e2948
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -199,7 +201,9 @@ def _parse_line(line: bytes, number: int, file: str) -> Any:
         if isinstance(error, json.JSONDecodeError):
             reason = f"column {error.colno}: {error.msg}"
         line_and_reason = f"{short_repr(line[:60])} ({reason})"
-        return Violation("json", line_and_reason, "one JSON object a line", line=number, file=file)
+        return Violation(
+            "json", line_and_reason, "one JSON object on each line", line=number, file=file
+        )
 
 
 LONGEST_LINE = 100_000_000  # bytes
@@ -213,8 +217,10 @@ class TooMuchUnpacked(ValueError):
 
 class Unpacked(gzip.GzipFile):
     """A gzip file that is read; raises `TooMuchUnpacked` where it becomes 500 times as large and
-    more, beyond 10 MB.
+    more, beyond 10 MB. `packed` has the bytes that it takes where it is itself packed.
     """
+
+    packed = sys.maxsize
 
     def read(self, size: int = -1) -> bytes:
         return self._checked(super().read(size))
@@ -227,10 +233,11 @@ class Unpacked(gzip.GzipFile):
 
     def _checked(self, piece: bytes) -> bytes:
         unpacked = self.tell()
-        packed = max(1, self.fileobj.tell())
+        packed = max(1, min(self.packed, self.fileobj.tell()))
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
-                f"{unpacked:,} bytes out of {packed:,}, {unpacked // packed:,} times as many"
+                f"{unpacked:,} bytes unpacked from {packed:,} bytes, {unpacked // packed:,} times "
+                f"as many"
             )
         return piece
 
@@ -261,9 +268,9 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         for number, line in enumerate(_lines_of(path), 1):
             if len(line) > LONGEST_LINE:
-                found = f"more than {LONGEST_LINE:,} bytes"
-                allowed = f"at most {LONGEST_LINE:,} bytes a line"
-                yield number, Violation("line", found, allowed, line=number, file=str(path))
+                length = f"more than {LONGEST_LINE:,} bytes"
+                allowed = f"at most {LONGEST_LINE:,} bytes in a line"
+                yield number, Violation("line", length, allowed, line=number, file=str(path))
             elif line.strip():
                 yield number, _parse_line(line, number, str(path))
     except TooMuchUnpacked as error:
@@ -302,23 +309,129 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield 1, Violation("parquet", reason, "a readable Parquet file", line=1, file=str(path))
 
 
+def _is_saved(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk` of `datasets`."""
+    return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
+
+
+def _saved_rows(folder: Path, split: str) -> Iterator[Any]:
+    """The rows of a folder of `save_to_disk`; raises `ValueError` where it names a file outside of
+    itself.
+    """
+    from datasets import load_from_disk
+
+    for state in (folder / "state.json", *folder.glob("*/state.json")):
+        if state.exists():
+            content = json.loads(state.read_text(encoding="utf-8"))
+            for file in content.get("_data_files") or []:
+                _refuse_outside(state, file["filename"])
+    several = folder / "dataset_dict.json"
+    if several.exists():
+        for part in json.loads(several.read_text(encoding="utf-8"))["splits"]:
+            _refuse_outside(several, part)
+    for file in folder.rglob("*"):
+        if _leads_out(file, folder):
+            raise ValueError(f"a link out of the folder: {file.name}")
+    dataset = load_from_disk(str(folder))
+    if isinstance(dataset, dict):
+        dataset = dataset[split]
+    # as tables: to decode a picture would be to open the file or address that its row names
+    for table in dataset.with_format("arrow").iter(batch_size=256):
+        yield from table.to_pylist()
+
+
+def _leads_out(file: Path, folder: Path) -> bool:
+    """Whether a file of a folder is a link to a file elsewhere. Within a hub's cache, files are
+    links to `blobs` beside `snapshots`, and lead nowhere else.
+    """
+    end = file.resolve()
+    root = folder.resolve()
+    blobs = [
+        parent.parent / "blobs" for parent in (root, *root.parents) if parent.name == "snapshots"
+    ]
+    return not end.is_relative_to(root) and end.parent not in blobs
+
+
+def own_files(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """The files, which are of a folder; raises `DataError` where one is a link to a file elsewhere,
+    which a folder that somebody else made may hold.
+    """
+    files = list(files)
+    faults = [
+        Violation(
+            "link",
+            f"a link out of the folder, to {file.resolve()}",
+            "files of the folder, or this file named itself",
+            file=str(file),
+        )
+        for file in files
+        if _leads_out(file, folder)
+    ]
+    if faults:
+        raise DataError(faults)
+    return files
+
+
+def _refuse_outside(file: Path, name: str) -> None:
+    if Path(name).name != name or name == "..":
+        raise ValueError(f"{file.name} names {short_repr(name)}, which is not a name in its folder")
+
+
+_SPLITS = {  # how files name the part of a data set that they hold
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+
+
+def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
+    """The rows of the files of one split in a folder, in the order of their names. What a file
+    beside them says about the data, such as the head of a README.md, is not read.
+    """
+    inside = [path for path in sorted(folder.rglob("*")) if path.name.endswith(SUFFIXES)]
+    names = [path.relative_to(folder).as_posix() for path in inside if path.is_file()]
+    names = [name for name in names if not re.search(r"(?:^|/)\.", name)]
+    words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
+    asked_words = _SPLITS.get(split, (split.lower(),))
+    chosen = [name for name in names if words[name].intersection(asked_words)]
+    if not chosen and split == "train":  # of files that name no split at all
+        others = {word for known in _SPLITS.values() for word in known}
+        chosen = [name for name in names if not words[name] & others]
+    if not chosen:
+        found = f"{len(names):,} files ({cut_text(', '.join(names), 200)})"
+        allowed = (
+            f"{', '.join(SUFFIXES)} files, those of split {split!r} with this word in the name"
+        )
+        yield 1, Violation("dataset", found, allowed, line=1, file=str(folder))
+        return
+    number = 0
+    for name in chosen:
+        if _leads_out(folder / name, folder):
+            found = f"a link out of the folder, to {(folder / name).resolve()}"
+            allowed = "files of the folder, or this file named itself"
+            yield (
+                number + 1,
+                Violation("dataset", found, allowed, line=number + 1, file=str(folder / name)),
+            )
+            continue
+        for _, row in iter_rows(folder / name):
+            number += 1
+            yield number, row
+
+
 def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
     needs("datasets", f"reading {name}")
-    from datasets import load_dataset, load_from_disk
+    from datasets import load_dataset
 
-    folder = Path(name)
-    saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
     try:
-        if saved:
-            dataset = load_from_disk(name)
-            if isinstance(dataset, dict):
-                dataset = dataset[split]
+        if Path(name).is_dir():
+            dataset = _saved_rows(Path(name), split)
         else:
             hub_id, _, revision = name.partition("@")
             dataset = load_dataset(hub_id, split=split, streaming=True, revision=revision or None)
         for number, row in enumerate(dataset, 1):
             yield number, without_nulls(row)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = f"a dataset that `datasets` can load, with a split {split!r}"
         yield 1, Violation("dataset", short_repr(str(error), 200), allowed, line=1, file=name)
 
@@ -353,11 +466,13 @@ def iter_rows(source: str | Path, split: str = "train") -> Iterator[tuple[int, A
             yield from _json_rows(path)
     elif path.is_file():
         raise ValueError(f"{path}: unknown suffix {path.suffix!r}; allowed: {suffixes}")
+    elif path.is_dir() and not _is_saved(path):
+        yield from _folder_rows(path, split)
     elif path.is_dir() or is_hub_id(str(source).partition("@")[0]):
         yield from _dataset_rows(str(source), split)
     else:
         raise FileNotFoundError(
-            f"{path}: there is no such {suffixes} file, data set folder or owner/name[@revision] id"
+            f"{path}: found no such {suffixes} file, data set folder or owner/name[@revision] id"
         )
 
 # %% ../../nbs/io/02_records.ipynb #9a4cec61
@@ -449,7 +564,7 @@ def folder_of_run(path: str | Path) -> Path:
     if path.is_symlink():
         raise ValueError(
             f"{path}: found a link to {path.readlink()}; allowed: a folder. If you remove the "
-            f"link, the files are written into a folder with this name"
+            f"link, a folder with this name is created"
         )
     path.mkdir(parents=True, exist_ok=True)
     return path

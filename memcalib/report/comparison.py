@@ -224,8 +224,7 @@ def _sides_of(run: RunData) -> list[Side]:
     """A side for each model, condition and judge of a run that was given memory."""
     if not run.judgments_with_memory:
         raise ValueError(
-            f"{run.folder}: found no judgment of an answer that was given memory; allowed: at "
-            "least one"
+            f"{run.folder}: found no judgment of an answer with memory; allowed: at least one"
         )
     names = source_names(run.responses[["model", "condition"]])
     judgments_by_side: dict[tuple[str, str], list[Judgment]] = {}
@@ -321,8 +320,8 @@ def check_sides(
         all_ids |= set(side_versions)
     if not shared:
         raise ValueError(
-            f"{', '.join(side.place for side in sides)}: found no example that all of them have; "
-            f"allowed: at least one"
+            f"{', '.join(side.place for side in sides)}: found no example that occurs in all of "
+            f"them; allowed: at least one"
         )
     if len(shared) < len(all_ids):
         notes.append(
@@ -356,9 +355,9 @@ def _unlike(
     differing: Counter[str] = Counter()
     for example_id in edited:
         differing.update(facts_differ(first_side.facts[example_id], second_side.facts[example_id]))
-    parts = ", ".join(f"{part} in {examples:,}" for part, examples in differing.items())
+    fields = ", ".join(f"{field} in {examples:,}" for field, examples in differing.items())
     return (
-        f"{count}, the first {name!r}, in {first_place} and {second_place}; what differs: {parts}"
+        f"{count}, the first {name!r}, in {first_place} and {second_place}; what differs: {fields}"
     )
 
 # %% ../../nbs/report/08_comparison.ipynb #2863e488
@@ -396,7 +395,7 @@ def compare_runs(
 
     sides = read_sides(folders)
     if len(sides) < 2:
-        raise ValueError(f"found {len(sides)} run to compare; allowed: two or more")
+        raise ValueError(f"found {len(sides)} run; a comparison needs two or more")
     example_ids, notes = check_sides(sides, common, any_judge)
     frames = []
     for side in sides:
@@ -557,14 +556,16 @@ def comparison_verdicts(comparison: Comparison) -> list[str]:
             )
             continue
         direction = "higher" if difference > 0 else "lower"
-        how = f"scores {abs(difference):.1f} points of SCS {direction} than {comparison.baseline}"
+        result = (
+            f"scores {abs(difference):.1f} points of SCS {direction} than {comparison.baseline}"
+        )
         is_significant = row["p_holm"] < 0.05
         verdict = f"The difference is {'' if is_significant else 'not '}statistically significant"
         bounds = ""
         if math.isfinite(row["low"]):
             bounds = f"95 % confidence interval {row['low']:+.1f} to {row['high']:+.1f}, "
         sentences.append(
-            f"{row['run']} {how}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
+            f"{row['run']} {result}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
             f"{row['questions']:,} questions)."
         )
     return sentences

@@ -439,8 +439,9 @@ def _without_doubtful(
 
 
 _UNLABELLED = (
-    "it may read these answers less well than those of its exam, and there are no labels to check "
-    "that (memcalib spot-check draws a sample to label, and --target-labels reads it)"
+    "it may read these answers less well than those of its exam, and there are no labels with "
+    "which to check this (memcalib spot-check draws a sample to label, and --target-labels reads "
+    "the labels)"
 )
 _NO_TEXTS = (
     "the texts of these answers are not in the folder, so they cannot be compared with those of "
@@ -587,8 +588,8 @@ def _second_judge_or_note(run: RunData) -> "dict[str, pd.DataFrame]":
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #a1b2c302
 _PRICES = {
-    "prompt_tokens": "tokens of the prompt",
-    "completion_tokens": "tokens of the answer",
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "answer tokens",
     "seconds": "seconds",
     "cost": "cost, USD",
 }
@@ -625,20 +626,20 @@ def memory_price_lines(price: "pd.DataFrame") -> list[str]:
     lines = []
     for row in price.to_dict("records"):
         forms = {
-            "tokens of the prompt": "{:+,.0f} tokens of the prompt",
-            "tokens of the answer": "{:+,.0f} tokens of the answer",
+            "prompt tokens": "{:+,.0f} prompt tokens",
+            "answer tokens": "{:+,.0f} answer tokens",
             "seconds": "{:+,.2f} s",
             "cost, USD": "{:+,.6f} USD",
         }
-        told = [
+        differences = [
             form.format(row[f"more {heading}"])
             for heading, form in forms.items()
             if row[f"more {heading}"] == row[f"more {heading}"]
         ]
-        if told:
+        if differences:
             lines.append(
                 f"{row['method']}, per answer, compared with an answer without memory: "
-                f"{', '.join(told)}."
+                f"{', '.join(differences)}."
             )
     return lines
 
@@ -811,8 +812,9 @@ def _of_all(count: int, whole: int) -> str:
 _ENDS = {
     "length": "were cut off at the token limit",
     "error": "failed and could not be judged",
-    "content_filter": "were stopped by a content filter; they have no text and are in no metric",
-    "tool_calls": "are tool calls without text and are in no metric",
+    "content_filter": "were stopped by a content filter; they have no text and are not part of "
+    "any metric",
+    "tool_calls": "are tool calls without text and are not part of any metric",
 }
 
 
@@ -823,12 +825,13 @@ def _answer_notices(run: RunData) -> list[str]:
     unscored = int((~run.responses["scored"]).sum())
     if unscored:
         texts.append(
-            f"{_of_all(unscored, judged)} judged answers are unscored. They are in no metric."
+            f"{_of_all(unscored, judged)} judged answers are unscored. They are not part of any "
+            f"metric."
         )
     texts += answer_lines(run)
     waiting = waiting_line(run)
     if waiting:
-        texts.append(f"{waiting}; this page is about the others.")
+        texts.append(f"{waiting}; this page is about the other answers.")
     return texts
 
 
@@ -860,7 +863,7 @@ def answer_lines(run: RunData) -> list[str]:
     if as_reasoning.any():
         texts.append(
             f"{_of_all(int(as_reasoning.sum()), len(answers))} answers consist only of reasoning: "
-            f"the server sent no answer. They are in no metric."
+            f"the server sent no answer. They are not part of any metric."
         )
     blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"]) & ~as_reasoning
     if blank.any():
@@ -969,7 +972,7 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
     for name, high in zip(measured["model"], measured["SCS_high"], strict=True):
         if high < ignoring.iloc[0]:
             texts.append(
-                f"SCS of {printable(name)} lies below that of ignoring all memory "
+                f"SCS of {printable(name)} is lower than the SCS of ignoring all memory "
                 f"({ignoring.iloc[0]:.1f})."
             )
     controls_scored = table[(table["status"] == "control") & table["SCS"].notna()]
@@ -979,7 +982,7 @@ def _score_notices(table: "pd.DataFrame") -> list[str]:
             texts.append(
                 f"SCS of {printable(row['model'])} ({row['SCS']:.1f}) is not statistically "
                 f"different from the control {printable(control['model'])} "
-                f"({control['SCS']:.1f}), which lies inside its interval."
+                f"({control['SCS']:.1f}), which lies within its interval."
             )
     return texts
 

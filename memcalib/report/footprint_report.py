@@ -66,14 +66,15 @@ def _question_cards(
         for row in ordered.to_dict("records"):
             level = None if row["footprint"] != row["footprint"] else Level(int(row["footprint"]))
             shown = {
-                name: printable(str(row[name])) for name in ("memory", "time", "quote", "reason")
+                name: printable(" ".join(str(row[name]).split()))
+                for name in ("memory", "time", "quote", "reason")
             }
             stance = str(row["stance"]).replace("_", " ")
             memories.append({"level": level, "stance": stance, **shown})
         scored = atoms["footprint"].dropna()
         cards.append(
             {
-                "question": printable(atoms["question"].iloc[0]),
+                "question": printable(" ".join(atoms["question"].iloc[0].split())),
                 "response": printable(responses.get(key, ""), keep="\n\t"),
                 "id": key[0],
                 "model": key[1],

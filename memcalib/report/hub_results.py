@@ -47,7 +47,7 @@ def benchmark_text(
     """
     for field, value in (("name", name), ("description", description)):
         if not value.strip():
-            raise ValueError(f"{field}: found an empty text; allowed: words that say what it is")
+            raise ValueError(f"{field}: found an empty string; allowed: a short description")
     tasks = [{"id": task, "config": config, "split": split} for task in hub_tasks()]
     content: dict[str, Any] = {"name": name, "description": description}
     content["evaluation_framework"] = framework
@@ -105,7 +105,7 @@ def _only_row(rows: Sequence[Mapping[str, Any]], model: str | None) -> Mapping[s
     raise ValueError(
         f"model: found {len(rows_of_model)} results for {model or 'any model'} in "
         f"{'; '.join(names) or 'a run without scored answers'}; allowed: the name of a model with "
-        "one result"
+        f"exactly one result"
     )
 
 

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['USAGE', 'UNUSED_LABELS', 'ROW_FILES', 'METHOD_LABELS', 'AnswerRowT', 'NO_MEMORY', 'other_name', 'answer_frame',
            'usage_frame', 'plausible_usage', 'RunData', 'AnswerRow', 'in_order', 'load_run', 'doubt_lines',
-           'changed_files', 'other_model_lines', 'exam_in_reports', 'filled', 'read_json_object', 'source_names']
+           'changed_line', 'changed_files', 'other_model_lines', 'exam_in_reports', 'filled', 'read_json_object',
+           'source_names']
 
 # %% ../../nbs/report/01_run_data.ipynb #2212d271
 import json
@@ -183,10 +184,10 @@ class RunData:
         if self.answers is not None:
             names = zip(self.answers["model"], self.answers["answered_by"], strict=True)
             counts["answers"] = Counter(names)
-        return {
-            kind: {names: count for names, count in of_kind.items() if names[1]}
-            for kind, of_kind in counts.items()
-        }
+        named = {}
+        for kind, of_kind in counts.items():
+            named[kind] = {names: count for names, count in of_kind.items() if names[1]}
+        return named
 
     @cached_property
     def responses(self) -> "pd.DataFrame":
@@ -306,7 +307,7 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: there is no such run folder")
+        raise FileNotFoundError(f"{folder}: this run folder does not exist")
     if needed and not any((folder / name).is_file() for name in needed):
         raise FileNotFoundError(
             f"{folder}: this folder does not contain a run; looked for {', '.join(needed)}"
@@ -340,23 +341,33 @@ def doubt_lines(run: RunData) -> list[str]:
     lines = other_model_lines(run)
     if run.changed_answers:
         lines.append(
-            f"{run.changed_answers:,} of {len(run.answers):,} answers were changed after they were "
-            "judged: rollouts.jsonl holds other texts now, and the scores are of those before."
+            f"{run.changed_answers:,} of {len(run.answers):,} answers were changed after they "
+            f"were judged: rollouts.jsonl now contains other texts, but the scores are for the "
+            f"earlier ones."
         )
+    lines += [changed_line(name) for name in changed_files(run.folder, run.manifest)]
     return lines
 
 
-def changed_files(run: RunData) -> list[str]:
-    """The files of rows that are no longer as manifest.json describes them, which an evaluation
-    writes at its end.
+def changed_line(name: str) -> str:
+    """What is said of a file of rows that is not the one which its run wrote."""
+    return (
+        f"{name} is not as manifest.json describes it: the file was changed, or written on, after "
+        f"the end of the run, and the scores are of the file as it is now."
+    )
+
+
+def changed_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """The files of rows in a run folder that are no longer as its manifest describes them, which an
+    evaluation writes at its end.
     """
-    described = run.manifest.get("data_sha256") or {}
+    described = manifest.get("data_sha256") or {}
     return [
         name
         for name in ROW_FILES
         if name in described
-        and (run.folder / name).is_file()
-        and file_hash(run.folder / name) != described[name]
+        and (folder / name).is_file()
+        and file_hash(folder / name) != described[name]
     ]
 
 
@@ -590,7 +601,9 @@ def read_json_object(file: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}; allowed: one JSON object") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{file}: found a {type(value).__name__}; allowed: one JSON object")
+        raise ValueError(
+            f"{file}: found a value of type {type(value).__name__}; allowed: one JSON object"
+        )
     return value
 
 # %% ../../nbs/report/01_run_data.ipynb #693a9580

@@ -71,8 +71,8 @@ def prediction_powered(
     sampled_questions = len(np.unique(question_numbers[in_sample]))
     if sampled_questions < LEAST_QUESTIONS:
         raise ValueError(
-            f"labels: found labelled answers of {sampled_questions} questions; "
-            f"allowed: {LEAST_QUESTIONS} or more"
+            f"labels: found labelled answers to {sampled_questions} questions; allowed: "
+            f"{LEAST_QUESTIONS} or more"
         )
     judge_weights = _answer_weights(seeds)
     label_weights = np.where(in_sample, judge_weights / probabilities, 0.0)
@@ -267,7 +267,9 @@ def _row_faults(labels: TargetLabels) -> list[Violation]:
             allowed = f"the probability with which the answer was drawn; {_NOT_DRAWN}"
             violations.append(labels.fault(row, "probability", "nothing", allowed))
         elif first_probability.setdefault(row.answer_key, row.probability) != row.probability:
-            allowed = f"{first_probability[row.answer_key]:g}, as in the rows before of this answer"
+            allowed = (
+                f"{first_probability[row.answer_key]:g}, as in the earlier rows for this answer"
+            )
             violations.append(labels.fault(row, "probability", f"{row.probability:g}", allowed))
     return violations
 
@@ -282,7 +284,9 @@ def _order_faults(labels: TargetLabels) -> list[Violation]:
             unlabelled_before = unlabelled_before or rows[0]
         elif unlabelled_before is not None:
             conflict = f"labelled, but an earlier answer to {unlabelled_before.example_id!r} is not"
-            allowed = f"answers labelled in the order of drawing: {_NOT_DRAWN}"
+            allowed = (
+                f"answers that were labelled in the order in which they were drawn: {_NOT_DRAWN}"
+            )
             violations.append(labels.fault(rows[0], "level", conflict, allowed))
     return violations
 
@@ -318,8 +322,8 @@ def draw_answers(
         )
     if not 1 <= answers <= len(judgments):
         raise ValueError(
-            f"answers to draw: found {answers}; allowed: 1 to "
-            f"{len(judgments)}, the answers of the run"
+            f"answers to draw: found {answers}; allowed: 1 to {len(judgments)}, the number of "
+            f"answers in the run"
         )
     shuffled = sorted(judgments, key=lambda j: _place_in_draw(seed, j.key[:-1]))
     probability = answers / len(judgments)

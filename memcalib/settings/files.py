@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SettingsClasses', 'Settings', 'KEY_HOSTS', 'merged', 'with_settings', 'given', 'shipped', 'read_settings',
            'SettingLocation', 'setting_location', 'setting_errors', 'key_errors', 'check_settings', 'allowing_hosts',
-           'check_key_hosts', 'load_settings', 'prompt_files_in', 'sending_text', 'settings_text', 'check_key', 'Bar']
+           'check_key_hosts', 'load_settings', 'prompt_files_in', 'address_text', 'sending_text', 'settings_text',
+           'check_key', 'Bar']
 
 # %% ../../nbs/settings/01_files.ipynb #d31942ea
 import json
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +72,7 @@ def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[s
         setting, equals_sign, value_text = text.partition("=")
         names = setting.strip().split(".")
         if not equals_sign or not all(names):
-            allowed = "allowed is place=value, such as train.lr=2e-6"
+            allowed = "allowed: place=value, such as train.lr=2e-6"
             raise SettingError("--set", allowed, short_repr(text))
         value = parse_yaml(value_text, f"--set {setting}: found {short_repr(value_text)}")
         content = _with_value(content, names, value)
@@ -113,10 +115,10 @@ def read_settings(
     if not path.is_file():
         allowed = f"{', '.join(shipped_files)}, or a YAML file" if shipped_files else "a YAML file"
         meant = perhaps(str(name), shipped_files)
-        raise FileNotFoundError(f"no {subject} {str(name)!r}: {meant}allowed are {allowed}")
+        raise FileNotFoundError(f"no {subject} {str(name)!r}: {meant}allowed: {allowed}")
     content = read_yaml(path, name)
     if not isinstance(content, dict):
-        allowed = f"allowed is a mapping with some of {', '.join(fields)}"
+        allowed = f"allowed: a mapping with some of {', '.join(fields)}"
         raise SettingErrors([SettingError(subject, allowed, short_repr(content))], str(name))
     return content
 
@@ -279,7 +281,7 @@ def _key_error(kind: type[BaseModel], fault: Mapping[str, Any]) -> SettingError:
     *mapping, key = [step for step in fault["loc"] if step != "[key]"]
     location = setting_location(kind, [*mapping, str(key)])
     setting = ".".join(location.names[:-1]) or kind.__name__.lower()
-    allowed = "allowed are texts"
+    allowed = "allowed: strings"
     if fault["type"] == "invalid_key":
         allowed += f": {', '.join(location.owner.model_fields)}"
     return SettingError(setting, allowed, f"{short_repr(key)} as the name of an option")
@@ -303,8 +305,8 @@ def key_errors(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[Se
 
 
 _KEYS_BELONG = (
-    "this looks like a key; put it into an environment variable, and the variable's name into "
-    "key_env"
+    "this looks like a key; put the key into an environment variable, and the name of the "
+    "variable into key_env"
 )
 
 
@@ -519,27 +521,49 @@ def load_settings(
     return checked
 
 
-def prompt_files_in(settings: BaseModel, names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+def prompt_files_in(settings: object, names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """(setting, file) for each file whose text the settings would send to a model as a prompt."""
-    shipped = {
-        *shipped_names("data", "judge_prompts", suffix=".md"),
-        *(path.stem for path in package_data().glob("**/prompts/*.md")),
-    }
-    for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        prompts = {}
-        if isinstance(value, BaseModel):
-            yield from prompt_files_in(value, (*names, name))
-        elif name in ("prompt", "prompt_template"):
-            prompts = {name: value}
-        elif name == "prompts" and isinstance(value, Mapping):
-            prompts = {f"{name}.{stage}": prompt for stage, prompt in value.items()}
-        for setting, prompt in prompts.items():
-            if prompt not in shipped and Path(str(prompt)).is_file():
-                yield ".".join((*names, setting)), str(prompt)
+    inside: Iterable[tuple[object, object]] = ()
+    if isinstance(settings, BaseModel):
+        inside = ((name, getattr(settings, name)) for name in type(settings).model_fields)
+    elif isinstance(settings, Mapping):
+        inside = settings.items()
+    elif isinstance(settings, list | tuple):
+        inside = enumerate(settings)
+    elif isinstance(settings, str) and names and _names_prompt(names):
+        if settings not in _shipped_prompts() and os.path.isfile(settings):
+            yield ".".join(names), settings
+    for name, value in inside:
+        yield from prompt_files_in(value, (*names, str(name)))
 
 
-def sending_text(settings: BaseModel) -> str:
+def _names_prompt(names: Sequence[str]) -> bool:
+    """Whether a setting with these names above it and its own holds a prompt."""
+    *above, last = ".".join(names).split(".")
+    return last in ("prompt", "prompt_template", "teacher_prompt_template") or above[-1:] == [
+        "prompts"
+    ]
+
+
+@cache
+def _shipped_prompts() -> frozenset[str]:
+    in_folders = (path.stem for path in package_data().glob("**/prompts/*.md"))
+    return frozenset((*shipped_names("data", "judge_prompts", suffix=".md"), *in_folders))
+
+
+def address_text(settings: object) -> str:
+    """A line for each address in settings that a dry run does not print whole: the setting, the
+    address, and the variable whose key would go there.
+    """
+    lines = []
+    for names, endpoint in endpoints_in(settings):
+        key = f"the key in {endpoint.key_env}" if endpoint.key_env else "no key"
+        line = f"# {'.'.join(names)}: requests would go to {endpoint.url}, with {key}"
+        lines.append(hide_secrets(line))
+    return printable("".join(f"{line}\n" for line in dict.fromkeys(lines)), keep="\n")
+
+
+def sending_text(settings: object) -> str:
     """A line for each file whose text would be sent, and for each proxy that requests would go
     through; empty where there is none.
     """

@@ -43,8 +43,7 @@ def _judge_name(name: str) -> str:
     if ":" not in name:
         names = ", ".join(part_names("judge"))
         raise ValueError(
-            f"allowed are {names}, package.module:name, or an endpoint (model, base_url, key_env, "
-            "…)"
+            f"allowed: {names}, package.module:name, or an endpoint (model, base_url, key_env, …)"
         )
     if may_import(name):
         judge_object(name)

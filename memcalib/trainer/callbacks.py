@@ -345,7 +345,7 @@ class StepRows(TrainerCallback):
             return
         reason = (
             f"the channels of this batch cancel out (rms {row['rms']:.3g}), and each one is moved "
-            f"to its own words"
+            f"to other words"
         )
         if not self.config.max_advantage:
             reason += "; max_advantage would limit it, but then means are no longer preserved"
@@ -476,8 +476,8 @@ class StepRows(TrainerCallback):
         unscored = int((~judged.valid).sum())
         unscored, masked = trainer.sum_over_processes([unscored, masked])
         log.warning(
-            "update %d was skipped because its mini-batch has no token to learn from; in this "
-            "step, %.0f answers are not scored, and %.0f were cut off and are masked",
+            "update %d was skipped because its mini-batch contains no token to learn from; in "
+            "this step, %.0f answers have no score, and %.0f were cut off and are masked",
             state.global_step + 1,
             unscored,
             masked,
@@ -563,14 +563,14 @@ def diverged(
         precision = str(dtype).removeprefix("torch.")
         advice = f"look at the learning rate ({lr:g}) and the precision ({precision})"
     elif not advice:
-        advice = "nothing was updated yet, so check the weights with which the run began"
+        advice = "nothing has been updated yet, so check the weights with which the run began"
     repeated = "With the same settings, this would happen again"
     if last:
         saved = f"The weights in {last} are from before this, and a new run can start from them"
     else:
         saved = "No checkpoint was saved before"
     return Diverged(
-        f"step {step}: {finding}; allowed are finite numbers: {advice}. {repeated}. {saved}"
+        f"step {step}: {finding}; allowed: finite numbers. Please {advice}. {repeated}. {saved}"
     )
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #9b6ac1f7

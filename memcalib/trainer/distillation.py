@@ -289,7 +289,7 @@ def teacher_logps(
     vocabulary = vocabulary_size(model.get_output_embeddings(), torch.zeros(0, 0))
     if not 1 <= k <= vocabulary:
         raise ValueError(
-            f"top_k {k}: allowed are 1 to {vocabulary}, the size of the teacher's vocabulary"
+            f"top_k: found {k}; allowed: 1 to {vocabulary}, the size of the teacher's vocabulary"
         )
 
     def side_by_side(head, states: Tensor, targets: Tensor) -> Float[Tensor, "token number"]:
@@ -373,7 +373,7 @@ def topk_forward_kl(
     """Top-k approximation of $KL(\\pi_T\\Vert\\pi_\\theta)$ in nats
     at each position (app:training-details)."""
     if tail not in ("bucket", "renormalise", "truncate"):
-        raise ValueError(f"tail {tail!r}: allowed are bucket, renormalise, truncate")
+        raise ValueError(f"tail: found {tail!r}; allowed: bucket, renormalise, truncate")
     if tail == "renormalise":
         student = student.log_softmax(-1)
         teacher = teacher.log_softmax(-1)
@@ -457,10 +457,11 @@ class OpsdPG(CreditTrainer):
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if context and lengths[longest] + config.max_tokens > context:
             raise ValueError(
-                f"example {examples[longest].id!r}: teacher prompt of {lengths[longest]} tokens "
+                f"example {examples[longest].id!r}: found a teacher prompt of {lengths[longest]} "
+                f"tokens "
                 f"and answers of up to {config.max_tokens}; "
-                f"allowed: the model's context of {context}; lower max_teacher to leave such "
-                "examples out"
+                f"allowed: the model's context of {context}. Lower max_teacher to leave such "
+                f"examples out"
             )
 
     @contextmanager
@@ -565,7 +566,8 @@ class OpsdGKD(OpsdPG):
         self.divergences: list[Tensor] = []  # of the updates of this step, all processes
         if self.loss_type != "dapo":
             raise ValueError(
-                f"loss_type {self.loss_type!r}: OPSD-GKD adds a mean over tokens; allowed is 'dapo'"
+                f"loss_type: found {self.loss_type!r}, but OPSD-GKD adds a mean over tokens; "
+                f"allowed: 'dapo'"
             )
 
     def token_advantages(self, batch: dict[str, Any]) -> Float[Tensor, "row token"]:

@@ -102,7 +102,7 @@ def require_method(name: str) -> None:
     elif name not in METHODS:
         meant = perhaps(name, METHODS)
         allowed = f"{', '.join(METHODS)}, or package.module:name"
-        raise ValueError(f"unknown method {short_repr(name)}: {meant}allowed are {allowed}")
+        raise ValueError(f"unknown method {short_repr(name)}: {meant}allowed: {allowed}")
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cd417ea5
 class Start(FrozenSettings):
@@ -146,7 +146,7 @@ class WorldDraw(FrozenSettings):
     def _known(self) -> "WorldDraw":
         names = part_names("world")
         if self.name not in names:
-            raise ValueError(f"unknown world {self.name!r}: allowed are {', '.join(names)}")
+            raise ValueError(f"unknown world {self.name!r}; allowed: {', '.join(names)}")
         return self
 
 # %% ../../nbs/trainer/10_recipe.ipynb #802bac80
@@ -163,9 +163,9 @@ class Data(FrozenSettings):
     def _one_origin(self) -> "Data":
         files = [name for name in ("train", "validation", "test") if getattr(self, name)]
         if self.world and files:
-            raise ValueError(f"found both world and {files[0]}; allowed is a world or files")
+            raise ValueError(f"found both world and {files[0]}; allowed: either a world or files")
         if not self.world and not self.train:
-            raise ValueError("found no training examples; allowed are train, or world")
+            raise ValueError("found no training examples; name them with train, or choose a world")
         return self
 
 # %% ../../nbs/trainer/10_recipe.ipynb #ff6c9366
@@ -206,8 +206,7 @@ def _rewriter_name(name: str) -> str:
     if name not in part_names("rewriter") and ":" not in name:
         names = ", ".join(part_names("rewriter"))
         raise ValueError(
-            f"allowed are {names}, package.module:name, or an endpoint (model, base_url, key_env, "
-            "…)"
+            f"allowed: {names}, package.module:name, or an endpoint (model, base_url, key_env, …)"
         )
     return name
 
@@ -451,8 +450,8 @@ def recipe_examples(recipe: Recipe) -> Examples:
     if shared:
         first = ", ".join(shared[:5])
         raise ValueError(
-            f"{len(shared)} validation examples are also training examples: {first}; allowed is "
-            f"none"
+            f"{len(shared)} validation examples are also training examples: {first}; they must be "
+            f"different examples"
         )
     return Examples(train, validation)
 
@@ -501,7 +500,7 @@ def teaching_file(recipe: Recipe) -> Path | None:
         if recipe.data.world is None:
             raise SettingError(
                 "demonstrations",
-                "missing; method sft needs a file of accepted answers, or a world",
+                "found nothing; method sft needs a file of accepted answers, or a world",
             )
         return None
     file = Path(recipe.demonstrations)
@@ -552,7 +551,8 @@ def _check_held_out(
     if shared:
         first = ", ".join(shared[:5])
         raise ValueError(
-            f"{file}: found answers to {len(shared)} {split} examples: {first}; allowed is none"
+            f"{file}: found answers to {len(shared)} {split} examples: {first}; allowed: answers "
+            f"to training examples only"
         )
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cf15a835

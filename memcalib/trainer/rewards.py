@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..channels import channel_rewards, judgment_tensors
+from ..channels import judgment_rewards
 from ..credit.divergences import token_divergences
 from ..credit.logprobs import response_logps
 from ..credit.token_credit import TokenCredit
@@ -104,8 +104,7 @@ class ChannelRewards:
             self.rewards = torch.full((len(ids), len(CHANNELS)), torch.nan, dtype=torch.float64)
             return
         self.judgments = self._judgments(empty)
-        ideal, actual, mask, self.valid = judgment_tensors(self.judgments)
-        rewards = channel_rewards(ideal, actual, mask, self.merge_over_use)
+        rewards, self.valid = judgment_rewards(self.judgments, self.merge_over_use)
         self.rewards = rewards.masked_fill(~self.valid[:, None], torch.nan)
 
     def _judgments(self, empty: Sequence[bool]) -> list[Judgment]:
@@ -413,8 +412,8 @@ class RetryingJudge:
     def _pause(self, this_round: _Round, unscored: Sequence[Judgment], wait: float) -> None:
         self.counts["pauses"] += 1
         log.warning(
-            "%s. The run pauses and asks again about the failed ones in %.0f s, for up to %g "
-            "minutes in total",
+            "%s. The run pauses for %.0f s and then asks again about the failed ones; it will "
+            "keep trying for up to %g minutes in total",
             self._failures(this_round, unscored),
             wait,
             self.minutes,
@@ -427,7 +426,7 @@ class RetryingJudge:
 
     def _unreadable(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
         """What is said of a round in which too many replies could not be read."""
-        count = f"{this_round.unread:.0f} of {this_round.answers:.0f} answers of this batch"
+        count = f"{this_round.unread:.0f} of {this_round.answers:.0f} answers in this batch"
         share = f"{this_round.unread / this_round.answers:.0%}; {self._limit}"
         reason = _first_reason(unscored, retry=False)
         return (
@@ -437,7 +436,7 @@ class RetryingJudge:
 
     def _failures(self, this_round: _Round, unscored: Sequence[Judgment]) -> str:
         """What is said of a round in which too many calls failed."""
-        count = f"{this_round.failed:.0f} of {this_round.answers:.0f} judgments of this batch"
+        count = f"{this_round.failed:.0f} of {this_round.answers:.0f} judgments in this batch"
         text = f"{count} failed ({self._limit})"
         if this_round.unread > 0:
             text += f", {this_round.unread:.0f} more could not be read"
@@ -457,7 +456,7 @@ def quoting_judge(judge: JudgeLike) -> JudgeLike:
         inner = judge.judge if isinstance(judge, RetryingJudge) else judge
         name = getattr(inner, "name", "") or getattr(inner, "__name__", type(inner).__name__)
         raise ValueError(
-            f"judge: found {name!r}, which gives no quotes, but this mode of credit needs them; "
+            f"judge: found {name!r}, which gives no quotes, but this credit mode needs them; "
             f"allowed: an endpoint, micro-exact, a judge whose judgments contain quotes or spans "
             f"and that says so (gives_quotes = True), or another mode, "
             "such as ordered"
@@ -631,8 +630,7 @@ def check_context(
         if tokens + config.max_tokens > limit:
             raise ValueError(
                 f"example {examples[index].id!r}: a prompt of {tokens} tokens and an answer of "
-                "max_tokens "
-                f"{config.max_tokens} exceed the model's context of {limit}; allowed: "
+                f"{config.max_tokens} (max_tokens) exceed the model's context of {limit}; allowed: "
                 "a smaller max_prompt or max_tokens"
             )
 
@@ -654,8 +652,8 @@ def held_out_examples(
     if context:
         if context <= config.max_tokens:
             raise ValueError(
-                f"max_tokens: found {config.max_tokens}; allowed for a validation: "
-                f"fewer than {context}, the model's context"
+                f"max_tokens: found {config.max_tokens}; allowed for validation: fewer than "
+                f"{context}, the model's context"
             )
         limits["context_without_answer"] = context - config.max_tokens
     encode = prompt_encoder(tokenizer, config.eval_text, config.prompt_template)

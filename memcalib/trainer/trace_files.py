@@ -173,8 +173,8 @@ def trace_of(frame: "pd.DataFrame", step: int, row: int) -> dict[str, Any]:
     pairs = rows[rows["channel"].notna()]
     if len(answers) != 1:
         raise KeyError(
-            f"step {step}, row {row}: found {len(answers)} answers; allowed: "
-            "one of the traced answers"
+            f"step {step}, row {row}: found {len(answers)} answers; allowed: the number of one of "
+            f"the traced answers"
         )
     answer = answers.iloc[0]
     trace: dict[str, Any] = {"step": step, "row": row}

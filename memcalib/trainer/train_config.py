@@ -104,7 +104,7 @@ def training_method(name: str) -> TrainingMethod:
     if ":" not in name:
         if name not in METHODS:
             names = ", ".join(map(repr, METHODS))
-            raise ValueError(f"method {name!r}, allowed are {names}, or 'package.module:name'")
+            raise ValueError(f"method: found {name!r}; allowed: {names}, or 'package.module:name'")
         return METHODS[name]
     try:
         return import_object(name, TrainingMethod)
@@ -131,7 +131,7 @@ def _known_loggers(report_to: str | list[str]) -> str | list[str]:
             "" if unknown[0] in ("none", "all") else perhaps(unknown[0], INTEGRATION_TO_CALLBACK)
         )
         loggers = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-        raise ValueError(f"{meant}allowed: none, all, or one or several of {loggers}")
+        raise ValueError(f"{meant}allowed: none, all, or any of {loggers}")
     return report_to
 
 
@@ -277,11 +277,11 @@ def trl_options(kind: type, options: Mapping[str, Any], owned: Mapping[str, str]
     typed = {}
     for name, value in options.items():
         if name in owned:
-            verb = "stand" if " and " in owned[name] else "stands"
-            raise ValueError(f"{name} is not set here: {owned[name]} {verb} for it")
+            verb = "replace" if " and " in owned[name] else "replaces"
+            raise ValueError(f"{name} cannot be set here; {owned[name]} {verb} it")
         if name not in types:
             meant = nearest(name, types.keys() - owned.keys())
-            hint = f"; meant is perhaps {meant}" if meant else ""
+            hint = f"; perhaps you meant {meant}" if meant else ""
             raise ValueError(f"{name} is not a field of {kind.__name__}{hint}")
         try:
             typed[name] = TypeAdapter(types[name]).validate_python(value)
@@ -312,8 +312,9 @@ def _check_sampling(sampler: str, options: Mapping[str, Any]) -> None:
         if sampler not in readers:
             allowed_samplers = " or ".join(map(repr, readers))
             raise ValueError(
-                f"trl.{name} with sampler {sampler!r}, which does not read it: "
-                f"allowed is sampler {allowed_samplers}"
+                f"trl.{name}: found with sampler {sampler!r}, which does not read it; allowed: "
+                f"sampler "
+                f"{allowed_samplers}"
             )
 
 # %% ../../nbs/trainer/01_train_config.ipynb #479fec2a
@@ -322,7 +323,8 @@ def _answering(name: str) -> str:
     raises `ValueError` for others."""
     if training_method(name).needs_demonstrations:
         raise ValueError(
-            f"method {name!r} imitates demonstrations; allowed here are methods that sample answers"
+            f"method: found {name!r}, which imitates demonstrations; allowed: methods that sample "
+            f"answers"
         )
     return name
 
@@ -365,13 +367,13 @@ class TrainConfig(TrainSettings):
         self.credit  # noqa: B018 (raises for values that do not go together)
         if self.sampler == "shared" and self.top_p != 1:
             raise ValueError(
-                f"top_p {self.top_p} with sampler 'shared': allowed are top_p 1, "
+                f"top_p: found {self.top_p} with sampler 'shared'; allowed: top_p 1, "
                 "or sampler 'generate' or 'vllm'"
             )
         _check_sampling(self.sampler, self.trl)
         if self.trl.get("use_vllm") and self.sampler != "vllm":
             raise ValueError(
-                f"trl.use_vllm with sampler {self.sampler!r}: allowed is sampler 'vllm', "
+                f"trl.use_vllm: found with sampler {self.sampler!r}; allowed: sampler 'vllm', "
                 "which sets it"
             )
         return self
@@ -463,9 +465,10 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
         )
         if not (updates_fit and checkpoints_fit):
             raise ValueError(
-                f"steps_per_generation {pieces}, gradient_accumulation_steps {accumulate}, "
-                f"save_steps {self.save_steps}: allowed are whole "
-                "updates in a rollout batch, and checkpoints between rollout batches"
+                f"found steps_per_generation {pieces}, gradient_accumulation_steps "
+                f"{accumulate}and save_steps {self.save_steps}; allowed: a whole number of "
+                f"updates in each "
+                f"rollout batch, and checkpoints only between rollout batches"
             )
         return pieces // accumulate
 

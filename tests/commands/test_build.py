@@ -97,19 +97,19 @@ def test_settings_changed_after_freezing_are_refused_before_any_call(tmp_path):
         ("sources: [{source: OASST1}]", "builder"),
         (
             "sources: [{source: oasst1}]",
-            r"bad.yaml: sources.0: found 'oasst1'; allowed are MedDialog, .*OASST1",
+            r"bad.yaml: sources.0: found 'oasst1'; allowed: MedDialog, .*OASST1",
         ),
         ("micro: 3\nsplits: {train: 0.5, examples: 0.5}", "splits: found the name examples"),
         ("micro: 3\nsplits: {train: 0.5, pool: 0.5}", "splits: found the name pool"),
         ("rows: many\nmicro: 3", "bad.yaml: rows: found 'many'; allowed: whole numbers"),
-        ("", "bad.yaml: .*found None; allowed is a mapping with some of sources"),
-        ("- micro", "bad.yaml: .*found \\['micro'\\]; allowed is a mapping"),
+        ("", "bad.yaml: .*found None; allowed: a mapping with some of sources"),
+        ("- micro", "bad.yaml: .*found \\['micro'\\]; allowed: a mapping"),
         ("micro: 3\nnear: {treshold: 0.9}", "bad.yaml: .*near.treshold: .*allowed: .*threshold"),
         (
             "sources: [{path: a, question: q, answer: a, domian: x}]",
             "bad.yaml: .*sources.0.domian: .*allowed: .*domain",
         ),
-        ("micro: 3\nsplits: {train: 0.9, test: 0.9}", "bad.yaml: .*found 1.8 in all"),
+        ("micro: 3\nsplits: {train: 0.9, test: 0.9}", "bad.yaml: .*found 1.8 in total"),
         ("micro: 3\nsplits: {train: x}", "bad.yaml: .*found 'x' for train"),
         ("micro: 3\nsplits: {../../x: 0.5}", "bad.yaml: .*found the name '../../x'"),
         (
@@ -130,14 +130,14 @@ def test_what_cannot_be_is_refused_before_a_row_is_read(tmp_path, content, messa
 )
 def test_two_steps_at_once_are_refused(capsys, tmp_path, steps):
     code, _, err = run(capsys, "build", "micro", "--out", tmp_path / "b", *steps)
-    assert code == 1 and "found together; allowed is one step at a time" in err
+    assert code == 1 and "found together; allowed: one of them" in err
     assert not (tmp_path / "b").exists()
 
 
 def test_a_file_is_no_folder(capsys, tmp_path):
     (tmp_path / "b").write_text("mine")
     code, _, err = run(capsys, "build", "micro", "--out", tmp_path / "b", "--pilot", 3)
-    assert code == 1 and "b: found a file; allowed is a folder" in err
+    assert code == 1 and "b: found a file; allowed: a folder" in err
     assert (tmp_path / "b").read_text() == "mine"
 
 
@@ -148,7 +148,7 @@ def test_a_key_in_a_description_is_not_repeated(tmp_path):
     with pytest.raises(ValueError, match="builder.api_key: .*key_env") as error:
         load_build(tmp_path / "bad.yaml")
     assert key not in str(error.value)
-    with pytest.raises(FileNotFoundError, match="allowed are micro"):
+    with pytest.raises(FileNotFoundError, match="allowed: micro"):
         load_build("nothing")
 
 
@@ -268,7 +268,7 @@ def test_few_rows_and_a_reviewer_that_never_approves(tmp_path, server):
 def test_one_model_is_not_two_reviewers(tmp_path, server):
     same = {"reviewer2": "micro-reviewer"}
     file = write_description(tmp_path / "own.yaml", server.base_url, same, micro=5)
-    with pytest.raises(ValueError, match="allowed are two different models"):
+    with pytest.raises(ValueError, match="allowed: two different models"):
         load_build(file)
 
 
@@ -287,7 +287,7 @@ def test_prompts_changed_after_freezing_are_refused(monkeypatch, capsys, tmp_pat
 
 def test_a_sheet_with_wrong_values_changes_nothing(tmp_path):
     build_run = micro_run(tmp_path, rows=30)
-    message = "no batch yet; make one with: memcalib build x.yaml --pilot 50"
+    message = "found no batch; make one with: memcalib build x.yaml --pilot 50"
     with pytest.raises(FileNotFoundError, match=message):
         build_run.take_reviews(tmp_path / "sheet.csv", "a reader")
     build_run.pilot(4)
@@ -333,7 +333,7 @@ def test_the_way_of_a_row_ends_where_it_was_lost(tmp_path):
 
 def test_a_build_that_does_not_exist_is_named_with_those_that_do(capsys, tmp_path):
     code, _, err = run(capsys, "build", "nothing", "--out", tmp_path / "b")
-    assert code == 1 and "allowed are micro" in err
+    assert code == 1 and "allowed: micro" in err
 
 
 REFUSED = [

@@ -277,7 +277,10 @@ def nuts(**fields) -> str:
     ("content", "message"),
     [
         ("", "it is empty"),
-        ('{"query": "a b c?", "memories": [{"te', "line 1 cannot be read (json)"),
+        (
+            '{"query": "a b c?", "memories": [{"te',
+            "line 1 of the file, the end of the file inside a record",
+        ),
         (
             '{"title": "x", "body": "private words"}\n',
             "shape: found no query in rows with the fields title, body; allowed: a map",
@@ -323,7 +326,7 @@ def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server
     assert code == 0 and "Consent: none on record: 1" in out and "Rosa" in out
     rules.write_text("nams: [Rosa]\n")
     code, _, err = preview("without_consent=true", f"redaction={rules}")
-    assert code == 1 and "allowed are rules, names, regions and without" in err
+    assert code == 1 and "allowed: rules, names, regions and without" in err
 
 
 def test_a_log_of_ids_with_its_store(capsys, tmp_path, server):

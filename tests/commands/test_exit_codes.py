@@ -89,13 +89,13 @@ def test_unscored_answers_end_in_code_3_with_the_command_that_asks_them_again(
     code, out, err = run(capsys, *command)
     assert code == 3 and "Report:" in out
     assert f"judgments.jsonl: {shy} of 20 answers are not scored" in err
-    assert "to ask for those again: memcalib evaluate" in err
+    assert "to ask for them again: memcalib evaluate" in err
     assert run(capsys, *command)[0] == 3, (
         "without --retry-unscored nothing is asked, and it still says so"
     )
     before = judge.calls
     judge.shy = False
-    printed = shlex.split(err.strip().rpartition("ask for those again: ")[2])
+    printed = shlex.split(err.strip().rpartition("ask for them again: ")[2])
     assert printed[0] == "memcalib" and printed[-1] == "--retry-unscored"
     code, out, err = run(capsys, *printed[1:])
     assert (
@@ -169,13 +169,13 @@ def test_answers_and_judgments_on_their_own_files(capsys, command, judge, server
     assert (
         code == 3
         and " answers failed" in err
-        and "to ask for those again: memcalib" in err
+        and "to ask for them again: memcalib" in err
         and "--retry-unscored" not in err
     )
     assert run(capsys, *ask)[0] == 0
     verdicts = ["judge", answers, "--data", data, "--model", "moody", "--out", judged, *connection]
     code, _, err = run(capsys, *verdicts)
-    assert code == 3 and "are not scored" in err and "to ask for those again" in err
+    assert code == 3 and "are not scored" in err and "to ask for them again" in err
     judge.shy = False
     assert run(capsys, *verdicts)[0] == 3 and run(capsys, *verdicts, "--retry-unscored")[0] == 0
 

@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(typed, capsys, place, monke
 def test_a_port_that_is_taken_is_named(capsys, place):
     port = place.rpartition(":")[2].partition("/")[0]
     code, _, errors = run(capsys, "practice", "data.jsonl", "--port", port)
-    assert code == 1 and f"port {port}: another program uses this port" in errors
+    assert code == 1 and f"port {port}: another program is using this port" in errors
     assert "--port 0" in errors
 
 
@@ -333,7 +333,7 @@ def test_commands_of_the_readme_are_accepted():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     judge = "--judge deepseek-chat --judge-url https://api.deepseek.com/v1"
     found = re.findall(r"`(memcalib [a-z-]+ [^`]+)`", readme)
-    assert len(found) >= 6
+    assert len(found) >= 2
     for command in found:
         parsed(command.replace("$JUDGE", judge))
 
@@ -343,7 +343,7 @@ def test_the_table_of_results_is_that_of_the_committed_run():
 
     tables = ROOT / "runs" / "micro" / "main_results" / "tables"
     rows = pd.read_csv(tables / "results.csv").set_index("method")
-    names = {"before training (cold start)": "Cold-start"}
+    names = {"before training": "Cold-start"}
     names["MemCalib-RL, the paper's method"] = "MemCalib-RL"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [
@@ -354,6 +354,6 @@ def test_the_table_of_results_is_that_of_the_committed_run():
     assert len(lines) == 4
     for name, *cells in lines:
         row = rows.loc[names.get(name, name)]
-        for cell, column in zip(cells, ("SCS ↑", "Exact ↑", "sMOS ↓", "sMUS ↓"), strict=True):
+        for cell, column in zip(cells, ("SCS ↑", "sMOS ↓", "sMUS ↓"), strict=True):
             for shown, exact in zip(cell.split(" ± "), row[column].split(" ± "), strict=True):
                 assert abs(float(shown) - float(exact)) <= 0.0501, (name, column)

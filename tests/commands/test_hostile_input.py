@@ -16,6 +16,9 @@ from memcalib.io.settings import parse_yaml
 from memcalib.problem import Example
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import WORLDS, make_examples
+from memcalib.products.reproduction.engine import snakemake_words
+from memcalib.products.reproduction.jobs import LOG
+from memcalib.products.reproduction.jobs import _run_command as run_command
 
 HOSTILE = "\x1b[31mD\x9b1m\u202e\r"
 
@@ -219,6 +222,23 @@ def test_python_m_imports_nothing_of_the_working_folder(tmp_path, flags):
         capture_output=True, text=True, cwd=tmp_path, env=environment,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_plan_runs_no_module_of_the_working_folder(tmp_path):
+    """Its engine and its jobs are processes of their own."""
+    for name in ("snakemake", "random", "yaml", "memcalib"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\n")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "plan.json").write_text("{}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [*snakemake_words(tmp_path / "root", 1, 0), "--version"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    program = "from memcalib.products.reproduction.plan_steps import step_main"
+    (tmp_path / "job").mkdir()
+    code = run_command([sys.executable, "-c", program], tmp_path / "job", tmp_path, environment)
+    assert code == 0, (tmp_path / "job" / LOG).read_text()
     assert not (tmp_path / "ran").exists()
 
 

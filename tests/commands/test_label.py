@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from memcalib.products.micro.practice.server import MicroServer
 from memcalib.problem import Example, Rollout
 
 PLUGIN = '''
-from memcalib.judge import Judge
+from memcalib.scoring.judge_runs import Judge
 from memcalib.products.micro.world import exact_judge
 from memcalib.problem import text_hash
 
@@ -278,6 +279,26 @@ def test_an_extended_draw_is_the_draw_of_all_answers(workplace):
         assert [row.answer_key for row in at_once] == [row.answer_key for row in extended]
         assert {row.probability for row in extended} == {len(keys) / len(judgments)}
         assert {row.answer_key for row in labels.rows} <= set(keys)
+
+
+def test_a_second_sheet_takes_no_level_of_somebody_else_away(workplace):
+    """The second of two who fill the same sheet is told, and nothing of the first is lost."""
+    assert call("label", "run", "--answers", 6, "--seed", 1)[0] == 0
+    sheet = pd.read_csv("labels.csv", dtype=str, keep_default_na=False)
+    for name, level in (("ana", "A"), ("ben", "C")):
+        sheet.assign(level=level).to_csv(f"{name}.csv", index=False)
+    label.fill_from_sheet("run", "labels.jsonl", "ana.csv", "ana")
+    before = Path("labels.jsonl").read_bytes()
+    count = len(sheet)
+    with pytest.raises(ValueError, match=f"levels of ben for {count} atoms that ana has labelled"):
+        label.fill_from_sheet("run", "labels.jsonl", "ben.csv", "ben")
+    assert Path("labels.jsonl").read_bytes() == before
+    sheet.assign(level="B").to_csv("ana.csv", index=False)
+    rows = label.fill_from_sheet("run", "labels.jsonl", "ana.csv", "ana")
+    assert {row.level.value for row in rows} == {"B"}
+    reading = label.SecondReading(judge="micro-exact")
+    rows = label.fill_from_judge("run", "labels.jsonl", reading)
+    assert {row.labeller for row in rows} == {"ana"} and {row.level.value for row in rows} == {"B"}
 
 
 def test_two_labellers_who_give_back_their_sheets_at_once_lose_nothing(workplace, monkeypatch):

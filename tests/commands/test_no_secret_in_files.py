@@ -3,7 +3,10 @@
 import base64
 import json
 import os
+import re
+import shlex
 import string
+from urllib.parse import quote
 
 import pytest
 from command_line import run
@@ -283,11 +286,38 @@ SPELLINGS = {
     "base64 behind one": in_base64_behind("u"),
     "base64 behind two": in_base64_behind("u:"),
     "base64 behind three": in_base64_behind("me:"),
+    "base64 in lines": lambda key: "\n".join(in_lines(key, 9)),
+    "base64 in lines of JSON": lambda key: "\\r\\n".join(in_lines(key, 7)),
+    "a URL in small letters": lambda key: re.sub(
+        r"%..", lambda m: m[0].lower(), quote(key, safe="")
+    ),
+    "a URL with its slashes": lambda key: quote(key),
+    "a URL in a URL": lambda key: quote(quote(key, safe=""), safe=""),
+    "JSON": lambda key: json.dumps(key)[1:-1],
+    "a shell": lambda key: shlex.quote(f"{key} x").removesuffix(" x'").removeprefix("'"),
+    "quoted-printable": lambda key: quote(key, safe="").replace("%", "="),
+    "names of HTML": lambda key: key.replace("'", "&apos;").replace("+", "&plus;"),
+    "JSON of PHP": lambda key: json.dumps(key)[1:-1].replace("/", "\\/"),
+    "JSON by number": lambda key: "".join(
+        c if c.isascii() and c.isalnum() else json_number(c) for c in key
+    ),
+    "HTML": lambda key: key.replace("~", "&#126;").replace("+", "&#x2B;").replace(">", "&gt;"),
 }
 
 
+def in_lines(key: str, width: int) -> list[str]:
+    text = base64.b64encode(key.encode()).decode()
+    return [text[start : start + width] for start in range(0, len(text), width)]
+
+
+def json_number(character: str) -> str:
+    return f"\\u{ord(character):04x}"
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8"])
+@pytest.mark.parametrize(
+    "key", ["correct-horse-7>~battery", "Zq7/Yx+3?Wv9~Uts", "ä7ö2ü9è4é6ñ8", "gor'se!Hill99x"]
+)
 def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spelling):
     """As a server does that logs the header which it got."""
     monkeypatch.setenv("MY_PROVIDER_KEY", key)
@@ -296,6 +326,88 @@ def test_a_known_key_is_found_however_a_server_spells_it(monkeypatch, key, spell
     assert "***" in hidden and "instead of a key" in hidden
     left = hidden.removeprefix("401: found ").split(" instead")[0].replace("***", "")
     assert len(left) <= len(spelled) - len(key)
+
+
+BEFORE = [
+    "\\n",
+    "\\t",
+    "\\x1b[31m",
+    "\\u0009",
+    "\\x0a",
+    "%22",
+    "%0A",
+    "\x1b[1;32m",
+    "é",
+    "'",
+    "\x1b[38;5;196m",
+]
+BEFORE += [
+    "\x1b[38;2;255;100;100m",
+    "\x1b[01;31m\x1b[K",
+    "\\012",
+    "\\U0000000a",
+    "=0A",
+    "=3D",
+    "%250A",
+]
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
+    """`repr` writes the line break before a key that was pasted as a letter."""
+    for name in ("OpenAI", "GitHub", "AWS"):
+        hidden = hide_secrets(f"found '{before}{FORMS[name]}\\n'")
+        assert hidden == f"found '{before}***\\n'", name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"access_token": "tundragoat66xx-lark"},
+        {"auth": {"passwd": "tundragoat66xx"}},
+        {"headers": [{"credentials": "tundragoat66xx"}]},
+        {"sessionToken": ["tundragoat66xx"]},
+        {"auth": "tundragoat66xx"},
+        {"metadata": {"api-key": "x"}},
+    ],
+)
+def test_a_field_that_is_named_like_a_secret_is_refused(body):
+    with pytest.raises(CallError, match="put the key into the variable that key_env names"):
+        Endpoint(model="m", base_url="http://localhost:9/v1", key_env="", extra_body=body)
+
+
+def test_fields_of_a_request_that_only_sound_like_a_secret_stay():
+    body = {"max_tokens_to_think": 500, "stop_token": "<|im_end|>", "eos_token": "</s>"}
+    body |= {"author": "a-language-model", "token_type_ids": [1, 2], "pass": True}
+    assert Endpoint(model="m", extra_body=body).extra_body == body
+
+
+def test_a_private_key_is_hidden_where_the_text_was_cut_off():
+    lines = [base64.b64encode(os.urandom(48)).decode() for _ in range(4)]
+    for line_end in ("\n", "\\n", "\\r\\n"):
+        text = line_end.join(["-----BEGIN RSA PRIVATE KEY-----", *lines[:3], lines[3][:20]])
+        assert not [
+            line for line in lines if line[:16] in hide_secrets(f"found {text}... in a.yaml")
+        ]
+    assert hide_secrets("it begins with -----BEGIN PRIVATE KEY----- and so on") == (
+        "it begins with -----BEGIN PRIVATE KEY----- and so on"
+    )
+
+
+def test_a_key_of_several_lines_is_found_as_json_writes_it(monkeypatch):
+    monkeypatch.setenv("MY_PROVIDER_KEY", "line1abcdefgh\nline2ijklmnop9")
+    for text in (json.dumps(os.environ["MY_PROVIDER_KEY"]), "line1abcdefgh\r\nline2ijklmnop9"):
+        assert hide_secrets(text).strip('"') == "***"
+
+
+def test_a_key_pasted_with_its_line_break_is_not_shown(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"id": "k", "question": "q", "domain": "d", "memory_blocks": f"\n{FORMS['OpenAI']}"}
+    (tmp_path / "k.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "k.yaml").write_text(f'a: {{text: "a\\n{FORMS["OpenAI"]}\n')
+    for words in (["validate", "k.jsonl"], ["evaluate", "--config", "k.yaml", "--dry-run"]):
+        code, output, errors = run(capsys, *words)
+        assert code == 1 and core("OpenAI") not in output + errors, words
 
 
 @given(st.text(min_size=12, max_size=40), st.text(max_size=40))

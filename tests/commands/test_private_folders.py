@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from memcalib.io.runs import is_private, private_folder
+from memcalib.io.jsonl import append_to
+from memcalib.io.private import files_named_in, is_private, of_private_run, private_folder
+from memcalib.io.runs import RunFolder
 from memcalib.products.memory_logs.levels import practice_levels
 from memcalib.products.micro.practice.memory_system import memory_assistant, practice_log
 from memcalib.products.micro.practice.models import PracticeJudge
 from memcalib.products.micro.practice.server import MicroServer
+from memcalib.trainer.recipe import load_recipe, recipe_examples
 
 PRIVATE = "Marta keeps a secret garden"
 ROLES = {"micro-memory-model": memory_assistant, "micro-levels": practice_levels}
@@ -66,6 +69,8 @@ def readable_by_others(root: Path) -> list[str]:
         for path in sorted(folder.iterdir()):
             if path.is_dir():
                 look(path)
+            elif path.is_symlink():
+                continue  # as private as the folders on the way to its end
             elif path.stat().st_mode & 0o077 and PRIVATE.encode() in path.read_bytes():
                 found.append(str(path.relative_to(root)))
 
@@ -199,6 +204,116 @@ def test_a_second_step_is_as_private_as_the_first(capsys, work, server):
     assert readable_by_others(work) == []
 
 
+@pytest.mark.parametrize("link", ["file", "folder", "relative", "link to a link"])
+def test_a_link_is_as_private_as_its_end(capsys, work, link):
+    assert evaluate(capsys)[0] == 0
+    data = work / "run" / "examples.jsonl"
+    data.chmod(0o644)
+    if link == "folder":
+        (work / "link").symlink_to(work / "run")
+        name = "link/examples.jsonl"
+    else:
+        name = "link.jsonl"
+        (work / name).symlink_to("run/examples.jsonl" if link == "relative" else data)
+    if link == "link to a link":
+        (work / "second.jsonl").symlink_to(name)
+        name = "second.jsonl"
+    with umask(0o022):
+        words = ["split", name, "--out", "parts", "--size", "a=0.5", "--size", "b=0.5"]
+        code, _, errors = run(capsys, *words)
+        assert code == 0, errors
+        words = ["generate", name, "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]
+        run(
+            capsys,
+            *words,
+            "--key-env",
+            "",
+            "--out",
+            "made/answers.jsonl",
+            "--set",
+            "model.attempts=1",
+        )
+    assert is_private(work / "parts") and readable_by_others(work) == []
+    made = list((work / "made").rglob("*"))
+    assert made and not any(path.stat().st_mode & 0o077 for path in made)
+
+
+def test_a_sweep_writes_through_no_link(capsys, work, server):
+    rows = practice_log(3)
+    (work / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (work / "elsewhere").mkdir()
+    (work / "sweep").mkdir(mode=0o700)
+    (work / "sweep" / "settings").symlink_to(work / "elsewhere")
+    words = ["sweep", "log.jsonl", "--out", "sweep", "--consent", "terms", "--no-cache", "--yes"]
+    words += ["--top-k", "0,4", "--model", "micro-memory-model", "--base-url", server.base_url]
+    code, _, errors = run(capsys, *words, "--judge", "micro-judge", "--judge-url", server.base_url)
+    assert code == 1 and "settings: found a link to" in errors, errors
+    assert list((work / "elsewhere").iterdir()) == []
+
+
+def test_a_part_of_a_run_is_no_link(work):
+    run_folder = RunFolder(work / "run", {"a": 1}, private=True)
+    (work / "elsewhere").mkdir()
+    (work / "run" / "parts").symlink_to(work / "elsewhere")
+    with pytest.raises(ValueError, match="parts: found a link to"):
+        run_folder.part("rows")
+
+
+PRIVATE_SETTING = {
+    "demonstrations": "teach.jsonl",
+    "start.adapter": "adapter",
+    "data.train": "a.jsonl",
+}
+
+
+@pytest.mark.parametrize("setting", PRIVATE_SETTING)
+def test_whatever_settings_name_counts(work, setting):
+    """At any depth: training data, demonstrations, the weights to begin with."""
+    path = work / PRIVATE_SETTING[setting]
+    path.write_text("rows")
+    nested: dict = {"recipe": [{setting.split(".")[-1]: str(path)}], "steps": 3}
+    path.chmod(0o644)
+    assert not of_private_run(*files_named_in(nested))
+    path.chmod(0o600)
+    assert of_private_run(*files_named_in(nested))
+
+
+def test_a_training_on_private_demonstrations_is_private(capsys, work):
+    recipe = load_recipe("micro", ["data.world={name: short, train: 8, validation: 0, test: 4}"])
+    rows = [
+        {"example_id": example.id, "response": PRIVATE, "status": "accepted"}
+        for example in recipe_examples(recipe).train
+    ]
+    (work / "teach.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (work / "teach.jsonl").chmod(0o600)
+    (work / "recipe.yaml").write_text(
+        "base: {model: pretrained}\nstart: {model: cold-short}\njudge: micro-exact\n"
+        "data: {world: {name: short, train: 8, validation: 0, test: 4}}\n"
+        "demonstrations: teach.jsonl\nsft: {epochs: 1, batch_size: 4}\n"
+    )
+    with umask(0o022):
+        words = ["train", "recipe.yaml", "--method", "sft", "--no-cache", "--out", "trained"]
+        code, _, errors = run(capsys, *words)
+    assert code == 0, errors
+    assert is_private(work / "trained")
+
+
+@pytest.mark.parametrize("place", ["data.jsonl", "data/train.jsonl"])
+def test_a_folder_of_data_is_as_private_as_its_files(capsys, work, place):
+    assert evaluate(capsys)[0] == 0
+    file = work / "theirs" / place
+    file.parent.mkdir(parents=True)
+    file.write_bytes((work / "run" / "examples.jsonl").read_bytes())
+    for mode, is_closed in ((0o600, True), (0o644, False)):
+        file.chmod(mode)
+        out = f"parts{mode:o}"
+        with umask(0o022):
+            words = ["split", "theirs", "--out", out, "--size", "a=0.5", "--size", "b=0.5"]
+            code, _, errors = run(capsys, *words)
+        assert code == 0, errors
+        assert is_private(work / out) is is_closed
+
+
 def test_from_python_a_log_is_as_private(work):
     from memcalib.evaluation.run import evaluate as evaluate_from_python
 
@@ -226,6 +341,34 @@ def test_a_file_of_its_owner_alone_makes_nothing_for_others(capsys, work):
     assert is_private(work / "parts") and readable_by_others(work) == []
 
 
+def test_a_file_that_is_written_on_is_closed(capsys, work, server):
+    """An answer file that is there is gone on with, whoever may read it."""
+    assert evaluate(capsys)[0] == 0
+    data = work / "own_rows.jsonl"
+    data.write_bytes((work / "run" / "examples.jsonl").read_bytes())
+    data.chmod(0o600)
+    for name in ("answers.jsonl", "judged.jsonl"):
+        (work / name).touch()
+        (work / name).chmod(0o644)
+    words = ["generate", data, "--model", "micro-memory-model", "--base-url", server.base_url]
+    with umask(0o022):
+        code, _, errors = run(capsys, *words, "--key-env", "", "--out", "answers.jsonl")
+        assert code in (0, 3), errors
+        words = ["judge", "answers.jsonl", "--data", data, "--model", "bound_judge52:judge"]
+        code, _, errors = run(capsys, *words, "--out", "judged.jsonl")
+        assert code in (0, 3), errors
+    assert (work / "answers.jsonl").stat().st_size and (work / "judged.jsonl").stat().st_size
+    assert readable_by_others(work) == []
+
+
+def test_rows_for_everybody_are_written_on_as_they_are(tmp_path):
+    with umask(0o022):
+        append_to(tmp_path / "rows.jsonl").close()
+        (tmp_path / "rows.jsonl").chmod(0o664)
+        append_to(tmp_path / "rows.jsonl").close()
+    assert (tmp_path / "rows.jsonl").stat().st_mode & 0o777 == 0o664
+
+
 def test_rows_for_everybody_stay_so(capsys, work):
     with umask(0o022):
         words = ["split", "starter:core", "--out", "parts", "--size", "a=0.5", "--size", "b=0.5"]
@@ -239,13 +382,13 @@ def test_a_folder_that_cannot_be_closed_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(0o755)
-    monkeypatch.setattr("memcalib.io.runs.os.chmod", lambda path, mode: None)
+    monkeypatch.setattr("memcalib.io.private.os.chmod", lambda path, mode: None)
     with pytest.raises(ValueError, match="cannot be closed to other users"):
         private_folder(folder)
 
     def refused(path, mode):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("memcalib.io.runs.os.chmod", refused)
+    monkeypatch.setattr("memcalib.io.private.os.chmod", refused)
     with pytest.raises(ValueError, match="Operation not permitted"):
         private_folder(folder)

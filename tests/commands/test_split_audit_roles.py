@@ -43,7 +43,7 @@ def test_a_file_is_split_without_a_question_in_two_parts(examples_file, tmp_path
     out = tmp_path / "parts"
     sizes = ("--size=cold_start=30", "--size=rl=60", "--size=validation=12")
     code, text, _ = run(capsys, "split", examples_file, "--out", out, *sizes)
-    assert code == 0 and "18 examples are in no part" in text
+    assert code == 0 and "18 examples were not put into any part" in text
     asked, ids = {}, {}
     for name, count in (("cold_start", 30), ("rl", 60), ("validation", 12)):
         rows = list(iter_examples(out / f"{name}.jsonl"))
@@ -135,7 +135,7 @@ def test_an_audit_is_two_samples_that_share_no_atom(judged_run):
 def test_the_filled_sheet_of_an_audit_gives_both_agreements(judged_run, tmp_path, capsys):
     out = tmp_path / "audit.jsonl"
     code, text, _ = run(capsys, "label", judged_run, "--audit", 60, "--out", out)
-    assert code == 0 and "60 atoms drawn at random and 60 spread over nine cells" in text
+    assert code == 0 and "60 atoms drawn at random and 60 spread over the nine " in text
     assert is_audit(out)
     sheet = pd.read_csv(tmp_path / "audit.csv", dtype=str, keep_default_na=False)
     assert "judged" not in sheet and "ideal" not in sheet, "the judge's level is not shown"

@@ -500,7 +500,7 @@ def refused_lines(forecast: str) -> list[str]:
         (
             {"train": {"trl": {"learning_rate": "2e-6"}}},
             "grpo",
-            "learning_rate is not set here: lr stands for it",
+            "learning_rate cannot be set here; lr replaces it",
         ),
         (
             {"judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"}},
@@ -542,7 +542,7 @@ def refused_lines(forecast: str) -> list[str]:
             "grpo",
             "start: adapter '/no/adapter' cannot",
         ),
-        ({"demonstrations": None}, "sft", "demonstrations: missing"),
+        ({"demonstrations": None}, "sft", "demonstrations: found nothing"),
         ({"data": {"train": "none.jsonl"}}, "grpo", "data.train: none.jsonl"),
         (
             {"demonstrations": "none"},
@@ -756,7 +756,7 @@ def test_answers_to_examples_that_measure_are_not_taught(tmp_path, file_recipe, 
     write_lines(file, rows)
     assert len(teaching_rows(recipe, examples)) == 3
     write_lines(file, [*rows, {**talk, "example_id": held_out[1].id}])
-    message = f"answers to 1 {split} examples: {held_out[1].id}; allowed is none"
+    message = f"answers to 1 {split} examples: {held_out[1].id}; allowed: none"
     with pytest.raises(ValueError, match=message):
         TrainRun(recipe, "sft", tmp_path / "run", cache=False)
     assert not (tmp_path / "run").exists()
@@ -845,7 +845,7 @@ def test_fine_tuning_waits_for_its_judge_and_ends_with_a_checkpoint(capsys, tmp_
     server.stop()
     recipe = written(tmp_path, content)
     code, _, err = call(capsys, recipe, "--method", "sft", "--out", out, "--no-cache")
-    assert code == 1 and "3 of 3 judgments of this batch failed (limit max_failed 50%)" in err
+    assert code == 1 and "3 of 3 judgments in this batch failed (limit max_failed 50%)" in err
     assert f"saved in {out / 'checkpoint-1'}: go on, once the judge answers again" in err
     assert "--resume" in err
     assert read_state(out / "checkpoint-1")["updates"] == 1 and not (out / "policy").exists()
@@ -1280,7 +1280,7 @@ def test_a_run_stopped_by_drift_says_where_it_is_and_how_to_go_on(capsys, tmp_pa
     code, _, err = call(capsys, *words, *small("train.steps=6", *nervous))
     last = max(int(path.name[11:]) for path in checkpoints(tmp_path / "run"))
     assert code == 1 and last < 12 and f"saved in {tmp_path / 'run' / f'checkpoint-{last}'}" in err
-    assert "wider limits of drift or without stop_on_drift" in err and "--resume" in err
+    assert "wider drift limits, or without stop_on_drift" in err and "--resume" in err
     code, _, err = call(
         capsys, *words, "--resume", *small("train.steps=6", "train.stop_on_drift=false")
     )

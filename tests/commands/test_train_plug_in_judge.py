@@ -63,14 +63,20 @@ def train(capsys, judge: str, *more) -> tuple[int, str, str]:
     return run(capsys, *words, *more)
 
 
+def break_off(capsys, work: Path) -> None:
+    """A training whose judge breaks off in the middle."""
+    write_judges(work, "raise RuntimeError('the judge broke off')")
+    code, _, errors = train(capsys, "first")
+    assert code == 1 and "the judge broke off" in errors
+
+
 def recorded(work: Path) -> str:
     return yaml.safe_load((work / "t" / "recipe.yaml").read_text())["judge"]
 
 
 def test_another_judge_of_the_same_name_does_not_go_on(capsys, work):
-    write_judges(work, "raise RuntimeError('the judge broke off')")
-    code, _, errors = train(capsys, "first")
-    assert code == 1 and "the judge broke off" in errors and recorded(work) == "own_judges52:first"
+    break_off(capsys, work)
+    assert recorded(work) == "own_judges52:first"
     for more in (["--resume"], ["--resume-anyway"]):
         code, _, errors = train(capsys, "second", *more)
         assert code == 1, "it is another judge, whatever its name is"
@@ -79,8 +85,7 @@ def test_another_judge_of_the_same_name_does_not_go_on(capsys, work):
 
 
 def test_a_judge_whose_code_was_changed_goes_on_only_when_told_so(capsys, work):
-    write_judges(work, "raise RuntimeError('the judge broke off')")
-    assert train(capsys, "first")[0] == 1
+    break_off(capsys, work)
     write_judges(work, "return None")
     (work / "own_judges52.py").write_text(JUDGES.replace("stops_at = 12", "stops_at = 10**9"))
     code, _, errors = train(capsys, "first", "--resume")
@@ -94,8 +99,7 @@ def test_a_judge_whose_code_was_changed_goes_on_only_when_told_so(capsys, work):
 
 
 def test_the_same_judge_goes_on(capsys, work):
-    write_judges(work, "raise RuntimeError('the judge broke off')")
-    assert train(capsys, "first")[0] == 1
+    break_off(capsys, work)
     sys.modules["own_judges52"].calls = -(10**9)
     code, _, errors = train(capsys, "first", "--resume")
     assert code == 0, errors

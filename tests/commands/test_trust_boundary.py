@@ -13,8 +13,13 @@ from command_line import run
 
 from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
-from memcalib.settings.files import allowing_hosts
-from memcalib.io.records import write_jsonl
+from memcalib.settings.files import allowing_hosts, with_settings
+from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
+from memcalib.products.memory_logs.files import folder_logs
+from memcalib.products.memory_logs.notes import note_files
+from memcalib.products.reproduction.plan import Plan
+from memcalib.products.reproduction.profiles import load_profile
+from memcalib.io.records import DataError, iter_rows, write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
 from memcalib.products.micro.world import WORLDS, make_examples
 from memcalib.products.micro.practice.server import MicroServer
@@ -116,6 +121,31 @@ def test_a_dry_run_gives_out_no_code_of_others_by_a_module_of_this_package(path)
     assert import_object(path) is not None
 
 
+def test_a_judge_of_this_package_opens_no_way_to_the_folder(folder):
+    """Other packages try to import what need not be installed, and would find it there."""
+    (folder / "theirs.yaml").write_text(
+        "judge: memcalib.products.micro.world:exact_judge\n"
+        "model: {model: m, base_url: 'http://127.0.0.1:9/v1', key_env: ''}\n"
+    )
+    for name in ("numexpr", "brotli", "orjson", "wandb", "pytz", "zstandard"):
+        (folder / f"{name}.py").write_text("open('ran', 'w').write(__name__)\n__version__ = '99'\n")
+    program = (
+        "import sys, os\n"
+        "from memcalib.commands.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "assert os.getcwd() not in sys.path and '' not in sys.path, sys.path\n"
+        "raise SystemExit(code)\n"
+    )
+    words = ["evaluate", "starter", "--config", "theirs.yaml", "--dry-run", "--out", "o"]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program, *words],
+        capture_output=True, text=True, cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert not (folder / "ran").exists()
+
+
 def test_what_one_has_read_may_be_imported_in_a_preview(capsys, folder, monkeypatch):
     monkeypatch.setenv("MEMCALIB_ALLOW_IMPORT", "1")
     words = ["build", "--from-memory", "micro", "--out", "b", "--preview", "--set", "memory.rows=3"]
@@ -183,6 +213,106 @@ def test_a_key_goes_only_to_the_host_it_was_given_for(folder, monkeypatch):
 )
 def test_which_pairs_of_key_and_host_need_no_question(folder, judge, settings, allowed):
     assert (not refusal(evaluation_file(folder, model="j", **judge), *settings)) is allowed
+
+
+EVIL = {"base_url": "https://evil.example/v1", "key_env": "ANY_KEY"}
+IN_PROFILES = {
+    "survey": {"survey": {"x": {"model": "m", **EVIL}}},
+    "names that begin alike": {
+        "survey": {
+            "gpt-4": {"model": "m", **EVIL},
+            "gpt-4.1": {"model": "m", "base_url": "http://localhost:9/v1", "key_env": ""},
+        }
+    },
+    "settings of a model": {"models": {"short": {"settings": {"judge": {"model": "j", **EVIL}}}}},
+    "settings by place": {
+        "models": {"short": {"settings": {f"judge.{name}": value for name, value in EVIL.items()}}}
+    },
+    "an address alone": {
+        "models": {"short": {"settings": {"judge.base_url": "https://evil.example/v1"}}}
+    },
+    "a key alone": {"models": {"short": {"settings": {"judge": {"key_env": "ANY_KEY"}}}}},
+    "demonstrations": {"demonstrations": {"writer": {"model": "m", **EVIL}}},
+    "a grid": {"grids": {"g": {"runs": [{"judge": {"model": "m", **EVIL}}]}}},
+    "an experiment": {"experiments": {"e01_x": {"judge": {"model": "m", **EVIL}}}},
+}
+
+
+@pytest.mark.parametrize("place", IN_PROFILES)
+def test_a_profile_sends_no_key_to_a_strange_host(folder, monkeypatch, place):
+    (folder / "p.yaml").write_text(yaml.safe_dump({"extends": "smoke", **IN_PROFILES[place]}))
+    with pytest.raises(SettingErrors, match="--allow-host (evil.example|api.openai.com)"):
+        load_profile(folder / "p.yaml")
+    with allowing_hosts("evil.example", "api.openai.com"):
+        try:
+            load_profile(folder / "p.yaml")
+        except SettingErrors as error:  # of another kind: not every such profile makes sense
+            assert "allow-host" not in str(error)
+
+
+def test_settings_that_name_a_host_and_a_key_together_are_checked_together(folder):
+    """An address without a key, and a key without an address, which a row lays over it."""
+    judge = {"model": "j", "base_url": "https://evil.example/v1", "key_env": ""}
+    models = list(load_profile("smoke").models)
+    profile = {
+        "extends": "smoke",
+        "models": {name: {"settings": {"judge": judge}} for name in models},
+        "rows": {"MemCalib-RL": {"settings": {"judge.key_env": "OPENAI_API_KEY"}}},
+    }
+    (folder / "p.yaml").write_text(yaml.safe_dump(profile))
+    loaded = load_profile(folder / "p.yaml")
+    with pytest.raises(ValueError, match="--allow-host evil.example"):
+        Plan(loaded, folder / "root")
+    with allowing_hosts("evil.example"):
+        Plan(loaded, folder / "root")
+    typed = "model: j, base_url: 'https://evil.example/v1', key_env: ANY_KEY"
+    words = [f"models.{name}.settings.judge={{{typed}}}" for name in models]
+    plain = load_profile("smoke", words)
+    with pytest.raises(ValueError, match="--allow-host evil.example"):
+        Plan(plain, folder / "root")
+    Plan(plain, folder / "root", with_settings({}, words))
+
+
+def test_a_dry_run_of_a_plan_shows_addresses_and_files(capsys, folder):
+    """They stand in settings that other classes read later."""
+    (folder / "secret.md").write_text("a text")
+    judging = {"prompt": str(folder / "secret.md")}
+    settings = {"judge.model": "j", "judge.base_url": EVIL["base_url"], "judging": judging}
+    profile = {"extends": "smoke", "models": {"short": {"settings": settings}}}
+    (folder / "p.yaml").write_text(yaml.safe_dump(profile))
+    words = ["reproduce", "main_results", "--profile", "p.yaml", "--dry-run", "--out", "o"]
+    code, output, errors = run(capsys, *words)
+    assert code == 0, errors
+    assert "requests would go to https://evil.example/v1, with the key in OPENAI_API_KEY" in output
+    assert f"the text of {folder / 'secret.md'} would be read and sent to a model" in output
+
+
+def test_a_row_names_no_file_that_is_opened(folder, monkeypatch):
+    """A picture in a data set is a path, or an address, which `datasets` opens to decode it."""
+    from datasets import Dataset, Features, Image, Value
+
+    rows = {"a": ["x"], "picture": [{"path": str(folder / "data.jsonl"), "bytes": None}]}
+    features = Features({"a": Value("string"), "picture": Image()})
+    data = Dataset.from_dict(rows, features=features)
+    data.save_to_disk(folder / "saved")
+    (folder / "rows").mkdir()
+    data.to_parquet(folder / "rows" / "train.parquet")
+
+    def opened(*arguments, **options):
+        raise AssertionError("a picture is decoded")
+
+    monkeypatch.setattr(Image, "decode_example", opened)
+    for place in ("saved", "rows"):
+        [(_, row)] = iter_rows(folder / place)
+        assert row["a"] == "x" and row["picture"]["path"].endswith("data.jsonl"), row
+
+
+def test_a_name_on_a_hub_is_no_folder_here(folder):
+    """`datasets` would take the folder, and read what its README names."""
+    (folder / "own" / "set").mkdir(parents=True)
+    source = next(iter(load_sources().values())).model_copy(update={"hub": "own/set"})
+    with pytest.raises(DataError, match="found own/set, which is also a folder here"):
+        next(iter(_hub_lines(source)))
 
 
 def test_every_kind_of_settings_file_is_checked(capsys, folder):
@@ -367,6 +497,104 @@ def test_settings_that_came_with_data_are_not_read(folder, tmp_path, words):
     observed = json.loads(ended.stdout.splitlines()[-1])
     assert {Path(name).name for name in observed["opened"]} <= {"data.jsonl", "log.jsonl"}
     assert not list(tmp_path.rglob("imported"))
+
+
+@pytest.mark.parametrize("elsewhere", ["an address", "another file", "a link", "no file"])
+def test_a_folder_of_data_is_read_and_its_readme_is_not(capsys, folder, elsewhere):
+    """`datasets` reads the head of a README.md, which can name files anywhere."""
+    data = folder / "theirs"
+    data.mkdir()
+    hidden = folder / "hidden.jsonl"
+    write_jsonl(hidden, EXAMPLES)
+    write_jsonl(data / "data.jsonl", EXAMPLES[:1])
+    with MicroServer([]) as server:
+        place = server.base_url + "/x.jsonl" if elsewhere == "an address" else str(hidden)
+        head = (
+            f'configs:\n- config_name: default\n  data_files: [{{split: train, path: "{place}"}}]'
+        )
+        (data / "README.md").write_text(f"---\n{head}\n---\n")
+        if elsewhere == "a link":
+            (data / "more.jsonl").symlink_to(hidden)
+        if elsewhere == "no file":
+            (data / "data.jsonl").unlink()
+        code, output, errors = run(capsys, "validate", "theirs")
+        assert not server.stats()["requests"]
+    said = output + errors
+    if elsewhere in ("an address", "another file"):
+        assert code == 0 and "1 usable example" in said, said
+    else:
+        assert code == 1 and ("a link out of the folder" in said or "found 0 files" in said), said
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_the_files_of_a_split_are_told_by_their_names(folder, split):
+    data = folder / "theirs"
+    (data / "data").mkdir(parents=True)
+    names = {"train": ["train-0.jsonl", "data/train-1.jsonl"], "validation": ["dev.jsonl"]}
+    for number, name in enumerate(names["train"] + names["validation"]):
+        write_jsonl(data / name, EXAMPLES[number : number + 1])
+    found = [row for _, row in iter_rows(data, split)]
+    if split == "test":
+        assert "split 'test'" in str(found[0])
+    else:
+        expected = EXAMPLES[:2] if split == "train" else EXAMPLES[2:3]
+        assert {row["id"] for row in found} == {example.id for example in expected}
+
+
+@pytest.mark.parametrize("place", ["state.json", "dataset_dict.json"])
+def test_a_saved_folder_names_no_file_elsewhere(folder, place):
+    from datasets import Dataset, DatasetDict
+
+    rows = Dataset.from_list([{"a": 1}])
+    rows.save_to_disk(folder / "elsewhere")
+    DatasetDict(train=rows).save_to_disk(folder / "saved")
+    assert [row for _, row in iter_rows(folder / "saved")] == [{"a": 1}]
+    if place == "state.json":
+        file = folder / "saved" / "train" / place
+        content = json.loads(file.read_text())
+        content["_data_files"] = [{"filename": "../../elsewhere/data-00000-of-00001.arrow"}]
+    else:
+        file = folder / "saved" / place
+        content = {"splits": ["train", "../elsewhere"]}
+    file.write_text(json.dumps(content))
+    [(_, fault)] = iter_rows(folder / "saved")
+    assert "elsewhere" in str(fault) and place in str(fault)
+
+
+def test_a_saved_folder_has_no_link_to_a_file_elsewhere(folder):
+    from datasets import Dataset
+
+    Dataset.from_list([{"a": "private"}]).save_to_disk(folder / "elsewhere")
+    Dataset.from_list([{"a": "theirs"}]).save_to_disk(folder / "saved")
+    [arrow] = (folder / "saved").glob("*.arrow")
+    arrow.unlink()
+    arrow.symlink_to(folder / "elsewhere" / arrow.name)
+    [(_, fault)] = iter_rows(folder / "saved")
+    assert "a link out of the folder" in str(fault)
+
+
+@pytest.mark.parametrize("name", ["s.jsonl", "export.json", "notes.md", "rows.csv"])
+def test_a_folder_of_a_log_or_source_has_no_link_to_a_file_elsewhere(folder, name):
+    (folder / "elsewhere").write_text('{"query": "What is private?", "answer": "This."}')
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / name).symlink_to(folder / "elsewhere")
+    readers = {"notes.md": note_files, "rows.csv": folder_files}
+    with pytest.raises(DataError, match="a link out of the folder"):
+        readers.get(name, folder_logs)(folder / "theirs")
+
+
+def test_links_within_the_cache_of_a_hub_are_followed(folder):
+    blobs = folder / "datasets--x" / "blobs"
+    snapshot = folder / "datasets--x" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    write_jsonl(blobs / "0a1b", EXAMPLES)
+    (snapshot / "train.jsonl").symlink_to(blobs / "0a1b")
+    assert len(list(iter_rows(snapshot))) == len(EXAMPLES)
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "train.jsonl").symlink_to(blobs / "0a1b")
+    [(_, fault)] = iter_rows(folder / "theirs")
+    assert "a link out of the folder" in str(fault)
 
 
 def test_a_run_folder_of_a_stranger_is_read_and_not_run(capsys, folder):

@@ -405,7 +405,7 @@ def test_bad_batches_are_named():
     batch = a_batch(4, unscored=0)
     broken = batch["mask"].clone()
     broken[2] = False
-    with pytest.raises(ValueError, match="row 2: an empty answer"):
+    with pytest.raises(ValueError, match="row 2: found an empty answer"):
         run(batch | {"mask": broken})
     full = batch["full"].clone()
     full[1, 0] = NAN
@@ -421,7 +421,7 @@ def test_bad_batches_are_named():
         run(batch | {"scores": batch["scores"][1:]})
     valid = batch["valid"].clone()
     valid[batch["pairs"].rows[0]] = False
-    with pytest.raises(ValueError, match="pair of an unscored answer"):
+    with pytest.raises(ValueError, match="pair from an unscored answer"):
         run(batch | {"valid": valid})
     nothing = (
         torch.zeros(0, 9),
@@ -434,9 +434,9 @@ def test_bad_batches_are_named():
     with pytest.raises(ValueError, match="granularity 'sentence' needs units"):
         run(batch, granularity="sentence")
     short = torch.zeros(len(batch["mask"]), 1, dtype=torch.long)
-    with pytest.raises(ValueError, match="with a sentence for each token"):
+    with pytest.raises(ValueError, match="with a sentence number for each token"):
         sentences(batch | {"units": short})
-    with pytest.raises(ValueError, match="with a sentence for each token"):
+    with pytest.raises(ValueError, match="with a sentence number for each token"):
         sentences(batch | {"units": torch.full(batch["mask"].shape, -1)})
     with pytest.raises(ValueError, match=r"granularity\n.*'word'"):
         CreditConfig(granularity="word")
@@ -479,7 +479,7 @@ def test_sentence_thresholds_move_and_are_kept():
     assert torch.equal(again.sentence.value, thresholds.sentence.value) and torch.equal(
         again.value, thresholds.value
     )
-    with pytest.raises(ValueError, match="granularity differs"):
+    with pytest.raises(ValueError, match="another granularity"):
         Thresholds().load_state_dict(thresholds.state_dict())
 
 

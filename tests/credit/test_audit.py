@@ -1,6 +1,7 @@
 """The audit's arithmetic against loops, and its rules for ties, gaps and draws."""
 
 import itertools
+import re
 
 import numpy as np
 import pandas as pd
@@ -13,16 +14,20 @@ from memcalib.credit.audit import (
     RIGHT_OR_OVER,
     UNDER,
     AuditedPair,
+    PairWords,
     bootstrap_interval,
     channel_group,
     draw_pairs,
+    hits_by_chance,
     hits_table,
     role_shares,
     sentence_credit,
     sentence_scaling,
     shares_table,
     simulated_role_audits,
+    tokens_in_spans,
     top_hit,
+    words_table,
 )
 
 weights = st.floats(0, 5)
@@ -60,7 +65,7 @@ def test_sentence_credit_is_a_sum_over_its_tokens(drawn):
 @pytest.mark.parametrize(
     ("q", "units", "message"),
     [
-        ([1.0], [0, 0], "1 weights, 2 sentence numbers"),
+        ([1.0], [0, 0], "1 weights and 2 sentence numbers"),
         ([], [], "0 weights"),
         ([0.0, 0.0], [0, 1], "all weights are 0"),
         ([1.0, -1.0], [0, 1], "weights from -1.0"),
@@ -233,7 +238,7 @@ def test_draws_are_localized_stratified_and_blind_to_the_order_of_rows(rows, see
     frame = pd.concat([answers, frame], ignore_index=True)
     open_pairs = frame[frame["localized"] == True]  # noqa: E712
     if open_pairs.empty:
-        with pytest.raises(ValueError, match="none of them localized"):
+        with pytest.raises(ValueError, match="none of which was localized"):
             draw_pairs(frame, 2, seed)
         return
     drawn = draw_pairs(frame, 2, seed)
@@ -254,8 +259,8 @@ def test_draws_depend_on_the_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"channel": "A+"}, "channel 'A\\+', allowed are AB-"),
-        ({"channel": "D+"}, "channel 'D\\+'"),
+        ({"channel": "A+"}, "channel: found 'A\\+'; allowed: AB-"),
+        ({"channel": "D+"}, "channel: found 'D\\+'"),
         ({"roles": ["key"]}, "1 labels for 2 sentences"),
         ({"roles": ["key", "great"]}, "role 'great'; allowed: key, partial, irrelevant"),
     ],
@@ -335,3 +340,105 @@ def test_an_audit_of_everything_finds_the_mean_of_what_it_read():
     assert "top-3 hits, under-use" not in set(audits["measure"]), "no pair of that group"
     with pytest.raises(ValueError, match="found no pair with a label"):
         simulated_role_audits([AuditedPair("B+", np.ones(1), np.ones(1), [None])])
+
+
+def slow_marks(ends, spans):
+    """One token and one character after the other."""
+    marks = []
+    start = 0
+    for end in ends:
+        characters = set(range(start, end))
+        marks.append(any(characters & set(range(*span)) for span in spans))
+        start = end
+    return marks
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), max_size=4),
+)
+def test_marks_of_tokens_are_those_of_their_characters(widths, spans):
+    ends = np.cumsum(widths).tolist()
+    spans = [(start, start + length) for start, length in spans]
+    expected = slow_marks(ends, spans)
+    marks = tokens_in_spans(ends, spans)
+    for width, mark, wanted in zip(widths, marks.tolist(), expected, strict=True):
+        if width:  # a token without text has no character to share
+            assert mark == wanted
+
+
+def test_words_table_is_the_mean_of_channel_means():
+    rng = np.random.default_rng(0)
+    pairs = []
+    for number in range(30):
+        length = int(rng.integers(3, 9))
+        carries = rng.random(length) < 0.4
+        carries[0] = number % 5 > 0  # in some answers perhaps no word at all
+        credit = rng.random(length)
+        channel = ("B+", "C+", "CA-")[number % 3 if number < 24 else 0]
+        pairs.append(
+            PairWords(channel, rng.normal(size=length), credit, carries, f"q{number // 3}")
+        )
+    table = words_table(pairs, resamples=200).set_index("slice")
+    for name, channels in (("all", ("B+", "C+", "CA-")), ("support", ("B+", "C+"))):
+        means = []
+        for channel in channels:
+            shares = []
+            for pair in pairs:
+                if pair.channel == channel and pair.carries.any():
+                    on_words = 0.0
+                    for q, mark in zip(pair.credit, pair.carries, strict=True):
+                        on_words += q if mark else 0.0
+                    shares.append(on_words / sum(pair.credit))
+            means.append(np.mean(shares))
+        assert np.isclose(table.loc[name, "credit_share"], np.mean(means))
+    assert table.loc["all", "pairs"] == 30
+    assert table.loc["all", "silent"] == sum(not pair.carries.any() for pair in pairs)
+    differences = np.concatenate([pair.difference for pair in pairs])
+    assert np.isclose(table.loc["all", "d_p95"], np.percentile(differences, 95))
+    assert (table["credit_share_low"] <= table["credit_share_high"]).all()
+
+
+def test_tied_tokens_share_the_first_place():
+    tied = PairWords("C+", np.zeros(4), np.ones(4), np.array([True, False, False, False]))
+    assert tied.top_share == 0.25 == tied.token_share
+
+
+@pytest.mark.parametrize(
+    ("channel", "lengths", "credit", "expected"),
+    [
+        ("A+", (2, 2, 2), 1.0, "A+"),
+        ("C+", (2, 3, 2), 1.0, "2 differences, 3 weights and 2 marks"),
+        ("C+", (2, 2, 2), 0.0, "not localized"),
+    ],
+)
+def test_pairs_that_cannot_be_read_by_words(channel, lengths, credit, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        PairWords(
+            channel,
+            np.zeros(lengths[0]),
+            np.full(lengths[1], credit),
+            np.ones(lengths[2], bool),
+        )
+
+
+def test_a_table_of_words_needs_a_pair():
+    with pytest.raises(ValueError, match="no localized pairs"):
+        words_table([])
+
+
+@given(pairs())
+def test_chance_of_a_hit_is_that_of_all_orders(pair):
+    if len(pair.roles) > 6:
+        return
+    hits = [set(order[:3]) != {"irrelevant"} for order in itertools.permutations(pair.roles)]
+    chance = hits_by_chance([pair]).set_index("slice")
+    assert np.isclose(chance.loc[pair.channel, "chance"], np.mean(hits))
+    assert chance.loc["all", "sentences"] == len(pair.roles)
+
+
+def test_a_channel_that_waits_for_labels_has_no_chance_yet():
+    complete = AuditedPair("C+", np.ones(2), np.array([0.5, 0.5]), ["key", "irrelevant"])
+    waiting = AuditedPair("B+", np.ones(2), np.array([0.5, 0.5]), ["key", None])
+    chance = hits_by_chance([complete, waiting]).set_index("slice")
+    assert np.isnan(chance.loc["B+", "chance"]) and chance.loc["all", "chance"] == 1

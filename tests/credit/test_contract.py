@@ -139,7 +139,7 @@ def test_a_group_that_was_cut_is_named(batch):
 
 def test_a_group_with_answers_to_two_records_is_named(batch):
     with pytest.raises(
-        ValueError, match="group 'one': answers to .* and .*; allowed: .*one record"
+        ValueError, match="group 'one': found answers to .* and .*; allowed: .*one record"
     ):
         gdpo(batch, groups=["one"] * len(batch.groups))
 
@@ -212,7 +212,7 @@ def test_too_many_unscored_answers_stop_and_fewer_are_left_out(batch):
 
 def test_shapes_that_do_not_fit_are_named(batch):
     credit = BatchCredit(TOKENIZER, GDPO, "micro")
-    with pytest.raises(ValueError, match=r"8 answers, 9 groups"):
+    with pytest.raises(ValueError, match=r"8 answers and 9 groups"):
         credit.assign(batch.answers[:8], batch.groups, batch.response_ids, batch.mask)
 
 
@@ -224,7 +224,7 @@ def test_an_answer_survives_the_way_through_an_engine(batch):
     with pytest.raises(ValueError, match="contract: found 2; allowed: 1"):
         JudgedAnswer.unpack(answer.pack().replace('"contract": 1', '"contract": 2'))
     for wrong in ("", "12", "no JSON", None):
-        with pytest.raises(ValueError, match="allowed: a text made by JudgedAnswer.pack"):
+        with pytest.raises(ValueError, match="allowed: a string made by JudgedAnswer.pack"):
             JudgedAnswer.unpack(wrong)
 
 

@@ -127,7 +127,7 @@ def test_scaled_logits_come_from_the_model_itself(model):
         assert split_model(model, "chunked")[1] is not None
     finally:
         del model.config.final_logit_softcapping
-    with pytest.raises(ValueError, match="head 'fast'; allowed are 'auto'"):
+    with pytest.raises(ValueError, match="head: found 'fast'; allowed: 'auto'"):
         split_model(model, "fast")
 
 
@@ -173,7 +173,7 @@ def test_scoring_edge_cases_and_bad_input(model):
     assert response_logps(model, [[1, 2]], [[]]).shape == (1, 0)
     with pytest.raises(ValueError, match="row 1: the prompt is empty"):
         response_logps(model, [[1], []], [[1], [2]])
-    with pytest.raises(ValueError, match="2 prompts but 1 responses"):
+    with pytest.raises(ValueError, match="2 prompts and 1 responses"):
         response_logps(model, [[1], [2]], [[1]])
     for temperature in (0, -1, NAN):
         with pytest.raises(ValueError, match="temperature"):

@@ -235,6 +235,8 @@ def test_faults_of_spans_are_named():
     assert span_fault(Exotic(""), [0, 1], "Go", [1]) == "a token without a span"
     assert span_fault(Exotic(""), [0, 1], "Go", [1, 1]) == "spans do not cover the text"
     assert span_fault(Exotic(""), [], "", []) == ""
+    unlike = "the first tokens decode to a different text"
+    assert span_fault(Exotic("!"), [0, 1], "Go!", [1, 3]) == unlike, "already the first one does"
 
 
 def test_no_rows_have_no_units():
@@ -331,7 +333,9 @@ def test_orphans_join_the_right_or_else_the_left():
 
 def test_bad_sizes_are_named():
     for minimum, maximum in ((5, 4), (0, 96)):
-        message = rf"minimum {minimum}, maximum {maximum}; allowed is 1 <= minimum <= maximum"
+        message = (
+            rf"found minimum {minimum} and maximum {maximum}; allowed: 1 <= minimum <= maximum"
+        )
         with pytest.raises(ValueError, match=message):
             segment("a", [(0, 1)], plain_sentences, minimum=minimum, maximum=maximum)
     assert segment("", [], plain_sentences) == []

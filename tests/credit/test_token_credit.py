@@ -207,7 +207,7 @@ def test_wrong_input_is_named(batch):
         credit.assign(request, broken)
     with pytest.raises(ValueError, match="12 examples, 11 judgments"):
         credit.requests(repeated, judged[1:], answers)
-    with pytest.raises(ValueError, match=f"row 0: judgment of '{repeated[4].id}'"):
+    with pytest.raises(ValueError, match=f"row 0: found a judgment of '{repeated[4].id}'"):
         credit.requests(repeated, [judged[4], *judged[1:]], answers)
 
 

@@ -379,18 +379,11 @@ def test_the_trainers_update_is_the_plain_one(tmp_path, changes):
         WORLDS["short"], prompts=4, generations=4, steps=1, max_tokens=12, temperature=0.8
     )
     config = config.model_validate(config.model_dump() | changes)
-    peft = None
-    if config.lora_rank:
-        from peft import LoraConfig
-
-        peft = LoraConfig(
-            r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
-        )
     options = dict(
         args=trl_config(config, tmp_path),
         train_dataset=examples,
         processing_class=tokenizer,
-        peft_config=peft,
+        peft_config=small_models.random_lora() if config.lora_rank else None,
     )
     trainer = CreditTrainer(build_policy(0), judge=exact_judge, **options)
     trainer.model.train()

@@ -76,7 +76,7 @@ def test_kappa_does_not_care_who_reads_first_and_takes_stacks(pairs):
 
 def test_kappa_refuses_what_is_no_table():
     for bad in (np.zeros((2, 3)), np.array([[1, -1], [0, 1]]), np.zeros(3)):
-        with pytest.raises(ValueError, match="a square table of counts from 0"):
+        with pytest.raises(ValueError, match="a square table of counts of 0 or more"):
             kappa(bad)
 
 
@@ -115,7 +115,7 @@ def test_wilson_is_its_formula(n, data):
 
 @pytest.mark.parametrize("agreed, pairs", [(0, 0), (3, 2), (-1, 5)])
 def test_wilson_of_nothing_raises(agreed, pairs):
-    with pytest.raises(ValueError, match=f"found {agreed} of {pairs} pairs"):
+    with pytest.raises(ValueError, match=f"found {agreed} agreeing pairs of {pairs}"):
         wilson(agreed, pairs)
 
 
@@ -411,7 +411,8 @@ def test_pairing_refuses_other_answers_and_other_versions():
     with pytest.raises(ValueError, match="none that both share"):
         pair_judgments([make([0], [0], "e1")], [make([0], [0], "e2")])
     with pytest.raises(
-        ValueError, match=r"example 'e1' atom 'p1_a1': found ideal 0 and 1, .*one dataset version"
+        ValueError,
+        match=r"example 'e1' atom 'p1_a1': found ideal 0 and 1, .*one version of the data set",
     ):
         pair_judgments([make([0], [0])], [make([1], [0])])
     with pytest.raises(ValueError, match="example_hash aa and bb"):

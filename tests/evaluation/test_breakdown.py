@@ -91,7 +91,7 @@ def test_comparison_names_the_runs_it_knows():
     js = [make([0], [0]), make([0], [0], condition="no_memory")]
     with pytest.raises(ValueError, match=r"'x'.*full_memory.*no_memory"):
         breakdown.compare(js, "x", "m")
-    with pytest.raises(ValueError, match="found 2 of that name"):
+    with pytest.raises(ValueError, match="found 2 runs with this name"):
         breakdown.compare(js, "m", "m")
     table = breakdown.compare(js, ("m", "no_memory"), ("m", "full_memory"))
     assert (table["difference"] == 0).all()

@@ -47,8 +47,9 @@ def test_memories_are_counted_over_answers_and_sorted_by_harm(rows):
 def test_the_sentence_counts_traces_and_decisions_apart():
     rows = [("e1", "m", 0, 0.0), ("e1", "m", 0, 1.0), ("e1", "m", 1, 2.0), ("e2", "m", 0, math.nan)]
     frame = pd.DataFrame(rows, columns=["example_id", "model", "sample", "footprint"])
-    sentence = footprint_sentence(frame.assign(stance=["", "misreads", "", ""]))
+    frame = frame.assign(stance=["", "misreads", "", ""], memory=["a", "b", "a", "b"])
+    sentence = footprint_sentence(frame)
     assert sentence == (
-        "In 3 answers, 2 of 3 memories left a trace, 1 decided the answer. 1 are misread. 1 are "
-        "unscored."
+        "3 answers, 3 memories in prompts (2 different ones): 2 left a trace, 1 decided "
+        "the answer. 1 are misread. 1 are unscored."
     )

@@ -104,7 +104,7 @@ def test_seeds_in_every_form(seeds):
 
 @pytest.mark.parametrize("seeds", ["42;43", "", None, [None], "a"])
 def test_what_is_no_seed_is_named(seeds):
-    with pytest.raises(ValueError, match="seeds: found .* allowed are whole numbers"):
+    with pytest.raises(ValueError, match="seeds: found .* allowed: whole numbers"):
         seeds_of(seeds)
 
 

@@ -12,11 +12,13 @@ import pytest
 from faulty_server import FaultyServer, Late, completion
 
 import memcalib
+from memcalib.evaluation.footprints import FootprintJudge
 from memcalib.evaluation.run import evaluate
 from memcalib.inference.cache import CallCache
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.records import DataError, read_jsonl, write_jsonl
-from memcalib.judge import JudgeConfig, LLMJudge, judge_request, judge_rollouts, check_judge_answers
+from memcalib.judge import JudgeConfig, LLMJudge, judge_request
+from memcalib.scoring.judge_runs import Judge, check_judge_answers, judge_rollouts
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import exact_judge, make_examples
 from memcalib.problem import Judgment, Rollout
@@ -120,6 +122,47 @@ def test_only_what_is_unscored_is_asked_again_and_really_asked(tmp_path, cached)
     ]
 
 
+class Forgetful(Judge):
+    """Finds no level, until it is asked anew."""
+
+    name = "forgetful"
+
+    def __init__(self, is_anew: bool = False):
+        self.is_anew = is_anew
+
+    def anew(self):
+        return Forgetful(is_anew=True)
+
+    def judge(self, example, response):
+        return dict.fromkeys(example.levels, "A") if self.is_anew else {}
+
+
+@pytest.mark.parametrize("judge", [Forgetful(), FootprintJudge(Forgetful())])
+def test_any_judge_is_asked_anew_about_what_stayed_unscored(tmp_path, judge):
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:3])
+    out = tmp_path / "j.jsonl"
+    assert judge_rollouts(EXAMPLES, rollouts, judge, out).unscored == 3
+    assert judge_rollouts(EXAMPLES, rollouts, judge, out).judged == 0
+    again = judge_rollouts(EXAMPLES, rollouts, judge, out, retry_unscored=True)
+    assert (again.judged, again.unscored) == (3, 0)
+    assert all(row.scored for row in judged(out).values())
+
+
+def test_an_error_inside_a_judge_of_the_package_keeps_its_traceback(tmp_path, monkeypatch):
+    """That of another judge is said in one sentence, with its name."""
+    rollouts = answers(tmp_path / "r.jsonl", EXAMPLES[:1])
+
+    def breaks(self, example, response):
+        raise KeyError("levels")
+
+    monkeypatch.setattr(Forgetful, "judge", breaks)
+    with pytest.raises(RuntimeError, match="Forgetful raised KeyError: 'levels' on the answer"):
+        judge_rollouts(EXAMPLES, rollouts, Forgetful(), tmp_path / "j.jsonl")
+    monkeypatch.setattr(Forgetful, "__module__", "memcalib.judge")
+    with pytest.raises(KeyError, match="levels"):
+        judge_rollouts(EXAMPLES, rollouts, Forgetful(), tmp_path / "j.jsonl")
+
+
 def test_a_good_reply_in_the_cache_is_used_again(tmp_path):
     """A run was stopped between the reply to the second question and its row."""
     examples = EXAMPLES[:1]
@@ -192,7 +235,7 @@ def test_an_unreadable_reply_to_the_first_question_is_no_reason_to_stop():
         assert len(server.requests) == 2
     with (
         FaultyServer(*[(500, {})] * 9) as server,
-        pytest.raises(RuntimeError, match="before any answer was paid for"),
+        pytest.raises(RuntimeError, match="did not reply to a first test question"),
     ):
         check_judge_answers(LLMJudge(endpoint(server.url, attempts=2)), EXAMPLES[0])
 
@@ -282,3 +325,8 @@ def test_a_stop_that_was_foreseen_is_shown_by_its_words_alone():
 
     assert _message(ForeseenError("20 judgments in a row failed")).startswith("20 judgments")
     assert _message(RuntimeError("odd")).startswith("unexpected RuntimeError: odd")
+
+
+def test_a_log_beside_a_model_is_refused_and_not_ignored():
+    with pytest.raises(ValueError, match="log: found .*consent.* beside a model; allowed: a model"):
+        evaluate(EXAMPLES[:1], model=lambda _: "Yes.", judge=exact_judge, log={"consent": "terms"})

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from strategies import judgment_lists, levels, make
 from memcalib.evaluation import rpeval
-from memcalib.judge import LLMJudge, judge_rollouts
+from memcalib.judge import LLMJudge
+from memcalib.scoring.judge_runs import judge_rollouts
 from memcalib.inference.client import Endpoint
 from memcalib.metrics import LEAST_GROUPS, constant_policy, load_judgments
 from memcalib.problem import Level, check_example, judgment_for
@@ -201,7 +202,7 @@ def test_unscored_answers_change_only_the_counts():
         1,
         18,
     )
-    with pytest.raises(ValueError, match="'e9' is unscored"):
+    with pytest.raises(ValueError, match="unscored judgment of 'e9'"):
         rpeval.usage_counts(lost)
 
 
@@ -454,9 +455,9 @@ def change(**fields):
         (change(intent_type=...), "row 1: intent_type: found nothing; allowed: a non-empty text"),
         (
             change(persona="用户会弹吉他。"),
-            "row 1: persona: found '用户会弹吉他。'; allowed: a non-empty list of texts",
+            "row 1: persona: found '用户会弹吉他。'; allowed: a non-empty list of strings",
         ),
-        (change(persona=[]), "row 1: persona: found []; allowed: a non-empty list of texts"),
+        (change(persona=[]), "row 1: persona: found []; allowed: a non-empty list of strings"),
         (
             change(persona=["用户会弹吉他。", " "]),
             "row 1: persona[1]: found ' '; allowed: a non-empty text",

@@ -140,7 +140,7 @@ def plant(example: Example, defect_name: str, rng: random.Random) -> Example | N
     raises `ValueError` for an unknown defect.
     """
     if defect_name not in DEFECTS:
-        raise ValueError(f"defect: found {defect_name!r}; allowed are {', '.join(DEFECTS)}")
+        raise ValueError(f"defect: found {defect_name!r}; allowed: {', '.join(DEFECTS)}")
     try:
         return DEFECTS[defect_name].make(example, rng)
     except NothingToSpoil:
@@ -281,13 +281,13 @@ def without_rubrics(example: Example, rng: random.Random) -> Example:
 
 @defect("question_leak")
 def told_verbatim(example: Example, rng: random.Random) -> Example:
-    """The query holds an atom word for word."""
+    """The query contains an atom word for word."""
     return rebuilt(example, question=f"{rng.choice(example.atoms).text} {example.question}")
 
 
 @defect("question_leak")
 def told_in_other_words(example: Example, rng: random.Random) -> Example:
-    """The query holds most content words of an atom, shuffled."""
+    """The query contains most content words of an atom, in a different order."""
     words_by_atom = [content_words(atom.text) for atom in example.atoms]
     words = choose([words for words in words_by_atom if len(words) >= 4], rng)
     three_quarters = -(-3 * len(words) // 4)
@@ -323,7 +323,7 @@ def _with_other_words(
 
 @defect("atom_source")
 def other_number(example: Example, rng: random.Random) -> Example:
-    """An atom has ten times the number of its source."""
+    """A number in an atom is ten times the number in the source."""
     number = r"(?<![\w.,])[1-9]\d*(?![\w.,:]*\d)"
     return _with_other_words(example, number, lambda match: f"{match[0]}0", rng)
 
@@ -344,14 +344,14 @@ OTHER_UNITS = {
 
 @defect("atom_source")
 def other_unit(example: Example, rng: random.Random) -> Example:
-    """A number of an atom has another unit."""
+    """A number in an atom has a different unit."""
     unit = rf"(?<=\d )(?:{'|'.join(OTHER_UNITS)})\b"
     return _with_other_words(example, unit, lambda match: OTHER_UNITS[match[0]], rng)
 
 
 @defect("atom_source")
 def other_name(example: Example, rng: random.Random) -> Example:
-    """A name of an atom is another one."""
+    """A name in an atom was replaced by another one."""
     names = ("Reykjavik", "Quentin", "Zagreb", "Oktober")
     name = r"(?<=[a-z] )[A-Z][a-z]{3,}(?![\w.])"
     return _with_other_words(example, name, lambda match: rng.choice(names), rng)
@@ -390,14 +390,15 @@ OTHER_TIMES = {
 
 @defect("atom_source")
 def other_time(example: Example, rng: random.Random) -> Example:
-    """An atom has another time: since for until, before for after, last for next."""
+    """An atom has a different time: until instead of since, after instead of before, next \
+instead of last."""
     time = rf"\b(?:{'|'.join(OTHER_TIMES)})\b"
     return _with_other_words(example, time, lambda match: OTHER_TIMES[match[0]], rng)
 
 
 @defect("atom_source")
 def other_person(example: Example, rng: random.Random) -> Example:
-    """An atom says of the user's aunt what is true of the user."""
+    """An atom says about the user's aunt what is true of the user."""
     user = r"\b[Tt]he user(?!['’])"
     return _with_other_words(example, user, lambda match: f"{match[0]}'s aunt", rng)
 
@@ -422,7 +423,7 @@ def _with_added_atom(example: Example, atom: Atom, text: str) -> Example:
 
 @defect("independence")
 def repeated_atom(example: Example, rng: random.Random) -> Example:
-    """An atom stands there twice, the second time with an opening."""
+    """An atom occurs twice, the second time with an introductory phrase."""
     atom = rng.choice(example.atoms)
     opening = rng.choice(("It is also so that", "As it is,", "And then there is this:"))
     text = f"{opening} {atom.text[:1].lower()}{atom.text[1:]}"
@@ -448,7 +449,7 @@ def _in_first_person(text: str) -> str:
 
 @defect("first_person")
 def own_voice(example: Example, rng: random.Random) -> Example:
-    """An atom speaks as the user."""
+    """An atom is written in the first person."""
     about_user = [atom for atom in example.atoms if _in_first_person(atom.text) != atom.text]
     atom = choose(about_user, rng)
     return with_atom(example, atom, text=_in_first_person(atom.text))
@@ -456,7 +457,7 @@ def own_voice(example: Example, rng: random.Random) -> Example:
 
 @defect("action_level")
 def wrong_action(example: Example, rng: random.Random) -> Example:
-    """The memory action is that of another level."""
+    """The memory action belongs to another level."""
     atom = rng.choice(example.atoms)
     action = "ignore" if atom.ideal else rng.choice(("apply", "correct"))
     return with_atom(example, atom, memory_action=action)
@@ -527,7 +528,7 @@ def _atom_with_contract(
 
 @defect("contract_level")
 def no_difference(example: Example, rng: random.Random) -> Example:
-    """An atom above Ignore makes no difference, or none that shows."""
+    """An atom above Ignore makes no difference, or no visible one."""
     atom, contract = _atom_with_contract(example, True, rng)
     contract.update(rng.choice(({"observable_delta": "None."}, {"minimal_evidence": ""})))
     return with_atom(example, atom, counterfactual_contract=contract)

@@ -34,6 +34,15 @@ OTHERS = {  # architectures that cannot share: class, options, words of the reas
 }
 
 
+def random_lora():
+    """Settings of adapters of rank 4 on every linear layer that change the model from the start."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+    )
+
+
 def tiny(kind="Qwen3", **options):
     """A model of two layers; the micro-world's architecture by default."""
     import transformers

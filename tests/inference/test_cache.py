@@ -521,6 +521,27 @@ def test_what_lies_beside_the_end_of_a_link_is_not_believed_either(tmp_path, suf
         CallCache(link).get("k")
 
 
+def test_a_damaged_file_behind_a_link_is_deleted_with_what_is_beside_it(tmp_path):
+    real = tmp_path / "shared" / "calls.sqlite"
+    link = tmp_path / "home.sqlite"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    for suffix in ("", "-wal", "-shm"):
+        real.with_name(real.name + suffix).write_bytes(b"private text, but no database" * 40)
+    clear_cache(link)
+    assert list(real.parent.iterdir()) == []
+    CallCache(link).put("k", {"text": "x"})
+    assert CallCache(real).get("k") == {"text": "x"}
+
+
+def test_a_text_behind_a_link_is_not_deleted(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work " * 100)
+    (tmp_path / "calls.sqlite").symlink_to(tmp_path / "thesis.tex")
+    with pytest.raises(CacheError):
+        clear_cache(tmp_path / "calls.sqlite")
+    assert (tmp_path / "thesis.tex").read_text().startswith("years of work")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 @pytest.mark.parametrize("target", ["missing", "there"])
 def test_a_link_of_another_user_is_not_followed(tmp_path, target):
@@ -536,6 +557,16 @@ def test_a_link_of_another_user_is_not_followed(tmp_path, target):
     assert end.exists() is (target == "there")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_no_link_of_a_chain_is_of_another_user(tmp_path):
+    CallCache(tmp_path / "end.sqlite").put("k", {"text": "planted"})
+    (tmp_path / "second.sqlite").symlink_to(tmp_path / "end.sqlite")
+    os.lchown(tmp_path / "second.sqlite", 65534, 65534)
+    (tmp_path / "first.sqlite").symlink_to("second.sqlite")
+    with pytest.raises(CacheError, match="second.sqlite: belongs to another user"):
+        CallCache(tmp_path / "first.sqlite").get("k")
+
+
 @pytest.mark.parametrize("mode", [0o666, 0o660, 0o622])
 def test_a_cache_that_others_may_write_is_not_believed(tmp_path, mode):
     path = tmp_path / "calls.sqlite"
@@ -543,7 +574,9 @@ def test_a_cache_that_others_may_write_is_not_believed(tmp_path, mode):
     cache.put("k", {"text": "x"})
     cache.close()
     path.chmod(mode)
-    with pytest.raises(CacheError, match=rf"others may write it \(mode {mode:o}\).*chmod 600"):
+    with pytest.raises(
+        CacheError, match=rf"other users may write to it \(mode {mode:o}\).*chmod 600"
+    ):
         CallCache(path).get("k")
     path.chmod(0o600)
     assert CallCache(path).get("k") == {"text": "x"}

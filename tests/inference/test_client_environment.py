@@ -203,7 +203,19 @@ def test_a_name_that_only_ends_like_this_machine_is_asked_of_the_system(monkeypa
     assert not is_this_machine("http://model.localhost/v1")
 
 
-@pytest.mark.parametrize("host", ["127.evil.example", "localhost.example", "10.0.0.1", "[::2]"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.evil.example",
+        "localhost.example",
+        "10.0.0.1",
+        "[::2]",
+        "127.0.0.1\u00b4.evil.example",
+        "127.0.0.1\u00a8x.evil.example",
+        "127.0.0.1\ufc5eevil.example",
+        "127.0.0.1\u2002evil.example",
+    ],
+)
 def test_another_machine_is_no_part_of_this_one(host):
     assert not is_this_machine(f"http://{host}/v1")
 

@@ -605,7 +605,7 @@ def test_a_full_disk_names_the_file(tmp_path):
 @pytest.mark.parametrize("name", ["answers", "answers.json", "answers.jsonl.gz"])
 def test_a_file_of_another_kind_is_refused_before_anything_is_asked(tmp_path, name):
     backend = Scripted()
-    with pytest.raises(ValueError, match=r"allowed is \.jsonl"):
+    with pytest.raises(ValueError, match=r"allowed: \.jsonl"):
         generate(EXAMPLES, backend, ONE, tmp_path / name)
     assert backend.keys_asked == [] and os.listdir(tmp_path) == []
 

@@ -316,7 +316,7 @@ def test_a_journal_follows_no_link(tmp_path, target):
     link.symlink_to(precious)
     with pytest.raises(OSError, match="found a link to .*precious") as caught:
         Journal(link, Rollout)
-    assert "rollouts.jsonl" in str(caught.value) and "allowed is a file" in str(caught.value)
+    assert "rollouts.jsonl" in str(caught.value) and "allowed: a file" in str(caught.value)
     assert precious.exists() is (target != "missing")
     assert not precious.exists() or precious.read_text() == ""
 

@@ -56,4 +56,4 @@ def test_the_statement_before_a_log_is_judged_and_the_notes_of_its_report_take_t
 
 def test_a_stop_before_anything_was_sent_says_so_in_the_same_words():
     error = NotAgreed.with_way_on(" --yes", "A statement.")
-    assert str(error) == f"A statement.\n\n{SENDING['nothing'].lower()}. Go on with --yes"
+    assert str(error) == f"A statement.\n\n{SENDING['nothing'].lower()}. To continue, use --yes"

@@ -97,7 +97,7 @@ def test_nothing_is_written_before_bind(tmp_path):
     assert not run.path.exists() and not run.bound
     assert run.bind() is run and run.bound and run.path.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="file: found a file; allowed is a folder"):
+    with pytest.raises(ValueError, match="file: found a file; allowed: a folder"):
         RunFolder(tmp_path / "file", SETTINGS, bind=False)
 
 

@@ -4,6 +4,7 @@ and files of settings, each name in them once.
 
 import pickle
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,7 +53,7 @@ class Recording(BaseModel, extra="forbid"):
     @classmethod
     def _known(cls, value):
         if value not in "xyz":
-            raise ValueError("allowed are x, y, z")
+            raise ValueError("allowed: x, y, z")
         return value
 
 
@@ -109,11 +110,11 @@ def test_nothing_is_offered_where_nothing_is_near():
         ({"share": 1}, "p.share: found 1; allowed: numbers of at least 0, below 1"),
         ({"count": "many"}, "p.count: found 'many'; allowed: whole numbers of at least 1"),
         ({"kind": ["a"]}, "p.kind: found ['a']; allowed: a, b"),
-        ({"method": "q"}, "p.method: found 'q'; allowed are x, y, z"),
+        ({"method": "q"}, "p.method: found 'q'; allowed: x, y, z"),
         (
             {"cuont": 2},
             (
-                "p.cuont: unknown option; meant is perhaps count; allowed: "
+                "p.cuont: unknown option; perhaps you meant count; allowed: "
                 "share, count, kind, on, either, many"
             ),
         ),
@@ -140,7 +141,7 @@ class Tape(BaseModel, extra="forbid"):
     @classmethod
     def _two_sides(cls, side):
         if side not in "AB":
-            raise SettingError("label", "allowed are A, B", "a label")
+            raise SettingError("label", "allowed: A, B", "a label")
         return side
 
 
@@ -150,7 +151,7 @@ def test_an_error_that_a_validator_raised_keeps_its_parts():
     (fault,) = error.value.errors()
     at_fault = setting_error("tape.side", fault, Tape, "side")
     assert (at_fault.setting, at_fault.value) == ("tape.side.label", "a label")
-    assert str(at_fault) == "tape.side.label: found a label; allowed are A, B"
+    assert str(at_fault) == "tape.side.label: found a label; allowed: A, B"
 
 
 def test_errors_of_a_file_are_lines_that_begin_with_it_and_travel_between_processes():
@@ -222,6 +223,21 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
     (tmp_path / "odd.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"^odd: not readable as YAML: "):
         read_yaml(tmp_path / "odd.yaml", "odd")
+
+
+@pytest.mark.parametrize(
+    "written", ["1:30", "-1:30", "190:20:30", "1:30.5", "+12:05", "010", "-0_7", "007"]
+)
+def test_numbers_of_another_base_are_texts(written):
+    """PyYAML takes 1:30 for 90, and 010 for 8."""
+    assert not isinstance(yaml.safe_load(written), str)
+    assert parse_yaml(f"[{written}, {{a: {written}}}]", "here") == [written, {"a": written}]
+
+
+@pytest.mark.parametrize("written", ["0", "10", "1_000", "0x1F", "1.5", "0.5", "1.0e-3", "-7"])
+def test_other_numbers_are_read_as_ever(written):
+    assert parse_yaml(written, "here") == yaml.safe_load(written)
+    assert parse_yaml("2026-11-29 10:30:00", "here") == datetime(2026, 11, 29, 10, 30)
 
 
 def test_there_is_one_reader_of_yaml():

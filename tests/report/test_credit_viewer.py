@@ -296,8 +296,7 @@ def test_what_is_left_out_is_said(run, tmp_path):
     total = int((frame["channel"].isna() & (frame["step"] == 11)).sum())
     assert (
         f"{total:,} answers. The page shows 3 with most localized channels; "
-        f"{total - 3:,} are left out."
-        in text
+        f"{total - 3:,} are left out." in text
     )
     assert (
         text.count('<details class="answer"') == 3
@@ -486,7 +485,7 @@ def test_the_page_needs_a_file_and_makes_its_folder(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "two"], "--steps: found 'two'; allowed are whole numbers"),
+        (["--steps", "two"], "--steps: found 'two'; allowed: whole numbers"),
         (["--steps", "3"], r"no traces of step 3; allowed: \[2, 11\]"),
         (["--limit", "0"], "limit is 0; it must be at least 1"),
         (["--channel", "Q"], "no answer with Q localized; allowed: AB-"),

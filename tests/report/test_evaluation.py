@@ -275,7 +275,8 @@ def test_a_changed_answer_is_called_so(tmp_path):
     )
     change(tmp_path, lambda k, row: row | {"response": row["response"] + " And more."}, "rollouts")
     assert (
-        "quotes may not fit" in evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
+        "were changed after they"
+        in evaluation.write_evaluation_report(tmp_path, worst=30).read_text()
     )
 
 
@@ -606,7 +607,7 @@ def test_one_seed_one_question_and_no_distractor_have_a_page(tmp_path):
     change(tmp_path, lambda k, row: row if k == 0 else None, "rollouts")
     change(tmp_path, lambda k, row: row if k == 0 else None)
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "There is only one seed" in source and "Only 1 question:" in source
+    assert "There is only one seed" in source and "only 1 question" in source
     assert "no interval" in source and "nan" not in source.lower().split('id="protocol"')[0]
 
 
@@ -658,7 +659,7 @@ def test_rows_of_other_examples_are_refused(tmp_path):
     change(tmp_path, lambda k, row: row if k != 1 else None, "examples")
     with pytest.raises(DataError, match="does not have"):
         evaluation.write_evaluation_report(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such run folder"):
+    with pytest.raises(FileNotFoundError, match="this run folder does not exist"):
         evaluation.write_evaluation_report(tmp_path / "none")
 
 
@@ -767,10 +768,7 @@ def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "parameters.json").write_text("[]")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert (
-        "parameters.json could not be read and was left out: found a list; allowed: one JSON object"
-        in source
-    )
+    assert "parameters.json could not be read and was left out: found a list" in source
     assert "manifest.json could not be read" in source or "manifest.json: usage.model" in source
     assert "parameters.json" in (tmp_path / "model-card.md").read_text()
 
@@ -1054,7 +1052,7 @@ def test_labels_are_distinct_and_folders_are_given_once(tmp_path):
     assert [side.label for side in compared.sides] == ["m (a/run)", "m (b/run)", "m (c)", "n"]
     with pytest.raises(ValueError, match="found this folder twice"):
         comparison.compare_runs([folders[0], folders[0]])
-    with pytest.raises(ValueError, match="found 1 run to compare; allowed: two or more"):
+    with pytest.raises(ValueError, match="found 1 run; a comparison needs two or more"):
         comparison.compare_runs([folders[0]])
     (folders[1] / "judgments.jsonl").unlink()
     with pytest.raises(ValueError, match=r"b/run: found no judgment"):

@@ -68,7 +68,7 @@ def test_the_tasks_of_both_files_are_the_same(tmp_path):
     assert benchmark["description"] == "How far: “each” memory"
     file = write_benchmark(tmp_path, "A", "b")
     assert file.name == "eval.yaml" and "evaluation_framework: memcalib" in file.read_text()
-    with pytest.raises(ValueError, match="description: found an empty text"):
+    with pytest.raises(ValueError, match="description: found an empty string"):
         benchmark_text("A", " ")
 
 

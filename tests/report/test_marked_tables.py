@@ -130,7 +130,9 @@ def test_a_plain_table_is_written_as_before():
 
 def test_a_table_that_is_not_there_is_named(tmp_path):
     write_tables(tmp_path, {"one": pd.DataFrame({"a": ["1"]})})
-    with pytest.raises(FileNotFoundError, match="two.csv: there is no such table; allowed: one"):
+    with pytest.raises(
+        FileNotFoundError, match="two.csv: found no table with this name; allowed: one"
+    ):
         stored_table(tmp_path, "two")
 
 

@@ -226,9 +226,24 @@ def test_levels_that_were_edited_after_the_end_are_said_on_the_terminal(
         for atom in row["atoms"]:
             atom["actual"] = atom["ideal"]
 
+    shutil.copytree(folder, folder.parent / "other")
     change_rows(folder / "judgments.jsonl", all_right)
     code, _, errors = run(capsys, "report", "run")
-    assert code == 0 and "run: judgments.jsonl is not as manifest.json describes it" in errors
+    line = "judgments.jsonl is not as manifest.json describes it"
+    assert code == 0 and f"run: {line}" in errors
+    assert line in (folder / "report.html").read_text()
+    assert line in (folder / "model-card.md").read_text().replace("\\", "")
+    for words in (
+        ["gate", "run", "--baseline", "other"],
+        ["gate", "run", "--min", "SCS=1"],
+        ["compare", "other", "run"],
+        ["compare", "run", "other"],
+        ["score", "run"],
+        ["memories", "run"],
+    ):
+        _, output, errors = run(capsys, *words)
+        assert line in output + errors, words
+    assert line not in "".join(run(capsys, "score", "other")[1:])
 
 
 def test_a_run_folder_is_scored_by_its_name(capsys, folder, monkeypatch):
@@ -281,5 +296,5 @@ def test_a_judge_that_was_changed_on_the_way_is_said_on_the_terminal(
         assert "another version" not in caplog.text
         code, _, errors = run(capsys, *words)
     assert code == 0, errors
-    said = "its judge is another version than before: file changing_judge52.py (edited)"
+    said = "the judge is not the same version as before: file changing_judge52.py (edited)"
     assert said in caplog.text

@@ -16,10 +16,10 @@ NAN = float("nan")
         ({"eta": 1.1}, r"eta[^\n]*\n.*1\.1"),
         ({"eta": -0.1}, r"eta[^\n]*\n.*-0\.1"),
         ({"eta": NAN}, r"eta[^\n]*\n.*nan"),
-        ({"eta": {"B+": 1.1}}, r"eta[^\n]*B\+\n.*1\.1"),
-        ({"eta": {"B": 0.5}}, r"B: found 0\.5; allowed are the channels 'A\+'"),
-        ({"cap": 0.5}, r"cap\n.*0\.5"),
-        ({"cap": math.inf}, r"cap\n.*inf"),
+        ({"eta": {"B+": 1.1}}, r"eta\n.*B\+: found 1\.1; allowed: numbers from 0 to 1"),
+        ({"eta": {"B": 0.5}}, r"B: found 0\.5; allowed: the channels 'A\+'"),
+        ({"cap": 0.5}, r"cap[^\n]*\n.*0\.5"),
+        ({"cap": math.inf}, r"cap[^\n]*\n.*inf"),
         ({"d_max": -1}, r"d_max\n.*-1"),
         ({"ddof": -1}, r"ddof\n.*-1"),
         ({"eps": 0}, r"eps\n.*input_value=0"),
@@ -39,11 +39,17 @@ def test_eta_by_channel_covers_numbers_and_names():
     assert eta_by_channel(0.3).tolist() == [0.3] * 9
     assert eta_by_channel({"C+": 1}).tolist() == [0.0] * 8 + [1.0]
     for bad in (1.1, -0.1, NAN, {"C+": 2}):
-        with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        with pytest.raises(ValueError, match="allowed: numbers from 0 to 1"):
             eta_by_channel(bad)
 
 
 def test_a_channel_that_does_not_exist_is_named_with_its_setting_and_value():
     with pytest.raises(ValueError) as refused:
         load_recipe("micro", settings=["train.eta.B=0.5"])
-    assert "train.eta.B: found 0.5; allowed are the channels 'A+', 'AB-'" in str(refused.value)
+    assert "train.eta.B: found 0.5; allowed: the channels 'A+', 'AB-'" in str(refused.value)
+
+
+def test_a_number_out_of_range_is_named_with_its_channel():
+    with pytest.raises(ValueError) as refused:
+        load_recipe("micro", settings=["train.eta.B+=1.5"])
+    assert "train.eta.B+: found 1.5; allowed: numbers from 0 to 1" in str(refused.value)

@@ -358,7 +358,7 @@ def test_a_row_that_cannot_be_scored_keeps_its_share_uniform():
         rows.append(credit.assign(request, values))
         assert len(request) and (credit.last.stats["fallback_scoring"] > 0) == lost
     assert torch.equal(*rows), "no divergence and no known divergence move nothing"
-    with pytest.raises(ValueError, match="rows of log-probabilities, must be"):
+    with pytest.raises(ValueError, match="rows of log-probabilities; there must be"):
         credit.assign(request, [])
 
 

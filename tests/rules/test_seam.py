@@ -261,12 +261,12 @@ SPOILT = {
     "OUTSIDE": (lambda placed: put(placed, 1.0, -1), r"row \d+, token \d+: .*outside the answer"),
     "TOO_SHORT": (
         lambda placed: replace(placed, weights=placed.weights[..., :-1]),
-        r"weights of shape \(1, \d+, \d+\), must be \(1, \d+, \d+\)",
+        r"weights of shape \(1, \d+, \d+\).* \(1, \d+, \d+\)",
     ),
     "FLAT": (lambda placed: replace(placed, weights=placed.weights[0]), "part, pair, token"),
     "FEWER": (
         lambda placed: replace(placed, above_gate=placed.above_gate[1:]),
-        r"above_gate of shape \(\d+,\), must be",
+        r"above_gate of shape \(\d+,\).* must be",
     ),
     "SHARE": (
         lambda placed: replace(placed, shares=-placed.shares),
@@ -280,7 +280,7 @@ SPOILT = {
             pool=placed.pool.repeat(2, 1, 1),
             pooled=placed.pooled.repeat(2, 1),
         ),
-        r"row \d+: found 2; .*add up to at most 1",
+        r"row \d+: found 2; .*with a sum of at most 1",
     ),
     "OWN": (lambda placed: OwnAdvantages(placed.signal, 0.5), "keeps_means False"),
 }
@@ -351,7 +351,7 @@ class Inflated(CreditRule):
     ("rule", "message"),
     [
         ("Asking", r"rule 'asking', row 0: found a pair with a prompt, but the rule reads"),
-        ("Unscored", "rule 'unscored', row 5: found a pair of an unscored answer"),
+        ("Unscored", "rule 'unscored', row 5: found a pair from an unscored answer"),
         ("Own", r"rule 'own', row \d, token \d+: found 1; .*0 outside the answer"),
         ("Inflated", r"rule 'inflated', row \d: the mean of the tokens' advantages is nan"),
     ],

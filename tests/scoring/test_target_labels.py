@@ -193,7 +193,7 @@ def test_a_slice_with_few_labels_has_no_estimate_and_a_model_without_labels_neit
     ]
     by_domain = score(few, by="domain", labels=labelled_rows(), resamples=50).set_index("domain")
     assert np.isnan(by_domain.loc["rare", "SCS_ppi"]) and by_domain.loc["general", "SCS_ppi"] > 0
-    with pytest.raises(ValueError, match=r"labelled answers of \d questions; allowed: 10 or more"):
+    with pytest.raises(ValueError, match=r"labelled answers to \d questions; allowed: 10 or more"):
         score(JUDGMENTS, labels=labelled_rows(5), resamples=50)
 
 
@@ -215,7 +215,7 @@ def test_a_sample_labelled_up_to_some_answer_counts_as_a_smaller_one():
     [
         (0, {"probability": None}, "chosen by hand would bias"),
         (0, {"probability": 1.5}, "less than or equal to 1"),
-        (0, {"probability": 0.9}, "as in the rows before"),
+        (0, {"probability": 0.9}, "as in the earlier rows"),
         (0, {"level": "D"}, "level"),
         (0, {"labeller": ""}, "who gave this level"),
         (1, {"atom_id": "a0"}, "second label for this atom; the first is in line 1; allowed"),
@@ -223,7 +223,7 @@ def test_a_sample_labelled_up_to_some_answer_counts_as_a_smaller_one():
         (0, {"example_id": "nobody"}, "an answer of the run"),
         (0, {"example_hash": "v2"}, "labels of this data set"),
         (0, {"labeller_kind": "judge", "labeller": "weak"}, "a judge other than"),
-        (0, {"level": None}, "labelled in the order of drawing"),
+        (0, {"level": None}, "labelled in the order in which they were drawn"),
     ],
 )
 def test_rows_that_would_be_scored_wrongly_are_refused_by_line(number, changes, words, tmp_path):

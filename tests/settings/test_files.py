@@ -77,7 +77,7 @@ def test_places_lead_to_every_leaf_of_the_settings():
         (["--sedes", "1"], ["--set sampling.seeds=…"]),
         (["--modle", "m"], ["--model)"]),
         (["--set", "sampling.seeds=a"], ["sampling.seeds", "'a'"]),
-        (["--set", "model.price=cheap"], ["model.price: allowed is a mapping"]),
+        (["--set", "model.price=cheap"], ["model.price: allowed: a mapping"]),
         (["--rpm", "3"], ["--rpm", "--set judge.rpm=…"]),
         (
             ["--judge", "memcalib.nowhere:judge"],
@@ -208,7 +208,7 @@ def test_a_judge_of_ones_own_judges(capsys, data, module, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "needle"),
-    [("Mute", "no method __call__"), ("Needy", "Needy()"), ("Strickt", "perhaps Strict")],
+    [("Mute", "no method __call__"), ("Needy", "Needy()"), ("Strickt", "perhaps you meant Strict")],
 )
 def test_a_class_that_cannot_judge_is_refused(module, name, needle):
     with pytest.raises(ValueError, match="judge: found") as error:
@@ -222,7 +222,7 @@ def test_a_source_of_ones_own_is_read(module):
     assert [row.id for row in rows] == ["r0", "r1", "r2"]
     rows = SourcePlan(source=f"{module}:rows", path="a.csv").rows()
     assert {row.answer for row in rows} == {"a.csv"}
-    with pytest.raises(ValueError, match=r"row 1: found .*allowed are SourceRow"):
+    with pytest.raises(ValueError, match=r"row 1: found .*allowed: SourceRow"):
         list(SourcePlan(source=f"{module}:strange").rows())
     (Path.cwd() / "posts.txt").write_text("Where do I park?|Behind the mill.")
     rows = list(SourcePlan(source=f"{module}:forum", path="posts.txt").rows())

@@ -970,9 +970,9 @@ def test_a_plan_in_faults():
         ({"making": {"min_quality": 5}}, "making.min_quality: found 5"),
         (
             {"making": {"prompt_template": "nix"}},
-            "unknown prompt template 'nix': allowed are plain",
+            "unknown prompt template 'nix'; allowed: plain",
         ),
-        ({"wrld": "long"}, "wrld: unknown option; meant is perhaps world"),
+        ({"wrld": "long"}, "wrld: unknown option; perhaps you meant world"),
         ({"limit": 0}, "limit: found 0; allowed: whole numbers of at least 1, or null"),
         (
             {"teacher": {"model": "a", "base_url": "ftp://x"}},
@@ -980,7 +980,7 @@ def test_a_plan_in_faults():
         ),
         (
             {"teacher": {"model": "a", "rmp": 5}},
-            "teacher.rmp: unknown option; meant is perhaps rpm",
+            "teacher.rmp: unknown option; perhaps you meant rpm",
         ),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):

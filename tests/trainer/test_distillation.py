@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from memcalib.trainer.distillation import OpsdGKD, reverse_kl_rewards, token_stats, topk_forward_kl
 from memcalib.inference.sampling import prompt_encoder, sample_tokens
 from memcalib.trainer.distillation import head_logps, teacher_logps
-from memcalib.io.parts import add_part, remove_part
+from memcalib.io.parts import add_part, temporary_parts
 from memcalib.products.micro.world import WORLDS, exact_judge, hinted_prompt, make_examples
 from memcalib.products.micro.policy import build_policy, build_tokenizer, load_policy, policy_path
 from memcalib.problem import PROMPT_TEMPLATES, Level, PromptTemplate, load_examples, render
@@ -108,7 +108,7 @@ def test_curated_view_hides_the_ignored_and_only_those():
 
 
 def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key():
-    with pytest.raises(ValueError, match="unknown prompt template 'fancy': allowed are plain"):
+    with pytest.raises(ValueError, match="unknown prompt template 'fancy'; allowed: plain"):
         teacher_messages(EXAMPLES[0], prompt_template="fancy")
     with pytest.raises(ValueError, match="unknown text 'loud'"):
         teacher_messages(EXAMPLES[0], text="loud")
@@ -122,11 +122,11 @@ def test_unknown_text_and_layout_are_refused_and_own_layouts_get_the_written_key
         def view(example, text, prompt_template):
             return own_view
 
-        add_part("teacher view", "own", view)
-        assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
+        with temporary_parts():
+            add_part("teacher view", "own", view)
+            assert teacher_messages(EXAMPLES[0], prompt_template="own") == own_view
     finally:
         del PROMPT_TEMPLATES["own"]
-        remove_part("teacher view", "own")
 
 
 def test_hints_name_the_levels_that_are_given_and_leave_the_prompt_alone():
@@ -334,7 +334,7 @@ def test_chunks_hold_no_more_logits_than_allowed():
 
 
 def test_unknown_tail_is_refused():
-    with pytest.raises(ValueError, match="tail 'none': allowed are bucket"):
+    with pytest.raises(ValueError, match="tail: found 'none'; allowed: bucket"):
         topk_forward_kl(*torch.zeros(2, 1, 2).unbind(), *torch.zeros(2, 1).unbind(), tail="none")
 
 
@@ -468,7 +468,7 @@ def test_each_prompt_of_the_teacher_is_read_once(batch, monkeypatch):
 def test_k_is_checked(batch):
     model, prompts, answers = batch
     for k in (0, 436):
-        with pytest.raises(ValueError, match=f"top_k {k}: allowed are 1 to 435"):
+        with pytest.raises(ValueError, match=f"top_k: found {k}; allowed: 1 to 435"):
             teacher_logps(model, prompts, answers, k)
 
 
@@ -710,7 +710,7 @@ def test_bad_settings_are_refused(tmp_path):
         run(tmp_path, "opsd-gkd", top_k=500)
     with pytest.raises(ValueError, match="unknown policy 'nobody'"):
         run(tmp_path, "opsd-pg", teacher="nobody")
-    with pytest.raises(ValueError, match="loss_type 'grpo'"):
+    with pytest.raises(ValueError, match="loss_type: found 'grpo'"):
         run(tmp_path, "opsd-gkd", trl={"loss_type": "grpo"})
     with pytest.raises(ValueError, match="unknown prompt template 'fancy'"):
         run(tmp_path, "opsd-pg", teacher_prompt_template="fancy")
@@ -793,18 +793,11 @@ def tiny_trainer(out, model=None, **changes):
         SHORT, method="opsd-gkd", prompts=2, generations=4, steps=1, temperature=0.8
     )
     config = config.model_validate(config.model_dump() | changes)
-    peft = None
-    if config.lora_rank:
-        from peft import LoraConfig
-
-        peft = LoraConfig(
-            r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
-        )
     options = dict(
         args=trl_config(config, out),
         train_dataset=EXAMPLES,
         processing_class=TOKENIZER,
-        peft_config=peft,
+        peft_config=small_models.random_lora() if config.lora_rank else None,
     )
     trainer = OpsdGKD(model or build_policy(0), judge=exact_judge, **options)
     trainer.model.train()
@@ -932,7 +925,7 @@ def test_a_teacher_prompt_without_room_for_an_answer_is_named_before_training(tm
     model.config.max_position_embeddings = max(len(encode(example)) for example in EXAMPLES) + 64
     with pytest.raises(
         ValueError,
-        match=r"example 'micro-short-rl-.*': teacher prompt of \d+ tokens and answers of up to 64",
+        match=r"example 'micro-short-rl-.*': found a teacher prompt of \d+ tokens and answers",
     ):
         run(tmp_path, "opsd-pg", model=model, teacher_prompt_template="micro-hinted")
 

@@ -455,7 +455,7 @@ def test_faults_are_named(changes, message):
         (["launch.accelerate=null", "start.dtype=bfloat16"], "8 significant bits"),
         (["train.sampler=shared"], "all weights are transferred"),
         (["launch.shape={}"], "the memory is unknown"),
-        (["launch.memory_gib=null"], "cannot be compared with anything"),
+        (["launch.memory_gib=null"], "cannot be compared with a limit"),
     ],
 )
 def test_mistakes_are_warned_of(changes, warning):

@@ -232,7 +232,7 @@ def test_a_judge_nobody_can_read_stops_the_run(tmp_path, straight):
         go(tmp_path / "first", judge)
     text = str(error.value)
     assert (
-        "the judge answered, but its replies for 16 of 16 answers of this batch (100%; "
+        "the judge answered, but its replies for 16 of 16 answers in this batch (100%; "
         "limit max_failed 50%)"
     ) in text
     first = re.search(

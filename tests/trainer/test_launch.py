@@ -483,7 +483,7 @@ def test_vllm_is_asked_for_by_name(monkeypatch):
         check_sampler(TrainConfig(sampler="vllm"))
     monkeypatch.setattr(settings, "is_vllm_available", lambda: True)
     check_sampler(TrainConfig(sampler="vllm", top_p=0.9))
-    with pytest.raises(ValueError, match="trl.use_vllm with sampler 'shared'"):
+    with pytest.raises(ValueError, match="trl.use_vllm: found with sampler 'shared'"):
         TrainConfig(trl={"use_vllm": True})
 
 

@@ -117,7 +117,7 @@ def test_defaults_are_the_papers():
         ({"warmup": 1.0}, "warmup"),
         ({"output": "both"}, "output"),
         ({"output": "adapter", "lora_rank": 0}, "lora_rank 0"),
-        ({"batch_size": 10, "accumulate": 4}, "multiples of accumulate, 4"),
+        ({"batch_size": 10, "accumulate": 4}, "multiples of accumulate, which is 4"),
         ({"max_length": 0}, "max_length"),
     ],
 )
@@ -293,7 +293,7 @@ def test_settings_reach_the_base_trainer(tmp_path):
 
 def test_nothing_to_train_on(tmp_path):
     with pytest.raises(
-        ValueError, match="none of the 24 rows.*allowed: 3, the smaller of max_length"
+        ValueError, match="none of the 24 rows.*allowed: at most 3, the smaller of max_length"
     ):
         sft(build_policy(0), TOKENIZER, ROWS, SMALL.model_copy(update={"max_length": 3}), tmp_path)
     with pytest.raises(ValueError, match="none of the 0 rows"):
@@ -412,7 +412,7 @@ def test_a_run_told_to_stop_saves_its_last_whole_step(straight, tmp_path, name, 
     assert done.returncode == code, done.stderr
     saved = tmp_path / f"checkpoint-{step + 1}"
     assert (
-        f"{name}: the run saves its last complete step and ends; press again to end at once"
+        f"{name}: the run saves its last complete step and ends; press again to end immediately"
         in done.stderr
     )
     assert (

@@ -99,9 +99,9 @@ def test_a_skipped_update_computes_nothing_and_moves_nothing(
         "what was not computed is missing"
     )
     assert first["grad_norm"] > 0 and first["entropy"] > 0 and second["seconds"] > 0
-    reason = f"in this step, {len(trainer.judged.ids)} answers are not scored, and 0 were cut off"
+    reason = f"in this step, {len(trainer.judged.ids)} answers have no score, and 0 were cut off"
     assert (
-        caplog.text.count("was skipped because its mini-batch has no token to learn from")
+        caplog.text.count("was skipped because its mini-batch contains no token to learn from")
         == updates
         == caplog.text.count(reason)
     )
@@ -127,7 +127,7 @@ def test_answers_that_were_cut_off_are_not_called_unscored(tmp_path, caplog):
     trainer = run(tmp_path, mask_truncated=True, max_tokens=4, steps=1)
     (row,) = rows(tmp_path)
     assert row["skipped"] == 1 and row["unscored"] == 0 and row["end_rate"] == 0
-    assert "0 answers are not scored, and 16 were cut off and are masked" in caplog.text
+    assert "0 answers have no score, and 16 were cut off and are masked" in caplog.text
     assert "tree" not in sharing_faults(trainer.model), (
         "an empty mini-batch says nothing about the model"
     )

@@ -166,7 +166,7 @@ def test_a_second_signal_ends_the_process_at_once_and_an_echo_does_not(first, se
     assert done.stdout.split() == ["echo", str(int(getattr(signal, first)))]
     assert (
         done.stderr.strip()
-        == f"{first}: the run saves its last complete step and ends; press again to end at once"
+        == f"{first}: the run saves its last complete step and ends; press again to end immediately"
     )
 
 

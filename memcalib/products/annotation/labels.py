@@ -278,15 +278,15 @@ def _same_version(items: Sequence[LabelItem], atoms: "pd.DataFrame") -> None:
     missing = [item.item for item in items if item.item not in atoms.index]
     if missing:
         raise ValueError(
-            f"found no judgment of {len(missing)} items, the first {missing[0]!r}; allowed: "
+            f"found no judgment of {len(missing)} items (the first is {missing[0]!r}); allowed: "
             "judgments of the sampled answers"
         )
     hashes = atoms["example_hash"]
     other = [item.item for item in items if hashes[item.item] not in ("", item.example_hash)]
     if other:
         raise ValueError(
-            f"found {len(other)} items of another dataset version, the first {other[0]!r}; "
-            "allowed: one version"
+            f"found {len(other)} items from another version of the data set (the first is "
+            f"{other[0]!r}); allowed: one version"
         )
 
 

@@ -65,7 +65,8 @@ class RoleItem(Record):
         rising = all(start < end for start, end in pairwise(edges))
         if len(self.firsts) != len(self.sentences) or edges[0] != 0 or not rising:
             raise ValueError(
-                f"firsts {self.firsts[:5]}: allowed are {len(self.sentences)} increasing numbers "
+                f"firsts: found {self.firsts[:5]}; allowed: {len(self.sentences)} increasing "
+                f"numbers "
                 f"from 0 to {self.tokens - 1}"
             )
         return self

@@ -86,8 +86,8 @@ class SourcePlan(BaseModel):
     def _is_a_name(cls, column: object) -> object:
         if isinstance(column, bool):
             raise ValueError(
-                "YAML reads no, yes, on and off as true or false; put a column with such a name "
-                "in quotes"
+                "YAML reads no, yes, on and off as true or false; put a column name like these in "
+                "quotes"
             )
         return column
 
@@ -105,7 +105,7 @@ class SourcePlan(BaseModel):
             self.imported()
         elif self.source not in shipped_sources:
             raise ValueError(
-                f"found {self.source!r}; {perhaps(self.source, shipped_sources)}allowed are "
+                f"found {self.source!r}; {perhaps(self.source, shipped_sources)}allowed: "
                 f"{', '.join(shipped_sources)}, package.module:name, or "
                 "a path with question and answer"
             )
@@ -173,8 +173,8 @@ class SourcePlan(BaseModel):
         for number, row in enumerate(rows, 1):
             if not isinstance(row, SourceRow | Dropped):
                 raise ValueError(
-                    f"{self.source}: row {number}: found {short_repr(row)}; allowed are SourceRow "
-                    "and Dropped of memcalib.products.dataset.sources"
+                    f"{self.source}: row {number}: found {short_repr(row)}; allowed: SourceRow "
+                    f"and Dropped from memcalib.products.dataset.sources"
                 )
             yield row
 
@@ -244,7 +244,8 @@ Range = Annotated[tuple[Annotated[int, Field(ge=1)], int], AfterValidator(_in_or
 
 
 class Build(BaseModel):
-    """What is built, from what, by whom; unknown options raise, naming the known ones.
+    """What is built, from what, by whom; an unknown option raises an error that names the known
+    ones.
 
     `micro` makes that many source rows of the micro-world, unless there is a log, and serves its
     builder and reviewers on this machine.
@@ -278,10 +279,10 @@ class Build(BaseModel):
     @model_validator(mode="after")
     def _has_rows(self) -> "Build":
         if self.memory and self.sources:
-            raise ValueError("sources: found together with memory; allowed is one of them")
+            raise ValueError("sources: found together with memory; allowed: one of the two")
         if not (self.micro or self.sources or self.memory):
             raise ValueError(
-                "sources: found none; allowed are one or more sources, or memory, or micro"
+                "sources: found none; allowed: at least one source, or memory, or micro"
             )
         return self
 
@@ -290,15 +291,15 @@ class Build(BaseModel):
         for role in ROLES:
             if not self.micro and getattr(self, role) is None:
                 raise ValueError(
-                    f"{role}: missing; a build needs an endpoint for builder, reviewer and "
-                    "reviewer2"
+                    f"{role}: found nothing; a build needs an endpoint for each of builder, "
+                    f"reviewer and reviewer2"
                 )
         if self.reviewer and self.reviewer2:
             first = _model_identity(self.reviewer)
             if first == _model_identity(self.reviewer2):
                 raise ValueError(
                     f"reviewer2: found {self.reviewer2.model}, which is also the reviewer; "
-                    f"allowed are two different models"
+                    f"allowed: two different models"
                 )
         return self
 
@@ -307,7 +308,7 @@ class Build(BaseModel):
         unknown = self.prompts.keys() - {*STAGES, "review"}
         if unknown:
             raise ValueError(
-                f"prompts: found the stage {min(unknown)!r}; allowed are {', '.join(STAGES)}, or "
+                f"prompts: found the stage {min(unknown)!r}; allowed: {', '.join(STAGES)}, or "
                 "review for both reviews"
             )
         for stage, prompt in self.prompts.items():
@@ -324,7 +325,7 @@ class Build(BaseModel):
         reserved = _FILES & split_parts(self.splits).keys()
         if reserved:
             raise ValueError(
-                f"splits: found the name {min(reserved)}; allowed are names other than "
+                f"splits: found the name {min(reserved)}; allowed: names other than "
                 f"{', '.join(sorted(_FILES))}, which are files of a build"
             )
         if self.splits:

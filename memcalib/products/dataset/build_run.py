@@ -122,8 +122,8 @@ class DrawnRows:
 # %% ../../../nbs/products/dataset/16_build_run.ipynb #8abc1372
 INVENTED = {
     "licence": "CC0-1.0",
-    "origin": "invented by a program, with known truth",
-    "consent": "not needed, because no person wrote the rows",
+    "origin": "invented by a program, so the truth is known",
+    "consent": "not needed, because no human wrote the rows",
 }
 _MADE = (
     "stages",
@@ -358,7 +358,7 @@ class BuildRun:
         batches = [read_batch(path) for path in list_batches(self.pilots)]
         if not batches:
             raise FileNotFoundError(
-                f"{self.pilots}: there is no batch yet; make one with: {self.commands.pilot}"
+                f"{self.pilots}: found no batch; make one with: {self.commands.pilot}"
             )
         named_ids = set(read_sheet_rows(sheet, ("item",), lambda line, number: ([], line["item"])))
         batch = batches[-1]

@@ -338,7 +338,7 @@ def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable
     def enter(find: Callable) -> Callable:
         if find.__name__ in LINTS:
             raise ValueError(
-                f"check {find.__name__!r}: found a second check with this name, in "
+                f"check {find.__name__!r}: found a second check with this name in "
                 f"{find.__module__}; allowed: a name other than {', '.join(LINTS)}"
             )
         description = " ".join((find.__doc__ or "").split())  # a docstring may run over lines
@@ -931,7 +931,11 @@ def memory_scores(view: ExampleView) -> list[Hit] | None:
             hits.append((f"block {block_id!r}", "no score", "a score, like the others"))
     if len(known_scores) > 2 and len(set(known_scores)) == 1:
         hits.append(
-            ("scores", f"{known_scores[0]:g} for each memory", "scores that tell memories apart")
+            (
+                "scores",
+                f"{known_scores[0]:g} for each memory",
+                "scores that differ between memories",
+            )
         )
     return hits
 
@@ -958,7 +962,7 @@ def alternative_levels(view: ExampleView) -> list[Hit] | None:
             first_item = first_item_of.setdefault(reason, item)
             if view.language == "en" and len(words(reason)) < _FEWEST_WORDS:
                 allowed = (
-                    f"{_FEWEST_WORDS} or more words that say why {other.level.label} can be "
+                    f"at least {_FEWEST_WORDS} words that say why {other.level.label} can be "
                     f"defended"
                 )
                 hits.append((item, f"reason {short_repr(other.reason)}", allowed))
@@ -1141,7 +1145,10 @@ def question_groups(rows: Sequence[SeenRow]) -> list[tuple[SeenRow, Hit]] | None
         first = first_rows.setdefault(_plain_text(row.question), row)
         if row.group != first.group:
             value = f"{_group_name(row)}, and {_group_name(first)} in {first.file}:{first.line}"
-            allowed = "one group for one text of a question, which would otherwise count as several"
+            allowed = (
+                "one group for each text of a question, because the question would otherwise "
+                "count as several"
+            )
             hits.append((row, ("group", value, allowed)))
     groups = {row.group for row in rows}
     if len(rows) > 1 and len(groups) == 1:
@@ -1162,7 +1169,7 @@ def choose_lints(names: Iterable[str] | None = None) -> list[Lint]:
     names = LINTS if names is None else list(dict.fromkeys(names))
     for name in names:
         if name not in LINTS:
-            raise ValueError(f"rule: found {name!r}; allowed are {', '.join(LINTS)}")
+            raise ValueError(f"rule: found {name!r}; allowed: {', '.join(LINTS)}")
     return [LINTS[name] for name in names]
 
 
@@ -1425,7 +1432,7 @@ def lint_files(
             )
         name_by_file[file] = name
     if processes < 1:
-        raise ValueError(f"lint: found processes={processes}; allowed: 1 and more")
+        raise ValueError(f"lint: found processes={processes}; allowed: 1 or more")
     lints = choose_lints(rules)
     if model:
         lints.append(meaning_lint(model))

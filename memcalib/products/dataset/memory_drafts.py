@@ -160,7 +160,7 @@ class _DraftMaker:
             return fault
         draft, redaction = to_draft(row, self.redactor, self.config, self.user_name(row.user))
         if not draft.passages:
-            nothing = "no memory with a meaningful word"
+            nothing = "no memory that contains a meaningful word"
             return RowFault("empty memories", nothing, "one and more")
         return self.with_own_id(draft), redaction
 
@@ -230,14 +230,14 @@ def lost_parts(text: str, atoms: str) -> str:
     without_field_names = re.sub(r"(^|; )\w+: ", r"\1", text)
     share = coverage(without_field_names, atoms)
     if share < WHOLE:
-        return f"{share:.0%} of its content words are in atoms, allowed are {WHOLE:.0%} and more"
+        return f"{share:.0%} of its content words are in atoms; allowed: {WHOLE:.0%} or more"
     lowered_atoms = atoms.casefold()
     missing_names = [name for name in names(text) if name.casefold() not in lowered_atoms]
     missing = [*foreign_numbers(text, atoms), *missing_names]
     if missing:
-        return f"{', '.join(missing[:5])} is in no atom"
+        return f"{', '.join(missing[:5])} does not occur in any atom"
     if denied(text)[0] and not denied(atoms)[0]:
-        return "it denies something, but no atom does"
+        return "it contains a negation, but none of its atoms does"
     return ""
 
 # %% ../../../nbs/products/dataset/09_memory_drafts.ipynb #d30ad50f
@@ -248,7 +248,7 @@ def _memory_faults(draft: Draft, reply: AnnotationReply) -> Iterator[Fault]:
     for number, passage in enumerate(draft.passages, 1):
         count = atom_counts[number]
         if not 1 <= count <= MOST_ATOMS_OF_MEMORY:
-            detail = f"found {count}, allowed are 1 to {MOST_ATOMS_OF_MEMORY}"
+            detail = f"found {count}; allowed: 1 to {MOST_ATOMS_OF_MEMORY}"
             yield Fault(f"passages.{number}", "memory atoms", detail)
         lost = lost_parts(passage.text, atom_texts)
         if lost:
@@ -275,7 +275,7 @@ def check_retrieved(draft: Draft, reply: AnnotationReply) -> list[Fault]:
     """
     count = len(reply.atoms)
     if not 1 <= count <= MOST_ATOMS_OF_ROW:
-        detail = f"found {count}, allowed are 1 to {MOST_ATOMS_OF_ROW}"
+        detail = f"found {count}; allowed: 1 to {MOST_ATOMS_OF_ROW}"
         return [Fault("atoms", "atom count", detail)]
     return [*_memory_faults(draft, reply), *_atom_faults(draft, reply)]
 

@@ -81,7 +81,7 @@ def choose_batch(
         counts = ", ".join(f"{domain} {len(rows_by_domain[domain])}" for domain in domains)
         fresh = len(dealt) if count > 0 else 0
         raise ValueError(
-            f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed is a batch "
+            f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed: a batch "
             f"of 1 to that many rows"
         )
     return sorted(dealt[:count], key=lambda row: row.id)
@@ -284,7 +284,7 @@ def read_batch(folder: str | Path) -> Batch:
     if record is None:
         names = ", ".join(records) or "none"
         raise FileNotFoundError(
-            f"{folder}: there is no such batch; the batches of this build are {names}"
+            f"{folder}: this batch does not exist; the batches of this build are {names}"
         )
     file = folder / "items.jsonl"
     items = []
@@ -351,8 +351,8 @@ def next_draw(
     fresh = [row for row in rows if row.id not in lost_ids]
     if not fresh:
         raise ValueError(
-            f"pilot of {count}: found {len(rows)} unread rows, and all of them failed before with "
-            f"these settings; allowed are corrected settings or more rows"
+            f"pilot of {count}: found {len(rows)} rows that have not been reviewed, and calls for "
+            f"all of them failed earlier with these settings; allowed: other settings, or more rows"
         )
     number = len(draws) + 1
     drawn = choose_batch(fresh, min(2 * count, len(fresh)), seed + number)
@@ -417,8 +417,8 @@ class PilotReview(Record):
             problem = f"{len(self.issues)} issues without fail"
         if problem:
             raise ValueError(
-                f"item {self.item!r}: {problem}; allowed: pass without issues, fail with one or "
-                "more"
+                f"item {self.item!r}: {problem}; allowed: pass without issues, or fail with at "
+                f"least one issue"
             )
         return self
 
@@ -476,7 +476,7 @@ class ReviewBook(Book[PilotItem, PilotReview]):
         clean_issues = []
         for issue in issues:
             if issue.stage not in STAGES:
-                raise ValueError(f"stage: found {issue.stage!r}; allowed are {', '.join(STAGES)}")
+                raise ValueError(f"stage: found {issue.stage!r}; allowed: {', '.join(STAGES)}")
             text = printable(issue.text, "\n\t")
             item_name = printable(issue.item)
             clean_issues.append(PilotIssue(stage=issue.stage, text=text, item=item_name))
@@ -539,7 +539,7 @@ class PassRate:
             interval = f"95 % interval {100 * self.low:.1f} to {100 * self.high:.1f}"
             return f"{counts}: {100 * self.rate:.1f} % ({interval})"
         if self.out_of_reach:
-            return f"{counts}; {float(PASS_RATE):.0%} cannot be reached any more"
+            return f"{counts}; {float(PASS_RATE):.0%} can no longer be reached"
         return counts
 
 
@@ -613,7 +613,7 @@ def pipeline_settings(
     settings: dict[str, str] = {"memcalib": ".".join(__version__.split(".")[:2])}
     for stage, endpoint in calls:
         if f"{stage.name}: prompt" in settings:
-            raise ValueError(f"stages: found {stage.name!r} twice; allowed is each name once")
+            raise ValueError(f"stages: found {stage.name!r} twice; allowed: each name once")
         for title, text in _stage_settings(stage, endpoint):
             settings[f"{stage.name}: {title}"] = text
     for table, content in tables.items():
@@ -686,9 +686,9 @@ class Frozen(BaseModel):
     def _pilot_or_reason(self) -> "Frozen":
         has_reason = bool(self.reason.strip())
         if self.pilot and has_reason:
-            raise ValueError("found both a pilot and a reason; allowed is one of them")
+            raise ValueError("found both a pilot and a reason; allowed: one of the two")
         if not self.pilot and not has_reason:
-            raise ValueError("found neither a pilot nor a reason; allowed is one of them")
+            raise ValueError("found neither a pilot nor a reason; allowed: one of the two")
         return self
 
     @property
@@ -787,8 +787,8 @@ def freeze(
     repeated = [item.id for item in batch.items if item.id in earlier_ids]
     if repeated:
         reasons.append(
-            f"{len(repeated)} rows were in an earlier batch, the first {repeated[0]!r}; allowed "
-            "are fresh rows"
+            f"{len(repeated)} rows were in an earlier batch (the first is {repeated[0]!r}); "
+            f"allowed: fresh rows"
         )
     failed = rate.out_of_reach or (not rate.undecided and not rate.unlocks)
     if reasons or failed:

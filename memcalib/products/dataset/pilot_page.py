@@ -198,7 +198,7 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
             value = repr(stage[:60]) if text else f"{stage[:60]!r} without an issue"
             yield "stage", value, f"an issue, and one of {', '.join(STAGES)}"
         elif result != "fail" and (stage or text):
-            yield "issue", repr((text or stage)[:60]), "nothing for a row that does not fail"
+            yield "issue", repr((text or stage)[:60]), "nothing if the row does not fail"
         if earlier:
             _, first_line = earlier[0]
             first_result = _result(first_line)
@@ -322,7 +322,7 @@ class PilotSession(Walk):
         issues: list[Any] = list(self.label.issues) if self.label else []
         issues.append({"stage": stage, "text": text.strip(), "item": item})
         if self._save(False, issues):
-            self.status = f"Saved: row {self.index + 1} fails, {len(issues)} in all."
+            self.status = f"Saved: row {self.index + 1} fails, with {len(issues)} issues in total."
 
     def withdraw(self) -> None:
         """Take the decision on the row back."""
@@ -333,7 +333,7 @@ class PilotSession(Walk):
         try:
             return self.save(passed, list(map(PilotIssue.model_validate, issues)))
         except ValueError:
-            self.status = "NOT saved: choose a stage and write a few words"
+            self.status = "NOT saved: choose a stage and describe the issue"
             return False
 
 # %% ../../../nbs/products/dataset/13_pilot_page.ipynb #98a439c5

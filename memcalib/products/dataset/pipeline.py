@@ -53,7 +53,7 @@ from memcalib.products.dataset.writing import (
 from ...inference.cache import CallCache
 from ...inference.client import Client, run_async
 from ...io.parts import find_part
-from ...io.runs import private_folder
+from ...io.private import private_folder
 from memcalib.io.records import (
     DataError,
     Record,
@@ -522,7 +522,7 @@ class MemoryPipeline(Pipeline):
     def plan(self) -> MemoryPlan:
         """What is taken from which log; raises `ValueError` when the build has none."""
         if self.build.memory is None:
-            raise ValueError("memory: found none; allowed is a build with a log")
+            raise ValueError("memory: found none; allowed: a build from a log")
         return self.build.memory
 
     @cached_property
@@ -640,7 +640,7 @@ class MemoryPipeline(Pipeline):
             self.log_rows.understood,
             "Rows as they would be sent:",
             preview(rows, shown),
-            f"Capitalized words that remain, by number of rows: {names}",
+            f"Capitalized words that remain, with the number of rows: {names}",
             statement,
         ]
         return printable("\n\n".join(paragraphs), keep="\n\t")

@@ -233,13 +233,17 @@ def check_review(draft: Draft, reply: ReviewReply) -> list[Fault]:
         verdict = getattr(reply, criterion)
         unknown = [name for name in verdict.ids if name not in atom_ids]
         if unknown:
-            detail = f"found {', '.join(unknown[:5])[:200]}, allowed are {', '.join(atom_ids)}"
+            detail = f"found {', '.join(unknown[:5])[:200]}; allowed: {', '.join(atom_ids)}"
             faults.append(Fault(criterion, "unknown atom", detail))
         elif not verdict.ok and not verdict.ids:
-            faults.append(Fault(criterion, "no atom named", "it fails, but ids is empty"))
+            faults.append(
+                Fault(criterion, "no atom named", "the verdict is fail, but ids is empty")
+            )
     for item, criterion, approved, why in _verdicts(reply):
         if not approved and not why.strip():
-            faults.append(Fault(item, "no reason", f"{criterion}: it fails, but why is empty"))
+            faults.append(
+                Fault(item, "no reason", f"{criterion}: the verdict is fail, but why is empty")
+            )
     return faults
 
 
@@ -498,8 +502,8 @@ def join_reviews(drafts: Iterable[Draft], results: Sequence[StageResult]) -> Rev
         missing = [stage for stage, rows in opinions_by_stage.items() if draft.id not in rows]
         if missing:
             raise ValueError(
-                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed are rows "
-                f"that every reviewer has seen"
+                f"row {draft.id!r}: found no review by {', '.join(missing)}; allowed: rows that "
+                f"every reviewer has seen"
             )
         drop = _review_drop(
             draft.id, {stage: rows[draft.id] for stage, rows in opinions_by_stage.items()}
@@ -536,7 +540,7 @@ async def review_drafts(
     models = {(end.model, end.url, str(end.extra_body)) for end in endpoints}
     if len(clients) != 2 or len(models) != 2:
         names = ", ".join(end.model for end in endpoints) or "none"
-        raise ValueError(f"reviewers: found {names}; allowed are two different models")
+        raise ValueError(f"reviewers: found {names}; allowed: two different models")
     passed, lost_at_checks, _ = check_drafts(drafts, rules, limits)
     tasks = []
     for number, client in enumerate(clients, 1):

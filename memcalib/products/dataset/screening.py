@@ -290,7 +290,7 @@ def run(view: RowView) -> Finding:
         runs = _RUN.finditer(getattr(view.row, name))
         longest = max((len(match[0]) for match in runs), default=0)
         if longest > high:
-            return f"one character repeated {longest} times in the {name}", f"at most {high}"
+            return f"one character is repeated {longest} times in the {name}", f"at most {high}"
     return None
 
 
@@ -353,7 +353,7 @@ def intent(view: RowView) -> Finding:
         first_words = words(sentence[:40])
         if first_words and first_words[0] in view.config.sets["openers"]:
             return None
-    return "no question and no request", "a question mark or a word that makes a request"
+    return "neither a question nor a request", "a question mark or a word that makes a request"
 
 # %% ../../../nbs/products/dataset/02_screening.ipynb #7c698be9
 @rule

@@ -33,6 +33,7 @@ from memcalib.io.records import (
     Unpacked,
     Violation,
     iter_rows,
+    own_files,
     short_repr,
 )
 from ...io.settings import import_object, nearest, package_data, read_yaml
@@ -438,7 +439,7 @@ def _json_lines(path: Path) -> NumberedRecords:
         rows = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
         yield from enumerate(rows, 1)
     except (ValueError, RecursionError) as error:
-        allowed = "one array of objects, or one object a line"
+        allowed = "one array of objects, or one object on each line"
         yield 1, Violation("json", str(error)[:200], allowed, file=str(path))
 
 
@@ -467,8 +468,11 @@ def folder_files(path: Path) -> list[Path]:
     if any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         return []
     files = sorted(file for file in path.rglob("*") if file.name.endswith(tuple(FILES)))
+    files = own_files(path, files)
     if not files:
-        raise FileNotFoundError(f"{path}: this folder has no file that ends in {', '.join(FILES)}")
+        raise FileNotFoundError(
+            f"{path}: this folder contains no file whose name ends in {', '.join(FILES)}"
+        )
     return files
 
 
@@ -521,13 +525,14 @@ class Source(BaseModel):
         missing = sorted({"question", "answer"} - columns.keys())
         if missing:
             raise ValueError(
-                f"columns does not name {' or '.join(missing)}; question and answer are needed"
+                f"columns: found nothing for {' or '.join(missing)}; both question and answer are "
+                f"needed"
             )
         for name, spec in columns.items():
             for reader_name in spec.split("|")[1:]:
                 if reader_name not in READERS:
                     raise ValueError(
-                        f"{name}: unknown reader {reader_name!r}; allowed are {', '.join(READERS)}"
+                        f"{name}: unknown reader {reader_name!r}; allowed: {', '.join(READERS)}"
                     )
         return columns
 
@@ -546,7 +551,7 @@ def shipped_table(
         changes = read_yaml(changes)
     changes = changes or {}
     if not isinstance(changes, Mapping):
-        raise ValueError(f"{label}: found {short_repr(changes)}; allowed is a mapping")
+        raise ValueError(f"{label}: found {short_repr(changes)}; allowed: a mapping")
     return read_yaml(package_data("products", "dataset") / f"{name}.yaml"), changes, label
 
 
@@ -561,9 +566,9 @@ def table_error(error: ValidationError, label: str, settings: Iterable[str] = ()
     if first["type"] != "extra_forbidden" or not settings:
         return ValueError(f"{label}: {setting}: found {value}: {first['msg']}")
     meant = nearest(str(first["loc"][-1]), settings)
-    hint = f"; meant is perhaps {meant}" if meant else ""
+    hint = f"; perhaps you meant {meant}" if meant else ""
     return ValueError(
-        f"{label}: {setting}: found {value}, which is not a setting{hint}; allowed are "
+        f"{label}: {setting}: found {value}, which is not a setting{hint}; allowed: "
         f"{', '.join(settings)}"
     )
 
@@ -579,7 +584,7 @@ def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[st
     for name, settings in changes.items():
         if not isinstance(settings, dict):
             raise ValueError(
-                f"{label}: {name}: found {short_repr(settings)}; allowed is a mapping of settings"
+                f"{label}: {name}: found {short_repr(settings)}; allowed: a mapping of settings"
             )
         table[name] = {**table.get(name, {}), **settings}
     try:
@@ -601,7 +606,7 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
             f"{', '.join(table)}, or package.module:name of a mapping with the settings of a source"
         )
         raise ValueError(
-            f"source: found {name!r}, which is not the name of a source in the table; allowed are "
+            f"source: found {name!r}, which is not the name of a source in the table; allowed: "
             f"{allowed}"
         )
     try:
@@ -703,7 +708,7 @@ def _unreadable_column(record: dict, spec: str, error: Exception) -> tuple[str, 
     if reader_names or not (is_list or is_json_list):
         return fault, "text"
     hint = f"'{path}|user' for the question, '{path}|reply' for the answer"
-    return fault, f"text; a list of turns needs a reader: {hint}"
+    return fault, f"text; to read a list of turns, name a reader: {hint}"
 
 # %% ../../../nbs/products/dataset/01_sources.ipynb #862307cb
 def hub_arguments(source: Source) -> dict[str, Any]:
@@ -735,6 +740,10 @@ def _hub_lines(source: Source) -> NumberedRecords:
     needs("datasets", f"reading {source.hub}")
     from datasets import load_dataset
 
+    if Path(source.hub).exists():  # the library would read the folder, and what its README names
+        found = f"{source.hub}, which is also a folder here"
+        allowed = "the name of a data set on the hub, or path in place of hub for a local file"
+        raise DataError([Violation("hub", found, allowed, file=source.name)])
     try:
         yield from enumerate(load_dataset(**hub_arguments(source)), 1)
     except (OSError, ValueError, RuntimeError) as error:

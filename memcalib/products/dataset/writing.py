@@ -78,7 +78,7 @@ def largest_remainder(weights: Mapping[KeyT, float], n: int) -> dict[KeyT, int]:
     if n < 0 or total <= 0 or min(weights.values()) < 0:
         raise ValueError(
             f"found n {n} and weights {short_repr(dict(weights))}; "
-            "allowed are n >= 0 and weights of which one is above 0"
+            "allowed: n of 0 or more, and weights of which at least one is above 0"
         )
     shares = {key: n * Fraction(weight) / total for key, weight in weights.items()}
     counts = {key: int(share) for key, share in shares.items()}
@@ -295,7 +295,7 @@ def assign_shapes(
     free = sorted(pool, key=lambda sizes: (room(sizes), sizes))
     if len(free) < len(needs):
         raise ValueError(
-            f"shapes: found {len(free)}; allowed are at least {len(needs)}, one for each row"
+            f"shapes: found {len(free)}; allowed: at least {len(needs)}, one for each row"
         )
     rng = random.Random(f"{seed} rows")
     shapes = {}
@@ -346,9 +346,7 @@ def partition_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[li
         else:
             break
     if sum(atom_sizes) < count:
-        raise ValueError(
-            f"sizes: found {list(sizes)}; allowed are shapes with room for {count} atoms"
-        )
+        raise ValueError(f"sizes: found {list(sizes)}; allowed: shapes with room for {count} atoms")
     return atom_sizes, other_sizes
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #f2f4c036
@@ -375,7 +373,7 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
                 cheapest[start] = min(ways)
     if 0 not in cheapest:
         raise ValueError(
-            f"sizes: found {list(sizes)}; allowed are blocks into which {len(atoms)} atoms fit, "
+            f"sizes: found {list(sizes)}; allowed: blocks into which {len(atoms)} atoms fit, "
             f"at least one in each"
         )
     _, counts = cheapest[0]
@@ -970,12 +968,12 @@ def guard_faults(domain: str, text: str, row_texts: Iterable[str]) -> Iterator[T
         clinical = _clinical_phrases(text, row_texts)
         if clinical:
             allowed = "no clinical detail that is not in the row's atoms"
-            yield TextFault("clinical", f"found {clinical[0]!r}, allowed is {allowed}")
+            yield TextFault("clinical", f"found {clinical[0]!r}; allowed: {allowed}")
     is_preference = re.search(_WISH, text, re.I) and _CODE.search(text)
     is_qualified = any(SIGNS[family].pattern.search(text) for family in _QUALIFIED)
     if domain == "coding" and is_preference and not is_qualified:
         allowed = "no preference about code that would be right to follow"
-        yield TextFault("preference", f"found {short_repr(text)}, allowed is {allowed}")
+        yield TextFault("preference", f"found {short_repr(text)}; allowed: {allowed}")
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #fac73beb
 LONGEST = 60  # words in an atom
@@ -986,14 +984,14 @@ def _new_atom_faults(text: str, query: str, texts_by_id: Mapping[str, str]) -> I
     in a row that has these texts already.
     """
     if len(content_words(text)) < 2 or "\n" in text.strip():
-        detail = f"found {short_repr(text)}, allowed is one sentence in one line"
+        detail = f"found {short_repr(text)}; allowed: one sentence in one line"
         yield TextFault("empty atom", detail)
     length = len(words(text))
     if length > LONGEST:
-        yield TextFault("too long", f"found {length} words, allowed are {LONGEST}")
+        yield TextFault("too long", f"found {length} words; allowed: {LONGEST}")
     word = first_person_word(text)
     if word:
-        yield TextFault("first person", f"found {word!r}, allowed is a sentence about the user")
+        yield TextFault("first person", f"found {word!r}; allowed: a sentence about the user")
     leak = find_leak(text, query)
     if leak:
         yield TextFault("in query", f"the query says {leak[:200]!r}")
@@ -1014,14 +1012,12 @@ def exact_set(ids: Iterable[str], expected: Iterable[str], kind: str) -> list[Fa
     repeated = [name for name in expected if counts[name] > 1]
     faults = []
     if unknown:
-        detail = (
-            f"found {', '.join(map(short_repr, unknown[:5]))}, allowed are {', '.join(expected)}"
-        )
+        detail = f"found {', '.join(map(short_repr, unknown[:5]))}; allowed: {', '.join(expected)}"
         faults.append(Fault("", f"unknown {kind}", detail))
     for name in missing:
         faults.append(Fault(name, f"missing {kind}", "it is not in the reply"))
     for name in repeated:
-        detail = f"found {counts[name]} times, allowed is once"
+        detail = f"found {counts[name]} times; allowed: once"
         faults.append(Fault(name, f"repeated {kind}", detail))
     return faults
 
@@ -1059,9 +1055,9 @@ def _hard_faults(draft: Draft, family: str, hard: HardReply) -> Iterator[TextFau
     sign = SIGNS.get(family)
     if sign and not other_language(draft.question) and not sign.pattern.search(hard.text):
         allowed = f"a sentence that says {sign.meaning}"
-        yield TextFault("family", f"{family}: found {short_repr(hard.text)}, allowed is {allowed}")
+        yield TextFault("family", f"{family}: found {short_repr(hard.text)}; allowed: {allowed}")
     if not hard.why_tempting.strip():
-        yield TextFault("why tempting", "found nothing, allowed is a sentence")
+        yield TextFault("why tempting", "found nothing; allowed: a sentence")
     texts_by_id = {atom.atom_id: atom.text for atom in draft.atoms}
     yield from _new_atom_faults(hard.text, draft.query, texts_by_id)
     row_texts = list(texts_by_id.values())
@@ -1110,7 +1106,7 @@ def _other_faults(
     text_stems = set(stems(text))
     if block_texts and all(text_stems.isdisjoint(stems(subject)) for subject in block_texts):
         allowed = f"a sentence about a topic of its block: {short_repr(' '.join(block_texts))}"
-        yield TextFault("subject", f"found {short_repr(text)}, allowed is {allowed}")
+        yield TextFault("subject", f"found {short_repr(text)}; allowed: {allowed}")
     row_texts = [atom.text for atom in draft.atoms]
     matters = taken_up(text, [*row_texts, *block_texts], draft.query, draft.answer)
     if matters:
@@ -1249,7 +1245,7 @@ def rubric_faults(level: Level, rubric: Mapping[str, Any]) -> Iterator[TextFault
         return
     weight = checked.memory_usage_weight
     if weight != WEIGHTS[level]:
-        detail = f"found {weight}, allowed for level {level.wire} is {WEIGHTS[level]}"
+        detail = f"found {weight}; allowed for level {level.wire}: {WEIGHTS[level]}"
         yield TextFault("rubric weight", detail)
     empty = _empty_field(checked)
     if empty:
@@ -1257,7 +1253,7 @@ def rubric_faults(level: Level, rubric: Mapping[str, Any]) -> Iterator[TextFault
     says_not_applicable = bool(_NOT_APPLICABLE.match(checked.under_use))
     if says_not_applicable != (level == Level.IGNORE):
         allowed = "not applicable" if level == Level.IGNORE else "what is missing"
-        detail = f"under_use: found {short_repr(checked.under_use)}, allowed is {allowed}"
+        detail = f"under_use: found {short_repr(checked.under_use)}; allowed: {allowed}"
         yield TextFault("rubric filler", detail)
     uses = [checked.correct_use, checked.under_use, checked.over_use]
     if len({tuple(words(text)) for text in uses}) < 3:

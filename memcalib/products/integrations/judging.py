@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from ...channels import channel_rewards, judgment_tensors
+from ...channels import judgment_rewards
 from ...settings.judges import JudgeSetting, judge_object
 from ...credit.contract import BatchCredit, JudgedAnswer, RequestScorer
 from ...inference.cache import CallCache
@@ -173,8 +173,7 @@ class AnswerJudge:
 def reward_numbers(judgment: Judgment, merge_over_use: bool = False) -> dict[str, float]:
     """`reward`, the sum of the channel rewards, each of them by its name, `unscored` (0 or 1) and
     every metric of one answer, for an engine's tables."""
-    ideal, actual, atoms, _ = judgment_tensors([judgment])
-    rewards = channel_rewards(ideal, actual, atoms, merge_over_use)[0].tolist()
+    [rewards] = judgment_rewards([judgment], merge_over_use)[0].tolist()
     numbers = summary([judgment])
     numbers["unscored"] = float(not judgment.scored)
     for name, value in zip(CHANNELS, rewards, strict=True):

@@ -27,14 +27,15 @@ def answer_ids(trace: Any) -> list[int]:
     nodes = [node for node in trace.nodes if any(node.mask)]
     if len(nodes) != 1:
         raise ValueError(
-            f"trace {trace.id!r}: {len(nodes)} messages with sampled tokens; allowed: one answer "
+            f"trace {trace.id!r}: found {len(nodes)} messages with sampled tokens; allowed: one "
+            f"answer "
             "(harness null, without tools)"
         )
     (node,) = nodes
     if len(node.token_ids) != len(node.mask):
         raise ValueError(
-            f"trace {trace.id!r}: {len(node.token_ids)} tokens and a mask of {len(node.mask)}; "
-            "allowed: equally many"
+            f"trace {trace.id!r}: found {len(node.token_ids)} tokens and a mask of length "
+            f"{len(node.mask)}; allowed: the same length"
         )
     try:
         return list(node.token_ids[token_run(node.mask)])
@@ -60,10 +61,9 @@ class GroupCredit:
     ):
         if config.rule.reads != NOTHING:
             raise ValueError(
-                f"rule {config.rule.name!r} reads {config.rule.reads} of the policy, but an "
+                f"rule {config.rule.name!r} reads {config.rule.reads} from the policy, but an "
                 f"algorithm of prime-rl has neither a batch nor a checkpoint for this; allowed: a "
-                f"rule that "
-                "reads nothing, such as method gdpo or mode evidence"
+                f"rule that reads nothing from the policy, such as method gdpo or mode evidence"
             )
         self.config = config
         self.credit = BatchCredit(tokenizer, config).credit
@@ -79,13 +79,15 @@ class GroupCredit:
         names = sorted({str(episode.group.id) for episode in episodes})
         if len(names) != 1:
             raise ValueError(
-                f"score_group: episodes of the groups {', '.join(names)}; allowed: one whole group"
+                f"score_group: found episodes of the groups {', '.join(names)}; allowed: one "
+                f"complete "
+                f"group"
             )
         if self.group_size is None or len(episodes) == self.group_size:
             return
         if len(episodes) > self.group_size:
             raise ValueError(
-                f"group {names[0]!r}: {len(episodes)} episodes; allowed: {self.group_size} "
+                f"group {names[0]!r}: found {len(episodes)} episodes; allowed: {self.group_size} "
                 "(group_size)"
             )
         self.stats["small_groups"] += 1
@@ -170,7 +172,7 @@ def algorithm_class(
         from prime_rl.orchestrator.algo.base import iter_trainable_traces
     except ImportError as error:
         raise RuntimeError(
-            f"prime-rl {version}: {error}; allowed: the names of its commit {COMMIT}"
+            f"prime-rl {version}: {error}; allowed: the names at its commit {COMMIT}"
         ) from error
 
     def credit() -> GroupCredit:
@@ -193,7 +195,8 @@ def algorithm_class(
             super().__init__(algo_config, policy_pool)
             if getattr(algo_config, "length_penalty", None) is not None:
                 raise ValueError(
-                    "algo.length_penalty: found one, which token credit does not use; allowed: none"
+                    "algo.length_penalty: found a penalty, which token credit does not use; "
+                    "allowed: none"
                 )
             self.credit = credit()
 

@@ -63,8 +63,8 @@ class MemoryUse:
         value = 100 * mean_of_asked(metrics[name].of_answers(level_counts(scored)))
         if value != value:
             raise ValueError(
-                f"memory_use: metric {name!r} asks about none of the {len(scored)} scored answers; "
-                "allowed: at least one that it asks about"
+                f"memory_use: metric {name!r} applies to none of the {len(scored)} scored "
+                f"answers; allowed: at least one to which it applies"
             )
         return MeasuredMetric.of(value, name, self)
 

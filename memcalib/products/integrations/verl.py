@@ -178,7 +178,8 @@ def advantage_estimator(
         )
     if advantages.shape != response_mask.shape:
         raise ValueError(
-            f"adv_estimator memcalib: a response mask of {tuple(response_mask.shape)}; allowed: "
+            f"adv_estimator memcalib: found a response mask of shape "
+            f"{tuple(response_mask.shape)}; allowed: "
             f"{tuple(advantages.shape)}, the shape of the advantages"
         )
     advantages = advantages.to(token_level_rewards.device) * response_mask
@@ -206,8 +207,8 @@ def engine_rows(
             continue
         if not key.endswith("_0"):
             raise ValueError(
-                f"row {key!r}: output {key.rpartition('_')[2]} of its session; allowed: one answer "
-                "for each session (a single-turn agent loop)"
+                f"row {key!r}: output {key.rpartition('_')[2]} of its session; allowed: one "
+                f"answer for each session (a single-turn agent loop)"
             )
         info = getattr(extra, "data", extra).get("reward_extra_info", {})
         if PACKED not in info:
@@ -239,13 +240,14 @@ def verl_settings(config: Any) -> EngineSettings:
     settings = engine_settings(packed)
     if config.algorithm.use_kl_in_reward:
         raise ValueError(
-            "algorithm.use_kl_in_reward: found true; allowed with adv_estimator memcalib: false, "
-            "and actor_rollout_ref.actor.use_kl_loss for a KL penalty"
+            "algorithm.use_kl_in_reward: found true; with adv_estimator memcalib it must be "
+            "false; for a KL penalty, use actor_rollout_ref.actor.use_kl_loss"
         )
     if settings.credit.rule.reads == DIVERGENCES:
         raise ValueError(
             f"memcalib.credit: rule {settings.credit.rule.name!r} reads divergences, which verl's "
-            "workers do not compute; allowed: a rule that reads log-probabilities or nothing"
+            "workers do not compute; allowed: a rule that reads log-probabilities, or nothing "
+            "from the policy"
         )
     return settings
 
@@ -303,7 +305,9 @@ class CreditMixin:
         if trainer.resume_mode == "resume_path":
             folder = Path(trainer.resume_from_path)
         if not (folder / STATE).is_file():
-            log.warning("%s: found no %s; thresholds start from the beginning", folder, STATE)
+            log.warning(
+                "%s: found no %s, so the thresholds start from the beginning", folder, STATE
+            )
             return
         self._credit().load_state_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
 

@@ -94,7 +94,8 @@ class Account:
             if not tally.found:
                 continue
             plural = _PLURALS.get(unit, f"{unit}s")
-            line = f"{plural}: {tally.found:,} found, {tally.used:,} used"
+            verb = "read" if unit == "record" else "used"  # what is used of one are rows
+            line = f"{plural}: {tally.found:,} found, {tally.used:,} {verb}"
             if tally.left:
                 reasons = ", ".join(f"{name}: {n:,}" for name, n in tally.left.most_common())
                 line += f", {tally.left.total():,} not ({reasons})"

@@ -42,7 +42,7 @@ class LogConfig(BaseModel):
     def _is_a_name(cls, consent: str) -> str:
         if consent and not names_agreement(consent):
             raise ValueError(
-                "allowed is the name of an agreement, at most 200 characters; a yes or no is not "
+                "allowed: the name of an agreement, at most 200 characters; a yes or no is not "
                 "a name"
             )
         return consent

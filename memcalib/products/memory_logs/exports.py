@@ -24,7 +24,7 @@ from pydantic import Field
 from ...inference.client import split_thoughts
 from ..shared.dropped import clean_text
 from .files import structure_in
-from .notes import block_memories, context_facts
+from .notes import block_memories, context_facts, section_entries
 from ...problem import Level, Name, Turn, WireLevel
 from ...io.records import Record, only_dicts
 
@@ -157,7 +157,7 @@ def day_of(time: object) -> str:
         return _spelled_day(spelled) if spelled else str(datetime.fromisoformat(time).date())
     if isinstance(time, bool) or not isinstance(time, int | float) or not 1e8 <= time < 1e20:
         raise ValueError(
-            f"found {type(time).__name__}; allowed are ISO 8601 times and Unix times from 1973 on"
+            f"found {type(time).__name__}; allowed: ISO 8601 times and Unix times from 1973 on"
         )
     seconds = time
     while seconds >= 1e11:  # seconds until the year 5138, milliseconds from 1973 on
@@ -232,10 +232,13 @@ def _labelled(text: object, item: dict) -> list[RawMemory]:
 
 
 def _relation(item: dict) -> list[RawMemory]:
+    if "relationType" in item:  # of an MCP server, whose names are those of its entities
+        words = f"{item['from']} {item['relationType'].replace('_', ' ')} {item['to']}"
+        return [_with_text(words, item)]
     parts = (
-        _first_of(item, "source", "from"),
-        _first_of(item, "relationship", "relationType"),
-        _first_of(item, "destination", "target", "to"),
+        _first_of(item, "source"),
+        _first_of(item, "relationship"),
+        _first_of(item, "destination", "target"),
     )
     return [_with_text(" ".join(word.replace("_", " ") for word in parts), item)]
 
@@ -274,6 +277,22 @@ def _edge(item: dict) -> list[RawMemory]:
 def _node(item: dict) -> list[RawMemory]:
     text = f"{item['name']}: {item['summary']}" if item["summary"] else item["name"]
     return [_with_text(text, item)]
+
+
+_DAY_IN_PATH = re.compile(r"(?:^|/)(\d{4}-\d{2}-\d{2})[^/]*$")
+
+
+def _snippet(item: dict) -> list[RawMemory]:
+    """The memories in a piece of a note, with the day that the note's name says where it says
+    one."""
+    memory = _with_text(item["snippet"], item)
+    day = _DAY_IN_PATH.search(str(item["path"]))
+    if day and memory.created_at is None:
+        memory = replace(memory, created_at=day[1])
+    if not isinstance(memory.text, str):
+        return [memory]
+    entries = section_entries(memory.text)
+    return [replace(memory, text=entry["text"]) for entry in entries] or [memory]
 
 
 def _search_result(item: dict) -> list[RawMemory]:
@@ -419,7 +438,7 @@ SHAPES: dict[str, Shape] = {
     "snippet": Shape(
         '{"snippet", "path", "score"?}',
         _is_snippet,
-        lambda item: [_with_text(item["snippet"], item)],
+        _snippet,
     ),
     "plain": Shape(
         '{"text", "id"?, "score"?, "created_at"?, "level"?, "action"?}',
@@ -513,7 +532,9 @@ def _memories_of_object(answer: dict) -> list | None:
         memories = [*(memories or []), *entities]
     for name in GRAPH_LISTS:
         if isinstance(answer.get(name), list):
-            memories = [*(memories or []), *answer[name]]
+            known = [item.get("fact") for item in memories or [] if isinstance(item, dict)]
+            items = [item for item in answer[name] if item not in known]  # Zep says a fact twice
+            memories = [*(memories or []), *items]
     if memories is not None:
         return memories
     context = answer.get("context")
@@ -584,7 +605,16 @@ def with_candidates(record: Mapping[str, object]) -> list[tuple[object, bool | N
     return alone + [(item, _same_memory_key(item) in prompt_keys) for item in candidates]
 
 # %% ../../../nbs/products/memory_logs/04_exports.ipynb #04000b02
-QUERY_FIELDS = ("query", "question", "prompt", "user_message", "user_input", "user_query")
+QUERY_FIELDS = (
+    "query",
+    "question",
+    "prompt",
+    "user_message",
+    "user_input",
+    "user_query",
+    "user_prompt",
+    "user_question",
+)
 
 
 def record_kind(record: dict) -> Literal["row", "memory", "store"]:
@@ -726,7 +756,7 @@ class _ReadItem:
         if not self.shape:
             allowed = (
                 "the place of its text in a map (--map text=PLACE), or a memory in the format of "
-                "{', '.join(SHAPES)} (`known_shapes()`)"
+                f"{', '.join(SHAPES)}"
             )
             return [RowFault("memory shape", kind, allowed)]
         if self.is_broken:
@@ -961,7 +991,8 @@ def _log_memories(item: _ReadItem) -> Iterator[LogMemory]:
 
 def _answer_and_thoughts(answer: object) -> tuple[str, int]:
     """The text of an answer, and whether thoughts were taken off it (1 or 0)."""
-    text = clean_text(_whole_number(answer) if isinstance(answer, int | float) else answer)
+    is_number = isinstance(answer, int | float) and answer == answer
+    text = clean_text(str(_whole_number(answer)) if is_number else answer)
     answer_text, thoughts = split_thoughts(text)
     return (answer_text.strip("\n"), 1) if thoughts is not None else (text, 0)
 
@@ -987,10 +1018,11 @@ def action_of(tool: str, arguments: object) -> Action:
     if isinstance(arguments, str):
         structure = structure_in(arguments)
         if structure is None and arguments.strip():
-            return Action(tool=clean_text(tool), arguments=clean_text(arguments), is_json=False)
+            words = clean_text(arguments)
+            return Action(tool=clean_text(tool) or "tool", arguments=words, is_json=False)
         arguments = structure
     text = "" if arguments in (None, {}, []) else json.dumps(arguments, ensure_ascii=False)
-    return Action(tool=clean_text(tool), arguments=clean_text(text))
+    return Action(tool=clean_text(tool) or "tool", arguments=clean_text(text))
 
 
 def to_log_row(record: dict, line: int = 0) -> LogRow:
@@ -1045,6 +1077,8 @@ def _to_log_row(
         left_turns["the query itself, or a later turn"] = len(turns) - len(turns_kept)
     answer, had_thoughts = _answer_and_thoughts(record.get("answer"))
     remarks = {"answers from which reasoning was removed": 1} if had_thoughts else {}
+    if structure_in(answer) is not None:
+        remarks["answers that are JSON, judged as they stand"] = 1
     return LogRow(
         id=_first_name([record], ("id", "query_id")) or f"line-{line}",
         line=line,

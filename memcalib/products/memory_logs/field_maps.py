@@ -8,6 +8,7 @@ __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'GOLD_FIELDS', 'MISSING', 'read_map', 
            'start_reading', 'stream_rows', 'read_all', 'rows_text']
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #b0b2a86e
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
     ANSWER_FIELDS,
+    GRAPH_LISTS,
+    QUERY_FIELDS,
     LogRow,
     candidate_items,
     find_memories,
@@ -39,11 +42,13 @@ from memcalib.products.memory_logs.formats import (
     read_log,
     source_name,
 )
+from .messages import read_message
 from .notes import rows_inside
+from .traces import messages_in
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #bd72b5b5
 ROW_FIELDS: dict[str, tuple[str, ...]] = {
-    "query": ("question", "prompt", "input", "user_message", "user_input", "user_query"),
+    "query": (*QUERY_FIELDS[1:], "input", "utterance"),
     "memories": (
         "retrieved_memories",
         "retrieved",
@@ -79,6 +84,11 @@ ROW_FIELDS: dict[str, tuple[str, ...]] = {
         "reply",
         "completion",
         "assistant_message",
+        "assistant_reply",
+        "bot_reply",
+        "bot_response",
+        "ai_response",
+        "agent_response",
     ),
     "turns": ("history", "chat_history", "conversation", "messages", "dialogue"),
     "group": ("question_group",),
@@ -157,6 +167,7 @@ def value_at(record: object, field_path: str) -> object:
         return record[field_path]
     value = record
     for step in field_path.split("."):
+        value = (structure_in(value) or value) if isinstance(value, str) else value
         is_number = re.fullmatch(r"-?\d+", step) is not None
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -209,18 +220,70 @@ def _structure(value: object) -> object:
     return structure_in(value) if isinstance(value, str) else None
 
 
+def _said(value: object) -> tuple[object, list[dict[str, Any]]]:
+    """The text of an answer and the calls of tools in it: of a message, of the parts of one, or of
+    the whole reply of an interface, also where they stand in a text as JSON. Any other JSON in a
+    text is the answer as it stands.
+    """
+    structure = _structure(value) if isinstance(value, str) else value
+    if not isinstance(structure, Mapping | list):
+        return value, []
+    if not structure:
+        return (value if isinstance(value, str) else None), []
+    messages = messages_in(structure)
+    parts = only_dicts(structure)
+    if not messages and parts and all(isinstance(part.get("type"), str) for part in parts):
+        messages = [read_message({"role": "assistant", "content": parts})]
+    spoken = [message for message in messages if message.role == "assistant"]
+    texts = [message.text for message in spoken if message.text.strip()]
+    calls = [action.model_dump() for message in spoken for _, action in message.calls]
+    if texts or calls:
+        return "\n\n".join(texts), calls
+    words = _only_words(structure)
+    if words or isinstance(value, str):
+        return words or value, []
+    text = _answer_text(value)
+    is_text = text is None or isinstance(text, str)
+    return text if is_text else json.dumps(value, ensure_ascii=False, default=str), []
+
+
+def _is_spoken(value: object) -> bool:
+    """Whether words or calls of tools are found in a message, or in an object around an answer."""
+    text, calls = _said(value)
+    return bool(calls) or (_is_text(text) and _structure(text) is None)
+
+
+def _only_words(structure: object) -> str:
+    """The answer in an object that holds no other text; "" for any other value."""
+    if not isinstance(structure, Mapping):
+        return ""
+    texts = [name for name, value in structure.items() if not _holds_no_words(value)]
+    known = ("content", "text", "message", "answer", *ROW_FIELDS["answer"])
+    if len(texts) == 1 and texts[0] in known and isinstance(structure[texts[0]], str):
+        return structure[texts[0]]
+    return ""
+
+
+def _holds_no_words(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float) or value in ("", [], {})
+
+
+def _looks_like_json(value: object) -> bool:
+    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
 _FITS: dict[str, Callable[[object], bool]] = {
-    "query": _is_text,
+    "query": lambda value: _is_text(value) and _structure(value) is None,
     "memories": lambda value: (
         (isinstance(value, list | Mapping) or _structure(value) is not None)
         and bool(_memory_items(value))
     ),
     "candidates": lambda value: candidate_items({"candidates": value}) is not None,
-    "answer": lambda value: _is_text(_answer_text(value)),
+    "answer": lambda value: _is_text(value) or _is_spoken(value),
     "turns": lambda value: isinstance(value, list) or bool(_structure(value)),
 }
 
@@ -247,16 +310,46 @@ def _guess(
 
 def _only_memory_list(rows: Sequence[Mapping], used: Iterable[str]) -> str:
     """The only field that holds a list of memories in a known form, or an object around one, in
-    half of the rows; "" for none, and for several."""
+    half of the rows that have something there; "" for none, and for several."""
     counts: Counter[str] = Counter()
+    held: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
+            held[str(name)] += value not in (None, "", "[]", [], {})
+            value = _structure(value) if isinstance(value, str) else value
             items = find_memories(value) if isinstance(value, list | Mapping) else None
             if items and shape_of(items[0]) not in ("", "plain text"):
                 counts[str(name)] += 1
     used_names = {*used, *ROW_FIELDS["turns"], "turns", "candidates"}
-    fitting = [name for name, n in counts.items() if 2 * n >= len(rows) and name not in used_names]
+    fitting = [name for name, n in counts.items() if 2 * n >= held[name] and name not in used_names]
     return fitting[0] if len(fitting) == 1 else ""
+
+
+def _lines_of_memories(rows: Sequence[Mapping], used: Iterable[str]) -> str:
+    """The field with memories in its name that holds a text in half of the rows, a memory a line;
+    "" for none."""
+    for other in ROW_FIELDS["memories"]:
+        count = sum(_is_text(row.get(other)) and _structure(row[other]) is None for row in rows)
+        if "memor" in other and rows and 2 * count >= len(rows) and other not in used:
+            return other
+    return ""
+
+
+_AROUND = ("input", "inputs", "request", "payload", "output", "outputs")
+
+
+def _guess_inside(name: str, other_names: Iterable[str], rows: Sequence[Mapping]) -> str:
+    """The first place inside an object of what went in or came out, where a role fits in half of
+    the rows: `input.query`; "" for none, and where a row has the role itself."""
+    if any(row.get(name) is not None for row in rows):
+        return ""
+    for around in _AROUND:
+        for other in (name, *other_names):
+            values = [value_at(row, f"{around}.{other}") for row in rows]
+            count = sum(value is not MISSING and _FITS[name](value) for value in values)
+            if rows and 2 * count >= len(rows):
+                return f"{around}.{other}"
+    return ""
 
 
 def rival_answers(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, int]:
@@ -331,8 +424,12 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         other = _guess(name, other_names, rows, used)
         if not other and name == "memories":
             other = _only_memory_list(rows, used)
+        if not other and name == "memories":
+            other = _lines_of_memories(rows, used)
         if not other and name == "answer":
             other = _answer_beside_gold(rows)
+        if not other and name in ("query", "memories"):
+            other = _guess_inside(name, other_names, rows)
         if other:
             guessed[name] = other
     fields = {**guessed, **given}
@@ -386,8 +483,11 @@ class FieldNames:
                 plain.pop(name, None)
                 if value is not MISSING:
                     plain[name] = value
-        if "answer" in field_paths or isinstance(plain.get("answer"), Mapping | list):
-            plain["answer"] = _answer_text(plain.get("answer"))
+        answer = plain.get("answer")
+        if isinstance(answer, Mapping | list) or _looks_like_json(answer):
+            plain["answer"], calls = _said(answer)
+            if calls and not plain.get("actions") and not plain.get("tool_calls"):
+                plain["actions"] = calls
         if "query" in field_paths:
             plain["query"] = _answer_text(plain.get("query"))
         if isinstance(plain.get("turns"), str):
@@ -503,10 +603,22 @@ def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str
         if name not in named and any(row.get(name) is not None for row in rows):
             path_by_name[name] = name
     if "memories" not in named and "memories" not in path_by_name:
-        for name in (*ANSWER_FIELDS, "memory_ids"):
-            if any(row.get(name) is not None for row in rows):
-                return {**path_by_name, "memories": name}
+        names = [
+            name
+            for name in ANSWER_FIELDS
+            if any(find_memories(row.get(name)) for row in rows)
+            or (name in GRAPH_LISTS and any(row.get(name) for row in rows))
+        ]
+        names += ["memory_ids"] if any(row.get("memory_ids") is not None for row in rows) else []
+        names = names or [name for name in ANSWER_FIELDS if _holds_something(rows, name)][:1]
+        if names:
+            return {**path_by_name, "memories": ", ".join(names)}
     return path_by_name
+
+
+def _holds_something(rows: Sequence[Mapping], name: str) -> bool:
+    """Whether a row has more than nothing under a name."""
+    return any(row.get(name) not in (None, "", [], {}) for row in rows)
 
 
 def _rivals(
@@ -571,7 +683,8 @@ def _unmapped(rows: Sequence[Mapping], file: str) -> Violation:
     ]
     allowed = (
         "a map of its field names, such as --map query=PLACE --map memories=PLACE --map "
-        "answer=PLACE (with dots for nested fields), or rows in a known format (`known_shapes()`)"
+        "answer=PLACE (with dots for nested fields), or rows in a format that "
+        "`memcalib logs --help` names"
     )
     fields = ", ".join(plain_places[:40]) or "that have no plain names"
     value_found = f"no query in rows with the fields {fields}"
@@ -599,21 +712,22 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is
     allowed.
     """
-    counts: Counter[str] = Counter()
-    first: dict[str, Dropped] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], Dropped] = {}
     for drop in dropped:
-        counts[drop.rule] += 1
-        first.setdefault(drop.rule, drop)
+        kind = re.sub(r"\d+", "", drop.found) if drop.rule == "memories" else ""
+        counts[drop.rule, kind] += 1
+        first.setdefault((drop.rule, kind), drop)
     lines = []
-    for rule, count in counts.most_common():
-        drop = first[rule]
+    for (rule, kind), count in counts.most_common():
+        drop = first[rule, kind]
         what, where = (counted(count, "row"), "row")
-        if rule in ("json", "csv"):  # of the file, before there are rows
-            what, where = (f"{count:,} of the file's records", "line")
-        lines.append(
-            f"{what} left out, {rule}: first in {where} {drop.line}, found {drop.found}; allowed: "
-            f"{drop.allowed}"
-        )
+        if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
+            what, where = (counted(count, "part of the file", "parts of the file"), "line")
+        of_file = " of the file" if where == "line" else ""
+        named = f" ({short_repr(drop.id)})" if drop.id else ""
+        place = f"first in {where} {drop.line}{of_file}{named}, " if drop.line else ""
+        lines.append(f"{what} left out, {rule}: {place}found {drop.found}; allowed: {drop.allowed}")
     return lines
 
 
@@ -670,7 +784,7 @@ class LogReading:
             lines.append(f"{name}: read from {paths[name]} ({origin})")
             for other, count in names.rivals.get(name, {}).items():
                 lines.append(
-                    f"{name}: {other} also contains text, which differs in "
+                    f"{name}: the field {other} also contains text, which differs in "
                     f"{counted(count, 'row')} of the first; to use that field instead: --map "
                     f"{name}={other}"
                 )
@@ -679,12 +793,20 @@ class LogReading:
         for form in FORMATS:
             if self.source.seen[form.name] and form.roles:
                 for name, place in form.roles.items():
+                    found = self.source.places.get((form.name, name))
+                    place = ", ".join(found) if found else place
                     if not self.source.store:
                         place = re.sub(r",? and --store$", "", place)
                     lines.append(f"{name}: read from {place} ({form.name})")
         if self.source.store:
             lines.append(f"store: {self.source.store}")
         return lines
+
+    def _systems_in_words(self) -> str:
+        """How the memories are written, with the number of rows where there are several forms."""
+        if len(self.systems) == 1:
+            return next(iter(self.systems))
+        return ", ".join(f"{name} ({counted(n, 'row')})" for name, n in self.systems.items())
 
     def count_lines(self) -> list[str]:
         """How many rows have an answer, levels, times, turns; what is missing is said, too."""
@@ -693,7 +815,7 @@ class LogReading:
         all_rows = counted(counts["rows"], "row")
         of_all = f"of {all_memories}"
         lines = [
-            f"{all_rows} with {all_memories}, in the format of {', '.join(self.systems)}",
+            f"{all_rows} with {all_memories}, written as: {self._systems_in_words()}",
             f"different memories: {len(self.different):,}",
             f"with an answer: {counted(counts['answers'], 'row')}",
             f"with an ideal level: {counts['levels']:,} {of_all}",
@@ -720,7 +842,11 @@ class LogReading:
 
     def to_dict(self) -> dict[str, Any]:
         """Where each role was read from, and the account, as plain values for a manifest."""
-        return {"fields": self.field_lines(), "account": self.account.to_dict()}
+        return {
+            "formats": dict(self.systems),
+            "fields": self.field_lines(),
+            "account": self.account.to_dict(),
+        }
 
     def text(self) -> str:
         """Everything that was understood, but no text of any row."""

@@ -30,6 +30,7 @@ from memcalib.io.records import (
     Violation,
     is_far_larger,
     iter_rows,
+    own_files,
     short_repr,
     unique_keys,
 )
@@ -54,7 +55,8 @@ def encoding_of(start: bytes) -> str:
 
 
 def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, position: int) -> DataError:
-    """The refusal of a file whose byte at this place cannot be read, with a command that helps."""
+    """The refusal of a file (or `archive/file`) whose byte at this place cannot be read, with a
+    command that helps."""
     byte = error.object[error.start]
     fault = f"byte 0x{byte:02x} at place {position:,}, which is not {encoding.upper()}"
     kind = "a file of Windows"
@@ -65,8 +67,10 @@ def not_decoded(file: str, encoding: str, error: UnicodeDecodeError, position: i
         )
         kind = "it"
         name = "UTF-16LE" if position % 2 == 0 else "UTF-16BE"
+    archive, _, inner = file.rpartition("/")
+    kind = f"{kind}, unpack {archive} and run" if archive else kind
     allowed = (
-        f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {file} > utf8-{file}"
+        f"{_ALLOWED_ENCODING}. To convert {kind}: iconv -f {name} -t UTF-8 {inner} > utf8-{inner}"
     )
     return DataError([Violation("encoding", fault, allowed, file=file)])
 
@@ -166,9 +170,15 @@ class _PrintedObjects(ast.NodeTransformer):
         values = [part.value for part in node.args if isinstance(part, ast.Constant)]
         if len(values) == len(node.args) >= 3 and all(type(value) is int for value in values):
             return ast.Constant("{:04}-{:02}-{:02}".format(*values))
-        if len(values) == len(node.args) == 1 and isinstance(values[0], str):
-            return ast.Constant(values[0])  # as UUID('...')
+        is_number = values and isinstance(values[0], int | float) and _is_numpy(node.func)
+        if len(values) == len(node.args) == 1 and (is_number or isinstance(values[0], str)):
+            return ast.Constant(values[0])  # as UUID('...') and np.float64(0.5)
         raise ValueError("an object that cannot be read back from what Python prints")
+
+
+def _is_numpy(function: ast.expr) -> bool:
+    is_attribute = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+    return is_attribute and function.value.id in ("np", "numpy")
 
 
 _PRINTED_OBJECT = re.compile(r"[\[(:,{ ][A-Za-z_][\w.]*\(")
@@ -229,6 +239,7 @@ def parse_json(text: str) -> Any:
 
 # %% ../../../nbs/products/memory_logs/01_files.ipynb #f11e0012
 _CHUNK = 1 << 20  # characters
+_COMPLETE = "a complete file: export or load it again"
 _BLANK = re.compile(r"[\s,]*")
 
 
@@ -240,7 +251,11 @@ def _lines(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         try:
             yield number, parse_json(line)
         except (ValueError, RecursionError) as error:
-            yield number, _broken(error, number, file, "one JSON object a line")
+            is_last = not line.endswith("\n")
+            if is_last and _is_cut(error, line):
+                yield number, _cut_off(number, file)
+            else:
+                yield number, _broken(error, number, file, "one JSON object a line")
 
 
 def _broken(error: Exception, line: int, file: str, allowed: str) -> Violation:
@@ -249,6 +264,19 @@ def _broken(error: Exception, line: int, file: str, allowed: str) -> Violation:
     if isinstance(error, json.JSONDecodeError):
         reason = f"column {error.colno}: {error.msg}"
     return Violation("json", reason, allowed, line=line, file=file)
+
+
+def _is_cut(error: Exception, text: str) -> bool:
+    """Whether a value could not be read because a text, to its end, ends inside it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip())
+
+
+def _cut_off(line: int, file: str) -> Violation:
+    """The loss at the end of a file that was cut off."""
+    found = "the end of the file inside a record: it was cut off, and what followed is missing"
+    return Violation("json", found, _COMPLETE, line=line, file=file)
 
 
 class _Window:
@@ -296,9 +324,7 @@ class _Window:
 
     def is_cut(self, error: Exception) -> bool:
         """Whether a value could not be read because the text ends inside it."""
-        if not self.ended or not isinstance(error, json.JSONDecodeError):
-            return False
-        return error.msg.startswith("Unterminated") or error.pos >= len(self.held.rstrip())
+        return self.ended and _is_cut(error, self.held)
 
     def line_here(self, error: Exception | None = None) -> int:
         """The line in the file that is being read, or in which an error was found."""
@@ -327,13 +353,13 @@ def _values(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         except (ValueError, RecursionError) as error:
             line = window.line_here(error)
             if window.is_cut(error):
-                error = ValueError("the file ends inside a value: it was cut off")
-            yield line, _broken(error, line, file, "one JSON value, or one object a line")
+                yield line, _cut_off(line, file)
+            else:
+                yield line, _broken(error, line, file, "one JSON value, or one object a line")
             return
         yield (number if is_inside else line), value
     if is_inside:
-        error = ValueError("the array does not end, so the file was cut off")
-        yield window.line_here(), _broken(error, window.line_here(), file, "a complete JSON array")
+        yield window.line_here(), _cut_off(window.line_here(), file)
 
 
 def _is_value(line: str) -> bool:
@@ -405,8 +431,8 @@ _BESIDES = re.compile(  # files of an archive that hold no conversation
 
 
 def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
-    """The rows of a table by the names of its columns; a row with more cells than columns is a
-    `Violation`."""
+    """The rows of a table by the names of its columns, numbered as a spreadsheet does, which counts
+    the names as row 1; a row with more cells than columns is a `Violation`."""
     usual_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     head = text.readline()
     while head and not head.strip():
@@ -415,14 +441,14 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
     mark = max(marks, key=marks.__getitem__)
     reader = csv.DictReader(iter(_Prepended(head, text)), delimiter=mark)
     try:
-        for row in reader:
+        for number, row in enumerate(reader, 2):
             line = reader.line_num
             if None in row:
                 cells = f"{len(row) - 1 + len(row[None]):,} cells"
                 allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
                 yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
-                yield line, {str(name): value for name, value in row.items()}
+                yield number, {str(name): value for name, value in row.items()}
     except csv.Error as error:
         line = reader.line_num
         yield line, Violation("csv", short_repr(str(error)), "a CSV table", line=line, file=file)
@@ -430,11 +456,18 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         csv.field_size_limit(usual_limit)
 
 
-def _stream_values(stream: IO[bytes], name: str) -> Iterator[tuple[int, object]]:
-    """The values of one open file, by its name."""
-    file = Path(name).name
+def _stream_values(
+    stream: IO[bytes], name: str, archive: str = "", packed: int = sys.maxsize
+) -> Iterator[tuple[int, object]]:
+    """The values of one open file, by its name, and by that of the archive it is in, in which it
+    takes so many bytes.
+    """
+    file = f"{archive}/{Path(name).name}" if archive else Path(name).name
     plain_name = name.removesuffix(".gz")
-    raw = Unpacked(fileobj=stream) if name.endswith(".gz") else stream
+    raw = stream
+    if name.endswith(".gz"):
+        raw = Unpacked(fileobj=stream)
+        raw.packed = packed
     try:
         text = open_text(raw, file)
         if plain_name.endswith((".csv", ".tsv")):
@@ -444,7 +477,8 @@ def _stream_values(stream: IO[bytes], name: str) -> Iterator[tuple[int, object]]
     except TooMuchUnpacked as error:
         yield 0, Violation("gzip", str(error), RATIO_ALLOWED, file=file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield 0, Violation("gzip", str(error), "a complete gzip file", file=file)
+        kind = "gzip" if name.endswith(".gz") else "zip"
+        yield 0, Violation(kind, str(error), f"a complete {kind} file", file=file)
 
 
 def archive_files(path: Path) -> tuple[list[str], list[str]]:
@@ -452,9 +486,9 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError):
         allowed = "a complete zip archive; if it was not loaded whole, load it again"
-        found = f"no zip archive, or a part of one ({error})"
+        found = "no zip archive, or a part of one"
         raise DataError([Violation("zip", found, allowed, file=path.name)]) from None
     logs = _logs_first_remembered(names)
     return logs, sorted(set(names) - set(logs))
@@ -496,15 +530,23 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
             yield from file_values(log)
     elif path.suffix == ".zip" and path.is_file():
         names, _ = archive_files(path)
+        unpacked = packed = 0  # of all files so far
         with zipfile.ZipFile(path) as archive:
             for name in names:
                 sizes = archive.getinfo(name)
-                if is_far_larger(sizes.file_size, sizes.compress_size):
-                    size = f"{sizes.file_size:,} bytes out of {sizes.compress_size:,}"
+                unpacked += sizes.file_size
+                packed += sizes.compress_size
+                if is_far_larger(unpacked, packed):
+                    size = f"{unpacked:,} bytes out of {packed:,}"
                     yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
                     continue
-                with archive.open(name) as stream:
-                    yield from _stream_values(stream, name)
+                try:
+                    with archive.open(name) as stream:
+                        yield from _stream_values(stream, name, path.name, sizes.compress_size)
+                except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
+                    reason = str(error)[:80].replace("(", "").replace(")", "")
+                    allowed = "a complete zip archive, without a password; load or zip it again"
+                    yield 0, Violation("zip", reason, allowed, file=f"{path.name}/{name}")
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():
         with _with_progress(path) as stream:
             yield from _stream_values(stream, path.name)
@@ -523,8 +565,8 @@ def folder_logs(path: Path) -> list[Path]:
     """
     if not path.is_dir() or (path / "state.json").exists():
         return []
-    sessions = sorted(file for file in path.rglob("*.jsonl") if file.is_file())
+    sessions = own_files(path, sorted(file for file in path.rglob("*.jsonl") if file.is_file()))
     if sessions or next(path.rglob("*.md"), None):
         return sessions
     names = [str(file.relative_to(path)) for file in path.rglob("*.json") if file.is_file()]
-    return [path / name for name in _logs_first_remembered(names)]
+    return own_files(path, [path / name for name in _logs_first_remembered(names)])

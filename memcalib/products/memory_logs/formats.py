@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Records', 'Reader', 'FORMATS', 'LogSource', 'FoundRow', 'LogContext', 'Format', 'is_conversation', 'user_words',
-           'letta_message', 'letta_agents', 'read_call', 'is_session_line', 'is_question_list', 'format_of',
-           'found_rows', 'log_records', 'Store', 'read_store', 'join_store', 'known_shapes', 'source_name',
+           'letta_message', 'memory_edits', 'letta_agents', 'read_call', 'is_session_line', 'is_question_list',
+           'format_of', 'found_rows', 'log_records', 'Store', 'read_store', 'join_store', 'known_shapes', 'source_name',
            'refusal_of', 'nearest_shape', 'read_log']
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70003
@@ -25,11 +25,13 @@ from memcalib.products.memory_logs.exports import (
     NOT_IN_STORE,
     QUERY_FIELDS,
     SHAPES,
+    Action,
     LogRow,
     RowFault,
     count_items,
     find_memories,
     kind_of,
+    memories_in,
     read_log_row,
     record_kind,
     shape_of,
@@ -43,6 +45,10 @@ from memcalib.products.memory_logs.files import (
 )
 from memcalib.products.memory_logs.messages import (
     SEARCH_TOOLS,
+    SEARCHES,
+    SECTIONS,
+    STORE,
+    MemoryEdit,
     Message,
     Searched,
     conversation_rows,
@@ -90,6 +96,14 @@ class LogContext:
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
     store: str = ""  # its name, and how many memories it has
+    form: str = ""  # the format that is being read
+    found_roles: set[str] = field(default_factory=set)  # query and memories, in the first rows
+    # (format, role) -> the fields in which it was found, each once, in the order of the file
+    places: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+
+    def read_from(self, role: str, place: str) -> None:
+        """Note the field in which a role of the format that is being read was found."""
+        self.places.setdefault((self.form, role), {})[place] = None
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -105,6 +119,7 @@ class Format:
     read: Reader
     roles: Mapping[str, str] = field(default_factory=dict)  # what is read from where
     helps: str = ""  # what to do where the file holds no row
+    sections: str = SECTIONS  # what the sections of memory in its messages are called
 
 
 def _counted_rows(rows: Iterable[dict], line: int, source: LogContext) -> Iterator[FoundRow]:
@@ -168,6 +183,17 @@ def _copied(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _id_of(value: object) -> str | None:
+    """The name by which a message is known; None for what can be none."""
+    is_name = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    return str(value) if is_name else None
+
+
+def _list_of(value: object) -> list:
+    """A list as it is; none in place of anything else."""
+    return value if isinstance(value, list) else []
+
+
 def _name_of(record: Mapping[str, Any], line: int) -> str:
     for name in (
         "id",
@@ -192,8 +218,18 @@ _MESSAGE_LISTS = (
     "chat",
     "items",
     "input",
+    "contents",
 )
-_AROUND_MESSAGES = ("request", "values", "channel_values", "thread", "chat")
+_AROUND_MESSAGES = (
+    "request",
+    "values",
+    "channel_values",
+    "checkpoint",
+    "thread",
+    "chat",
+    "input",
+    "inputs",
+)
 
 
 def _message_list(record: Mapping[str, Any]) -> list | None:
@@ -205,7 +241,9 @@ def _message_list(record: Mapping[str, Any]) -> list | None:
         if isinstance(value, list) and any(is_message(item) for item in value):
             return value
     for name in _AROUND_MESSAGES:
-        inner = _message_list(record[name]) if isinstance(record.get(name), Mapping) else None
+        around = record.get(name)
+        around = structure_in(around) if isinstance(around, str) else around
+        inner = _message_list(around) if isinstance(around, Mapping) else None
         if inner is not None:
             return inner
     return None
@@ -218,6 +256,15 @@ def is_conversation(record: object) -> bool:
     return _message_list(record) is not None
 
 
+_SYSTEM_FIELDS = (
+    "system",
+    "system_prompt",
+    "instructions",
+    "systemInstruction",
+    "system_instruction",
+)
+
+
 def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     request = record.get("request")
     inner = request if isinstance(request, Mapping) else record
@@ -226,21 +273,33 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
         read_message(raw) if isinstance(raw, Mapping) else _no_message()
         for raw in _message_list(record) or []
     ]
-    system = _first_text(inner, ("system", "system_prompt", "instructions"))
+    system = _first_text(inner, _SYSTEM_FIELDS)
     if system is not None:
         messages.insert(0, read_message({"role": "system", "content": system}))
-    for name in ("response", "completion", "output"):
-        if name in record:
-            messages += messages_in(record[name])
+    replies = [messages_in(record.get(name)) for name in ("response", "completion", "output")]
+    messages += chain.from_iterable(replies)
     beside = {name: value for name, value in record.items() if name not in (*talk_only, "response")}
-    standing = [*source.standing, *(find_memories(beside) or _retrieved(beside) or [])]
+    found = find_memories(beside) or []
+    place = ", ".join(name for name in (*ANSWER_FIELDS, "entities") if beside.get(name))
+    if not found:
+        found, place = _retrieved(beside)
+    standing = [*source.standing, *found]
     fields = _copied(record)
-    yield from conversation_rows(messages, source.account, _name_of(record, line), fields, standing)
+    # a reply beside the messages: one request, before which stands what earlier requests said
+    yield from conversation_rows(
+        messages,
+        source.account,
+        _name_of(record, line),
+        fields,
+        standing,
+        last_only=any(replies),
+        standing_from=f"{place}, {STORE}" if source.standing and found else place,
+    )
 
 
 def _thread_of(record: Mapping[str, Any]) -> str:
     """The thread of which a record is a state, as LangGraph writes one; "" for any other."""
-    if not isinstance(record.get("values"), Mapping):
+    if not any(isinstance(record.get(name), Mapping) for name in ("values", "checkpoint")):
         return ""
     config = record.get("config")
     places = [record, record.get("metadata"), record.get("checkpoint")]
@@ -306,19 +365,27 @@ def _no_message() -> Message:
 
 def _first_text(record: Mapping[str, Any], names: Sequence[str]) -> object:
     for name in names:
-        if isinstance(record.get(name), str | list) and record[name]:
-            return record[name]
+        value = record.get(name)
+        value = value.get("parts") if isinstance(value, Mapping) else value
+        if isinstance(value, str | list) and value:
+            return value
     return None
 
 
-def _retrieved(record: Mapping[str, Any]) -> list | None:
-    """The memories beside a conversation under a name that says so."""
+_OF_MEMORY = re.compile(r"memor|mem0|zep(?![a-z])|graphiti", re.I)
+_WRITTEN = re.compile(r"add|new|extract|updat|writ|saved?(?![a-z])|stored|creat|delet", re.I)
+
+
+def _retrieved(record: Mapping[str, Any]) -> tuple[list, str]:
+    """The memories beside a conversation under a name that says so, and not that they were written
+    only after it, and that name."""
     for name, value in record.items():
-        if "memor" in str(name).lower() and isinstance(value, list | dict | str):
+        is_memory = _OF_MEMORY.search(str(name)) and not _WRITTEN.search(str(name))
+        if is_memory and isinstance(value, list | dict | str):
             memories = find_memories(value)
             if memories:
-                return memories
-    return None
+                return memories, str(name)
+    return [], STORE
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a7000b
 def user_words(text: str) -> str:
@@ -329,8 +396,10 @@ def user_words(text: str) -> str:
     return str(event.get("message") or "") if event["type"] == "user_message" else ""
 
 
-def letta_message(raw: Mapping[str, Any]) -> Message:
-    """A message of Letta in the form of all messages."""
+def letta_message(raw: Mapping[str, Any], speaks_by_tool: bool = True) -> Message:
+    """A message of Letta in the form of all messages. An agent that `speaks_by_tool` sends its
+    words with `send_message`, so that its text beside a call is a thought.
+    """
     message = read_message(raw)
     if message.role == "user" and message.text:
         message.text = user_words(message.text)
@@ -338,7 +407,7 @@ def letta_message(raw: Mapping[str, Any]) -> Message:
     if message.role != "assistant":
         return message
     speaks = [action for _, action in message.calls if action.tool == "send_message"]
-    if message.calls and message.text:
+    if speaks_by_tool and message.calls and message.text:
         message.text = ""
         message.thoughts = message.thoughts + 1
     for action in speaks:
@@ -359,13 +428,43 @@ def _without_sent(messages: Iterable[Message]) -> Iterator[Message]:
         yield message
 
 
+_FAILED = re.compile(r'"status"\s*:\s*"(?:failed|error)"', re.I)
+_OLD_WORDS = ("old_content", "old_str", "old_string")
+_NEW_WORDS = ("new_content", "new_str", "new_string", "content")
+
+
+def _argument(arguments: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The text of the first of these arguments that a call has; "" for none."""
+    return next((str(arguments[name]).strip() for name in names if arguments.get(name)), "")
+
+
+def memory_edits(action: Action) -> list[MemoryEdit]:
+    """What a call of Letta changes in core memory: words that are replaced or added; none for
+    calls of other tools.
+    """
+    if not re.fullmatch(r"(?:core_)?memory_(?:replace|append|insert)", action.tool):
+        return []
+    arguments = structure_in(action.arguments)
+    if not isinstance(arguments, dict):
+        return []
+    old = _argument(arguments, _OLD_WORDS)
+    new = _argument(arguments, _NEW_WORDS)
+    label = _argument(arguments, ("label", "name"))
+    return [MemoryEdit(label, old, new)] if old or new else []
+
+
 def _named_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Messages of Letta whose results name their tool, by the id of the call."""
-    tools: dict[str, str] = {}
+    read = [read_message(raw) for raw in messages]
+    tools = {call_id: action.tool for message in read for call_id, action in message.calls}
+    failed = {
+        result.call for message in read for result in message.results if _FAILED.search(result.text)
+    }
+    speaks_by_tool = "send_message" in tools.values()
     for raw in messages:
-        for call_id, action in read_message(raw).calls:
-            tools[call_id] = action.tool
-        message = letta_message(raw)
+        message = letta_message(raw, speaks_by_tool)
+        done = [action for call_id, action in message.calls if call_id not in failed]
+        message.edits = [edit for action in done for edit in memory_edits(action)]
         for result in message.results:
             result.tool = result.tool or tools.get(result.call, "")
         yield message
@@ -400,10 +499,20 @@ def _agent_file(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     for agent in letta_agents(record) or []:
         name = str(agent.get("id") or agent.get("name") or "agent")
         messages = list(_without_sent(_named_results(only_dicts(agent.get("messages")))))
-        in_prompt = any(m.role == "system" and system_memories(m.text) for m in messages)
-        standing = [*source.standing, *([] if in_prompt else _core_memory(agent, record))]
+        shown = [m.text for m in messages if m.role == "system" and system_memories(m.text)]
+        in_file = _core_memory(agent, record)
+        standing = [*source.standing, *([] if shown else in_file)]
+        newer = [memory for memory in in_file if memory["text"] not in "\n".join(shown)]
+        what = "lines of core memory in the file that the system message does not show"
+        source.account.remark(what, len(newer) if shown else 0)
         yield from conversation_rows(
-            messages, source.account, name, {}, standing, named_by_message=True
+            messages,
+            source.account,
+            name,
+            {},
+            standing,
+            named_by_message=True,
+            standing_from=STORE if shown else "blocks of core memory",
         )
 
 
@@ -461,9 +570,16 @@ def _chatgpt_message(raw: Mapping[str, Any]) -> Message:
         message.thoughts = 1
         message.reason = "thoughts"
         return message
+    if kind == "system_error":
+        message.reason = "an error of the interface, no answer"
+        return message
     if kind == "user_editable_context":
         message.reason = "custom instructions, which are not a memory"
         return message
+    if isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation"):
+        if message.role in ("user", "assistant"):
+            message.reason = "hidden from the user"
+            return message
     plain = read_message({"role": message.role or "user", "content": content.get("parts") or []})
     message.text = _CITATION.sub("", plain.text)
     message.other_parts = plain.other_parts
@@ -500,14 +616,15 @@ def _chatgpt_role(raw: Mapping[str, Any]) -> str:
 
 def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     nodes = {str(k): node for k, node in record["mapping"].items() if isinstance(node, Mapping)}
-    parents = {key: node.get("parent") for key, node in nodes.items()}
-    leaf = record.get("current_node")
+    parents = {key: _id_of(node.get("parent")) for key, node in nodes.items()}
+    leaf = _id_of(record.get("current_node"))
     if leaf not in nodes:
-        leaf = _last_leaf(nodes)
+        leaf = _last_leaf(nodes, parents)
     path = _path_to(leaf, parents)
     on_path = _in_order(path, parents)
+    said = [nodes[key]["message"] for key in on_path if nodes[key].get("message")]
     messages = [
-        _chatgpt_message(nodes[key]["message"]) for key in on_path if nodes[key].get("message")
+        _chatgpt_message(raw) if isinstance(raw, Mapping) else _no_message() for raw in said
     ]
     aside = [
         _left_branch(_chatgpt_message(node["message"]))
@@ -523,13 +640,14 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     yield from rows
 
 
-def _last_leaf(nodes: Mapping[str, Mapping[str, Any]]) -> str:
+def _last_leaf(nodes: Mapping[str, Mapping[str, Any]], parents: Mapping[str, str | None]) -> str:
     """The leaf at which one arrives from the root, taking the last child each time."""
-    key = next((key for key, node in nodes.items() if node.get("parent") not in nodes), "")
+    key = next((key for key, parent in parents.items() if parent not in nodes), "")
     parents_seen: set[str] = set()
     while key and key not in parents_seen:
         parents_seen.add(key)
-        children = [child for child in nodes[key].get("children") or [] if child in nodes]
+        children = [_id_of(child) for child in _list_of(nodes[key].get("children"))]
+        children = [child for child in children if child in nodes]
         if not children:
             break
         key = children[-1]
@@ -547,10 +665,19 @@ def _in_order(path: set[str], parents: Mapping[str, Any]) -> list[str]:
     return ordered
 
 
+_NOT_SHOWN = re.compile(r"```\s*This block is not supported on your current device yet\.\s*```")
+
+
 def _claude_message(raw: Mapping[str, Any]) -> Message:
     has_parts = isinstance(raw.get("content"), list) and raw["content"]
     message = read_message(raw if has_parts else {**raw, "content": raw.get("text")})
+    message.text = _NOT_SHOWN.sub("", message.text).strip()
     files = [*only_dicts(raw.get("attachments")), *only_dicts(raw.get("files"))]
+    read = [file for file in files if str(file.get("extracted_content") or "").strip()]
+    for file in read:
+        content = f"[{file.get('file_name') or 'attachment'}]\n{file['extracted_content']}"
+        message.text = f"{message.text}\n\n{content}".strip()
+    files = [file for file in files if file not in read]
     message.other_parts["attachment"] += len(files)
     if not files:
         del message.other_parts["attachment"]
@@ -566,7 +693,10 @@ def _without_left_branches(
 ) -> list[Message]:
     """The messages, those marked that stand on no way to the leaf; all of them where no parents are
     named."""
-    parents = {str(raw.get(own_id)): raw.get(parent) for raw in raws}
+    parents = {str(raw.get(own_id)): _id_of(raw.get(parent)) for raw in raws}
+    leaf = _id_of(leaf)
+    if leaf is None and raws and sum(parent in parents for parent in parents.values()) > 0:
+        leaf = _id_of(raws[-1].get(own_id))  # the last one that was said
     if leaf not in parents or not any(parents.values()):
         return list(messages)
     path = _path_to(leaf, parents)
@@ -593,8 +723,16 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         if not isinstance(item, dict) or item.get("project") in (None, own)
     ]
     yield from conversation_rows(
-        messages, source.account, _name_of(record, line), _copied(record), standing
+        messages,
+        source.account,
+        _name_of(record, line),
+        _copied(record),
+        standing,
+        standing_from=STORE if source.store else "memories.json of the export",
     )
+
+
+_HEADING_OF_CLAUDE = re.compile(r"(?m)^(\*\*|\*|__|_)([^*_\n]+)\1:?\s*$")
 
 
 def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]:
@@ -606,14 +744,19 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
         texts += projects.items() if isinstance(projects, Mapping) else []
         for project, text in texts:
             if isinstance(text, str):
-                text = re.sub(r"(?m)^\*\*([^*\n]+)\*\*:?\s*$", r"# \1", text)  # its headings
+                text = _HEADING_OF_CLAUDE.sub(r"# \2", text)
                 of_project = {"project": str(project)} if project else {}
                 memories = [{"text": entry, **of_project} for _, entry in note_entries(text)]
                 source.standing += memories
+                what = "memories of the export, as they were when it was made"
+                source.account.remark(what, len(memories))
                 what = "memories of a project, which stand before its conversations alone"
                 source.account.remark(what, len(memories) if project else 0)
         source.account.use("record")
     yield from ()
+
+
+_SOURCE_MARK = re.compile(r" ?【\d+(?::\d+)?†[^】]*】")  # where an assistant names a file
 
 
 def _thread(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
@@ -624,7 +767,9 @@ def _thread(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dic
         if record.get("object") == "thread.run":
             messages.append(read_message({"role": "system", "content": record.get("instructions")}))
         else:
-            messages.append(read_message(record))
+            message = read_message(record)
+            message.text = _SOURCE_MARK.sub("", message.text)
+            messages.append(message)
     yield from conversation_rows(messages, source.account, name, {}, source.standing)
 
 # %% ../../../nbs/products/memory_logs/07_formats.ipynb #f0a70011
@@ -644,7 +789,32 @@ def is_session_line(record: dict) -> bool:
     is_event = "type" in record and not record.keys().isdisjoint(
         ("sessionId", "leafUuid", "parentUuid", "messageId", "parentId", "cwd")
     )
-    return is_spoken or (is_event and record.keys().isdisjoint(QUERY_FIELDS))
+    is_start = record.get("type") == "session" and "id" in record
+    return is_spoken or ((is_event or is_start) and record.keys().isdisjoint(QUERY_FIELDS))
+
+
+_ENVELOPE = re.compile(  # what a channel of OpenClaw puts around the user's words
+    r"\A(?:[A-Z][\w ]+ \(untrusted[^)\n]*\):\s*```json\n.*?\n```\s*)+"
+    r"|\A\[[^\]\n]*\b\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}[^\]\n]*\]\s*"
+    r"|\s*\[message_id: [^\]\n]*\]\s*\Z",
+    re.S,
+)
+_NOT_SENT = re.compile(r"\s*(?:HEARTBEAT_OK|NO_REPLY)[\s.]*")
+_REPLY_MARK = re.compile(r"\[\[reply_to[^\]\n]*\]\]\s*")
+
+
+def _channel_message(message: Message) -> None:
+    """Take off a message of OpenClaw what the user never wrote or saw."""
+    if message.role == "user":
+        message.text = _ENVELOPE.sub("", _ENVELOPE.sub("", message.text))
+        if message.text.startswith("Read HEARTBEAT.md"):
+            message.reason = "a turn of the machine (heartbeat)"
+            message.ends = True
+    elif message.role == "assistant":
+        message.text = _REPLY_MARK.sub("", message.text)
+        if _NOT_SENT.fullmatch(message.text):
+            message.text = ""
+            message.reason = "" if message.calls else "a token that sends nothing"
 
 
 def _session_message(raw: Mapping[str, Any]) -> Message:
@@ -657,6 +827,8 @@ def _session_message(raw: Mapping[str, Any]) -> Message:
         message = read_message(
             {**inner, "tool_call_id": inner.get("toolCallId"), "name": inner.get("toolName")}
         )
+    if raw.get("type") == "message":
+        _channel_message(message)
     if raw.get("isSidechain"):
         message.reason = "of a helper (sidechain)"
     elif raw.get("isApiErrorMessage"):
@@ -674,7 +846,7 @@ def _left_lines(raws: Sequence[Mapping[str, Any]], messages: Sequence[Message]) 
     """The numbers of the lines on branches that were left: a user's turn beside which another one
     was said later, and what follows from it."""
     keys = [str(raw.get("uuid") or raw.get("id") or "") for raw in raws]
-    parents = [raw.get("parentUuid") or raw.get("parentId") for raw in raws]
+    parents = [_id_of(raw.get("parentUuid")) or _id_of(raw.get("parentId")) for raw in raws]
     last_said: dict[object, int] = {}
     abandoned: set[int] = set()
     for number, message in enumerate(messages):
@@ -763,15 +935,32 @@ def _locomo(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     source.account.find("conversation")
     count = 0
     for number, qa in enumerate(only_dicts(record.get("qa")), 1):
-        answer = _system_answer(qa)
+        answer = _system_answer(qa, source)
         source.account.remark(_GOLD, _has_gold(qa, "answer", "adversarial_answer"))
-        row = {"id": f"{name}/{number}", "query": qa.get("question"), "memories": memories}
+        row = {"id": f"{name}/{number}", "query": qa.get("question")}
         count += 1
-        yield {**row, "answer": answer}
+        yield {**row, "memories": _of_context(qa, memories, source), "answer": answer}
     if count:
         source.account.use("conversation")
     else:
         source.account.leave("conversation", "without questions")
+
+
+def _of_context(qa: Mapping[str, Any], memories: list, source: LogContext) -> list:
+    """The memories that a question of LoCoMo names as retrieved for its prediction, in their order;
+    all of them where it names none."""
+    name = next((str(name) for name in qa if str(name).endswith("_prediction_context")), "")
+    dia_ids = qa.get(name) if name else None
+    if not isinstance(dia_ids, list) or not dia_ids:
+        return memories
+    by_id: dict[str, list] = {}
+    for memory in only_dicts(memories):
+        by_id.setdefault(str(memory.get("id") or memory.get("source")), []).append(memory)
+    if not all(str(dia_id) in by_id for dia_id in dia_ids):
+        source.account.remark("questions whose retrieved context is not among the memories")
+        return memories
+    source.read_from("memories", name)
+    return list(chain.from_iterable(by_id[str(dia_id)] for dia_id in dia_ids))
 
 
 def _observations(record: Mapping[str, Any], talk: Mapping[str, Any]) -> list[dict]:
@@ -793,6 +982,8 @@ def _observations(record: Mapping[str, Any], talk: Mapping[str, Any]) -> list[di
         else:
             for turn in only_dicts(talk[session]):
                 text = f"{turn.get('speaker')}: {turn.get('text')}"
+                if turn.get("blip_caption"):
+                    text += f" (shares {turn['blip_caption']})"
                 memories.append({"text": text, "created_at": time, "id": turn.get("dia_id")})
     return memories
 
@@ -814,23 +1005,29 @@ _SYSTEM_ANSWERS = (
 )
 
 
-def _system_answer(record: Mapping[str, Any]) -> object:
+def _system_answer(record: Mapping[str, Any], source: LogContext) -> object:
     """What a system answered to a question of an evaluation set; None where it did not."""
-    for name in _SYSTEM_ANSWERS:
+    others = [name for name in record if str(name).endswith(("_prediction", "_response"))]
+    for name in (*_SYSTEM_ANSWERS, *others):
         if isinstance(record.get(name), str):
+            source.read_from("answer", str(name))
             return record[name]
-    for name, value in record.items():
-        if str(name).endswith(("_prediction", "_response")) and isinstance(value, str):
-            return value
     return None
 
 
 def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
-    dates = record.get("haystack_dates") or []
-    ids = record.get("haystack_session_ids") or []
+    dates = _list_of(record.get("haystack_dates"))
+    ids = _list_of(record.get("haystack_session_ids"))
     memories = list(source.standing)
     source.account.find("conversation")
-    for number, session in enumerate(record["haystack_sessions"]):
+    retrieved = record.get("retrieval_results")
+    ranked = only_dicts(retrieved.get("ranked_items")) if isinstance(retrieved, Mapping) else []
+    if ranked:
+        source.read_from("memories", "retrieval_results.ranked_items")
+        for item in ranked:
+            text = {"text": item.get("text"), "created_at": item.get("timestamp")}
+            memories.append({**text, "source": str(item.get("corpus_id") or "")})
+    for number, session in enumerate([] if ranked else _list_of(record["haystack_sessions"])):
         day = dates[number] if number < len(dates) else None
         session_id = str(ids[number]) if number < len(ids) else str(number + 1)
         for turn in only_dicts(session):
@@ -845,7 +1042,7 @@ def _longmemeval(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         "id": str(record["question_id"]),
         "query": record["question"],
         "memories": memories,
-        "answer": _system_answer(record),
+        "answer": _system_answer(record, source),
         "group": str(record["question_id"]),
     }
 
@@ -857,10 +1054,10 @@ def _is_hypothesis(record: dict) -> bool:
 
 def _haystack(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The turns of a haystack of LongMemEval, each with its question."""
-    dates = record.get("haystack_dates") or []
+    dates = _list_of(record.get("haystack_dates"))
     question = {"question_id": str(record["question_id"]), "question": record["question"]}
     turns = []
-    for number, session in enumerate(record["haystack_sessions"]):
+    for number, session in enumerate(_list_of(record["haystack_sessions"])):
         day = dates[number] if number < len(dates) else None
         for turn in only_dicts(session):
             said = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
@@ -880,7 +1077,8 @@ def _hypotheses(records: Records, source: LogContext) -> Iterator[FoundRow]:
     for line, record in records:
         turns = haystacks.get(str(record["question_id"]), [])
         if not turns:
-            source.account.leave("record", "its question is not in the store")
+            why = "its question is not in the store" if source.store else "its question is missing"
+            source.account.leave("record", why)
             continue
         said = [turn for turn in turns if turn["speaker"] == "user"]
         source.account.remark(_OF_ASSISTANT, len(turns) - len(said))
@@ -908,6 +1106,8 @@ def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]
                 "retrieved_memories",
             ):
                 found = find_memories(qa.get(name)) or []
+                if found:
+                    source.read_from("memories", name)
                 speaker = name.partition("_memories")[0].removesuffix("_graph")
                 if name.startswith("speaker") and speaker != name:
                     found = [
@@ -916,9 +1116,10 @@ def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]
                     ]
                 memories += found
             source.account.remark(_GOLD, _has_gold(qa, "answer", "golden_answer"))
-            answer = _system_answer(qa)
+            answer = _system_answer(qa, source)
             if answer is None and "golden_answer" in qa:
                 answer = qa.get("answer")
+                source.read_from("answer", "answer, beside golden_answer")
             row = {"id": f"{user}/{number}", "query": qa.get("question"), "memories": memories}
             yield {**row, "answer": answer}
 
@@ -953,7 +1154,7 @@ def _personamem(record: dict, line: int, source: LogContext) -> Iterator[dict]:
     if not standing:
         return
     source.account.remark(_GOLD, _has_gold(record, "correct_answer"))
-    answer = _system_answer(record)
+    answer = _system_answer(record, source)
     query = (
         record.get("user_question_or_message") or record.get("user_query") or record.get("question")
     )
@@ -1001,6 +1202,7 @@ def _trace_reader(
             steps = [step for _, step in members]
             for fields in trace_rows(trace, steps, source.account, source.standing):
                 read_traces.add(trace)
+                _note_places(fields, steps, source)
                 yield FoundRow(members[0][0], fields, turns_counted=True)
         for of_record in lines.values():
             if of_record & read_traces:
@@ -1009,6 +1211,21 @@ def _trace_reader(
                 source.account.leave("record", "its trace gave no row")
 
     return read
+
+
+def _note_places(fields: dict[str, Any], steps: Sequence[Step], source: LogContext) -> None:
+    """Note from where the memories of a trace were read: from its searches, or from the messages
+    that its model was sent."""
+    origins = fields.pop("memories_from", [])
+    for step in steps:
+        if step.memories:
+            source.read_from("memories", step.origin or SEARCHES)
+    if source.standing and STORE in origins:
+        source.read_from("memories", STORE)
+    if SECTIONS in origins:
+        source.read_from("memories", "sections of the messages to the model")
+    if SEARCHES in origins:
+        source.read_from("memories", "results of searches in the messages to the model")
 
 
 def _keys(*names: str) -> Callable[[dict], bool]:
@@ -1054,8 +1271,10 @@ FORMATS: tuple[Format, ...] = (
             "answer": "send_message, or the agent's text",
             "memories": f"blocks of core memory, and results of {', '.join(SEARCH_TOOLS)}",
         },
-        "an agent file with messages: Letta's export that includes its messages "
-        "(GET /v1/agents/{id}/export), and an answer after a user's turn",
+        "an agent file with memory (blocks of core memory, a search of archival memory, or the "
+        "memories as --store) and with messages (GET /v1/agents/{id}/export), among them an answer "
+        "after a user's turn",
+        sections="blocks of core memory in the system's message",
     ),
     Format(
         "letta messages",
@@ -1069,6 +1288,7 @@ FORMATS: tuple[Format, ...] = (
         },
         "the blocks of core memory are not among the messages: pass the agent file, or the "
         "response of GET /v1/agents/{id}/core-memory/blocks, as --store",
+        sections="system_message",
     ),
     Format(
         "chatgpt",
@@ -1083,6 +1303,7 @@ FORMATS: tuple[Format, ...] = (
         "the saved memories are not in this export: copy them from Settings, Personalization, "
         "Manage memories into memories.md, one per line and each starting with -, and pass it as "
         "--store",
+        sections="model_set_context",
     ),
     Format(
         "claude",
@@ -1112,6 +1333,7 @@ FORMATS: tuple[Format, ...] = (
         {**_ROLES_OF_TALK, "memories": "instructions of runs, and --store"},
         "the messages of a thread contain no memory: add its runs (GET /v1/threads/{id}/runs), "
         "whose instructions do, or pass the memories as --store",
+        sections="instructions of runs",
     ),
     Format(
         "codex session",
@@ -1123,6 +1345,7 @@ FORMATS: tuple[Format, ...] = (
         {**_ROLES_OF_TALK, "memories": "the instructions that the session quotes, and --store"},
         "the session contains no instructions: pass AGENTS.md, or the folder of memories, as "
         "--store",
+        sections="the instructions that the session quotes",
     ),
     Format(
         "session of a coding agent",
@@ -1130,7 +1353,9 @@ FORMATS: tuple[Format, ...] = (
         is_session_line,
         _all_as_one(_session, _session_names),
         {**_ROLES_OF_TALK, "memories": "the files that the session quotes, and --store"},
-        "the session contains no memory: pass CLAUDE.md, or the folder of memories, as --store",
+        "the session contains no memory: pass the notes that the agent loads (CLAUDE.md, "
+        "MEMORY.md, or their folder) as --store",
+        sections="the files that the session quotes",
     ),
     Format(
         "langfuse",
@@ -1142,9 +1367,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output of the trace",
             "memories": "output of RETRIEVER observations, and sections of the system's message",
         },
-        "the traces contain no memories: export them with their observations "
-        "(GET /api/public/traces/{id}, or Download JSON on the page of a trace), and log the "
-        "search as an observation of type RETRIEVER",
+        "a trace needs its reply and memory, in observations of type RETRIEVER or in a section of "
+        "the system's message: export it with its observations (GET /api/public/traces/{id}, or "
+        "Download JSON on the page of a trace)",
     ),
     Format(
         "langsmith",
@@ -1156,8 +1381,9 @@ FORMATS: tuple[Format, ...] = (
             "answer": "outputs of the root run",
             "memories": "outputs of retriever runs, and sections of the system's message",
         },
-        "the runs contain no memories: list the child runs as well "
-        "(client.list_runs(trace_id=...), or child_runs), with those of type retriever",
+        "a trace needs its root or the calls of its model, and memory, in retriever runs or in a "
+        "section of the system's message: list all runs of it (client.list_runs(trace_id=...), or "
+        "child_runs)",
     ),
     Format(
         "spans",
@@ -1169,7 +1395,7 @@ FORMATS: tuple[Format, ...] = (
             "answer": "output.value of the root, or the model's message",
             "memories": "retrieval.documents, gen_ai.memory.records, and the system's message",
         },
-        "the spans contain no texts or no memories: set "
+        "the spans contain no texts, no reply or no memories: set "
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, and record searches with "
         "retrieval.documents or gen_ai.memory.records",
     ),
@@ -1342,9 +1568,12 @@ def _is_page(value: dict) -> bool:
 def _columns(record: dict) -> list[dict] | None:
     """The rows of a table that was written column by column, as pandas does; None for any other."""
     columns = [value for value in record.values() if isinstance(value, dict)]
-    if len(columns) < len(record) or len(columns) < 2 or not _looks_like_row(record):
+    if len(columns) < len(record) or len(columns) < 2:
         return None
     keys = list(columns[0])
+    is_numbered = all(str(key).isdigit() for key in keys)
+    if not is_numbered and not _looks_like_row(record):
+        return None
     if not keys or any(list(column) != keys for column in columns):
         return None
     return [{name: column[key] for name, column in record.items()} for key in keys]
@@ -1426,8 +1655,12 @@ def found_rows(
     for form, members in groupby(labelled(), key=lambda pair: pair[0]):
         records = (record for _, record in members)
         if form is not None:
+            reading.form = form.name
             for row in form.read(records, reading):
                 row.format = form.name
+                origins = row.fields.pop("memories_from", ()) if form.name != "rows" else ()
+                for origin in origins:
+                    reading.read_from("memories", form.sections if origin == SECTIONS else origin)
                 yield row
             continue
         for line, record in records:
@@ -1480,20 +1713,31 @@ def read_store(path: str | Path) -> Store:
     items: list[object] = []
     account = Account()
     no_memories: list[str] = []
+    is_loaded = Path(path).is_dir() or Path(path).suffix in (".md", ".txt")
     for _, record in _raw_records(path, account, no_memories=no_memories):
         found = _store_items(record)
-        items += found
+        in_search = not is_loaded and not _stands_before_answers(record)
+        items += [Searched(i) if in_search and isinstance(i, dict) else i for i in found]
         if isinstance(record, Violation):
             no_memories.append(f"cannot be read ({record.rule})")
         elif not found:
             no_memories.append("in no form that is known")
-    if Path(path).is_file() and Path(path).suffix not in (".md", ".txt"):
-        items = [Searched(item) if isinstance(item, dict) else item for item in items]
     if not items:
-        shapes = " or ".join(shape.fields for shape in SHAPES.values())
-        allowed = f"memories, each {shapes}"
+        allowed = (
+            "the export of a store in a format that `memcalib logs --help` names, or Markdown and "
+            "text files with memories"
+        )
         raise DataError([Violation("store", "no memory", allowed, file=Path(path).name)])
     return Store(items, Counter(no_memories))
+
+
+def _stands_before_answers(record: object) -> bool:
+    """Whether what a record of a store holds was put before every answer, as core memory of Letta
+    and what Claude remembers are, and not searched for."""
+    if not isinstance(record, dict):
+        return False
+    is_claude = not record.keys().isdisjoint(("conversations_memory", "project_memories"))
+    return is_claude or letta_agents(record) is not None or shape_of(record) == "letta block"
 
 
 def _store_items(record: object) -> list:
@@ -1587,6 +1831,30 @@ def _is_logged_query(record: object) -> bool:
     return not record.keys().isdisjoint((*ANSWER_FIELDS, "memory_ids"))
 
 
+def _roles_in(fields: object) -> set[str]:
+    """Which of query and memories stand in a row under the names of the plain format."""
+    if not isinstance(fields, dict):
+        return set()
+    roles = {"query"} if "query" in fields else set()
+    if find_memories(fields) is not None or "memory_ids" in fields:
+        roles.add("memories")
+    return roles
+
+
+def _without_roles(records: Sequence[object], found_roles: Iterable[str]) -> str:
+    """What rows lack, in words, with all their fields."""
+    rows = only_dicts(records)
+    names = dict.fromkeys(str(name) for row in rows[:20] for name in row)
+    plain_names = [name for name in names if re.fullmatch(r"[A-Za-z_][\w. -]{0,59}", name)]
+    lacks = [role for role in ("query", "memories") if role not in found_roles]
+    told = f"no {' and no '.join(lacks)} in rows" if lacks else "rows"
+    others = len(names) - len(plain_names[:40])
+    more = f" and {others} more" if others else ""
+    return (
+        f"{told} with the fields {', '.join(plain_names[:40]) or 'that have no plain names'}{more}"
+    )
+
+
 def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -> DataError:
     """The error for a file that holds no row: what it is, what became of its records, and what
     would help.
@@ -1598,13 +1866,13 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         is_notes = isinstance(source, str | Path) and (
             Path(source).suffix in (".md", ".txt") or Path(source).is_dir()
         )
-        kind = f"no row in {reading.seen[form.name]:,} records of the format {form.name!r}"
+        count = reading.seen[form.name]
+        records_read = "1 record" if count == 1 else f"{count:,} records"
+        kind = f"no row in {records_read} of the format {form.name!r}"
         if form.name == "memories":
             kind = "memories without queries"
             if is_notes:
-                kind += (
-                    f", {reading.seen[form.name]:,} notes; pass them as --store together with a log"
-                )
+                kind += f", {reading.seen[form.name]:,} notes"
         complaints = [line for line in reading.account.lines() if "not (" in line]
         complaints = [
             line for line in complaints if line.startswith("conversations")
@@ -1614,8 +1882,13 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         return DataError([Violation("shape", kind, form.helps or "a row", file=name)])
     nothing = "nothing in which memories were retrieved for a query"
     violations = [item for item in head if isinstance(item, Violation)]
+    broken = [item for item in violations if item.rule in ("zip", "gzip")]
+    if broken:
+        return DataError(broken)
     records = [item for item in head if not isinstance(item, Violation)]
-    if records:
+    if records and isinstance(records[0], Mapping):
+        kind = _without_roles(records, reading.found_roles)
+    elif records:
         kind = kind_of(records[0])
     elif violations:
         first = violations[0]
@@ -1630,14 +1903,11 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         kind = f"{nothing}: it is empty"
     if not records and violations and "cut off" in violations[0].found:
         first = violations[0]
-        found = f"line {first.line}, which cannot be read: {first.found}"
-        allowed = "a complete file: export or load it again"
-        return DataError([Violation("json", found, allowed, file=name)])
+        found = f"in line {first.line} of the file, {first.found}"
+        return DataError([Violation("json", found, first.allowed, file=name)])
     allowed = (
-        "a map of its field names (--map query=PLACE --map memories=PLACE, with dots for nested "
-        f"fields), or rows with a query and memories as {', '.join(SHAPES)} are written, or "
-        f"{', '.join(form.name for form in FORMATS if form.name not in ('rows', 'memories'))} "
-        "(all in `known_shapes()`)"
+        "a map of its field names (--map query=PLACE --map memories=PLACE --map answer=PLACE, with "
+        "dots for nested fields), or rows in a format that `memcalib logs --help` names"
     )
     return DataError([Violation("shape", kind, allowed, file=name)])
 
@@ -1681,9 +1951,17 @@ def read_log(
     if store:
         memory_store = read_store(store)
         reading.standing += memory_store.items
-        reading.store = f"{Path(store).name}, memories: {len(memory_store.items):,}"
+        count = sum(
+            max(1, len(memories_in(item)))
+            for item in memory_store.items
+            if not isinstance(item, dict) or item.get("speaker") != "assistant"
+        )
+        reading.store = f"{Path(store).name}, memories: {count:,}"
         for reason, count in memory_store.left.items():
             reading.account.remark(f"entries of the store that are no memory: {reason}", count)
+        importing = sum(_imports_file(item) for item in memory_store.items)
+        what = "memories of the store that import another file (@path), which is not read"
+        reading.account.remark(what, importing)
     account = reading.account
     head: list[object] = []
     rows = 0
@@ -1706,9 +1984,22 @@ def read_log(
             _take(account, outcome, row)
         else:
             _leave(account, row.fields, outcome.reason)
-        yield outcome if isinstance(outcome, LogRow) else _dropped(source, row.line, outcome)
+        if isinstance(outcome, RowFault):
+            name = row.fields.get("id") if row.turns_counted else ""  # a conversation has many rows
+            yield _dropped(source, row.line, outcome, str(name or ""))
+        else:
+            yield outcome
     if not rows:
         raise refusal_of(source, reading, head)
+
+
+_IMPORT = re.compile(r"(?<![\w`])@[\w.~-]*[/\w]\.\w{1,5}\b|(?<![\w`])@[\w.~-]+/[\w./~-]+")
+
+
+def _imports_file(item: object) -> bool:
+    """Whether a memory of a note imports another file, as CLAUDE.md can."""
+    is_note = isinstance(item, dict) and str(item.get("source", "")).endswith(".md")
+    return is_note and _IMPORT.search(item["text"]) is not None
 
 
 def _with_query(
@@ -1728,6 +2019,7 @@ def _with_query(
         if isinstance(row, FoundRow):
             if row.format == "rows":
                 row.fields = translate(row.fields)
+                reading.found_roles |= _roles_in(row.fields)
             has_query |= _is_logged_query(row.fields)
     if not has_query:
         return
@@ -1738,9 +2030,14 @@ def _with_query(
         yield row
 
 
-def _dropped(source: LogSource, line: int, fault: RowFault) -> Dropped:
+def _dropped(source: LogSource, line: int, fault: RowFault, row_id: str = "") -> Dropped:
     return Dropped(
-        source="memory log", stage="reading", line=line, file=source_name(source), **fault._asdict()
+        id=row_id,
+        source="memory log",
+        stage="reading",
+        line=line,
+        file=source_name(source),
+        **fault._asdict(),
     )
 
 

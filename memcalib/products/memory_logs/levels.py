@@ -38,7 +38,8 @@ from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
 from ...io.jsonl import rows_so_far
 from ...io.records import Record, display_text, read_jsonl, write_jsonl, write_whole
-from ...io.runs import file_hash, private_folder
+from ...io.private import private_folder
+from ...io.runs import file_hash
 from ...io.settings import package_data
 from .own_answers import alike_levels
 from ...problem import Example, Level, Name, Rollout, WireLevel, text_hash

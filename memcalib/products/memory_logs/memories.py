@@ -24,7 +24,7 @@ from memcalib.products.memory_logs.memory_use import (
 )
 from ...io.jsonl import rows_so_far
 from .own_answers import alike_levels
-from ...io.records import printable
+from ...io.records import one_line, printable
 from ...metrics import load_judgments
 from ...problem import Example, Level, Rollout
 from ...report.page import grid_html, render_page, write_page
@@ -240,12 +240,15 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     lines = [memories_sentence(report), ""]
     for name in FINDINGS:
         rows = report.findings[report.findings["finding"] == name].head(shown)
-        lines += [f"{name}: {row.text[:60]!r} {row.why}" for row in rows.itertuples()]
+        lines += [f"{name}: {one_line(row.text, 80)!r} {row.why}" for row in rows.itertuples()]
     names = ["in_prompt", "cited", "used", "over_used", "under_used", "lost"]
     table = report.memories.head(shown)
-    table = table.assign(memory=[printable(text[:50]) for text in table["text"]])
+    table = table.assign(memory=[one_line(text, 60) for text in table["text"]])
     known = [name for name in names if table[name].notna().any()]
-    lines += ["", table[["memory", *known]].round(1).to_string(index=False), "", *report.notes]
+    lines += ["", table[["memory", *known]].round(1).to_string(index=False)]
+    more = len(report.memories) - shown
+    lines += [f"Further memories, on the page: {more:,}"] if more > 0 else []
+    lines += ["", *report.notes]
     return printable("\n".join(lines), keep="\n")
 
 

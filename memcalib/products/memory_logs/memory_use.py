@@ -28,10 +28,26 @@ if TYPE_CHECKING:
 def memory_key(block: Block) -> str:
     """By what a memory is known over many prompts: the id of its store, or a hash of its words."""
     store_ids = (block.model_extra or {}).get("store_ids")
-    if store_ids:
-        return str(store_ids[0])
-    words = " ".join(block.memory_text.lower().split())
+    return str(store_ids[0]) if store_ids else _key_of_words(block.memory_text)
+
+
+def _key_of_words(text: str) -> str:
+    words = _PLACEHOLDER.sub(r"[\1]", " ".join(text.lower().split()))
     return f"text {text_hash(words, 10)}"
+
+
+_PLACEHOLDER = re.compile(r"\[([a-z -]{2,20}) \d+\]")  # its number counts within a row
+
+
+def _ids_of_words(frame: "pd.DataFrame") -> dict[str, str]:
+    """Hash of the words of a memory -> the id of the store that has them, where it is a single one:
+    a log may name the id of a memory in one row and not in the next."""
+    ids: dict[str, set[str]] = {}
+    for memory, text in frame[["memory", "text"]].drop_duplicates().itertuples(index=False):
+        key = _key_of_words(text)
+        if memory != key:
+            ids.setdefault(key, set()).add(memory)
+    return {key: next(iter(same)) for key, same in ids.items() if len(same) == 1}
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #be0375d3
 USE_COLUMNS = (
@@ -158,6 +174,8 @@ def use_frame(
             cited, _ = cited_blocks(response, example)
         rows += _answer_rows(number, judgment, example, cited)
     frame = pd.DataFrame(rows, columns=list(USE_COLUMNS))
+    ids = _ids_of_words(frame)
+    frame["memory"] = [ids.get(key, key) for key in frame["memory"]]
     if responses is not None and not frame["cited"].any():
         frame["cited"] = math.nan  # a model that never marks does not say that it used nothing
     return frame
@@ -216,7 +234,10 @@ def memory_table(
     if left_out is None:
         retrieved = retrieved * math.nan
     else:
-        retrieved = retrieved + pd.Series(left_out, dtype=float).reindex(table.index).fillna(0)
+        ids = _ids_of_words(frame)
+        outside = pd.Series(left_out, dtype=float)
+        outside = outside.groupby([ids.get(key, key) for key in outside.index]).sum()
+        retrieved = retrieved + outside.reindex(table.index).fillna(0)
     table.insert(0, "retrieved", retrieved)
     table = _newest_rows(frame).join(table)
     harm = ["lost", "over_used", "wrong_stance", "decided"]

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...io.records import own_files
 from ...io.settings import parse_yaml
 from .files import open_text
 
@@ -21,7 +22,10 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.S)
 _BULLET_LINE = re.compile(r"^(\s*)(?:[-*+•]|\d{1,3}[.)])\s+(.+?)\s*$")
 _HEADING_LINE = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 _LINK_ONLY = re.compile(r"^\[[^\]]*\]\([^)]*\.md[^)]*\)")
+_LABEL_ONLY = re.compile(r"(\*\*|__|)[^*_:\n]{1,40}(?::\1|\1:)")
+_TEMPLATE_HELP = re.compile(r"\s*_\([^)\n]*\)_")  # in the USER.md that OpenClaw lays out
 _IMPORT_ONLY = re.compile(r"^@[\w./~-]+$")
+_BOLD_LINE = re.compile(r"^(\*\*|__)[^*_]+\1:?$")
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _DAY_IN_NAME = re.compile(r"(?:^|/)(\d{4}-\d{2}-\d{2})[^/]*\.md$")
@@ -54,19 +58,68 @@ def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return None
 
 
+_TITLE_WORDS = 3  # a bullet of at most so many words is a title of the bullets inside it
+
+
+def _title(text: str, most_words: int = _TITLE_WORDS) -> str:
+    """The title that a bullet is of the bullets inside it, without its colon or stars; "" for a
+    bullet that is a statement of its own."""
+    is_bold = _BOLD_LINE.match(text) is not None
+    is_marked = is_bold or text.endswith(":")
+    if not is_marked and (len(text.split()) > most_words or text[-1:] in ".!?"):
+        return ""
+    return text.strip("*_: ") if is_bold else text.rstrip(": ")
+
+
+def _opens_list(lines: Sequence[str], number: int) -> bool:
+    """Whether a line is no memory but the heading of the bullets that follow it: in bold, or with a
+    colon at its end."""
+    line = lines[number].strip()
+    if _BULLET_LINE.match(line) or not (line.endswith(":") or _BOLD_LINE.match(line)):
+        return False
+    following = next((later for later in lines[number + 1 :] if later.strip()), "")
+    return lines[number][:1].strip() != "" and _BULLET_LINE.match(following) is not None
+
+
+class _Bullets:
+    """The bullets that are open, the outermost first: where each begins in its line, and the number
+    of the entry that it is in."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[int, int]] = []
+
+    def around(self, bullet: re.Match[str]) -> int | None:
+        """The number of the entry inside which a bullet stands; None for none. Bullets that it
+        closes are forgotten."""
+        self.indent = len(bullet[1].expandtabs(4))
+        while self.open and self.open[-1][0] >= self.indent:
+            self.open.pop()
+        return self.open[-1][1] if self.open else None
+
+    def add(self, number: int) -> None:
+        """Put the bullet that was asked about last into the entry of this number."""
+        self.open.append((self.indent, number))
+
+
 def note_entries(text: str) -> list[tuple[str, str]]:
-    """(heading, text) of each bullet and paragraph of a Markdown text; a block of code belongs to
-    what stands above it, unless an empty line parts them and it is not indented.
+    """(heading, text) of each bullet and paragraph of a Markdown text. A bullet inside another one
+    goes on with its statement, or, where that is a title, has the title in front. A block of code
+    belongs to what stands above it, unless an empty line parts them and it is not indented.
     """
     entries: list[tuple[str, list[str]]] = []
+    bullets = _Bullets()
+    titles: set[int] = set()  # the numbers of entries that say nothing but what others begin with
     heading = ""
     is_open = in_code = False  # whether the next line goes on with the last entry
-    for line in _COMMENT.sub("", text).splitlines():
+    text_lines = _COMMENT.sub("", text).splitlines()
+    for number, line in enumerate(text_lines):
+        markdown = None if in_code else _HEADING_LINE.match(line)
         if _FENCE.match(line):
             in_code = not in_code
-        elif not in_code and _HEADING_LINE.match(line):
-            heading = _HEADING_LINE.match(line)[2]
+        elif markdown or (not in_code and _opens_list(text_lines, number)):
+            heading = markdown[2] if markdown else line.strip().strip("*_: ")
             is_open = False
+            bullets = _Bullets()
             continue
         if not line.strip() and not in_code:
             is_open = False
@@ -74,13 +127,27 @@ def note_entries(text: str) -> list[tuple[str, str]]:
         bullet = None if in_code else _BULLET_LINE.match(line)
         is_code = in_code or _FENCE.match(line)
         if bullet:
-            entries.append((heading, [bullet[2]]))
+            around = bullets.around(bullet)
+            title = "" if around is None else _title(" ".join(entries[around][1]))
+            if around is None or title:
+                if around is not None:
+                    titles.add(around)
+                entries.append((heading, [f"{title}: {bullet[2]}" if title else bullet[2]]))
+                bullets.add(len(entries) - 1)
+            else:
+                said = entries[around][1]
+                if said[-1][-1:] not in ".!?;:,`":
+                    said[-1] += ";"
+                said.append(bullet[2])
+                bullets.add(around)
         elif entries and entries[-1][0] == heading and (is_open or line[:1] in " \t"):
             entries[-1][1].append(line.rstrip() if is_code else line.strip())
         else:
             entries.append((heading, [line.strip()]))
+            bullets = _Bullets()
         is_open = True
-    return [(heading, _joined(lines)) for heading, lines in entries]
+    kept = [entry for number, entry in enumerate(entries) if number not in titles]
+    return [(heading, _joined(lines)) for heading, lines in kept]
 
 
 def _joined(lines: Sequence[str]) -> str:
@@ -97,6 +164,8 @@ def note_memories(text: str, name: str, left_out: list[str] | None = None) -> li
     What is no memory is added to `left_out`, with its reason.
     """
     fields, body = front_matter(text[:_MOST_CHARACTERS])
+    if Path(name).name in ("USER.md", "IDENTITY.md"):
+        body = _TEMPLATE_HELP.sub("", body)
     note_fields = {"source": name}
     memory_type = _first_text(fields, _TYPE_FIELDS)
     day_of_file = _DAY_IN_NAME.search(name)
@@ -144,6 +213,8 @@ def _no_memory(entry: str) -> str:
         return "a link to another note"
     if _IMPORT_ONLY.match(entry):
         return "an import of another file"
+    if _LABEL_ONLY.fullmatch(entry):
+        return "a label with nothing behind it"
     return ""
 
 
@@ -166,7 +237,7 @@ def note_files(path: str | Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = sorted(path.rglob("*.md"))
-    return [file for file in files if not _is_hidden(file.relative_to(path))]
+    return own_files(path, [file for file in files if not _is_hidden(file.relative_to(path))])
 
 
 def _is_hidden(path: Path) -> bool:
@@ -201,11 +272,16 @@ _HEADING = re.compile(
 )
 _ABOUT_MEMORY = re.compile(
     r"\bmemor(?:y|ies)\b|^model set context$|^(?:relevant |known |user )facts\b"
-    r"|^facts about the user|^what (?:i|we|you) know about|^user profile$",
+    r"|\b(?:facts|information|details|notes) (?:about|on) (?:the|this) user\b"
+    r"|^what (?:i|we|you) know about|^(?:what is )?known about|^user profile$"
+    r"|^about (?:the|this) user$|^user preferences$",
     re.I,
 )
 _WITH_DAY = re.compile(r"^\[(\d{4}-\d{2}-\d{2})[^\]]*\][.:]?\s*(.+)$", re.S)
 _ZEP_SECTION = re.compile(r"<([A-Z][A-Z_]+)>(.*?)</\1>", re.S)
+_CLOCK_BEHIND_DAY = re.compile(
+    r"(?<=\d{4}-\d{2}-\d{2})[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?"
+)
 _EPISODE = re.compile(r"Created At: (\S+).*? Content: (.+)")
 _LETTA_BLOCK = re.compile(
     r"<(?P<label>\w+)>\s*(?:<description>.*?</description>\s*)?(?:<metadata>.*?</metadata>\s*)?"
@@ -236,24 +312,35 @@ def _entry(text: str) -> dict[str, str]:
 
 def section_entries(section: str) -> list[dict[str, str]]:
     """The memories of a section: the lines above its bullets, and its bullets, each with the lines
-    that go on below it; an introduction with a colon is none, and a day in brackets in front is the
-    time.
+    that go on below it, and with the title in front inside which it stands; an introduction with a
+    colon is none, and a day in brackets in front is the time.
     """
     section = re.sub(r"</?[a-z_]+>", "", section, flags=re.I)
     lines = [line for line in section.splitlines() if line.strip()]
     lines = [line for line in lines if not _HEADING_LINE.match(line)]
+    lines = [line for number, line in enumerate(lines) if not _opens_list(lines, number)]
     has_bullets = any(map(_BULLET_LINE.match, lines))
     entries: list[str] = []
+    bullets = _Bullets()
+    titles: set[int] = set()
     is_below_bullet = False
     for line in lines:
         bullet = _BULLET_LINE.match(line)
         is_introduction = has_bullets and not is_below_bullet and line.rstrip().endswith(":")
-        if bullet or not has_bullets or (not is_below_bullet and not is_introduction):
-            entries.append(bullet[2] if bullet else line.strip())
+        if bullet:
+            around = bullets.around(bullet)
+            title = "" if around is None else _title(entries[around], most_words=0)
+            if around is not None and title:
+                titles.add(around)
+            entries.append(f"{title}: {bullet[2]}" if title else bullet[2])
+            bullets.add(len(entries) - 1)
+        elif not has_bullets or (not is_below_bullet and not is_introduction):
+            entries.append(line.strip())
         elif is_below_bullet:
             entries[-1] += f" {line.strip()}"
         is_below_bullet |= bullet is not None
-    return [_entry(text) for text in entries]
+    kept = [text for number, text in enumerate(entries) if number not in titles]
+    return [_entry(text) for text in kept]
 
 
 def _heading_level(line: str) -> int:
@@ -316,20 +403,36 @@ def _zep_entries(section: str) -> list[str]:
     lines = [line for line in lines if line and not line.startswith("#")]
     if lines and all(line.startswith("Name:") for line in lines[:1]):
         named = re.split(r"\n(?=Name:)", "\n".join(lines))
-        return ["; ".join(entity.splitlines()) for entity in named]
+        return [_entity(entity.splitlines()) for entity in named]
     has_bullets = any(re.match(r"[-*•](?:\s|$)", line) for line in lines)
     for line in lines:
         if not has_bullets or re.match(r"[-*•](?:\s|$)", line):
             entries.append([re.sub(r"^[-*•]\s*", "", line) if has_bullets else line])
         elif entries:
             entries[-1].append(line)
-    return [" ".join(entry).strip() for entry in entries]
+    return [
+        _entity(entry) if entry[0].startswith("Name:") else " ".join(entry).strip()
+        for entry in entries
+    ]
+
+
+def _entity(lines: Sequence[str]) -> str:
+    """The lines of an entity of Zep, parted by semicolons; what stands below a line with a colon at
+    its end belongs to that line."""
+    parts: list[str] = []
+    for line in lines:
+        if parts and parts[-1].endswith(":"):
+            parts[-1] += f" {line}"
+        else:
+            parts.append(line)
+    return "; ".join(parts)
 
 
 def context_facts(context: str) -> list[dict[str, str]]:
     """The facts, entities, summaries and episodes of a context block of Zep, each as an edge; none
     where it has neither sections nor bullets alone.
     """
+    context = _CLOCK_BEHIND_DAY.sub("", context)  # the second of a time can identify a person
     sections = [match[2] for match in _ZEP_SECTION.finditer(context)]
     lines = [line for line in context.splitlines() if line.strip()]
     if not sections and lines and all(map(_BULLET_LINE.match, lines)):

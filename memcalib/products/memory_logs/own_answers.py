@@ -572,13 +572,14 @@ def own_answers(
         maker.add(row)
     maker.check()
     if not result.examples:
-        lines = grouped_losses(result.losses())
-        allowed = "rows with a query, memories with text, an answer, and consent"
+        every = "rows with a query, memories with text, an answer, and consent"
         helps = [form.helps for form in FORMATS if reading.source.seen[form.name] and form.helps]
-        allowed = "; ".join([allowed, *helps])
-        raise DataError(
-            [Violation("log", line, allowed, file=reading.name) for line in lines or ["no row"]]
-        )
+        violations = []
+        for line in grouped_losses(result.losses()) or ["no row"]:
+            found, _, allowed = line.partition("; allowed: ")
+            allowed = "; ".join([allowed or every, *helps])
+            violations.append(Violation("log", found, allowed, file=reading.name))
+        raise DataError(violations)
     if limit is not None:
         beyond = [example.id for example in result.examples[limit:]]
         result.leave_out(beyond, f"beyond the first {limit} questions")

@@ -7,6 +7,7 @@ __all__ = ['Step', 'parsed', 'messages_in', 'words_in', 'trace_rows', 'langfuse_
            'wire_attributes', 'nested', 'spans_of', 'span_step', 'span_steps']
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace003
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,9 @@ class Step:
     prompt: list[Message] = field(default_factory=list)  # what a model was asked
     reply: list[Message] = field(default_factory=list)  # what it said
     memories: list | None = None  # of a search; None for a step that is none
+    origin: str = ""  # from which field they were read
+    talk: list[Message] = field(default_factory=list)  # the whole conversation, in a root's output
+    is_error: bool = False  # whether the step ended in an error
     is_root: bool = False
     query: str = ""
     answer: str = ""
@@ -127,12 +131,24 @@ def words_in(value: object, names: Sequence[str]) -> str:
 def _main_call(steps: Sequence[Step], reply: str) -> Step | None:
     """The call of a model that gave the reply of a trace; without a reply, the last one."""
     calls = [step for step in steps if step.prompt and any(_has_words(m) for m in step.reply)]
-    if not reply:
-        return calls[-1] if calls else None
+    if not reply:  # what is JSON alone is meant for a program, such as extracted memories
+        spoken = [step for step in calls if not all(map(_is_json, step.reply))]
+        return [*calls, *spoken][-1] if calls else None
     for step in reversed(calls):
         if any(message.text.strip() and message.text.strip() in reply for message in step.reply):
             return step
     return None
+
+
+def _has_failed(steps: Sequence[Step], roots: Sequence[Step]) -> bool:
+    """Whether a trace without a reply ended in an error: its root did, or its last call of a
+    model."""
+    calls = [step for step in steps if step.prompt]
+    return any(step.is_error for step in roots) or bool(calls and calls[-1].is_error)
+
+
+def _is_json(message: Message) -> bool:
+    return not message.calls and structure_in(message.text) is not None
 
 
 def _has_words(message: Message) -> bool:
@@ -167,11 +183,24 @@ def trace_rows(
     memories: list[object] = list(standing)
     if any(step.memories is not None for step in steps):
         memories = [item for item in memories if not isinstance(item, Searched)]
+    given = len(memories)
     for step in steps:
         memories += [item for item in step.memories or [] if item not in memories]
-    main = _main_call(steps, reply)
+    count = sum(len(step.memories or []) for step in steps)
+    again = count - (len(memories) - given)
+    account.remark("memories that a second search found again, which count once", again)
+    found = len(memories) - given
+    has_failed = not reply and _has_failed(steps, roots)
+    main = None if has_failed else _main_call(steps, reply)
+    account.remark(
+        "traces without their root, of which the last call counts", bool(main and not roots)
+    )
+    others = sum(bool(step.prompt) and step is not main for step in steps)
+    account.remark("further calls of a model in a trace, which did not give its answer", others)
     if main:
         shown = "\n".join(message.text for message in main.prompt)
+        for message in main.prompt:
+            shown += "\n".join(result.text for result in message.results)
         memories = _shown(memories, shown)
         messages = [*main.prompt, *main.reply]
         if query and not any(m.role == "user" and m.text.strip() for m in main.prompt):
@@ -179,6 +208,8 @@ def trace_rows(
     else:
         messages = [Message("user", query)] if query else []
         messages += [Message("assistant", reply)] if reply else []
+        talks = [s.talk for s in roots if any(m.role == "user" and m.text.strip() for m in s.talk)]
+        messages = max(talks, key=len, default=messages)
     fields: dict[str, Any] = {}
     answering = [main, *steps] if main else steps
     for field_name, of_steps in (("user", steps), ("model", answering)):
@@ -191,8 +222,15 @@ def trace_rows(
             usage[unit] = usage.get(unit, 0.0) + amount
     if usage:
         fields["usage"] = usage
+    has_row = False
     for row in conversation_rows(messages, account, name, fields, memories, last_only=True):
+        has_row = True
         yield {**row, "id": name}
+    if not has_row:
+        account.find("memory", found)
+        account.leave("memory", "its trace gave no row", found)
+        is_error = any(step.is_error for step in steps)
+        account.remark("traces that ended in an error and gave no row", is_error)
 
 # %% ../../../nbs/products/memory_logs/06_traces.ipynb #79ace008
 def _is_search(kind: str, name: str) -> bool:
@@ -241,6 +279,7 @@ def langfuse_steps(record: Mapping[str, Any]) -> list[Step]:
             is_root=True,
             query=words_in(record.get("input"), _QUERY_NAMES),
             answer=words_in(record.get("output"), _ANSWER_NAMES),
+            talk=messages_in(record.get("output")),
             user=str(record.get("userId") or ""),
             usage=_usage(cost=record.get("totalCost"), seconds=record.get("latency")),
         )
@@ -257,8 +296,10 @@ def _observation(record: Mapping[str, Any], trace: str) -> Step:
     details = record.get("usageDetails") or record.get("usage")
     total = details.get("total") if isinstance(details, Mapping) else None
     step.usage = _usage(tokens=total)
+    step.is_error = str(record.get("level") or "").upper() == "ERROR"
     if _is_search(kind, name):
         step.memories = _memories_of(record.get("output"))
+        step.origin = f"output of {kind.upper()} observations"
     elif kind == "generation":
         step.prompt = messages_in(record.get("input"))
         step.reply = messages_in(record.get("output"))
@@ -280,6 +321,16 @@ def langsmith_steps(record: Mapping[str, Any]) -> list[Step]:
     return steps
 
 
+def _langsmith_model(record: Mapping[str, Any]) -> str:
+    """The model of a run, as LangChain writes it; "" where it is not named."""
+    extra = parsed(record.get("extra"))
+    for path in (("metadata", "ls_model_name"), ("invocation_params", "model")):
+        value = _at(extra, *path)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
 def _run(record: Mapping[str, Any], trace: str) -> Step:
     kind = str(record.get("run_type") or "").lower()
     name = str(record.get("name") or "")
@@ -287,16 +338,20 @@ def _run(record: Mapping[str, Any], trace: str) -> Step:
     outputs = parsed(record.get("outputs"))
     step = Step(trace, str(record.get("start_time") or ""))
     step.usage = _usage(tokens=record.get("total_tokens"), cost=record.get("total_cost"))
+    step.is_error = bool(record.get("error"))
     if _is_search(kind, name):
         step.memories = _memories_of(outputs)
+        step.origin = f"outputs of {kind} runs"
     elif kind in ("llm", "chat_model"):
         step.usage = {}  # stands in the root as well
         step.prompt = messages_in(inputs)
         step.reply = messages_in(outputs)
+        step.model = _langsmith_model(record)
     if not record.get("parent_run_id"):
         step.is_root = True
         step.query = words_in(inputs, _QUERY_NAMES)
         step.answer = words_in(outputs, _ANSWER_NAMES)
+        step.talk = messages_in(outputs)
     else:
         step.usage = {}
     return step
@@ -311,7 +366,8 @@ def wire_value(value: object) -> object:
     if "kvlistValue" in value:
         return wire_attributes(value["kvlistValue"].get("values"))
     if "intValue" in value:  # a text, since JSON has no long numbers
-        return int(value["intValue"])
+        digits = str(value["intValue"])
+        return int(digits) if re.fullmatch(r"-?\d{1,20}", digits) else digits
     for name in ("stringValue", "doubleValue", "boolValue"):
         if name in value:
             return value[name]
@@ -398,8 +454,16 @@ def spans_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             "kind": str(record.get("span_kind") or ""),
             "attributes": nested(attributes),
             "events": only_dicts(parsed(record.get("events"))),
+            "is_error": _is_error_status(record),
         }
     ]
+
+
+def _is_error_status(record: Mapping[str, Any]) -> bool:
+    """Whether the status of a span is an error, as Phoenix (ERROR) or OTLP (2) writes it."""
+    status = parsed(record.get("status"))
+    code = status.get("code") if isinstance(status, Mapping) else record.get("status_code")
+    return str(code) in ("ERROR", "STATUS_CODE_ERROR", "2")
 
 
 def _traced_message(raw: object) -> Message | None:
@@ -452,12 +516,13 @@ def span_step(span: Mapping[str, Any]) -> Step:
     """The step of a span."""
     attributes = span["attributes"]
     gen_ai = attributes.get("gen_ai") if isinstance(attributes.get("gen_ai"), Mapping) else {}
-    step = Step(span["trace"], span["start"])
+    step = Step(span["trace"], span["start"], is_error=span["is_error"])
     prompt = _at(attributes, "llm", "input_messages")
     reply = _at(attributes, "llm", "output_messages")
     if isinstance(prompt, list):
         step.prompt = [m for m in map(_traced_message, prompt) if m]
-        step.reply = [m for m in map(_traced_message, reply or []) if m]
+        reply = reply if isinstance(reply, list) else []
+        step.reply = [m for m in map(_traced_message, reply) if m]
     else:
         system = _at(gen_ai, "system_instructions")
         step.prompt = [_system(system)] if system else []
@@ -476,13 +541,17 @@ def span_step(span: Mapping[str, Any]) -> Step:
     is_reading = operation in ("", "search_memory", "retrieval", "retrieve")
     if isinstance(documents, list) and is_reading:
         step.memories = _documents(documents)
+        of_memory = _at(gen_ai, "memory", "records") is documents
+        step.origin = "gen_ai.memory.records" if of_memory else "retrieval.documents"
     elif tool and is_memory_search(tool):
         result = _at(gen_ai, "tool", "call", "result") or output
         step.memories = _memories_of(result) if result else None
+        step.origin = "results of tools that search the memory"
     if not span["parent"]:
         step.is_root = True
         step.query = words_in(_at(attributes, "input", "value"), _QUERY_NAMES)
         step.answer = words_in(output, _ANSWER_NAMES)
+        step.talk = messages_in(output)
     step.user = str(_at(attributes, "user", "id") or "")
     model = _at(attributes, "llm", "model_name") or _at(gen_ai, "request", "model")
     step.model = str(model or "")

@@ -177,7 +177,7 @@ def _world(world: World | str) -> World:
     if isinstance(world, World):
         return world
     if world not in WORLDS:
-        raise ValueError(f"unknown world {world!r}: allowed are {', '.join(WORLDS)}")
+        raise ValueError(f"unknown world {world!r}; allowed: {', '.join(WORLDS)}")
     return WORLDS[world]
 
 # %% ../../../nbs/products/micro/01_world.ipynb #aa1d2621
@@ -514,7 +514,7 @@ def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") ->
     """
     world = _world(world)
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: allowed are {', '.join(SPLITS)}")
+        raise ValueError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
     names = [f"micro-{world.name}-{split}-{seed}-{i:05d}" for i in range(n)]
     return [_example(world, name, SPLITS.index(split)) for name in names]
 
@@ -776,7 +776,7 @@ def _parse_slot(text: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         match = pattern.fullmatch(text)
         if match is None:
             continue
-        words = [word for group in match.groups() for word in group.split(" ")]
+        words = " ".join(match.groups()).split(" ")
         nouns = tuple(words[:1])
         details = tuple(words[1:])
         if NOUNS.issuperset(nouns) and _DETAILS.issuperset(details):
@@ -876,7 +876,7 @@ def _fault(response: str, sentences: Sequence[Sentence], knowledge: _Knowledge) 
         return _Fault("no closing", len(sentences) - 1)
     empty = _empty_slot(sentences, knowledge)
     if empty:
-        return _Fault(f"nothing is said of the {empty}")
+        return _Fault(f"nothing is said about the {empty}")
     return _Fault()
 
 

@@ -73,7 +73,7 @@ class PermutedRule(CreditRule[Pairs]):
         placed = self.rule.weights(batch, pairs, scores)
         if isinstance(placed, OwnAdvantages):
             raise ValueError(
-                f"rule {self.name!r}: found a rule without weights; nothing to shuffle"
+                f"rule {self.name!r}: found a rule without weights, so there is nothing to shuffle"
             )
         row, _ = pairs.index(batch.mask.device)
         return replace(placed, weights=shuffled(placed.weights, batch.mask[row]))

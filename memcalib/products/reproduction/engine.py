@@ -19,10 +19,12 @@ from functools import partial
 from pathlib import Path
 
 from ...io.extras import needs
+from ...io.jsonl import append_to
 from ...io.records import ForeseenError, one_line
 from ...io.settings import package_data
 from ...io.tasks import Task, TaskProgress, TasksFailed
 from memcalib.products.reproduction.jobs import (
+    NO_WORKING_FOLDER,
     FAILED,
     LOG,
     STARTED,
@@ -71,7 +73,7 @@ def job_line(jobs: Jobs, name: str, to_do: bool) -> str:
     if not to_do:
         return text
     if state == "done":
-        text += "; run again for the answers that it lost"
+        text += "; run the same command again for the answers that were lost"
     parts = [_hours_text([job])] if job.hours else []
     if job.nodes * job.gpus > 1:
         parts.append(f"{job.nodes} x {job.gpus} GPUs")
@@ -173,7 +175,7 @@ def snakemake_words(root: Path, processes: int, gpus: int) -> list[str]:
     Times of files decide nothing, and the lock is the plan's own: the system lets it go when the
     process ends, and no command is needed to take it away.
     """
-    words = [sys.executable, "-m", "snakemake", "--snakefile"]
+    words = [sys.executable, "-P", "-m", "snakemake", "--snakefile"]
     words += [str(package_data("products", "reproduction", "plan.smk"))]
     words += ["--directory", str(root), "--keep-going", "--keep-incomplete", "--nolock"]
     words += ["--rerun-triggers", "software-env", "--scheduler", "greedy"]
@@ -263,7 +265,7 @@ def run_jobs(
         to_do = [jobs[name] for name in names]
         missing = missing_lines(to_do)
         if missing:
-            lines = [f"{len(missing)} things are missing; see them with --dry-run", *missing]
+            lines = [f"{len(missing)} things are missing; --dry-run lists them", *missing]
             raise ForeseenError("\n".join(lines))
         gpus = local_gpus() if any(job.gpus for job in to_do) else 0
         check_gpus(to_do, gpus)
@@ -273,12 +275,13 @@ def run_jobs(
                 set_aside(jobs.root, name)
         jobs.write(names)
         log = jobs.root / "plan.log"
-        with open(log, "ab") as output:
+        with append_to(log) as output:
             process = subprocess.Popen(
                 snakemake_words(jobs.root, processes, gpus),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **NO_WORKING_FOLDER},
                 pass_fds=[lock],  # held as long as the engine works, should this process be killed
                 start_new_session=True,
             )

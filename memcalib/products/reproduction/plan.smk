@@ -43,4 +43,4 @@ for kind in dict.fromkeys(job["kind"] for job in JOBS.values()):
             python=sys.executable,
             run=RUN,
         shell:
-            "{params.python:q} -c {params.run:q} . {wildcards.job:q}"
+            "{params.python:q} -P -c {params.run:q} . {wildcards.job:q}"

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Origin', 'Said', 'Provenance', 'default_training', 'own_settings', 'provenance', 'read_provenance',
-           'provenance_table', 'Claim', 'false_claims']
+           'provenance_table', 'setting_readers', 'credit_settings_table', 'Claim', 'false_claims']
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c480004
+import ast
 import dataclasses
 import inspect
 import re
@@ -42,6 +43,7 @@ class Said(BaseModel):
     code: Any = None  # the published code's value
     why: str = ""  # why it is not the paper's
     words: tuple[str, ...] = ()  # what prose calls it, beside its name
+    need: str = ""  # who needs it; said of settings of credit
 
     def gives(self, source: Literal["paper", "code"]) -> bool:
         """Whether a value of this source is known; None is a value."""
@@ -170,7 +172,7 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
         if others:
             raise ValueError(
                 f"provenance: {holder} has the setting {others[0]!r}, which is not documented; "
-                f"allowed: a line for it in provenance.yaml"
+                f"add a line for it to provenance.yaml"
             )
     for name, entry in named.items():
         said = Said.model_validate(entry)
@@ -178,7 +180,7 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
             value = _plain(default(name))
         except KeyError:
             raise ValueError(
-                f"provenance: {holder} has no setting {name!r}; allowed are those that it has"
+                f"provenance: {holder} has no setting {name!r}; allowed: the settings that it has"
             ) from None
         _check_said(f"{holder}.{name}", said, value)
         yield Provenance(topic, holder, name, value, said.origin(value), said)
@@ -187,7 +189,7 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
 def _check_said(setting: str, said: Said, value: object) -> None:
     """Raises `ValueError` where a place or a reason is missing."""
     if said.gives("paper") and not said.where:
-        raise ValueError(f"provenance: {setting}: a value of the paper without `where`")
+        raise ValueError(f"provenance: {setting}: found a value from the paper without `where`")
     if said.origin(value) != "the paper" and not said.why:
         raise ValueError(
             f"provenance: {setting}: the default {value!r} is not the paper's value, and no reason "
@@ -229,6 +231,64 @@ def _short(value: object, most: int = 60) -> str:
     text = str(_plain(value))
     return text if len(text) <= most else text[: most - 1] + "…"
 
+# %% ../../../nbs/products/reproduction/22_provenance.ipynb #4e8d1a02
+_CREDIT_SETTINGS = "memcalib.rules.base:CreditSettings"
+_METHOD = ("rules", "localization", "redistribution", "credit")  # in the order of their pages
+
+
+def _method_modules() -> Iterator[tuple[str, ast.Module]]:
+    """Name and syntax tree of each module of the method."""
+    package = package_data()
+    for room in _METHOD:
+        files = sorted((package / room).glob("[!_]*.py")) or [package / f"{room}.py"]
+        for file in files:
+            name = ".".join(file.relative_to(package).with_suffix("").parts)
+            yield name, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _settings_read(definition: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """The attributes of settings that a function or class reads, such as `batch.config.cap`."""
+    owners = {"config", "batch.config", "self.config"}
+    if definition.name == "CreditConfig":
+        owners = {"self"}
+    attributes = [node for node in ast.walk(definition) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in attributes if ast.unparse(node.value) in owners}
+
+
+def setting_readers(names: Iterable[str]) -> dict[str, list[str]]:
+    """The functions and classes of the method that read each of these settings of credit, as
+    `module.name`."""
+    readers: dict[str, list[str]] = {name: [] for name in names}
+    for module, tree in _method_modules():
+        for definition in tree.body:
+            if not isinstance(definition, ast.FunctionDef | ast.ClassDef):
+                continue
+            for name in _settings_read(definition) & readers.keys():
+                readers[name].append(f"{module}.{definition.name}")
+    return readers
+
+
+def credit_settings_table() -> str:
+    """The settings of credit as a table in Markdown: default, section of the paper, who needs it,
+    who reads it.
+
+    Raises `ValueError` naming a setting that no function of the method reads, and one of which
+    `provenance.yaml` does not say who needs it.
+    """
+    rows = [row for row in provenance() if row.holder == _CREDIT_SETTINGS]
+    readers = setting_readers(row.setting for row in rows)
+    lines = ["| setting | default | paper | who needs it | read by |", "|---|---|---|---|---|"]
+    for row in rows:
+        name = row.setting
+        if not row.said.need:
+            raise ValueError(f"{name}: found no `need` in provenance.yaml; say who needs it")
+        if not readers[name]:
+            raise ValueError(f"{name}: found no function of the method that reads config.{name}")
+        read_by = ", ".join(f"`{reader}`" for reader in readers[name])
+        cells = (f"`{name}`", f"{row.value}", row.said.where, row.said.need, read_by)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c480012
 class Claim(NamedTuple):
     """A sentence that calls something the paper's which is not."""
@@ -245,7 +305,7 @@ _ALL_DEFAULTS = re.compile(
 _CALLED_BY_NAME = ("method", "training", "judging", "evaluation")  # topics of which names are rare
 _DENIES = re.compile(
     r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's"
-    r"|(?:paper|and|that) (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
+    r"|(?:paper|and|that|but) (?:names?|gives?|has|states?|says?|does) (?:no|none|not|neither)\b"
     r"|\bpublished (?:code|recipe)|\bnot (?:what|published)|\bunpublished\b|\bdepart"
 )
 

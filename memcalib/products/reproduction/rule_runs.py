@@ -222,7 +222,7 @@ def compared_rule(name: str) -> ComparedRule:
         return VARIANTS[name]
     if name not in rule_names() and ":" not in name:
         names = ", ".join(map(repr, [*rule_names(), *VARIANTS]))
-        raise ValueError(f"rule {name!r}, allowed are {names}, or 'package.module:name'")
+        raise ValueError(f"rule: found {name!r}; allowed: {names}, or 'package.module:name'")
     rule = credit_rule(name)
     return ComparedRule(rule.label or name, rule_settings(name))
 
@@ -261,7 +261,7 @@ class GridRun(BaseModel):
     @classmethod
     def _world(cls, name: str) -> str:
         if name not in WORLDS:
-            raise ValueError(f"unknown world {name!r}: allowed are {', '.join(WORLDS)}")
+            raise ValueError(f"unknown world {name!r}; allowed: {', '.join(WORLDS)}")
         return name
 
     @property
@@ -538,7 +538,7 @@ class GridStage(BaseModel):
         unknown = self.more_seeds.keys() - set(self.rules)
         if unknown:
             raise ValueError(
-                f"more_seeds of {min(unknown)!r}: allowed are the stage's rules, "
+                f"more_seeds: found {min(unknown)!r}; allowed: the stage's rules, "
                 f"{', '.join(self.rules)}"
             )
         return self
@@ -576,13 +576,13 @@ class GridPlan(BaseModel):
             unknown = [cell for cell in stage.cells if cell not in self.cell_names()]
             if unknown:
                 allowed = ", ".join(sorted(self.cell_names()))
-                raise ValueError(f"stage {name}: cell {unknown[0]!r}, allowed are {allowed}")
+                raise ValueError(f"stage {name}: found the cell {unknown[0]!r}; allowed: {allowed}")
             seeds_by_split[stage.split].update(stage.seeds_of(*stage.rules))
         in_both = seeds_by_split["validation"] & seeds_by_split["test"]
         if in_both:
             raise ValueError(
                 f"seed {min(in_both)} is used for both validation and test; allowed: only one of "
-                f"them"
+                f"the two"
             )
         return self
 
@@ -607,8 +607,8 @@ class GridPlan(BaseModel):
         comparing = [name for name, stage in self.stages.items() if len(stage.rules) > 1]
         if not comparing:
             raise ValueError(
-                f"rule {names[0]!r}: no stage compares rules; allowed: a plan with a stage of two "
-                f"or more rules"
+                f"rule {names[0]!r}: found no stage that compares rules; allowed: a plan with a "
+                f"stage of two or more rules"
             )
         settings = self.model_dump()
         for name in comparing:
@@ -667,8 +667,8 @@ class GridPlan(BaseModel):
             if by_rate:
                 return by_rate
         raise ValueError(
-            f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a stage before "
-            "with split validation"
+            f"rule {rule!r} in cell {cell!r}: no learning rate was tuned; allowed: a plan with an "
+            f"earlier stage whose split is validation"
         )
 
     def tuned(self, rule: str, cell: str, rows: Sequence[GridRow]) -> float:
@@ -687,8 +687,8 @@ class GridPlan(BaseModel):
                 name for name, one in self.stages.items() if one.tunes(rule, "plain")
             ]
             raise ValueError(
-                f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(runs)} runs that tune its "
-                f"learning rate are missing; run stage {' and '.join(map(repr, stages))} first"
+                f"rule {rule!r} in cell {cell!r}: {len(missing)} of {len(runs)} runs that tune "
+                f"its learning rate are missing; run stage {' and '.join(map(repr, stages))} first"
             )
         scores = {}
         for lr, tries in by_rate.items():

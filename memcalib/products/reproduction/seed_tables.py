@@ -173,7 +173,7 @@ def paired_table(
         by_arm_and_seed = world_scores.set_index(["arm", "seed"])[list(metrics)]
         arms = list(dict.fromkeys(world_scores["arm"]))
         if base not in arms:
-            raise ValueError(f"world {world}: found no arm {base!r}; allowed are {', '.join(arms)}")
+            raise ValueError(f"world {world}: found no arm {base!r}; allowed: {', '.join(arms)}")
         base_scores = by_arm_and_seed.loc[base]
         for arm in arms:
             arm_scores = by_arm_and_seed.loc[arm]

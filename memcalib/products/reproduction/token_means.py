@@ -133,7 +133,7 @@ def under_use_signal(
     pairs = credit.pairs
     if pairs is None:
         raise ValueError(
-            "found credit without pairs; allowed is credit from a rule that places credit"
+            "found credit without pairs; allowed: credit from a rule that places credit on tokens"
         )
     signal = torch.zeros(credit.advantages.shape, dtype=torch.float64)
     numbers = [CHANNELS.index(name) for name in UNDER_USE]

@@ -1140,11 +1140,11 @@ def text_faults(atoms: Sequence[str], text: str) -> Iterator[TextFault]:
     """
     if not text.strip() or "\n" in text.strip():
         yield TextFault(
-            "paragraph", f"found {short_repr(text)}, allowed is one paragraph in one line"
+            "paragraph", f"found {short_repr(text)}; allowed: one paragraph in one line"
         )
     yield from exact_faults(atoms, text)
     yield from mark_faults(atoms, text)
     yield from word_faults(atoms, text)
     word = first_person_word(text)
     if word and not any(first_person_word(atom) for atom in atoms):
-        yield TextFault("first person", f"found {word!r}, allowed are sentences about the user")
+        yield TextFault("first person", f"found {word!r}; allowed: sentences about the user")

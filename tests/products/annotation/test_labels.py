@@ -299,7 +299,7 @@ def test_labels_of_another_answer_are_refused_and_never_counted(tmp_path):
 
 def test_bad_items_and_unknown_ones(tmp_path):
     for items in ([], [ITEMS[0], ITEMS[0]]):
-        with pytest.raises(ValueError, match="at least one item, and each only once"):
+        with pytest.raises(ValueError, match="at least one item, and each item once"):
             LabelBook(tmp_path / "l.jsonl", items)
     with pytest.raises(KeyError):
         LabelBook(tmp_path / "l.jsonl", ITEMS).put("item-0", Level.BOUND)
@@ -367,7 +367,7 @@ def test_audit_refuses_mixed_people_missing_judgments_and_other_versions():
     assert audit_frame(ITEMS, labels, judged(), "two")["first"].notna().sum() == 1
     with pytest.raises(ValueError, match=r"found no judgment of \d+ items"):
         audit_frame(ITEMS, labels[:1], judged()[:3])
-    with pytest.raises(ValueError, match="another dataset version"):
+    with pytest.raises(ValueError, match="another version of the data set"):
         audit_frame(ITEMS, [], judged(example_hash="0ld"))
 
 

@@ -228,7 +228,7 @@ def test_a_judge_that_raises_is_named_with_the_kind_of_error(
 def test_a_key_that_a_judge_misses_later_is_no_message_either(capsys, tmp_path, monkeypatch):
     """The answer of the trial is judged, and those of the log raise."""
     (tmp_path / "late_judge.py").write_text(
-        "from memcalib.judge import TRIAL\n"
+        "from memcalib.scoring.judge_runs import TRIAL\n"
         "from memcalib.problem import judgment_for\n\n\n"
         "def judge(example, response):\n"
         "    {TRIAL: 1}[response]\n"

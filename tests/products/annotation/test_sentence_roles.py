@@ -228,7 +228,7 @@ def test_places_that_do_not_exist_are_refused(tmp_path):
         book.put(ITEMS[0].item, 1, "great")
     book.close()
     assert (tmp_path / "roles.jsonl").read_text() == ""
-    with pytest.raises(ValueError, match="each only once"):
+    with pytest.raises(ValueError, match="each item once"):
         RoleBook(tmp_path / "roles.jsonl", [ITEMS[0], ITEMS[0]])
 
 

@@ -228,7 +228,7 @@ def test_rows_to_start_from_may_not_change_between_pilot_and_full_build(home):
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        ({"derivatoin": "derivation-2"}, "found the stage 'derivatoin'; allowed are screening"),
+        ({"derivatoin": "derivation-2"}, "found the stage 'derivatoin'; allowed: screening"),
         ({"derivation": "derivation-9"}, "prompts.derivation: .*no such prompt"),
     ],
 )
@@ -485,13 +485,13 @@ def test_words_for_the_card_do_not_make_another_build(home):
     ("columns", "settings", "message"),
     [
         ({"id": False}, {}, "sources.0.id: found False; YAML reads no, yes, on and off"),
-        ({"question": "q|usr"}, {}, "unknown reader 'usr'; allowed are user, reply"),
+        ({"question": "q|usr"}, {}, "unknown reader 'usr'; allowed: user, reply"),
         (
             {},
             {"screen": {"limits": {"general": {"word": 3}}}},
-            "limits.general.word: found 3, which is not a setting; meant is perhaps words",
+            "limits.general.word: found 3, which is not a setting; perhaps you meant words",
         ),
-        ({}, {"lint": {"alik": 3}}, "lint.alik: unknown option; meant is perhaps alike"),
+        ({}, {"lint": {"alik": 3}}, "lint.alik: unknown option; perhaps you meant alike"),
         ({}, {"languages": []}, "languages: found"),
     ],
 )

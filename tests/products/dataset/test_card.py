@@ -127,7 +127,7 @@ FAILED_CALL = Drop(id="a", stage="review", reason="failed call")
         ({"frozen": None}, "was not frozen"),
         (
             {"frozen": freeze_without_pilot(SETTINGS, "no need")},
-            "No person reviewed a pilot batch. The reason on record: no need.",
+            "No human reviewed a pilot batch. The reason on record: no need.",
         ),
         (
             {"settings": {**SETTINGS, "screening: model": "n"}},
@@ -339,7 +339,7 @@ def test_what_goes_to_a_hub_is_the_card_the_data_and_the_splits(tmp_path):
     }
     assert {str(path.relative_to(hub)) for path in hub.rglob("*") if path.is_file()} == names
     (build / "test.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match="test.jsonl: there is no such file, although"):
+    with pytest.raises(FileNotFoundError, match="test.jsonl: this file does not exist, although"):
         d.lay_out_folder(build, tmp_path / "other")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")

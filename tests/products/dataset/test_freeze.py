@@ -254,7 +254,7 @@ def test_pilot_or_reason_never_both_or_none(tmp_path):
     for change in ({"pilot": None}, {"reason": "and why"}):
         fields = z.freeze(tmp_path, NOW).model_dump()
         fields.update(change)
-        with pytest.raises(ValueError, match="allowed is one of them"):
+        with pytest.raises(ValueError, match="allowed: one of the two"):
             z.Frozen(**fields)
 
 

@@ -474,7 +474,7 @@ def test_processes_change_nothing_in_the_result(tmp_path):
     assert beside.checked == alone.checked and beside.flagged == alone.flagged
     assert beside.rows == alone.rows == len(rows) + 2
     assert alone.flagged["own_check"] == 10 and len(alone.of("structure")) > 0
-    with pytest.raises(ValueError, match=r"found processes=0; allowed: 1 and more"):
+    with pytest.raises(ValueError, match=r"found processes=0; allowed: 1 or more"):
         lint_files([path], processes=0)
 
 
@@ -521,7 +521,7 @@ def test_a_row_that_is_no_example_is_an_error_whatever_was_asked(tmp_path, line)
 
 def test_bad_arguments(tmp_path):
     path = write_jsonl(tmp_path / "data.jsonl", RECORDS[:1])
-    with pytest.raises(ValueError, match=r"'speling'; allowed are structure"):
+    with pytest.raises(ValueError, match=r"'speling'; allowed: structure"):
         lint_files([path], ["speling"])
     with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
         lint_files([tmp_path / "none.jsonl"])

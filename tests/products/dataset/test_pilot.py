@@ -135,7 +135,7 @@ def test_changed_items_are_noticed(batch):
 
 
 def test_a_folder_that_is_no_batch_is_named(batch):
-    with pytest.raises(FileNotFoundError, match="batch-02: there is no such batch; .*batch-01"):
+    with pytest.raises(FileNotFoundError, match="batch-02: this batch does not exist; .*batch-01"):
         p.read_batch(batch.folder.with_name("batch-02"))
 
 

@@ -240,7 +240,7 @@ def test_shapes_do_not_depend_on_the_order_of_rows(pool, seed, rng):
 
 
 def test_too_few_shapes_are_refused():
-    with pytest.raises(ValueError, match="found 1; allowed are at least 2"):
+    with pytest.raises(ValueError, match="found 1; allowed: at least 2"):
         assign_shapes({"a": 1, "b": 1}, [[2, 2]])
 
 
@@ -327,7 +327,7 @@ def test_the_cut_is_the_cheapest_of_all(case):
 
 @pytest.mark.parametrize("sizes", [[1, 2], [1, 1, 1, 1, 1]])
 def test_atoms_that_no_cut_can_place_are_refused(sizes):
-    with pytest.raises(ValueError, match="allowed are blocks into which 4 atoms fit"):
+    with pytest.raises(ValueError, match="allowed: blocks into which 4 atoms fit"):
         cut_blocks(draft_of(0, (2, 2)).atoms, sizes)
 
 

@@ -224,7 +224,7 @@ def test_rules_can_be_chosen():
     spoiled = as_draft(plant(to_example(DRAFTS[2]), "told_verbatim", rng))
     assert check_drafts([spoiled], ["first_person"])[1] == []
     assert check_drafts([spoiled], ["question_leak"])[1][0].reason == "question_leak"
-    with pytest.raises(ValueError, match="allowed are structure"):
+    with pytest.raises(ValueError, match="allowed: structure"):
         check_drafts([spoiled], ["typo"])
 
 
@@ -524,7 +524,7 @@ def test_reviewers_have_to_be_two(tmp_path):
     approving = Scripted(approve)
     three_models = [Scripted(approve, name) for name in "abc"]
     for clients in ([], [approving], [approving, Scripted(approve)], three_models):
-        with pytest.raises(ValueError, match="allowed are two different models"):
+        with pytest.raises(ValueError, match="allowed: two different models"):
             run_async(review_drafts(DRAFTS, clients, tmp_path))
 
 

@@ -465,7 +465,7 @@ def test_changes_to_the_table(tmp_path):
     [
         ({"APPS": {"column": {}}}, "column"),
         ({"APPS": {"gather": "trees"}}, "oasst"),
-        ({"New": {"domain": "x", "columns": {"question": "q"}}}, "does not name answer"),
+        ({"New": {"domain": "x", "columns": {"question": "q"}}}, "found nothing for answer"),
         ({"New": {"columns": {"question": "q", "answer": "a"}}}, "domain"),
         ({"APPS": ["a"]}, "mapping"),
     ],
@@ -616,7 +616,7 @@ def test_a_source_of_another_module_is_read_by_its_name(forum, tmp_path):
         ("no_such_module_here:FORUM", "no_such_module_here"),
         ("a_forum_of_mine:BOARD", "BOARD"),
         ("a_forum_of_mine:posts", "function"),
-        (":", "package.module:name of a module"),
+        (":", "package.module:name, where the module"),
     ],
 )
 def test_a_name_that_names_no_source_is_refused_with_what_is_allowed(forum, name, fault):

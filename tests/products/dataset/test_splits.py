@@ -313,7 +313,7 @@ def test_lists_with_faults_are_not_written(tmp_path):
     for message, lists in faulty.items():
         with pytest.raises(DataError, match=message):
             s.write_splits(tmp_path / "x", EXAMPLES, lists, SIZES)
-    with pytest.raises(ValueError, match="allowed are those of the sizes"):
+    with pytest.raises(ValueError, match="allowed: the names given in sizes"):
         s.write_splits(tmp_path / "x", EXAMPLES, {"test": splits["test"]}, SIZES)
     everything = {"test": len(EXAMPLES) + 1}
     with pytest.raises(ValueError, match="the number of examples"):

@@ -59,7 +59,7 @@ def check_words(draft, reply):
     faults = []
     for word_id in "abc":
         if counts[word_id] != 1:
-            faults.append(Fault(word_id, "ids", f"found {counts[word_id]}, allowed is one"))
+            faults.append(Fault(word_id, "ids", f"found {counts[word_id]}; allowed: one"))
     for word_id in counts:
         if word_id not in "abc":
             faults.append(Fault(word_id, "ids", "there is no such id"))

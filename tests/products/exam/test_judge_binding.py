@@ -30,7 +30,7 @@ import json
 from pathlib import Path
 
 from memcalib.products.exam.exam import INJECTION
-from memcalib.judge import Judge
+from memcalib.scoring.judge_runs import Judge
 
 
 class LookedUp(Judge):
@@ -102,7 +102,9 @@ def test_a_plug_in_that_changed_after_its_pass_counts_as_not_examined(tmp_path, 
     assert row["corrected"] is None
     small = ("--set", "answers=120", "--set", "probes=5")
     code, planned = call(*examine, *small, "--dry-run")
-    assert code == 0 and "a dry run imports no code: if the judge's code was changed" in planned
+    assert (
+        code == 0 and "a dry run does not import code: if the judge's code was changed" in planned
+    )
     monkeypatch.setenv("MEMCALIB_ALLOW_IMPORT", "1")
     code, planned = call(*examine, *small, "--dry-run")
     assert code == 0 and to_ask(planned) == to_ask(text) > 0, planned

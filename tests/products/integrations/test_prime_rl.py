@@ -240,7 +240,7 @@ def test_missing_quotes_are_named_once_a_window_is_full():
 def test_groups_that_are_none_are_named():
     credit = GroupCredit(TOKENIZER, EVIDENCE, group_size=2)
     episodes = episodes_of(group_of(EXAMPLES[0]))
-    with pytest.raises(ValueError, match=r"group 'g': 4 episodes; allowed: 2"):
+    with pytest.raises(ValueError, match=r"group 'g': found 4 episodes; allowed: 2"):
         credit.check_group(episodes)
     episodes[0].group = SimpleNamespace(id="other")
     with pytest.raises(ValueError, match=r"episodes of the groups g, other"):
@@ -264,7 +264,7 @@ def test_traces_that_are_no_single_answer_are_named():
     assert "memcalib-env" in refused(lambda trace: trace.info.clear())
     assert "2 messages" in refused(lambda trace: trace.nodes.append(trace.nodes[1]))
     assert "gaps" in refused(hole)
-    assert "equally many" in refused(lambda trace: trace.nodes[1].mask.append(True))
+    assert "the same length" in refused(lambda trace: trace.nodes[1].mask.append(True))
 
 
 @pytest.mark.parametrize("mode", ["ordered"])

@@ -3,8 +3,12 @@ help, and nothing is lost without a reason.
 """
 
 import gzip
+import io
 import json
 import zipfile
+from contextlib import suppress
+from copy import deepcopy
+from random import Random
 
 import pandas as pd
 import pytest
@@ -12,12 +16,16 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalib.io.records import RATIO_ALLOWED, DataError
+from memcalib.io.records import RATIO_ALLOWED, DataError, Violation
 from memcalib.products.memory_logs.account import Account, Unbalanced
 from memcalib.products.memory_logs.exports import day_of, read_actions
 from memcalib.products.memory_logs.field_maps import read_all
 from memcalib.products.memory_logs.files import file_values, structure_in
-from memcalib.products.memory_logs.messages import conversation_rows, read_message
+from memcalib.products.memory_logs.messages import (
+    conversation_rows,
+    is_memory_search,
+    read_message,
+)
 from memcalib.products.memory_logs.notes import mapping_lines, note_entries, system_memories
 from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
@@ -238,7 +246,7 @@ def test_a_gold_answer_is_named_and_not_judged(tmp_path):
     assert [row.answer for row in reading.rows] == ["I do not know.", "Not in there."]
     told = reading.text()
     assert "answer: read from response (guessed)" in told
-    assert "answer: answer also contains text, which differs in 2 rows" in told
+    assert "answer: the field answer also contains text, which differs in 2 rows" in told
     mapped = read_all(tmp_path / "log.jsonl", given={"answer": "answer"})
     assert [row.answer for row in mapped.rows] == ["7 May", "2022"]
 
@@ -401,6 +409,33 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path, name):
     assert [(fault.rule, fault.allowed) for fault in found] == [
         ("zip" if name == "log.zip" else "gzip", RATIO_ALLOWED)
     ]
+
+
+def test_the_files_of_an_archive_count_together(tmp_path):
+    row = json.dumps({"query": "a", "memories": ["b"], "answer": "c"}) + " " * 9_900_000 + "\n"
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for number in range(5):
+            archive.writestr(f"log{number}.jsonl", row)
+    found = [value for _, value in file_values(path)]
+    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED] * 4
+    assert len(found) == 5
+
+
+def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
+    """Each of the two alone stays below the limit."""
+    row = b'{"query": "a"}' + b" " * (2**20 - 15) + b"\n"
+    inner = io.BytesIO()
+    with gzip.GzipFile(fileobj=inner, mode="wb", compresslevel=1, mtime=0) as file:
+        for _ in range(60):
+            file.write(row)
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.writestr("log.jsonl.gz", inner.getvalue())
+    assert 60 * len(row) < 500 * len(inner.getvalue()) and path.stat().st_size < 20_000
+    found = [value for _, value in file_values(path)]
+    assert [f.allowed for f in found if isinstance(f, Violation)] == [RATIO_ALLOWED]
+    assert len(found) < 30
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])
@@ -768,7 +803,7 @@ REFUSED = {
         {"id": "t", "input": "Dinner?", "output": "Tofu.", "observations": []},
         "RETRIEVER",
     ),
-    "langsmith": (LANGSMITH[0], "child runs"),
+    "langsmith": (LANGSMITH[0], "child_runs"),
     "spans": (SPANS[0], "gen_ai.memory.records"),
     "history of mem0": (
         {"id": "1", "memory_id": "m", "old_memory": None, "new_memory": "Rows", "event": "ADD"},
@@ -1513,14 +1548,17 @@ def test_a_memory_that_is_said_twice_keeps_the_day_that_is_known(tmp_path):
 def test_a_file_that_was_cut_off_says_so(tmp_path):
     whole = json.dumps([{"query": "Dinner?", "memories": ["Is vegan"], "answer": "Tofu."}] * 2)
     (tmp_path / "log.json").write_text(whole[:40])
-    with pytest.raises(DataError, match="line 1, .*the file ends inside a value: it was cut off"):
+    with pytest.raises(DataError, match="line 1 of the file, the end of the file inside"):
         read_all(tmp_path / "log.json")
     (tmp_path / "log.json").write_text(whole[:-30])
     reading = read_all(tmp_path / "log.json")
     assert len(reading.rows) == 1 and "cut off" in reading.text()
-    assert "1 of the file's records left out, json: first in line 1" in reading.text()
+    told = (
+        "1 part of the file left out, json: first in line 1 of the file, found the end of the file"
+    )
+    assert told in reading.text() and "allowed: a complete file" in reading.text()
     (tmp_path / "log.zip").write_bytes(b"PK and no more")
-    with pytest.raises(DataError, match="part of one .*load it again"):
+    with pytest.raises(DataError, match="part of one; .*load it again"):
         read_all(tmp_path / "log.zip")
 
 
@@ -1622,4 +1660,638 @@ def test_notes_in_a_folder_of_sessions_and_broken_lines_are_named(tmp_path):
 def test_a_second_store_is_refused(tmp_path, capsys):
     path = lines(tmp_path / "log.jsonl", {"messages": TALK})
     code, _, errors = run(capsys, "logs", path, "--store", "a.md", "--store", "b.md")
-    assert code != 0 and "--store: found 2; allowed: one file or folder" in errors
+    assert code != 0 and "--store: found 2; allowed: one file or one folder" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("- Cents as int\n  - never floats\n- Next", ["Cents as int: never floats", "Next"]),
+        (
+            "- Keep money in cents, as int.\n  - Never floats\n    - not even once\n- Next",
+            ["Keep money in cents, as int. Never floats; not even once", "Next"],
+        ),
+        ("- **Family**\n  - Ana\n  - Leo\n\n- Rows", ["Family: Ana", "Family: Leo", "Rows"]),
+        ("1. Work:\n   - Projects:\n     - Halden", ["Work: Projects: Halden"]),
+        ("  - Rows\n  - Is vegan", ["Rows", "Is vegan"]),
+        ("- Work:\n\nA paragraph.\n  - Rows", ["Work:", "A paragraph.", "Rows"]),
+        ("- Work:\n# Home\n  - Rows", ["Work:", "Rows"]),
+    ],
+)
+def test_bullets_inside_a_bullet_belong_to_it(text, entries):
+    assert [entry for _, entry in note_entries(text)] == entries
+
+
+def test_a_section_of_a_prompt_keeps_its_entries_apart_and_gives_them_their_title():
+    flat = "Memories:\n- Moved to Hull in May\n  - Likes tea\n- Family:\n  - Ana\n  - Leo"
+    assert [memory["text"] for memory in system_memories(flat)] == [
+        "Moved to Hull in May",
+        "Likes tea",
+        "Family: Ana",
+        "Family: Leo",
+    ]
+
+
+CALL = {"id": "t", "type": "function", "function": {"name": "mail", "arguments": '{"to": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "actions"),
+    [
+        ({"role": "assistant", "content": "Tofu."}, "Tofu.", []),
+        ([{"type": "text", "text": "Tofu."}], "Tofu.", []),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "", ["mail"]),
+        ({"choices": [{"message": {"role": "assistant", "content": "Tofu."}}]}, "Tofu.", []),
+        ({"answer": "Tofu.", "confidence": 0.9, "sources": []}, "Tofu.", []),
+        ({"dish": "Tofu", "answer": "Tofu."}, '{"dish": "Tofu", "answer": "Tofu."}', []),
+        ({"rows": [1, 2]}, '{"rows": [1, 2]}', []),
+    ],
+)
+def test_an_answer_that_is_json_in_a_text(answer, words, actions):
+    row = {"query": "Dinner?", "memories": ["Is vegan"], "answer": json.dumps(answer)}
+    reading = read_all([row])
+    assert reading.rows[0].answer == words
+    assert [action.tool for action in reading.rows[0].actions] == actions
+    stands = reading.account.remarks["answers that are JSON, judged as they stand"]
+    assert stands == words.startswith("{")
+    assert read_all([{**row, "answer": answer}]).rows[0].response == reading.rows[0].response
+
+
+def test_a_byte_in_an_archive_names_the_archive_and_its_file(tmp_path):
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.writestr("data/log.jsonl", '{"query": "Caf\xe9?"}'.encode("cp1252"))
+    with pytest.raises(DataError, match="export.zip/log.jsonl: encoding: .*unpack export.zip") as e:
+        read_all(tmp_path / "export.zip")
+    assert "iconv -f WINDOWS-1252 -t UTF-8 log.jsonl > utf8-log.jsonl" in str(e.value)
+
+
+def test_the_fields_of_this_file_are_named(tmp_path):
+    asked = {"question": "Dinner?", "answer": "Tofu", "response": "Rice."}
+    results = {"ana": [{**asked, "speaker_1_memories": [{"memory": "Is vegan"}]}]}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    text = read_all(tmp_path / "results.json").text()
+    assert "answer: read from response (results of an evaluation)" in text
+    assert "memories: read from speaker_1_memories (results of an evaluation)" in text
+    row = {"query": "Dinner?", "edges": [{"fact": "Is vegan"}], "answer": "Tofu."}
+    other = {"query": "Tea?", "context": "<FACTS>\n- Rows\n</FACTS>", "answer": "Yes."}
+    told = read_all(lines(tmp_path / "zep.jsonl", row, other)).text()
+    assert "memories: read from edges, context (as a memory system returns them)" in told
+
+
+def test_further_calls_and_errors_of_traces_are_counted():
+    asked = [{"role": "system", "content": "Memories:\n- Is vegan"}, ASK]
+    step = {"type": "GENERATION", "startTime": "2026-01-02", "input": asked, "model": "m"}
+    said = [
+        {**step, "output": {"role": "assistant", "content": "tofu"}},
+        {**step, "output": {"role": "assistant", "content": "Tofu."}, "startTime": "2026-01-03"},
+    ]
+    failed = [{**step, "level": "ERROR", "statusMessage": "429", "output": None}]
+    traces = [
+        {"id": "1", "timestamp": "2026-01-01", "output": "Tofu.", "observations": said},
+        {"id": "2", "timestamp": "2026-01-01", "output": None, "observations": failed},
+    ]
+    remarks = read_all(traces).account.remarks
+    assert remarks["further calls of a model in a trace, which did not give its answer"] == 2
+    assert remarks["traces that ended in an error and gave no row"] == 1
+
+
+def test_what_a_store_imports_is_counted(tmp_path):
+    (tmp_path / "CLAUDE.md").write_text("- Read @docs/style.md first.\n- Mail ana@example.org\n")
+    reading = read_all(lines(tmp_path / "log.jsonl", {"messages": TALK}), tmp_path / "CLAUDE.md")
+    what = "memories of the store that import another file (@path), which is not read"
+    assert reading.account.remarks[what] == 1
+
+
+# what a second list of files had in it
+
+
+def test_a_request_with_its_reply_is_one_row_and_memories_written_after_it_are_none():
+    asked = [ASK, SAY, {"role": "user", "content": "And back?"}]
+    reply = {"choices": [{"message": {"role": "assistant", "content": "At 18:05."}}]}
+    added = {"results": [{"memory": "Went to Leeds"}]}
+    found = {"results": [{"memory": "Lives in Hull"}]}
+    row = {"memory_add": added, "memory_search": found, "messages": asked, "completion": reply}
+    [read] = read_all([row]).rows
+    assert (read.query, read.answer, texts(read)) == ("And back?", "At 18:05.", ["Lives in Hull"])
+    assert [turn.content for turn in read.turns] == [ASK["content"], SAY["content"]]
+
+
+def test_the_last_branch_of_claude_counts_where_no_leaf_is_named():
+    def said(uuid, parent, sender, text):
+        content = [{"type": "text", "text": text}]
+        return {"uuid": uuid, "parent_message_uuid": parent, "sender": sender, "content": content}
+
+    talk = [
+        said("1", "0", "human", "Plan a run"),
+        said("2", "1", "assistant", "Which?"),
+        said("3", "0", "human", "Plan a long run"),
+        said("4", "3", "assistant", "On Sunday."),
+    ]
+    records = [
+        {"conversations_memory": "Runs with Kari."},
+        {"uuid": "c", "chat_messages": talk},
+    ]
+    reading = read_all(records)
+    assert [row.query for row in reading.rows] == ["Plan a long run"]
+    assert reading.account.tallies["turn"].left["on a branch that was edited away"] == 2
+
+
+def test_a_result_without_an_id_belongs_to_the_call_before_it():
+    def call(name):
+        return {"type": "tool_use", "id": None, "name": name, "input": {"q": 1}}
+
+    def result(name, text):
+        return {"type": "tool_result", "tool_use_id": None, "name": name, "content": text}
+
+    found = json.dumps([{"memory": "Lives in Hull"}])
+    weather = json.dumps([{"text": "rain"}])
+    content = [call("search_memory"), result(None, found), call("weather"), result(None, weather)]
+    messages = [ASK, *({"role": "assistant", "content": [part]} for part in content), SAY]
+    [row] = read_all([{"messages": messages}]).rows
+    assert texts(row) == ["Lives in Hull"] and [a.tool for a in row.actions] == ["weather"]
+
+
+def test_marks_of_sources_and_hidden_messages_are_no_words_of_an_answer():
+    value = {"value": "Size 43【4:0†shoes.md】.", "annotations": []}
+    messages = [
+        {"object": "thread.run", "created_at": 1, "instructions": SYSTEM["content"]},
+        {"object": "thread.message", "created_at": 2, **ASK},
+        {
+            "object": "thread.message",
+            "created_at": 3,
+            "role": "assistant",
+            "content": [{"type": "text", "text": value}],
+        },
+    ]
+    [row] = read_all(messages).rows
+    assert row.answer == "Size 43."
+
+
+@pytest.mark.parametrize(
+    "tool", ["mem0.search", "mem0_search_memory", "zep.get_context", "search-mem0"]
+)
+def test_tools_named_after_a_memory_system_search_the_memory(tool):
+    assert is_memory_search(tool)
+
+
+@pytest.mark.parametrize("tool", ["mem0_add", "search_web", "zephyr_query", "get_time"])
+def test_other_tools_do_not(tool):
+    assert not is_memory_search(tool)
+
+
+def test_a_trace_whose_root_alone_has_the_conversation():
+    talk = [SYSTEM, ASK, SAY]
+    root = {"id": "r", "trace_id": "r", "run_type": "chain", "name": "graph", "start_time": "1"}
+    run_of = {**root, "inputs": {"messages": [ASK]}, "outputs": {"messages": talk}}
+    [row] = read_all([run_of]).rows
+    assert (row.answer, texts(row)) == (SAY["content"], ["Moved to Hull in May"])
+
+
+def test_a_memory_that_a_search_and_its_result_in_the_prompt_show_counts_once():
+    found = json.dumps([{"content": "Wants a quiet room"}])
+    parts = [
+        {"role": "user", "parts": [{"type": "text", "content": "A room?"}]},
+        {
+            "role": "assistant",
+            "parts": [{"type": "tool_call", "id": "t", "name": "recall_memory", "arguments": {}}],
+        },
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t", "response": found}]},
+    ]
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "Room 41."}]}]
+    spans = [
+        ("tool", {"gen_ai.tool.name": "recall_memory", "gen_ai.tool.call.result": found}),
+        (
+            "chat",
+            {
+                "gen_ai.input.messages": json.dumps(parts),
+                "gen_ai.output.messages": json.dumps(said),
+            },
+        ),
+    ]
+    records = [
+        {"traceId": "t", "spanId": name, "parentSpanId": "0", "name": name, "attributes": values}
+        for name, values in spans
+    ]
+    reading = read_all(records)
+    [memory] = reading.rows[0].memories
+    assert (memory.text, memory.in_prompt) == ("Wants a quiet room", True)
+
+
+def test_the_retrieved_context_of_locomo_and_longmemeval(tmp_path):
+    session = [
+        {"speaker": "Ana", "dia_id": "D1:1", "text": "I have a dog!"},
+        {"speaker": "Bo", "dia_id": "D1:2", "text": "Nice", "blip_caption": "a photo of a dog"},
+    ]
+    asked = {"question": "Which pet?", "answer": "A dog"}
+    rag = {"m_prediction": "A dog.", "m_prediction_context": ["D1:2"]}
+    talk = {"conversation": {"session_1": session, "session_1_date_time": "8 May, 2023"}}
+    reading = read_all([{**talk, "qa": [{**asked, **rag}, asked]}])
+    assert [texts(row) for row in reading.rows] == [
+        ["Bo: Nice (shares a photo of a dog)"],
+        ["Ana: I have a dog!", "Bo: Nice (shares a photo of a dog)"],
+    ]
+    lost = {**asked, **rag, "m_prediction_context": ["D9:9"]}
+    what = "questions whose retrieved context is not among the memories"
+    assert read_all([{**talk, "qa": [lost]}]).account.remarks[what] == 1
+    ranked = [{"corpus_id": "s2", "text": "I moved to Graz.", "timestamp": "2023/05/21"}]
+    question = {"question_id": "1", "question": "Where?", "retrieval_results": {}}
+    question["haystack_sessions"] = [[{"role": "user", "content": "I live in Ulm."}]]
+    assert texts(read_all([question]).rows[0]) == ["I live in Ulm."]
+    question["retrieval_results"] = {"ranked_items": ranked}
+    assert texts(read_all([question]).rows[0]) == ["I moved to Graz."]
+
+
+def test_a_fact_that_zep_says_twice_is_one_memory():
+    found = {"facts": ["Rows"], "relevant_facts": [{"fact": "Rows", "created_at": "2025-05-05"}]}
+    [row] = read_all([{"query": "Sport?", "memory": found, "answer": "Rowing."}]).rows
+    assert [(m.text, m.created_at) for m in row.memories] == [("Rows", "2025-05-05")]
+
+
+@pytest.mark.parametrize("tool", ["send_message", "book"])
+def test_words_beside_a_call_are_thoughts_of_an_agent_that_speaks_by_a_tool(tool):
+    call = {"id": "c", "function": {"name": tool, "arguments": '{"message": "Booked."}'}}
+    messages = [
+        {"id": "1", "role": "user", "content": "Book a board"},
+        {"id": "2", "role": "assistant", "content": "I will.", "tool_calls": [call]},
+    ]
+    core = [{"label": "human", "value": "Surfs"}]
+    [row] = read_all([{"id": "a", "messages": messages, "core_memory": core}]).rows
+    assert row.answer == ("Booked." if tool == "send_message" else "I will.")
+
+
+def test_a_checkpoint_is_a_state_of_its_thread():
+    def state(*messages):
+        checkpoint = {"channel_values": {"messages": list(messages)}}
+        return {"config": {"configurable": {"thread_id": "t"}}, "checkpoint": checkpoint}
+
+    reading = read_all([state(SYSTEM, ASK), state(SYSTEM, ASK, SAY)])
+    assert [row.id for row in reading.rows] == ["t/1"]
+    assert reading.account.tallies["record"].left["an earlier state of the same thread"] == 1
+
+
+def test_a_memory_that_comes_after_an_answer_did_not_stand_before_it():
+    earlier = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    reading = read_all([{"messages": [*earlier, SYSTEM, ASK, SAY]}])
+    assert [row.query for row in reading.rows] == [ASK["content"]]
+    assert [turn.content for turn in reading.rows[0].turns] == ["Hi", "Hello."]
+
+
+def test_an_error_of_chatgpt_is_no_answer():
+    parts = [
+        ("system", {"content_type": "model_editable_context", "model_set_context": "- Is vegan"}),
+        ("user", {"content_type": "text", "parts": ["Dinner?"]}),
+        ("assistant", {"content_type": "system_error", "text": "Something went wrong"}),
+        ("assistant", {"content_type": "text", "parts": ["Tofu."]}),
+    ]
+    mapping = {
+        str(number): {
+            "parent": str(number - 1),
+            "message": {"author": {"role": role}, "content": content},
+        }
+        for number, (role, content) in enumerate(parts)
+    }
+    mapping["2"]["message"]["metadata"] = {"is_visually_hidden_from_conversation": True}
+    [row] = read_all([{"mapping": mapping, "current_node": "3"}]).rows
+    assert row.answer == "Tofu."
+    hidden = {"content_type": "text", "parts": ["cite sources"]}
+    mapping["2"]["message"]["content"] = hidden
+    reading = read_all([{"mapping": mapping, "current_node": "3"}])
+    assert reading.rows[0].answer == "Tofu."
+    assert reading.account.tallies["turn"].left["hidden from the user"] == 1
+
+
+def test_a_table_with_numbers_of_numpy_in_a_cell(tmp_path):
+    cell = "[{'memory': 'Drinks oolong', 'score': np.float64(0.5), 'at': Timestamp('2026-01-01')}]"
+    path = tmp_path / "log.tsv"
+    path.write_text(f'user_prompt\tretrieved_memories\tbot_reply\nTea?\t"{cell}"\tOolong.\n')
+    [row] = read_all(path).rows
+    assert (row.query, row.answer, row.memories[0].score) == ("Tea?", "Oolong.", 0.5)
+
+
+def test_headings_in_bold_and_with_a_colon_are_no_memories():
+    text = (
+        "**Food**\n- Hates coriander\n\nPeople I know:\n- Ana\n\n*Not* a heading:\nas this goes on."
+    )
+    assert note_entries(text) == [
+        ("Food", "Hates coriander"),
+        ("People I know", "Ana"),
+        ("People I know", "*Not* a heading: as this goes on."),
+    ]
+    section = "## Memories\n\n**Food**\n- Hates coriander\n\n**Work**\n- Rows on Mondays"
+    found = [memory["text"] for memory in system_memories(section)]
+    assert found == ["Hates coriander", "Rows on Mondays"]
+
+
+def test_an_unknown_memory_is_refused_with_the_forms_that_are_known(tmp_path):
+    row = {"query": "Tea?", "memories": [{"a": 1}], "answer": "Yes."}
+    with pytest.raises(DataError) as error:
+        own(lines(tmp_path / "log.jsonl", row))
+    assert "llamaindex, langgraph" in str(error.value) and "{" not in str(error.value)
+
+
+def test_a_table_that_pandas_wrote_column_by_column():
+    spans = [
+        {"name": "root", "attributes.input.value": "Where?", "attributes.output.value": "Level 2."},
+        {"name": "r", "parent_id": "s0", "attributes.retrieval.documents": None},
+    ]
+    spans[1]["attributes.retrieval.documents"] = [{"document.content": "Parks on level 2"}]
+    spans = [{**span, "context.trace_id": "t"} for span in spans]
+    names = sorted({name for span in spans for name in span})
+    table = {name: {str(n): span.get(name) for n, span in enumerate(spans)} for name in names}
+    [row] = read_all([table]).rows
+    assert (row.query, row.answer, texts(row)) == ("Where?", "Level 2.", ["Parks on level 2"])
+
+
+def test_contents_and_a_system_instruction_of_gemini():
+    talk = [
+        {"role": "user", "parts": [{"text": "Which scissors?"}]},
+        {"role": "model", "parts": [{"text": "hm", "thought": True}, {"text": "Left ones."}]},
+    ]
+    system = {"parts": [{"text": "Known about the user:\n- Left-handed"}]}
+    [row] = read_all([{"systemInstruction": system, "contents": talk}]).rows
+    assert (row.answer, texts(row)) == ("Left ones.", ["Left-handed"])
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_roles_inside_what_went_in_and_came_out(as_text):
+    asked = {"question": "Tea?", "memories": [{"memory": "Drinks oolong"}]}
+    said = {"answer": "Oolong."}
+    row = {"input": asked, "output": said, "metadata": {}}
+    if as_text:
+        row = {name: json.dumps(value) for name, value in row.items()}
+    reading = read_all([row])
+    assert (reading.rows[0].query, reading.rows[0].answer) == ("Tea?", "Oolong.")
+    assert texts(reading.rows[0]) == ["Drinks oolong"]
+    assert "query: read from input.question (guessed)" in reading.text()
+    talk = {"input": {"messages": [SYSTEM, ASK]}, "output": SAY}
+    assert read_all([talk]).rows[0].answer == SAY["content"]
+
+
+def test_memories_a_line_in_a_cell_and_in_a_result(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text('question,retrieved_memories,response\nTea?,"1. Oolong\n2. No milk",Oolong.\n')
+    assert texts(read_all(path).rows[0]) == ["Oolong", "No milk"]
+    call = {"id": "1", "function": {"name": "get_memories", "arguments": "{}"}}
+    found = {"role": "tool", "tool_call_id": "1", "content": "Found 2:\n- Oolong\n- No milk"}
+    messages = [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]
+    assert texts(read_all([{"messages": messages}]).rows[0]) == ["Oolong", "No milk"]
+    found["content"] = "I looked.\nNothing much: - a dash"
+    account = read_all([{"messages": [SYSTEM, *messages]}]).account
+    assert account.remarks["searches of the memory whose result cannot be read"] == 1
+
+
+def test_a_damaged_file_in_an_archive_is_named(tmp_path):
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("conversations.json", json.dumps([CLAUDE]))
+        archive.writestr("memories.json", json.dumps([{"conversations_memory": "Is vegan."}]))
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"Is vegan")] = ord("i")  # no longer what the sum of the file says
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="Bad CRC.*complete zip archive|no memories in it"):
+        read_all(path)
+    told = {item.rule: item for _, item in file_values(path) if isinstance(item, Violation)}
+    assert told["zip"].file == "export.zip/memories.json"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_stands_in_a_record_is_read_or_refused(seed):
+    """Values of other kinds in place of those that a format has, at random places."""
+    random = Random(seed)
+    files = [records for records, *_ in HELD.values()]
+    others = [None, "", [], {}, 0, 1.5, True, ["a"], [None], [[]], "[1,", '{"a": 1}', float("nan")]
+
+    def places(value, path=()):
+        inner = value.items() if isinstance(value, dict) else []
+        inner = enumerate(value) if isinstance(value, list) else inner
+        return [
+            place for key, item in inner for place in [(*path, key), *places(item, (*path, key))]
+        ]
+
+    for _ in range(300):
+        records = deepcopy(random.choice(files))
+        *path, last = random.choice(places(records))
+        inside = records
+        for key in path:
+            inside = inside[key]
+        inside[last] = deepcopy(random.choice(others))
+        with suppress(DataError):
+            read_all([record for record in records if isinstance(record, dict)]).account.check()
+
+
+# what a second stranger found
+
+
+@pytest.mark.parametrize("shown", ["Lives in Porto", "Lives in Braga"])
+def test_a_change_of_core_memory_stands_before_later_answers_alone(shown):
+    def said(number, role, text, **more):
+        return {"id": str(number), "role": role, "content": text, **more}
+
+    def call(number, tool, **arguments):
+        function = {"name": tool, "arguments": json.dumps(arguments)}
+        return {"id": f"c{number}", "function": function}
+
+    change = {"old_content": "Lives in Porto", "new_content": "Lives in Braga"}
+    change = call(1, "core_memory_replace", label="human", **change)
+    added = call(2, "core_memory_append", label="human", content="Surfs")
+    failed = call(3, "core_memory_append", label="human", content="Skis")
+    system = f"<human>\n<value>\n{shown}\n{'Surfs' if 'Braga' in shown else ''}\n</value>\n</human>"
+    messages = [
+        said(0, "system", system),
+        said(1, "user", "Where do I live?"),
+        said(2, "assistant", "Porto."),
+        said(3, "user", "I moved to Braga."),
+        said(4, "assistant", "Noted.", tool_calls=[change, added, failed]),
+        said(5, "tool", '{"status": "Failed"}', tool_call_id="c3"),
+        said(6, "user", "And now?"),
+        said(7, "assistant", "Braga."),
+    ]
+    reading = read_all([{"id": "a", "messages": messages, "core_memory": []}])
+    assert [texts(row) for row in reading.rows] == [
+        ["Lives in Porto"],
+        ["Lives in Porto"],
+        ["Lives in Braga", "Surfs"],
+    ]
+    assert reading.account.remarks["changes of memory in the conversation"] == 2
+
+
+def test_rows_of_a_table_are_numbered_as_a_spreadsheet_numbers_them(tmp_path):
+    path = tmp_path / "log.csv"
+    found = '"[{""memory"": ""Drinks oolong""}]"'
+    path.write_text(
+        f'user_message,found,reply\n"Hi\nthere",{found},Yes.\nTea?,[],No.\n'
+        f'Milk?,"[{{""memory"": ""Dri",No.\nRum?,{found},No.\n'
+    )
+    reading = read_all(path)
+    assert [row.id for row in reading.rows] == ["line-2", "line-5"]
+    assert "1 row left out, memories: first in row 3, found none" in reading.text()
+    assert "first in row 4, found a list written as text that cannot be read" in reading.text()
+    assert "records: 4 found, 4 read" in reading.text()
+
+
+@pytest.mark.parametrize(
+    ("row", "lacks"),
+    [
+        ({"user_message": "Tea?", "b": 1, "reply": "Yes."}, "no memories in rows with the fields"),
+        ({"a": "x y", "found": ["z"]}, "no query"),
+    ],
+)
+def test_a_refusal_says_what_is_not_found_and_names_all_fields(row, lacks):
+    more = {f"field_{number}": number for number in range(12)}
+    with pytest.raises(DataError) as error:
+        read_all([{**row, **more}])
+    assert lacks in str(error.value) and "field_11" in str(error.value)
+
+
+def test_what_claude_remembers_searches_and_was_sent(tmp_path):
+    memory = "**Brief history**\n\n*Recent months*\n\nTom bakes.\n\n*Earlier context*\n\nTom ran."
+    (tmp_path / "memories.json").write_text(json.dumps([{"conversations_memory": memory}]))
+    found = "<chat url='u' updated_at='2026-03-01T10:00:00Z'>Human: I love\nelderflower.</chat>"
+    code = "```\nThis block is not supported on your current device yet.\n```"
+    parts = [
+        {"type": "tool_use", "id": None, "name": "conversation_search", "input": {}},
+        {"type": "tool_result", "name": "conversation_search", "content": found},
+        {"type": "text", "text": f"{code}\n\nElderflower."},
+    ]
+    attached = {"file_name": "a.py", "extracted_content": "print 'hi'"}
+    asked = {"sender": "human", "text": "A drink?", "attachments": [attached, {"file_name": "b"}]}
+    talk = {"uuid": "c", "chat_messages": [asked, {"sender": "assistant", "content": parts}]}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([talk]))
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        for file in (path, tmp_path / "memories.json"):
+            archive.write(file, file.name)
+    of_zip = read_all(tmp_path / "export.zip")
+    [row] = of_zip.rows
+    assert [memory.model_dump() for memory in row.memories] == [
+        memory.model_dump()
+        for memory in read_all(path, tmp_path / "memories.json").rows[0].memories
+    ]
+    assert texts(row) == ["Tom bakes.", "Tom ran.", "Human: I love elderflower."]
+    assert row.memories[2].created_at == "2026-03-01"
+    assert (row.query, row.answer) == ("A drink?\n\n[a.py]\nprint 'hi'", "Elderflower.")
+    assert of_zip.account.remarks["memories of the export, as they were when it was made"] == 2
+    assert of_zip.account.remarks["parts without a text (attachment)"] == 1
+
+
+def test_blocks_of_a_store_stand_before_answers_that_searched(tmp_path):
+    blocks = [{"label": "human", "value": "Surfs"}]
+    (tmp_path / "blocks.json").write_text(json.dumps(blocks))
+    call = {"id": "1", "function": {"name": "archival_memory_search", "arguments": "{}"}}
+    found = {
+        "role": "tool",
+        "tool_call_id": "1",
+        "content": '[{"content": "Skis", "timestamp": 1}]',
+    }
+    talk = {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}
+    path = lines(tmp_path / "log.jsonl", talk)
+    assert texts(read_all(path, tmp_path / "blocks.json").rows[0]) == ["Surfs", "Skis"]
+
+
+def test_a_trace_that_failed_has_no_answer_of_a_helper():
+    root = {"id": "r", "trace_id": "r", "run_type": "chain", "name": "chat", "start_time": "1"}
+    root = {**root, "inputs": {"question": "How fast?"}, "outputs": None, "error": "429"}
+    child = {"trace_id": "r", "parent_run_id": "r", "name": "llm", "run_type": "llm"}
+    asked = {"messages": [{"role": "user", "content": "How fast?"}]}
+    said = {"messages": [{"role": "assistant", "content": "What pace should the user run?"}]}
+    found = {"documents": [{"page_content": "Runs"}]}
+    search = {**child, "id": "b", "run_type": "retriever", "start_time": "3", "inputs": {}}
+    runs = [
+        root,
+        {**child, "id": "a", "start_time": "2", "inputs": asked, "outputs": said},
+        {**search, "outputs": found},
+        {**search, "id": "c", "outputs": found},
+        {**child, "id": "d", "start_time": "4", "inputs": asked, "outputs": None, "error": "429"},
+    ]
+    whole = {**SAY, "id": "w", "messages": [SYSTEM, ASK, SAY]}
+    reading = read_all([*runs, whole])
+    assert [row.answer for row in reading.rows] == [SAY["content"]]
+    account = reading.account.check()
+    assert account.remarks["traces that ended in an error and gave no row"] == 1
+    assert account.remarks["memories that a second search found again, which count once"] == 1
+    assert account.tallies["memory"].left["its trace gave no row"] == 1
+
+
+def test_without_a_root_what_is_json_alone_is_no_answer():
+    step = {"trace_id": "r", "parent_run_id": "r", "name": "llm", "run_type": "llm"}
+    asked = {"messages": [SYSTEM, ASK]}
+    runs = [
+        {**step, "id": "a", "start_time": "1", "inputs": asked, "outputs": {"messages": [SAY]}},
+        {**step, "id": "b", "start_time": "2", "inputs": asked, "outputs": {}},
+    ]
+    runs[1]["outputs"] = {"messages": [{"role": "assistant", "content": "[]"}]}
+    reading = read_all(runs)
+    assert reading.rows[0].answer == SAY["content"]
+    assert reading.account.remarks["traces without their root, of which the last call counts"] == 1
+
+
+def test_memories_before_no_answer_are_counted():
+    call = {"id": "1", "function": {"name": "search_memory", "arguments": "{}"}}
+    found = {"role": "tool", "tool_call_id": "1", "content": '[{"content": "Skis"}]'}
+    unanswered = [SYSTEM, ASK, {"role": "assistant", "tool_calls": [call]}, found]
+    reading = read_all([{"messages": unanswered}, {"messages": [SYSTEM, *TALK]}])
+    memories = reading.account.check().to_dict()["memory"]
+    assert memories == {"found": 3, "used": 1, "left": {"no answer came after it": 2}}
+
+
+@pytest.mark.parametrize("heading", ["Use these facts about the user:", "## Known about the user"])
+def test_other_headings_of_memory(heading):
+    assert system_memories(f"{heading}\n- Is vegan") == [{"text": "Is vegan"}]
+
+
+def test_what_a_channel_of_openclaw_puts_around_words(tmp_path):
+    def said(number, role, text, day="2026-06-10"):
+        message = {"role": role, "content": [{"type": "text", "text": text}]}
+        line = {"type": "message", "id": str(number), "timestamp": f"{day}T09:00:00Z"}
+        return {**line, "message": message}
+
+    info = 'Conversation info (untrusted metadata):\n```json\n{"sender_id": "88"}\n```\n\n'
+    session = [
+        {"type": "session", "id": "s", "cwd": "/w"},
+        said(
+            1,
+            "user",
+            "[Telegram Lea (@lea) id:88 2026-06-10 09:00 GMT+2] Dentist?\n[message_id: 4]",
+        ),
+        said(2, "assistant", "[[reply_to_current]] On the 18th."),
+        said(3, "user", "Read HEARTBEAT.md if it exists (workspace context). Follow it."),
+        said(4, "assistant", "I checked the mail."),
+        said(5, "user", f"{info}[Wed 2026-06-10 09:05 GMT+2] Which day?"),
+        said(6, "assistant", "NO_REPLY"),
+        said(7, "user", "And now?", "2026-06-12"),
+        said(8, "assistant", "Friday."),
+    ]
+    store = tmp_path / "workspace"
+    (store / "memory").mkdir(parents=True)
+    (store / "USER.md").write_text("- **Name:** Lea _(how to call them)_\n- **Notes:**\n")
+    (store / "memory" / "2026-06-11.md").write_text("- Uses Node 22\n")
+    reading = read_all(lines(tmp_path / "s.jsonl", *session), store)
+    rows = [(row.query, row.answer, texts(row)) for row in reading.rows]
+    assert rows == [
+        ("Dentist?", "On the 18th.", ["**Name:** Lea"]),
+        ("And now?", "Friday.", ["**Name:** Lea", "Uses Node 22"]),
+    ]
+    remarks = reading.account.check().remarks
+    assert remarks["memories of the store from a day after the question"] == 2
+    assert remarks["entries of the store that are no memory: a label with nothing behind it"] == 1
+
+
+def test_pieces_of_notes_that_a_search_found():
+    def answered(tool, result):
+        call = {"id": "1", "function": {"name": tool, "arguments": "{}"}}
+        found = {"role": "tool", "tool_call_id": "1", "content": json.dumps(result)}
+        [row] = read_all(
+            [{"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, found, SAY]}]
+        ).rows
+        return [(memory.text, memory.created_at) for memory in row.memories]
+
+    snippet = {"path": "memory/2026-06-08.md", "snippet": "- On the 18th\n- Line 5", "score": 0.5}
+    expected = [("On the 18th", "2026-06-08"), ("Line 5", "2026-06-08")]
+    assert answered("memory_search", {"results": [snippet]}) == expected
+    note = {"path": "memory/2026-06-08.md", "text": "# 8 June\n\n- On the 18th\n- Line 5"}
+    assert answered("memory_get", note) == expected
+
+
+def test_the_second_of_a_fact_is_cut_off():
+    context = "<FACTS>\n- Ana rows. (2024-11-14 02:03:58+00:00 - present)\n</FACTS>"
+    assert system_memories(context) == [{"text": "Ana rows. (2024-11-14 - present)"}]

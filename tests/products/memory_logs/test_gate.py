@@ -123,7 +123,10 @@ def test_runs_that_cannot_be_compared_leave_no_pass_behind(capsys, tmp_path):
     out = tmp_path / "gate"
     assert run(capsys, "gate", base, "--baseline", base, "--out", out)[0] == 0
     others = make_run(tmp_path / "others", first=20)
-    for baseline, reason in ((others, "20 only in"), (tmp_path / "nowhere", "no such run folder")):
+    for baseline, reason in (
+        (others, "20 only in"),
+        (tmp_path / "nowhere", "this run folder does not exist"),
+    ):
         code, output, errors = run(capsys, "gate", base, "--baseline", baseline, "--out", out)
         assert code == 1 and output == "" and reason in errors
         page = (out / "gate.md").read_text()

@@ -277,19 +277,21 @@ def test_repeated_ids(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "shape"),
     [
-        ("a.jsonl", '{"title": "x", "body": "secret"}\n', "an object with body, title"),
+        ("a.jsonl", '{"title": "x", "body": "secret"}\n', "rows with the fields title, body"),
         ("a.jsonl", "", "nothing in which memories were retrieved"),
         ("a.jsonl", "not json\n", "nothing in which memories were retrieved"),
         ("a.json", "3", "a number"),
     ],
 )
-def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, shape):
+def test_another_file_is_told_of_maps_and_of_the_formats_in_the_help(
+    tmp_path, name, content, shape
+):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as error:
         [*mf.read_log(tmp_path / name)]
     message = str(error.value)
     assert shape in message and "secret" not in message and str(tmp_path) not in message
-    assert all(word in message for word in ("mem0", "langgraph", "letta", "plain", "--map query="))
+    assert all(word in message for word in ("--map query=", "`memcalib logs --help` names"))
     assert len(error.value.violations) == 1
     assert all(word in " ".join(mf.known_shapes()) for word in ("memory_ids", "agents"))
 
@@ -303,7 +305,7 @@ def test_another_file_gets_the_list_of_known_shapes(tmp_path, name, content, sha
             "a.af",
             json.dumps({"agents": [{"messages": []}], "blocks": []}),
             "the format 'letta agent file'",
-            "an agent file with messages",
+            "an agent file with memory",
         ),
     ],
 )
@@ -968,16 +970,16 @@ def test_rules_of_ones_own(tmp_path):
     ("bad", "message"),
     [
         ([], None),
-        ([1], "found \\[1\\]; allowed are rules, names, regions and without"),
+        ([1], "found \\[1\\]; allowed: rules, names, regions and without"),
         ({"rule": []}, "found {'rule': \\[\\]}"),
-        ({"rules": {"a": 1}}, "redaction: rules: found {'a': 1}; allowed is a list"),
+        ({"rules": {"a": 1}}, "redaction: rules: found {'a': 1}; allowed: a list"),
         (
             {"rules": [{"name": "a"}]},
-            "rules.0: found {'name': 'a'}; allowed are name, pattern or find",
+            "rules.0: found {'name': 'a'}; allowed: name, pattern or find",
         ),
         (
             {"rules": [{"name": "a", "pattern": "x", "find": "math:pi"}]},
-            "allowed are name, pattern or find",
+            "allowed: name, pattern or find",
         ),
         (
             {"rules": [{"name": "a", "find": "math:pi"}]},
@@ -987,7 +989,7 @@ def test_rules_of_ones_own(tmp_path):
             {"rules": [{"name": "a", "find": "no.where:x"}]},
             "rules.0.find: found 'no.where:x'; ModuleNotFoundError",
         ),
-        ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed are two-letter country codes"),
+        ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed: two-letter country codes"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
         ({"rules": [{"name": "a", "pattern": "("}]}, "rules.0.pattern: found '\\('"),
         ({"rules": [{"name": "a", "pattern": "x*"}]}, "matches an empty text"),
@@ -996,10 +998,10 @@ def test_rules_of_ones_own(tmp_path):
             "rules.0.label: found '\\[a\\]'",
         ),
         ({"rules": [{"name": "a", "pattern": "x", "label": "a 1"}]}, "rules.0.label"),
-        ({"names": 3}, "names: found 3; allowed is a list"),
-        ({"names": ["Anna", {"a": 2}]}, "names.1: found {'a': 2}; allowed is a name, or a list"),
+        ({"names": 3}, "names: found 3; allowed: a list"),
+        ({"names": ["Anna", {"a": 2}]}, "names.1: found {'a': 2}; allowed: a name, or a list"),
         ({"names": [["Anna", 4]]}, "names.0: found \\['Anna', 4\\]"),
-        ({"without": ["mail"]}, "without: found 'mail'; allowed are URL login"),
+        ({"without": ["mail"]}, "without: found 'mail'; allowed: URL login"),
     ],
 )
 def test_settings_that_are_wrong(bad, message):
@@ -1050,7 +1052,7 @@ def test_words_that_name_no_agreement(tmp_path, word):
     _, [loss] = read(jsonl(tmp_path / "log.jsonl", [ROW, ROW | {"id": "q2", "consent": word}]))
     assert loss.rule == "consent" and len(loss.found) < 60
     if word:
-        with pytest.raises(ValueError, match="allowed is the name of an agreement"):
+        with pytest.raises(ValueError, match="allowed: the name of an agreement"):
             admission.LogConfig(consent=word)
 
 
@@ -1598,7 +1600,7 @@ def test_only_true_is_a_yes(tmp_path, answer):
 
 def test_roles_that_are_unknown(tmp_path):
     with pytest.raises(
-        ValueError, match="roles: found 'judge'; allowed are builder, reviewer, reviewer2"
+        ValueError, match="roles: found 'judge'; allowed: builder, reviewer, reviewer2"
     ):
         d.plan_calls(
             ml.memory_drafts(private_log(tmp_path / "log.jsonl")), {"judge": Endpoint(model="m")}

@@ -15,7 +15,7 @@ from memcalib.products.memory_logs.citations import (
     cited_blocks,
     marks_of,
 )
-from memcalib.products.memory_logs.memory_use import findings, memory_table, use_frame
+from memcalib.products.memory_logs.memory_use import findings, memory_key, memory_table, use_frame
 from memcalib.products.memory_logs.sweep import (
     PromptSetting,
     SweepGrid,
@@ -356,3 +356,14 @@ def test_stale_memories_alone_are_those_with_a_newer_one_on_their_subject():
         {"setting": ["as in the log, advice", names[-1]], "SCS": [50.0, 90.0], "tokens": [9, 5]}
     )
     assert recommend(table).setting == "as in the log, advice"
+
+
+def test_one_text_with_and_without_an_id_is_one_memory():
+    examples, judgments = judged([[("A", "A")], [("A", "B")], [("A", "A")]])
+    examples["q0"].blocks[0].model_extra["store_ids"] = ["m-1"]
+    frame = use_frame(judgments, examples)
+    assert memory_table(frame)[["memory", "in_prompt"]].to_numpy().tolist() == [["m-1", 3]]
+    key = memory_key(examples["q1"].blocks[0])
+    assert memory_table(frame, {key: 2, "m-1": 1})["retrieved"].tolist() == [6]
+    examples["q1"].blocks[0].model_extra["store_ids"] = ["m-2"]  # two entries of a store
+    assert memory_table(use_frame(judgments, examples))["memory"].nunique() == 3

@@ -277,7 +277,10 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     )
     footprints = ("--unlabelled", *options[:-1], "foot")
     assert run("evaluate", *footprints) == 0
-    assert "6 of 6 memories left a trace, 0 decided" in capsys.readouterr().out
+    assert (
+        "6 memories in prompts (2 different ones): 6 left a trace, 0 decided"
+        in capsys.readouterr().out
+    )
     page = (tmp_path / "foot/report.html").read_text()
     assert "Footprints only" in page and "SCS" not in page
     assert run("evaluate", *options, "--map", "query=nothing") == 1
@@ -334,7 +337,7 @@ def test_the_report_counts_merged_memories_one_by_one_beside(tmp_path, monkeypat
     table = pd.read_csv(tmp_path / "run/tables/merged-memories.csv")
     assert table["SCS"].tolist() == [50, 25]
     page = (tmp_path / "run/report.html").read_text()
-    assert "judged as one with: Likes rye" in page
+    assert "judged together with: Likes rye" in page
 
 
 def proposals_of(tmp_path, levels):

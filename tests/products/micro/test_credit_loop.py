@@ -219,7 +219,7 @@ def test_settings_that_the_loop_does_not_have_are_refused(changes, message):
 
 
 def test_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="rule 'gdop', allowed are .*'grpo', 'gdpo'"):
+    with pytest.raises(ValueError, match="rule: found 'gdop'; allowed: .*'grpo', 'gdpo'"):
         compared_rule("gdop")
 
 

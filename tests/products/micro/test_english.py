@@ -22,6 +22,7 @@ from memcalib.products.micro.english import (
     english_words,
     noisy_levels,
     read_answer,
+    carrying_words,
     sentence_roles,
 )
 from memcalib.products.micro.world import KINDS, SPLITS, make_examples
@@ -213,6 +214,37 @@ def test_roles_point_at_the_words():
             said = sentence_roles(example, answer(example, random.Random(2), silent))
             assert any(sentence.violations[atom_id] == "key" for sentence in said)
             assert all(sentence.roles[atom_id] != "key" for sentence in said)
+
+
+@pytest.mark.parametrize("level", [Level.BOUND, Level.CONTROL])
+def test_true_words_name_the_value_or_another_one_in_its_place(level):
+    example, atom_id = CASES[level]
+    used = answer(example, random.Random(3))
+    [(start, end)] = carrying_words(example, used, [atom_id], "C+")
+    [value_there] = [m.value for m in read_answer(used)[1] if m.start == start]
+    assert value_there == value_of(example, atom_id)
+    left_out = answer(example, random.Random(3), {**example.levels, atom_id: Level.IGNORE})
+    assert not carrying_words(example, left_out, [atom_id], "C+")
+    [(start, end)] = carrying_words(example, left_out, [atom_id], "CA-")
+    assert left_out[start:end]
+
+
+def test_a_value_said_too_weakly_carries_its_atom_in_under_use():
+    example, atom_id = CASES[Level.CONTROL]
+    weakly = f"You might like {value_of(example, atom_id)}."
+    assert actual(example, atom_id, weakly).actual == Level.BOUND
+    [(start, end)] = carrying_words(example, weakly, [atom_id], "CB-")
+    assert weakly[start:end] == value_of(example, atom_id)
+
+
+def test_true_words_of_several_atoms_are_those_of_each():
+    for example in EXAMPLES[:20]:
+        atom_ids = list(example.levels)
+        said = answer(example, random.Random(4))
+        of_each = []
+        for atom_id in atom_ids:
+            of_each += carrying_words(example, said, [atom_id], "B+")
+        assert carrying_words(example, said, atom_ids, "B+") == sorted(of_each)
 
 
 def test_a_recipe_may_name_it():

@@ -103,7 +103,7 @@ def test_an_empty_slot_is_a_fault():
     judgment = exact_judge(example, ". ".join(sentences[:-1]).rstrip(".") + ".")
     assert judgment.over + judgment.under > 0
     reasons = " ".join(atom.reason for atom in judgment.atoms)
-    assert "nothing is said of the" in reasons
+    assert "nothing is said about the" in reasons
 
 
 def test_other_details_break_a_use():

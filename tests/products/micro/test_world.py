@@ -175,7 +175,7 @@ def test_scarce_differs_from_long_in_training_settings_only():
     "call", [lambda: make_examples("huge", 1, 0), lambda: make_examples("short", 1, 0, "train")]
 )
 def test_unknown_names_are_refused_with_the_allowed_ones(call):
-    with pytest.raises(ValueError, match=r"unknown (world|split) '\w+': allowed are"):
+    with pytest.raises(ValueError, match=r"unknown (world|split) '\w+'; allowed:"):
         call()
 
 

@@ -15,7 +15,7 @@ from memcalib.io.records import ForeseenError
 from memcalib.io.tasks import TasksFailed
 from memcalib.products.reproduction import engine
 from memcalib.products.reproduction.engine import check_gpus, plan_text, run_jobs, snakemake_words
-from memcalib.products.reproduction.jobs import Job, Jobs
+from memcalib.products.reproduction.jobs import LOG, Job, Jobs
 from memcalib.products.reproduction.plan import Plan
 from memcalib.products.reproduction.plan_rows import planned_results
 from memcalib.products.reproduction.profiles import load_profile
@@ -65,6 +65,18 @@ def test_a_tiny_plan_runs_through_its_public_commands_and_only_once(tmp_path, mo
     kept = {job.name for job in jobs} & {job.name for job in more.jobs()}
     assert {more.by_name[name].kind for name in kept} == {"evaluate", "examples"}
     assert [more.by_name[n].kind for n in more.jobs().to_do()] == ["train", "evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"), [("plan.log", "found a link to"), (f"one/{LOG}", "it did not start")]
+)
+def test_a_log_is_not_written_through_a_link(tmp_path, log, said):
+    (tmp_path / "precious.txt").write_text("precious")
+    (tmp_path / "root" / "one").mkdir(parents=True)
+    (tmp_path / "root" / log).symlink_to(tmp_path / "precious.txt")
+    with pytest.raises((OSError, TasksFailed), match=said):
+        run_jobs(Jobs(tmp_path / "root", [shell("one", "echo said")]), say=quiet)
+    assert (tmp_path / "precious.txt").read_text() == "precious"
 
 
 def test_a_failure_takes_along_what_needs_it_and_nothing_else(tmp_path):

@@ -196,20 +196,20 @@ def test_each_run_is_a_job_and_a_tuned_one_waits_for_its_tries(tmp_path):
     assert set(jobs["grid/gathered"].reads) == {job.name for job in runs}
     some = Jobs(tmp_path, grid_jobs(tmp_path, "grid", PLAN, ["rates"]))
     assert {job.name for job in tries} == {job.name for job in some if job.kind == "run"}
-    with pytest.raises(ValueError, match="stage 'rule': allowed are rates, rules, judges"):
+    with pytest.raises(ValueError, match="stage 'rule'; allowed: rates, rules, judges"):
         grid_jobs(tmp_path, "grid", PLAN, ["rule"])
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"rules": ("gdop",)}, "rule 'gdop', allowed are"),
-        ({"cells": ("many",)}, "stage rules: cell 'many', allowed are few, plain, slow"),
+        ({"rules": ("gdop",)}, "rule 'gdop'; allowed:"),
+        ({"cells": ("many",)}, "stage rules: cell 'many'; allowed: few, plain, slow"),
         ({"seeds": (1,)}, "seed 1 is used for both validation and test"),
         ({"faults": (("wrong", 0.1),)}, "elsewhere"),
         (
             {"more_seeds": {"gpdo": (12,)}},
-            "more_seeds of 'gpdo': allowed are the stage's rules, gdpo, exact",
+            "more_seeds of 'gpdo'; allowed: the stage's rules, gdpo, exact",
         ),
     ],
 )

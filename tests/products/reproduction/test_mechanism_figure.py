@@ -196,7 +196,7 @@ def test_the_figure_is_the_same_from_what_three_experiments_wrote(tmp_path):
     }
     write_tables(dynamics / "tables", tables)
     pd.concat([ROWS.curves, ROWS.thresholds]).to_csv(dynamics / "curves.csv", index=False)
-    with pytest.raises(FileNotFoundError, match="localization-shares.csv: there is no such table"):
+    with pytest.raises(FileNotFoundError, match="localization-shares.csv: found no table"):
         read_mechanism(eta, dynamics, audit)
     write_tables(audit / "tables", {"localization shares": ROWS.shares})
     again = read_mechanism(eta, dynamics, audit)

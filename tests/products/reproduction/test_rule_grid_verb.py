@@ -95,7 +95,7 @@ def test_verb_runs_a_stage_and_says_how_much_is_done(fast, tmp_path, capsys):
     "arguments, message",
     [
         (("no_such_plan",), "no_such_plan"),
-        (("smoke", "--stage", "rate"), "stage 'rate': allowed are rates, rules"),
+        (("smoke", "--stage", "rate"), "stage 'rate'; allowed: rates, rules"),
         (
             ("smoke", "--set", "stages.rules.seeds=[900]"),
             "seed 900 is used for both validation and test",

@@ -170,7 +170,7 @@ def test_a_rule_joins_every_stage_that_compares(rule_file):
     tuned = load_plan("two-sided", rules=[MINE])
     assert MINE in tuned.stages["rates"].rules and MINE not in tuned.stages["equal time"].rules
     alone = GridPlan(stages={"one": {"rules": ["gdpo"], "lr": [1e-3], "seeds": [1]}})
-    with pytest.raises(ValueError, match="no stage compares rules"):
+    with pytest.raises(ValueError, match="found no stage that compares rules"):
         alone.with_rules([MINE])
     assert alone.with_rules([]) is alone
     with pytest.raises(ValueError, match="no_such_rule"):
@@ -238,7 +238,7 @@ def test_the_verb_compares_a_rule_and_writes_the_page(
 
 def test_nothing_is_run_for_a_mistake(trained, tmp_path, capsys):
     for arguments, message in (
-        (("micro", "--noise", 0.1), "--noise: found it with the plan 'micro'"),
+        (("micro", "--noise", 0.1), "--noise: found with the plan 'micro'"),
         (("--rule", "no_such_module:Rule"), "no_such_module"),
         (("--rule", "json:dumps"), "CreditRule"),
     ):
@@ -251,5 +251,5 @@ def test_without_a_comparison_there_is_no_page(trained, tmp_path, capsys):
     settings = ["--set", "stages.exact judge.rules=[gdpo]", "--stage", "exact judge"]
     assert run_verb("grid", "testbed", *settings, "--processes", 1, "--out", tmp_path) == 0
     assert "no report yet" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="runs of GDPO and of one other rule are needed"):
+    with pytest.raises(ValueError, match="runs of GDPO and of at least one other rule are needed"):
         write_rule_report(tmp_path, load_plan("testbed"), stored_rows(tmp_path))

@@ -230,6 +230,117 @@ def test_codes_in_more_languages_and_what_stands_beside_a_value(text, expected):
     assert Redactor().row([text]).texts == [expected]
 
 
+TABLE = "| user | password |\n|---|---|\n| mara | {} |\n| jon | {} |\nThe end | of it."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("jdbc:oracle:thin:scott/tigerLily7@//db.example:1521/orcl",
+         "jdbc:oracle:thin:[login 1]@//db.example:1521/orcl"),
+        ("sqlplus -S scott/tigerLily7@orcl", "sqlplus -S [login 1][handle 1]"),
+        ("Login is mara / cobalt_yak17", "Login is mara / [key 1]"),
+        ("My credentials: mara | cobalt_yak17.", "My credentials: mara | [key 1]."),
+        (TABLE.format("skua_rock12", "sunshine"), TABLE.format("[key 1]", "[key 2]")),
+        ("username,password\nmara,teal_ibis55\n", "username,password\nmara,[key 1]\n"),
+        ('"user";"Passwort"\n"mara";"teal_ibis55"', '"user";"Passwort"\n"mara";"[key 1]"'),
+        ("host\tapi_key\na.example\tq7w8e9r0", "host\tapi_key\na.example\t[key 1]"),
+        ("A senha do wifi é ipe_roxo19", "A senha do wifi é [key 1]"),
+        ("La password della rete è lago_blu22", "La password della rete è [key 1]"),
+        ("Het wachtwoord van de wifi is meeuw_duin7", "Het wachtwoord van de wifi is [key 1]"),
+        (r"net use Z: \\srv\share /user:firm\mara Gorse!Hill9",
+         r"net use Z: \\srv\share /user:firm\mara [key 1]"),
+        (r"net use Z: \\srv\share Gorse!Hill9 /user:mara",
+         r"net use Z: \\srv\share [key 1] /user:mara"),
+        ("net user mara Gorse!Hill9 /add", "net user mara [key 1] /add"),
+        ("ConvertTo-SecureString 'Larch#Pond8' -AsPlainText -Force",
+         "ConvertTo-SecureString '[key 1]' -AsPlainText -Force"),
+        ("CREATE USER mara IDENTIFIED BY 'larchpond';",
+         "CREATE USER mara IDENTIFIED BY '[key 1]';"),
+        ("ALTER ROLE mara WITH PASSWORD 'larchpond'", "ALTER ROLE mara WITH PASSWORD '[key 1]'"),
+        ("echo larchpond | sudo -S reboot", "echo [key 1] | sudo -S reboot"),
+        ("echo 'mara:larchpond' | chpasswd", "echo 'mara:[key 1]' | chpasswd"),
+        ("htpasswd -b -c users mara larchpond", "htpasswd -b -c users mara [key 1]"),
+        ("The safe opens with the combination 31-7-22.",
+         "The safe opens with the combination [key 1]."),
+        ("The combination of the bike lock is 4471", "The combination of the bike lock is [key 1]"),
+        ("'petra.vogel'＠beispiel．example", "[e-mail 1]"),
+        ('Petra <"petra vogel"@beispiel.example>', "Petra <[e-mail 1]>"),
+        ("Write: https://wa.me/4915123456789", "Write: https://wa.me/[phone 1]"),
+        ("wa.me/+4915123456789", "wa.me/[phone 1]"),
+        ("magic link: app.example.com/login?t=quiet-otter-991",
+         "magic link: app.example.com/login?[query 1]"),
+        ("Her passphrase used to be tundra_goat66 until May.",
+         "Her passphrase used to be [key 1] until May."),
+        ("pw for the printer → brine_crab21", "pw for the printer → [key 1]"),
+        ("La contraseña nueva del router es roble_lince7",
+         "La contraseña nueva del router es [key 1]"),
+        ("Mein Kennwort habe ich auf ulme_dachs5 geändert.",
+         "Mein Kennwort habe ich auf [key 1] geändert."),
+        ("mot de passe Wi‑Fi : chêne_loutre3", "mot de passe Wi‑Fi : [key 1]"),
+        ("  - name: DB_PASS\n    value: ferry-moss21", "  - name: DB_PASS\n    value: [key 1]"),
+        ('{"key": "api_token", "value": "ferry-moss21"}',
+         '{"key": "api_token", "value": "[key 1]"}'),
+        ("Use 48 29 13 to sign in, the code expires soon.",
+         "Use [key 1] to sign in, the code expires soon."),
+        ("signal.me/#p/+4915123456789", "signal.me/#p/[phone 1]"),
+        ("https://mastodon.example/@petravogel", "https://mastodon.example/@[handle 1]"),
+        ("https://bsky.app/profile/petra.vogel", "https://bsky.app/profile/[handle 1]"),
+        ("I set moss_lark31 as my password", "I set [key 1] as my password"),
+        ("moss_lark31 is my password.", "[key 1] is my password."),
+        ("moss-lark31 ist mein Passwort", "[key 1] ist mein Passwort"),
+        ("Use moss_lark31 as the API key", "Use [key 1] as the API key"),
+        ("log in with mara and moss_lark31 as password",
+         "log in with mara and [key 1] as password"),
+        ("The password I use everywhere is moss_lark31",
+         "The password I use everywhere is [key 1]"),
+        ("password – teal_ibis55", "password – [key 1]"),
+        ("Hasło do wifi to sosna_3391", "Hasło do wifi to [key 1]"),
+        ("<tr><th>password</th><td>teal_ibis55</td></tr>",
+         "<tr><th>password</th><td>[key 1]</td></tr>"),
+        ('<input type="password" name="p" value="teal_ibis55">',
+         '<input type="password" name="p" value="[key 1]">'),
+    ],
+)  # fmt: skip
+def test_kinds_that_a_third_attack_had_found_left(text, expected):
+    assert Redactor().row([text]).texts == [expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "she was at home dot com boom",
+        "ORCID 0000-0002-1825-0097",
+        "The combination 3-4-3 worked for the team.",
+        "The combination of 25 mg and 50 mg is safe.",
+        "token,count\nhello,3\nco2,17",
+        "| password | set |\n|:---:|---|\n| | yes |\n| not set | no |",
+        "Keys, password, phone\nand wallet, hat, gloves",
+        "I lost my password, and then my login\nI found both, and then some",
+        "net use Z: /delete",
+        "I met him at example dot conference in May.",
+        "The password manager for teams is 1Password.",
+        '{"name": "max_tokens", "value": 4096}',
+        '{"name": "token", "value": 300}',
+        "Is it src/main.py or a.b/c? x=1",
+        "Use Argon2id as the password hash.",
+        "OAuth2 is the token protocol.",
+        "gpt-4o is the API key owner",
+        "The password you entered is misspelled.",
+        "The password I chose is short-lived.",
+        "password - see page 12",
+        "https://unpkg.com/@babel/core7 and https://www.npmjs.com/package/@types/node20",
+        "<tr><th>price</th><td>teal_ibis55</td></tr>",
+        "User: mara / admin",
+        "Login: see page 12 / 13 of the manual",
+        "ConvertTo-SecureString '$secret' is a cmdlet",
+        "echo hello | grep sudo",
+    ],
+)
+def test_what_looks_like_the_kinds_of_the_third_attack_and_is_none(text):
+    assert Redactor().row([text]).texts == [text]
+
+
 def test_few_harmless_texts_are_changed_of_a_list_by_somebody_who_had_not_seen_the_rules():
     rows = unseen("harmless")
     regions = load_redactor({"regions": ["CN", "JP", "KR", "TH", "FR", "RU", "US", "IN", "EG"]})

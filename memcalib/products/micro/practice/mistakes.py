@@ -772,7 +772,7 @@ class SimulatedModel:
         task_name = conversation.payload["task"]
         task = self.tasks.get(task_name)
         if task is None:
-            raise ValueError(f"task: found {task_name!r}; allowed here: {', '.join(self.tasks)}")
+            raise ValueError(f"task: found {task_name!r}; allowed: {', '.join(self.tasks)}")
         try:
             reply = self._reply(task, conversation)
         except (KeyError, TypeError, AttributeError, IndexError) as error:

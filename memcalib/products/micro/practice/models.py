@@ -171,8 +171,8 @@ def _check_table(name: str, table: Table) -> None:
             fits = False
     if not fits:
         raise ValueError(
-            f"{name}: found {table!r:.120}; allowed: three rows of three probabilities that sum to "
-            "1"
+            f"{name}: found {table!r:.120}; allowed: three rows of three probabilities, where "
+            f"each row sums to 1"
         )
 
 
@@ -244,8 +244,9 @@ class PracticeJudge:
                     actual = _level_by_words(response, text)
                 elif ideal is None:
                     raise ValueError(
-                        f"atom {text!r:.120} has no u_star, and no example here has the query "
-                        f"{query!r:.120} with it"
+                        f"atom {text!r:.120} has no u_star, and no example here contains it with "
+                        f"the query "
+                        f"{query!r:.120}"
                     )
                 else:
                     actual = _drawn_level(f"use {draw_name}", self.use[Level.parse(ideal)])

@@ -116,7 +116,7 @@ def parse_request(body: bytes, models: Sequence[str], json_schema: bool = True) 
     for name, only_value in (("n", 1), ("stream", False)):
         value = fields.get(name)
         if value is not None and value != only_value:
-            message = f"{name}: found {value!r}; allowed here: {only_value!r}."
+            message = f"{name}: found {value!r}; allowed: {only_value!r}."
             raise ApiError(400, message, param=name)
     form = fields.get("response_format")
     if not json_schema and isinstance(form, dict) and form.get("type") == "json_schema":
@@ -251,7 +251,7 @@ class Faults(BaseModel):
             total = sum(getattr(self, name) for name in names)
             if total > 1 + 1e-9:
                 raise ValueError(
-                    f"the rates of {', '.join(names)} sum to {total:g}; allowed is at most 1"
+                    f"the rates of {', '.join(names)} sum to {total:g}; allowed: at most 1"
                 )
         return self
 
@@ -935,11 +935,10 @@ def serve(
     except OSError as error:
         reason = error.strerror or error
         if error.errno == errno.EADDRINUSE:
-            reason = "another program uses this port"
+            reason = "another program is using this port"
         raise OSError(
-            f"port {port}: {reason}. Use --port 0 for any free port, or choose another one, such "
-            f"as "
-            "--port 8766"
+            f"port {port}: {reason}. Use --port 0 for any free port, or choose another port, such "
+            f"as --port 8766"
         ) from None
     models = f"models: {', '.join(MODELS)}; judges: {', '.join(JUDGES)}"
     if server.roles:
@@ -948,7 +947,7 @@ def serve(
         print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
         print(models)
         if log is not None:
-            print(f"log of an invented assistant: {log}")
+            print(f"Log of an invented assistant: {log}")
         print("Try these commands in a second terminal:")
         print("\n".join(_practice_commands(server.base_url, examples, log)), flush=True)
         threading.Event().wait()

@@ -488,10 +488,10 @@ def _checked_rates(
         return {name: kind.rate for name, kind in kinds.items()}
     unknown = sorted(rates.keys() - kinds.keys())
     if unknown:
-        raise ValueError(f"rates: found {', '.join(unknown)}; allowed are {', '.join(kinds)}")
+        raise ValueError(f"rates: found {', '.join(unknown)}; allowed: {', '.join(kinds)}")
     if min(rates.values(), default=0) < 0 or sum(rates.values()) > 1:
         raise ValueError(
-            f"rates: found {dict(rates)}; allowed are numbers from 0 that sum to at most 1"
+            f"rates: found {dict(rates)}; allowed: numbers of 0 or more with a sum of at most 1"
         )
     return dict(rates)
 

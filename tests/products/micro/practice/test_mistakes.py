@@ -311,7 +311,7 @@ def test_a_model_has_no_memory(name, number, talked_before):
         ([], "first user message"),
         ([("user", "[1]")], "one JSON object"),
         ([("user", "{}")], "a JSON object with a task"),
-        ([("user", '{"task": "poems"}')], "'poems'; allowed here: screening"),
+        ([("user", '{"task": "poems"}')], "'poems'; allowed: screening"),
         ([("user", '{"task": "annotation", "query": "x"}')], "KeyError 'passages'"),
         ([("user", '{"task": "annotation", "query": 3, "passages": [4]}')], "TypeError"),
         ([*rubric_turns(), ("user", '{"task": "rubrics"}')], "a list named repair"),
@@ -476,14 +476,14 @@ def test_the_server_speaks_for_models_and_names_what_it_does_not_know():
         payload = rubric_turns()[0][1]
         reply = ask_server(server, "micro-builder-exact", payload)
         assert len(json.loads(reply.text)["rubrics"]) == 6
-        with pytest.raises(CallError, match="poems.*allowed here: screening") as error:
+        with pytest.raises(CallError, match="poems.*allowed: screening") as error:
             ask_server(server, "micro-builder", '{"task": "poems"}')
         assert error.value.kind == "bad_request"
         assert error.value.status == 400
         with pytest.raises(CallError, match="micro-reviewer-never") as error:
             ask_server(server, "nobody", payload)
         assert error.value.kind == "not_found"
-        with pytest.raises(CallError, match="allowed here: review"):
+        with pytest.raises(CallError, match="allowed: review"):
             ask_server(server, "micro-reviewer", payload)
 
 

@@ -304,7 +304,7 @@ def test_what_a_practice_judge_cannot_know_is_an_error():
     record = sample_records()[0]
     payload = payload_for(record, "An answer.", blind=True)
     assert judge_reply(payload, ExampleIndex([record]))
-    with pytest.raises(ValueError, match="has no u_star, and no example here has the query"):
+    with pytest.raises(ValueError, match="has no u_star, and no example here contains it"):
         judge_reply(payload, INDEX)
     with pytest.raises(ValueError, match="confusion: found .* three rows of three probabilities"):
         PracticeJudge(confusion=[[1, 0, 0], [0, 1, 0], [0, 0, 1.5]])
