@@ -28,6 +28,7 @@ EXTRA = [
     "extend",
     "trust",
     "results",
+    "real_answers",
 ]  # pages without a module
 EXTRA += [f"tutorials/{p.stem}" for p in sorted((NBS / "tutorials").glob("*.ipynb"))]
 EXTRA += [

@@ -768,7 +768,7 @@ def test_a_manifest_that_is_none_is_left_out_and_said(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "parameters.json").write_text("[]")
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "parameters.json could not be read and was left out: found a list" in source
+    assert "parameters.json could not be read and was left out: found a value" in source
     assert "manifest.json could not be read" in source or "manifest.json: usage.model" in source
     assert "parameters.json" in (tmp_path / "model-card.md").read_text()
 

@@ -520,7 +520,7 @@ WEBHOOK = unless(
 _PROFILES = (
     r"linkedin\.com/in|(?:instagram|facebook|twitter|x|tiktok|medium|soundcloud|vk|venmo)\.com|t\.me"
     r"|reddit\.com/u(?:ser)?|bsky\.app/profile|threads\.(?:net|com)|snapchat\.com/add|twitch\.tv"
-    r"|keybase\.io|about\.me|linktr\.ee|paypal\.me"
+    r"|keybase\.io|steamcommunity\.com/id|about\.me|linktr\.ee|paypal\.me"
 )
 # of a server of Mastodon, but no scope of packages
 _OF_SERVER = (
@@ -1295,7 +1295,7 @@ _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
     r"\b(?:name|key|variable|header)[\"']?\s*[:=]\s*[\"']?(?P<pair>[A-Za-z][\w.-]{1,60})[\"']?"
     r"\s*,?\s*[\"']?value[\"']?\s*[:=]\s*[\"']?(?P<value_pair>[^\s\"',}]{3,200})|"
     r"<(?:t[hd]|dt)>\s*(?P<heading>[^<>\n]{2,40}?):?\s*</(?:t[hd]|dt)>\s*"
-    r"<(?:td|dd)>\s*(?P<value_beside>[^<\s]{3,})\s*</"
+    r"<(?:td|dd)>\s*(?:<(?:code|b|span)>)?\s*(?P<value_beside>[^<\s]{3,})\s*</"
     rf"|{_USER_OPTION}(?P<value_user>(?=\S*[^\W\d]){_BARE}{{3,}})"
     rf"|(?<![\w-])--?(?P<name>[A-Za-z][\w-]{{1,30}})[ =](?P<value>(?=\S*[\d!@#$%^&*]){_BARE}{{4,}})"
     rf"|<(?P<tag>[A-Za-z][\w.-]{{1,40}})>\s*(?P<value_tag>[^<\s]{{3,}})\s*</"
@@ -1313,6 +1313,10 @@ _ELSEWHERE = re.compile(  # an option, an element of XML, a variable that is set
     r"(?:sudo +-S|(?:sudo +)?chpasswd)"
     r"|<input\b(?=[^<>]{0,300}\btype=[\"']?password\b)[^<>]{0,300}?\bvalue="
     r"[\"'](?P<value_input>[^\"'<>\n]{3,200})[\"']"
+    r"|\b(?:redis-cli\b[^\n|;]{0,100}? -a|openssl\b[^\n|;]{0,100}? -k|requirepass|masterauth"
+    r"|wpa_passphrase +(?:\"[^\"\n]{1,40}\"|[^\s\"]\S*)) +(?P<value_argument>[^\s\"'|;]{4,})"
+    r"|\bWIFI:[^\n]{0,200}?;P:(?P<value_wifi>[^;\n]{3,63});"
+    r"|<\w+ key=[\"'](?P<entry>[\w.-]{2,60})[\"']>\s*(?P<value_entry>[^<\s]{3,})\s*</"
     r"|\bhtpasswd(?: +-\w+)+ +[^\s-]\S* +\S+ +(?P<value_web>[^\s\"'|;&]{3,})"
 )
 
@@ -1344,7 +1348,7 @@ def _assigned_spans(text: str) -> Iterator[Span]:
             if is_secret_value(value, kind, match["sign"], bool(match["gap"]), is_last):
                 yield run.start(), end
     for match in _ELSEWHERE.finditer(text):
-        groups = ("name", "tag", "variable", "heading", "pair")
+        groups = ("name", "tag", "variable", "heading", "pair", "entry")
         named = next((match[group] for group in groups if match[group]), "password")
         if match["pair"] and not is_secret_value(match["value_pair"], secret_kind(named)):
             continue
@@ -1407,7 +1411,8 @@ def _is_cell_secret(value: str, kind: str, may_be_word: bool) -> bool:
 
 _may_name_secret = _with_any("pass", "key", *_listed("password"), *_listed("secret"))
 _SIGN_OR_OPTION = re.compile(
-    r"[:=<>|]|(?<![\w-])--?\w|[A-Z0-9]_|(?i:net +user |securestring|identified|password ['\"])"
+    r"[:=<>|]|(?<![\w-])--?\w|[A-Z0-9]_"
+    r"|(?i:net +user |securestring|identified|password ['\"]|requirepass|masterauth|wpa_passphrase)"
 ).search
 
 
@@ -1452,7 +1457,7 @@ _STATED = re.compile(
 _LIKE_ONE = rf"(?=\S*\d)(?=\S*[^\W\d]){_BARE}{{5,}}|[a-z]+(?:-[a-z]+){{2,}}"
 _BESIDE = re.compile(
     (
-        rf"\b{_NAMED}(?: [^\W\d]{{1,6}}){{0,2}}\s*[:=]?\s+(?P<value>{_LIKE_ONE})"
+        rf"\b{_NAMED}(?: [^\W\d]{{1,6}}){{0,2}}\s*[:=?]?\s+(?P<value>{_LIKE_ONE})"
         rf"|{_either('password_unspaced')}\s*(?:[是为為はが:=은는]|คือ|เป็น){{0,2}}\s*[「\"'“]?"
         r"(?P<value_unspaced>(?:(?![,;])[!-~]){3,})"
         rf"|\b(?:chang\w+|set|reset|updat\w+|ge?änder\w*) (?:\w+ ){{0,3}}{_NAMED} (?:to|auf"
