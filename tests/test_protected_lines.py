@@ -15,6 +15,7 @@ from memcalib.evaluation.agreement import sample_atoms
 from memcalib.evaluation.merged import counted_singly
 from memcalib.evaluation.run import existing_answers
 from memcalib.io.records import DataError
+from memcalib.localization import threshold_scores
 from memcalib.metrics import few_questions
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples
@@ -334,3 +335,31 @@ def test_a_teacher_is_told_what_was_found_and_then_what_is_wanted():
     (objection,) = answer_objections(judgment, "first", 3)
     assert (objection.rule, objection.atom_id) == ("under-use", wrong.atom_id)
     assert objection.detail.startswith("found Ignore, wanted Control.")
+
+
+def test_only_tokens_of_an_answer_enter_the_pool_of_thresholds():
+    """A short answer beside a long one: what stands behind it is no score, whatever it is."""
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
+    batch = JudgedBatch(
+        config=CreditConfig(),
+        rewards=torch.ones(3, 9),
+        advantages=torch.ones(3, 9),
+        group=torch.tensor([0, 0, 0]),
+        valid=torch.ones(3, dtype=torch.bool),
+        mask=mask,
+        thresholds=torch.full((9,), 0.02),
+    )
+    pairs = Pairs(rows=[0, 1, 2], channels=[4, 8, 8], atoms=[("a",)] * 3, prompts=[[]] * 3)
+    signal = torch.tensor([[0.5, 9.0, 0.0, 7.0], [0.1, 0.2, 0.3, 0.4], [1.0, 1.0, 1.0, 1.0]])
+    placed = ChannelWeights(
+        weights=signal[None],
+        shares=torch.ones(1, 3),
+        above_gate=torch.ones(3, dtype=torch.bool),
+        scored=torch.ones(3, dtype=torch.bool),
+        signal=signal,
+        pool=signal[None],
+        pooled=torch.tensor([[True, True, False]]),
+    )
+    scores, channels = threshold_scores(batch, pairs, placed)
+    assert scores.tolist() == pytest.approx([0.5, 3.0, 0.1, 0.2, 0.3, 0.4])
+    assert channels.tolist() == [4, 4, 8, 8, 8, 8]

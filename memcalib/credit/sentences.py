@@ -560,7 +560,7 @@ def sentence_splitter(name: str = "") -> Sentences:
         return _pysbd()
     if name == "spacy":
         return spacy_splitter(_spacy_model())
-    raise ValueError(f"unknown splitter {name!r}; allowed: spacy, pysbd")
+    raise ValueError(f"splitter: found {name!r}; allowed: spacy, pysbd")
 
 
 def _spacy_model():
@@ -572,8 +572,8 @@ def _spacy_model():
         return spacy.load(SPACY_MODEL, exclude=["ner", "tagger", "attribute_ruler", "lemmatizer"])
     except OSError as error:
         raise ModuleNotFoundError(
-            f"the splitter spacy needs its model {SPACY_MODEL}, which is not installed. Install "
-            f"it with: {_GET_MODEL}, or use the splitter pysbd",
+            f"the splitter spacy needs its model {SPACY_MODEL}, which is not installed; install it "
+            f"with {_GET_MODEL}, or choose the splitter pysbd",
             name=SPACY_MODEL,
         ) from error
 

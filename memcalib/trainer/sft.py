@@ -149,8 +149,9 @@ class SftSettings(FrozenSettings):
 
 # %% ../../nbs/trainer/07_sft.ipynb #f2d1d244
 class SftConfig(SftSettings):
-    """Settings of supervised fine-tuning; defaults are what the paper gives for Qwen3-8B
-    (app:training-details). An unknown option raises an error that names the value."""
+    """Settings of supervised fine-tuning. Defaults are those that the paper gives for Qwen3-8B
+    (app:training-details), where it gives one: of the adapter, the epochs, the batch and the
+    learning rate. Unknown options raise, naming the value."""
 
     @model_validator(mode="after")
     def _fits(self) -> "SftConfig":

@@ -114,7 +114,7 @@ def test_settings_changed_after_freezing_are_refused_before_any_call(tmp_path):
         ("micro: 3\nsplits: {../../x: 0.5}", "bad.yaml: .*found the name '../../x'"),
         (
             "micro: 3\nrows: 50\nsplits: {train: 60}",
-            "bad.yaml: .*found 60 in total; allowed: up to 50",
+            "bad.yaml: .*found 60 in all; allowed: at most 50",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_split_larger_than_the_file_names_it_and_writes_nothing(examples_file,
     out = tmp_path / "parts"
     code, _, error = run(capsys, "split", examples_file, "--out", out)
     assert code == 1 and str(examples_file) in error
-    assert "found 13,500 in total; allowed: up to 120, the number of examples" in error
+    assert "found 13,500 in all; allowed: at most 120, the number of examples, or shares" in error
     assert not out.exists()
 
 

@@ -319,7 +319,8 @@ def test_a_missing_spacy_and_a_missing_model_say_what_to_install(monkeypatch):
         sentence_splitter.__wrapped__("spacy")
     message = str(missing.value)
     assert "needs its model en_core_web_sm" in message
-    assert "python -m spacy download en_core_web_sm, or use the splitter pysbd" in message
+    assert "install it with python -m spacy download en_core_web_sm" in message
+    assert "or choose the splitter pysbd" in message
 
 
 def test_the_version_of_the_splitter_is_that_of_its_packages(monkeypatch):

@@ -105,8 +105,8 @@ def split_sizes(sizes: Sizes, n: int) -> dict[str, int]:
     total = sum(undivided_sizes.values())
     largest_total = n if are_counts else 1 + 1e-9
     if total > largest_total:
-        most = f"{n:,}, the number of examples" if are_counts else "1"
-        raise ValueError(f"sizes: found {total:,} in total; allowed: up to {most}")
+        most = f"{n:,}, the number of examples, or shares such as 0.8" if are_counts else "1"
+        raise ValueError(f"sizes: found {total:,} in all; allowed: at most {most}")
     if are_counts:
         return undivided_sizes
     shares = {**undivided_sizes, "": max(0.0, 1 - total)}  # "" is what no split gets

@@ -372,6 +372,14 @@ class Experiment:
         """What its record says; empty where there is none."""
         return self.run.jobs.record(self.name)
 
+    @property
+    def accepted_for(self) -> str:
+        """Why results that earlier code made stand under the code of now; empty for others."""
+        record = self.record
+        if record.get("identity") == self.run.jobs.identity(self.name):
+            return ""
+        return (record.get("accepted") or {}).get("reason", "")
+
 # %% ../../../nbs/products/reproduction/20_experiments.ipynb #3c8292bb
 def renew_prose(experiment: Experiment) -> None:
     """Put the prose of the notebook, which may have been written after looking,
@@ -474,14 +482,15 @@ ITEM_DIFFERENCES: dict[str, str] = {
     "tab:localization-ablation": (
         "two worlds of the micro-world, three training runs for each arm, one learning rate; five "
         "rules "
-        "that the paper does not have are added in a table of their own; the two rows by sentence "
-        "were trained with the published code's thresholds, which are not the default any more"
+        "that the paper does not have are added in a table of their own; on short answers the two "
+        "rows by sentence were trained with the published code's thresholds, which are not the "
+        "default any more"
     ),
     "fig:mechanism-analysis": (
         "one figure of eight panels, and each panel by itself; roles of sentences are known, not "
-        "labelled by a person; (f) is of a lower floor, which no threshold leaves otherwise; (g) "
-        "shows traced steps one by one, every tenth here, and no mean over seven; no numbers are "
-        "published for (b), (d) and (f)"
+        "labelled by a person; (f) is of a lower floor, as hardly any threshold leaves the "
+        "paper's; (g) shows traced steps one by one, every tenth here, and no mean over seven; no "
+        "numbers are published for (b), (d) and (f)"
     ),
     "tab:benchmark-comparison": "published only: it is the authors' reading of other papers",
     "tab:source-datasets": (
@@ -567,7 +576,7 @@ def _item_status(experiment: Experiment | None, files: Sequence[str]) -> tuple[s
     if state != "done":
         return state, reason
     if any(not Path(file).stem.endswith("-published") for file in files):
-        return "measured", ""
+        return ("accepted" if experiment.accepted_for else "measured"), ""
     if files:
         return "published only", ""
     return "not run", "the notebook wrote no file with this name"
@@ -653,7 +662,8 @@ def index_markdown(run: Run) -> str:
     )
     note = (
         "*Measured* is what this run measured in the worlds of its profile; *published only* "
-        "repeats the paper's numbers; *stale* was made with earlier code, parameters or data, and "
+        "repeats the paper's numbers; *accepted* was made with earlier code, and was accepted for "
+        "the reason given below; *stale* was made with earlier code, parameters or data, and "
         "shows the files from that time."
     )
     lines = ["# Tables and figures of the paper", "", head, "", note, ""]
@@ -661,6 +671,14 @@ def index_markdown(run: Run) -> str:
     lines += [_index_line(run, row) for row in rows]
     if run.profile.not_run:
         lines += ["", f"Not run in this profile: {', '.join(run.profile.not_run)}."]
+    accepted = {
+        name: experiment.accepted_for
+        for name, experiment in run.experiments.items()
+        if experiment.state()[0] == "done" and experiment.accepted_for
+    }
+    if accepted:
+        lines += ["", "## Results of earlier code", ""]
+        lines += [f"- {name}: {one_line(reason)}" for name, reason in accepted.items()]
     lines += ["", "## What differs from the paper", ""]
     lines += [
         "These tables and figures have the form of the paper's, but different content.",
@@ -756,15 +774,16 @@ def reproduce_experiments(
     write the index; returns the executed notebooks.
 
     With a reason to `accept`, results whose settings are those of now are accepted under the code
-    of now, and nothing runs. Raises `ValueError` for an unknown experiment, profile or setting,
-    naming the known ones, before anything runs, and `TasksFailed` at the end naming the jobs that
-    failed, and how to go on.
+    of now, the index is written, and nothing runs. Raises `ValueError` for an unknown experiment,
+    profile or setting, naming the known ones, before anything runs, and `TasksFailed` at the end
+    naming the jobs that failed, and how to go on.
     """
     run = open_run(profile, out, settings)
     targets = run.targets(names)
     if accept:
         accepted = run.jobs.accept(accept, targets)
         print(f"{len(accepted)} results accepted: {', '.join(accepted) or 'none was stale'}")
+        print(f"Index: {write_index(run)}")
         return []
     if dry_run:
         print(plan_text(run.jobs, targets, run.profile.processes))

@@ -166,15 +166,14 @@ def read_provenance(content: Mapping[str, Mapping[str, Mapping]]) -> Iterator[Pr
 def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Provenance]:
     default = _defaults(holder)
     held = None if holder.endswith("()") else resolve_name(holder)
-    named = {name: entry for name, entry in entries.items() if name != "*"}
+    named = {name: entry for names, entry in entries.items() for name in names.split(", ")}
     if isinstance(held, type):
         others = [name for name in own_settings(held) or () if name not in named]
-        if others and "*" not in entries:
+        if others:
             raise ValueError(
                 f"provenance: {holder} has the setting {others[0]!r}, which is not documented; "
                 f"add a line for it to provenance.yaml"
             )
-        named |= {name: entries["*"] for name in others}
     for name, entry in named.items():
         said = Said.model_validate(entry)
         try:
@@ -299,14 +298,14 @@ class Claim(NamedTuple):
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n\s*\n|\s\|\s|\n\s*[-*] ")
-_THE_PAPERS = re.compile(r"\bpaper's\b|\bas in the paper\b")
+_THE_PAPERS = re.compile(r"\bpaper's\b|\b[Tt]he paper\b")
 _ALL_DEFAULTS = re.compile(
     r"\b(?:defaults|default, which)\b[^.;]{0,60}\bpaper's\b|\bpaper's values? by default\b"
 )
 _CALLED_BY_NAME = ("method", "training", "judging", "evaluation")  # topics of which names are rare
 _DENIES = re.compile(
     r"\bwhere (?:it|the paper|this|that|appendix)\b|\bnot the paper's"
-    r"|paper (?:names?|gives?|has|states?|says?|does) (?:no|not|neither)\b"
+    r"|(?:paper|and|that|but) (?:names?|gives?|has|states?|says?|does) (?:no|none|not|neither)\b"
     r"|\bpublished (?:code|recipe)|\bnot (?:what|published)|\bunpublished\b|\bdepart"
 )
 

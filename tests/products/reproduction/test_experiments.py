@@ -324,6 +324,9 @@ def test_results_of_other_code_are_accepted_with_a_reason(checkout, in_process, 
     assert states(Path("runs"))["tab:eta-sweep"] == "stale"
     driver.reproduce_experiments([], "smoke.yaml", "runs", accept="a remark changes nothing")
     assert "2 results accepted: first, second" in capsys.readouterr().out
+    assert states(Path("runs"))["tab:eta-sweep"] == "accepted"
+    index = Path("runs/smoke/index.ipynb").read_text()
+    assert "- first: a remark changes nothing" in index and "stale: " not in index
     driver.reproduce_experiments([], "smoke.yaml", "runs")
     assert in_process == ["first", "second"]
     assert json.loads(Path("runs/smoke/first", RECORD).read_text())["accepted"]["reason"]
