@@ -741,6 +741,21 @@ def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = ())
     return run
 
 
+def _sending_of_plan(run: Run) -> str:
+    """A line for each address that jobs of a plan would ask, with its key, and for each file whose
+    text they would send: of the recipes as jobs use them, with all settings laid over each other.
+    """
+    laid_over = ("models", "rows", "ablations")  # which the recipes hold
+    others = {name: getattr(run.profile, name) for name in type(run.profile).model_fields}
+    settings_read: list[object] = [
+        {name: value for name, value in others.items() if name not in laid_over}
+    ]
+    for name, model in run.plan.models.items():
+        settings_read += [{"recipe": {name: recipe}} for recipe in model.recipes]
+    texts = [address_text(settings) + sending_text(settings) for settings in settings_read]
+    return "".join(dict.fromkeys("".join(texts).splitlines(keepends=True)))
+
+
 def _write_run_manifest(run: Run, started: float) -> None:
     """What the run consists of now: each experiment's state, time and commit."""
     states = {}
@@ -787,9 +802,7 @@ def reproduce_experiments(
         return []
     if dry_run:
         print(plan_text(run.jobs, targets, run.profile.processes))
-        recipes = {name: model.recipe for name, model in run.plan.models.items()}
-        for settings_read in (run.profile, {"recipe": recipes}):
-            print(address_text(settings_read) + sending_text(settings_read), end="")
+        print(_sending_of_plan(run), end="")
         return []
     to_do = run.jobs.to_do(targets)
     print(plan_sum(run.jobs, targets, run.profile.processes))

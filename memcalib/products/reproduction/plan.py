@@ -197,6 +197,11 @@ class PlannedModel:
             self._recipes[texts] = recipe
         return self._recipes[texts]
 
+    @property
+    def recipes(self) -> list[Recipe]:
+        """Every recipe that a job of the model has been planned with."""
+        return list(self._recipes.values())
+
     def _check_launcher(self) -> None:
         launch = self.recipe.launch
         model = self.model
