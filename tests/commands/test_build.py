@@ -109,7 +109,7 @@ def test_settings_changed_after_freezing_are_refused_before_any_call(tmp_path):
             "sources: [{path: a, question: q, answer: a, domian: x}]",
             "bad.yaml: .*sources.0.domian: .*allowed: .*domain",
         ),
-        ("micro: 3\nsplits: {train: 0.9, test: 0.9}", "bad.yaml: .*found 1.8 in total"),
+        ("micro: 3\nsplits: {train: 0.9, test: 0.9}", "bad.yaml: .*found 1.8 in all"),
         ("micro: 3\nsplits: {train: x}", "bad.yaml: .*found 'x' for train"),
         ("micro: 3\nsplits: {../../x: 0.5}", "bad.yaml: .*found the name '../../x'"),
         (
