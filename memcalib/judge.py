@@ -120,11 +120,9 @@ def load_prompt(name: str) -> str:
         raise ValueError(f"prompt: found {name!r}; allowed: {allowed}")
     text = path.read_bytes().decode("utf-8", "replace").strip()
     if not text:
-        raise ValueError(
-            f"prompt: found {name!r}, which is an empty file; allowed: a text in UTF-8"
-        )
+        raise ValueError(f"prompt: found {name!r}, which is an empty file; allowed: text in UTF-8")
     if "\ufffd" in text:
-        raise ValueError(f"prompt: found {name!r}, which is not in UTF-8; allowed: a text in UTF-8")
+        raise ValueError(f"prompt: found {name!r}, which is not in UTF-8; allowed: text in UTF-8")
     try:
         is_whole(text)
     except ValueError as error:

@@ -106,7 +106,7 @@ def _check_reference(
     raise CheckpointError(
         f"{subject}: {name} has checksum {saved.get(name)}; {checkpoint.folder} was trained "
         "against the reference policy with "
-        f"{expected.get(name)}; allowed: the reference/ of the run's first start, at {folder}"
+        f"{expected.get(name)}; allowed: the reference/ from the run's first start, at {folder}"
     )
 
 # %% ../nbs/07_training.ipynb #78400644
@@ -489,7 +489,7 @@ class CreditTrainer(GRPOTrainer):
         if resume_from_checkpoint and resume_from_checkpoint != resume:
             raise ValueError(
                 f"resume_from_checkpoint: found {resume_from_checkpoint!r}; allowed: the same "
-                f"value as in args, because the reference policy was chosen by it"
+                f"value as in args, because this value decided which reference policy was chosen"
             )
         usable = len(self.train_dataset)
         if usable < self.config.prompts:
@@ -640,7 +640,8 @@ class CreditTrainer(GRPOTrainer):
             raise ValueError(
                 f"step {self._step_number}, row {row} (example {example!r}), "
                 f"channel {CHANNELS[channel]}: "
-                f"reward {judged.rewards[row, channel].item()} of a scored answer; it must be "
+                f"the reward of a scored answer is {judged.rewards[row, channel].item()}; it must "
+                f"be "
                 f"finite"
             )
 
@@ -780,7 +781,7 @@ def _check_fresh(out: Path, resume: bool | str | Path | None) -> None:
     if earlier and not resume:
         allowed = "resume=True to resume it, or another folder"
         raise CheckpointError(
-            f"{out} contains {earlier[-1].name} of an earlier run; allowed: {allowed}"
+            f"{out} contains {earlier[-1].name} from an earlier run; allowed: {allowed}"
         )
 
 

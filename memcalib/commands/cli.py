@@ -738,7 +738,8 @@ def lint(
     """Look for faults that a valid record can still have, such as a question that gives away its
     answer, or a copy in another file.
 
-    The command exits with 1 when a check of severity error found something; warnings do not count.
+    The command exits with 1 when a check with severity error finds something; warnings do not
+    count.
 
     Example: memcalib lint train.jsonl test.jsonl
     """
@@ -778,7 +779,7 @@ def split(
     """Split a file of examples into parts that are similar in domain and difficulty and share no
     question.
 
-    Without --size, the parts have the sizes into which the paper splits its 13,500 training
+    Without --size, the parts have the sizes that the paper uses to split its 13,500 training
     examples. The command writes NAME.jsonl and NAME-ids.txt for each part, and splits.json. It
     reports how many examples were not put into any part.
 
@@ -984,8 +985,8 @@ def logs(
     the file and says what would help. CLAUDE.md, a folder of notes, the memories of an MCP server
     and other stores are given with --store.
 
-    Every record, conversation, turn, row and memory is counted either as used or with a reason why
-    not. `memcalib evaluate --log` and `memcalib build --log` read a log in the same way.
+    Every record, conversation, turn, row and memory is counted either as used or as not used, with
+    the reason. `memcalib evaluate --log` and `memcalib build --log` read a log in the same way.
 
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
@@ -1133,7 +1134,9 @@ def evaluate(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Take the answers from this log and ask no model."),
+        typer.Option(
+            metavar="FILE", help="Take the answers from this log instead of asking a model."
+        ),
     ] = None,
     map_: LogMap = None,
     store: LogStore = None,
@@ -1247,7 +1250,7 @@ def exam(
     write_sheet: Annotated[
         Path | None,
         typer.Option(
-            help="For human labellers: write a sheet of 270 atoms to label, and ask no judge."
+            help="For human labellers: write a sheet of 270 atoms to label, without asking a judge."
         ),
     ] = None,
     set_: Set = None,
@@ -1258,7 +1261,7 @@ def exam(
 ) -> None:
     """Test a judge on answers whose levels are known, and say whether it can be trusted.
 
-    The page exam.html has the judge's accuracy, what its errors do to a score, and a verdict. The
+    The page exam.html shows the judge's accuracy, what its errors do to a score, and a verdict. The
     exam takes at most 730 calls. The exit code is 0 when the judge passed, and 3 when it failed or
     the verdict is undecided. `memcalib evaluate` finds the result under runs/exam. Common settings:
     answers, pairs, rank_pairs, real, probes, judging.blind, judge.rpm, judge.price.
@@ -1282,7 +1285,7 @@ def exam(
     if sheet:
         if not sheet.is_file():
             raise FileNotFoundError(
-                f"{sheet}: there is no such sheet; to write one: memcalib exam "
+                f"{sheet}: there is no such sheet; to write one, run: memcalib exam "
                 f"--write-sheet {sheet}"
             )
         print(read_label_sheet(sheet).round(2).to_string(index=False))
@@ -1325,7 +1328,8 @@ def spot_check(
     ] = None,
     seed: DrawSeed = 0,
     model: Annotated[
-        str | None, typer.Option(help="Model whose answers to draw, if the run has several.")
+        str | None,
+        typer.Option(help="Model whose answers should be drawn, if the run has several."),
     ] = None,
     condition: Annotated[
         str | None, typer.Option(help="Memory condition to use, if the run has several.")
@@ -1407,7 +1411,8 @@ def generate(
     weights: WeightsPath = None,
     limit: Limit = None,
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Also ask each example without its memory.")
+        bool,
+        typer.Option("--no-memory", help="Also ask each example's question without its memory."),
     ] = False,
     set_: Set = None,
     allow_host: AllowHost = None,
@@ -1523,7 +1528,8 @@ def report(
         typer.Option(metavar="ORG/NAME", help="Id of the evaluated data set on the Hub."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model whose scores to write, if the run has several.")
+        str | None,
+        typer.Option(help="Model whose scores should be written, if the run has several."),
     ] = None,
     source_url: Annotated[
         str | None, typer.Option(help="Address of a page about the run that gave these scores.")
@@ -1591,8 +1597,8 @@ def compare(
     """Compare runs on the same questions, with paired differences, intervals and tests.
 
     Differences are given overall and by domain. Files of shared results (results.jsonl) contain no
-    answers, so they are compared as independent samples, provided that judge, prompt and data are
-    the same.
+    answers, so they are compared as independent samples, provided that the judge, prompt and data
+    are the same.
 
     Example: memcalib compare runs/before runs/after --out runs/comparison
     """
@@ -1696,7 +1702,7 @@ def gate(
     ] = None,
     set_: Set = None,
 ) -> None:
-    """Fail a build in CI if memory is used worse than in a baseline, or worse than a limit allows.
+    """Fail a build in CI if memory use is worse than in a baseline, or worse than a limit allows.
 
     A drop fails the build when it is larger than --max-drop and statistically significant. If
     nothing has changed, at most 1 build in 100 fails (--set false_alarms=0.01). When chance could
@@ -1773,7 +1779,7 @@ def memories(
     The command names memories that hijack answers, leak into answers, are out of date, are not
     applied, or are never used. It breaks the results down by source, type, position, score and age
     if the log has these. Where answers mark the memories that they used ([mem:3], [memory ID],
-    <oai-mem-citation> or ids in JSON), it also says whether the marks are true. It writes
+    <oai-mem-citation> or ids in JSON), it also says whether the marks are correct. It writes
     memories.html and tables as CSV.
 
     Example: memcalib memories runs/own
@@ -1891,7 +1897,7 @@ def sweep(
 
     The log must say what retrieval found and what entered the prompt (a field `candidates` next to
     the memories, or `in_prompt` in each memory). Otherwise, your own function can repeat the
-    retrieval (--retrieve). If a setting does not show a memory, this memory counts as ignored. The
+    retrieval (--retrieve). If a setting does not show a memory, that memory counts as ignored. The
     command first says what it will cost, and sends nothing without --yes. If it is stopped, run it
     again and it continues. Common settings: grid.full, grid.scores, grid.times, grid.today.top_k,
     sampling.seeds, model.price.
@@ -2146,7 +2152,7 @@ def build(
         bool,
         typer.Option(
             "--freeze",
-            help="Freeze the pipeline; before this, a person must have passed 90 % of "
+            help="Freeze the pipeline; before this, a person must have approved 90 % of "
             "a fresh batch.",
         ),
     ] = False,
@@ -2422,7 +2428,7 @@ def roles(
     The command draws answers, and writes a page to read (page.html) and a sheet to fill in
     (sheet.csv). Neither of them shows where the credit went. With --sheet it reads the filled sheet
     and prints how tokens and credit are shared among Key, Partial and Irrelevant sentences, and how
-    often the sentences with most credit are the right ones.
+    often the sentences with the most credit are the right ones.
 
     Example: memcalib roles runs/train/mine --out roles
     """
@@ -2490,7 +2496,7 @@ def reproduce(
         str,
         typer.Option(
             help="Accept results that an earlier version of the code made with the same settings. "
-            "The text is your reason, and it is stored with them."
+            "The text is your reason, and it is stored with the results."
         ),
     ] = "",
     dry_run: DryRun = False,
@@ -2503,8 +2509,8 @@ def reproduce(
     evaluations and notebooks are written to OUT/PROFILE/; an index lists all tables and figures.
     --dry-run shows jobs, hours, calls and cost. Finished work is not repeated while it is still
     valid. If the command is stopped, run it again and it continues. This needs the plan extra: `pip
-    install "memcalib[plan]"`. On a cluster the variable SNAKEMAKE_PROFILE names a profile of
-    Snakemake with an executor.
+    install "memcalib[plan]"`. On a cluster the variable SNAKEMAKE_PROFILE names a Snakemake
+    profile with an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
     """
@@ -2574,8 +2580,8 @@ def grid(
 
     A plan lists the training runs. Finished training runs are not repeated. Snakemake starts them,
     so this needs the plan extra: `pip install "memcalib[plan]"`. With --rule, and with the plan
-    testbed, the command also writes a page with the gain and the cost of each rule, and how well it
-    agrees with exact credit.
+    testbed, the command also writes a page that shows the gain and the cost of each rule, and how
+    well it agrees with exact credit.
 
     Example: memcalib grid smoke --dry-run
     """
@@ -2631,7 +2637,7 @@ app.add_typer(cache_verbs, name="cache")
 
 @cache_verbs.command()
 def stats(cache: Cache = None) -> None:
-    """Print where the cache is, how many replies of each model it contains, and its size."""
+    """Print where the cache is, how many replies from each model it contains, and its size."""
     from memcalib.inference.cache import CallCache
 
     for name, value in CallCache(cache).stats().items():
@@ -2691,10 +2697,10 @@ def practice(
     ] = None,
     latency: Annotated[float, typer.Option(help="Time that each reply takes, in seconds.")] = 0.0,
 ) -> None:
-    """Start a practice server, which plays the model and the judge without a key.
+    """Start a practice server, which stands in for the model and the judge without a key.
 
-    The server uses OpenAI's API. It also plays the models that build, review and teach. Stop it
-    with Ctrl-C.
+    The server uses OpenAI's API. It also stands in for the models that build, review and teach.
+    Stop it with Ctrl-C.
 
     Example: memcalib practice --log log.jsonl
     """

@@ -675,7 +675,7 @@ class EvaluationRun:
         """
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
         if yes is not True and any(isinstance(judge, Endpoint) for judge in judges):
-            raise NotAgreed.with_way_on(" the same command and --yes (in Python: agree(yes=True))")
+            raise NotAgreed.with_way_on(" the same command with --yes (in Python: agree(yes=True))")
         self.agreed = True
         return self
 

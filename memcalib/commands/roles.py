@@ -71,7 +71,7 @@ def draw_roles(
     """
     out = Path(out)
     if (out / ITEMS).exists():
-        raise FileExistsError(f"{out / ITEMS} exists already; allowed: another folder")
+        raise FileExistsError(f"{out / ITEMS} already exists; allowed: another folder")
     traces = read_traces(run)
     items = role_items(
         draw_pairs(traces, per_channel, seed), traces, examples_of_training(run, data)

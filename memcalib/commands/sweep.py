@@ -243,7 +243,7 @@ class SweepRun:
         if dry_run and not may_import(self.sweep.retrieve):
             raise ValueError(
                 f"retrieve: {self.sweep.retrieve} is not imported in a dry run; leave out "
-                f"--dry-run; the run asks you before anything is paid for"
+                f"--dry-run, and the run will ask you before anything is paid for"
             )
         retrieve = need_method(self.sweep.retrieve, import_object(self.sweep.retrieve), "__call__")
         rows = list(retrieved_rows(plan.file, plan, retrieve, self.sweep.retrieve_k))
@@ -337,7 +337,7 @@ class SweepRun:
     def agree(self, yes: bool = False) -> "SweepRun":
         """Itself, allowed to send what the log holds; raises `NotAgreed` without a yes."""
         if yes is not True:
-            raise NotAgreed.with_way_on(" the same command and --yes (in Python: agree(yes=True))")
+            raise NotAgreed.with_way_on(" the same command with --yes (in Python: agree(yes=True))")
         return self
 
     def run(self, bar: Bar | None = None) -> "dict[str, list[Judgment]]":

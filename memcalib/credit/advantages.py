@@ -57,8 +57,8 @@ def _check_rewards(rewards: Tensor, group: Tensor, valid: Tensor) -> None:
     if len(bad):
         row, column = bad[0].tolist()
         raise ValueError(
-            f"row {row}, column {column}: reward {rewards[row, column].item()} of a scored "
-            f"answer; it must be finite"
+            f"row {row}, column {column}: the reward of a scored answer is "
+            f"{rewards[row, column].item()}; it must be finite"
         )
 
 # %% ../../nbs/credit/01_advantages.ipynb #81a72237

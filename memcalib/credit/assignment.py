@@ -342,8 +342,8 @@ def _with_own(
         )
     if own_advantages.values.shape != batch.mask.shape:
         raise ValueError(
-            f"rule {rule.name!r}: values of shape {tuple(own_advantages.values.shape)}, "
-            f"but the shape must be {tuple(batch.mask.shape)}"
+            f"rule {rule.name!r}: found values of shape {tuple(own_advantages.values.shape)}; the "
+            f"shape must be {tuple(batch.mask.shape)}"
         )
     live = batch.mask & batch.valid[:, None]
     faults = torch.where(

@@ -146,7 +146,7 @@ def _check_quotes(answers: Sequence[JudgedAnswer], rule: str) -> None:
             shown += atom.actual is not None and atom.actual > Level.IGNORE
     if shown:
         raise ValueError(
-            f"rule {rule!r} needs the judge's quotes; found {shown} atoms that show in the "
+            f"rule {rule!r} needs the judge's quotes; found {shown} atoms that show up in the "
             f"{len(answers)} answers of this batch, but no quote; allowed: judgments with quotes "
             "or spans (a judge with gives_quotes, asked with every_quote)"
         )

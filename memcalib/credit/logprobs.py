@@ -486,7 +486,7 @@ def _own_head(head: torch.nn.Module | None) -> torch.nn.Module | None:
         return head
     if not isinstance(head, torch.nn.Linear):
         raise ValueError(
-            f"found an output head of type {type(head).__name__} with DeepSpeed's third stage; "
+            f"found an output head of type {type(head).__name__} with DeepSpeed's stage 3; "
             f"allowed: "
             "Linear, without an adapter"
         )

@@ -61,7 +61,7 @@ def wilson(agreed: int, pairs: int, level: float = 0.95) -> tuple[float, float]:
 
     if pairs < 1 or not 0 <= agreed <= pairs:
         raise ValueError(
-            f"found {agreed} agreeing pairs of {pairs}; allowed: at least one pair, and 0 to "
+            f"found {agreed} agreeing pairs out of {pairs}; allowed: at least one pair, and 0 to "
             f"{max(pairs, 1)} agreeing"
         )
     bounds = binomtest(int(agreed), int(pairs)).proportion_ci(level, method="wilson")
@@ -80,7 +80,7 @@ def kappa(
     counts = np.asarray(counts, float)
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2] or (counts < 0).any():
         raise ValueError(
-            f"found counts of shape {counts.shape}, with the smallest count "
+            f"found counts of shape {counts.shape}, the smallest of which is "
             f"{counts.min(initial=0)}; allowed: a square table of counts of 0 or more"
         )
     ranks = np.arange(counts.shape[-1])
@@ -426,7 +426,7 @@ def pair_judgments(
     shared = first_atoms.index.intersection(second_atoms.index)
     if shared.empty:
         raise ValueError(
-            f"found {len(first_atoms)} and {len(second_atoms)} atoms, but none that both share; "
+            f"found {len(first_atoms)} and {len(second_atoms)} atoms, but none in common; "
             f"allowed: judgments of the same answers"
         )
     _check_alike(first_atoms.loc[shared], second_atoms.loc[shared], "ideal")

@@ -227,7 +227,8 @@ def evaluate(
     _check_judge(judge)
     if model is not None and log is not None:
         raise ValueError(
-            f"log: found {short_repr(log)} beside a model; allowed: a model, or a log with answers"
+            f"log: found {short_repr(log)} together with a model; allowed: a model, or a log with "
+            f"answers"
         )
     is_private = isinstance(examples, str | Path) and of_private_run(examples)
     if out and is_private:

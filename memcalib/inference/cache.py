@@ -94,7 +94,7 @@ def _refuse_of_another_user(file: Path) -> None:
         return  # /dev/null, which is no database
     if status.st_uid != os.geteuid():
         raise CacheError(
-            f"{file}: belongs to another user (number {status.st_uid}), who could read your "
+            f"{file}: it belongs to another user (number {status.st_uid}), who could read your "
             f"replies and may have written false ones; choose another file with "
             "MEMCALIB_CACHE"
         )
@@ -136,7 +136,7 @@ def _open(path: Path) -> sqlite3.Connection:
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         if table_count and application_id != _APPLICATION_ID:
             raise CacheError(
-                f"{path}: this is a database of another program; choose another file with "
+                f"{path}: this database belongs to another program; choose another file with "
                 f"MEMCALIB_CACHE"
             )
         if path.is_file() and path.stat().st_mode & 0o077:

@@ -236,7 +236,8 @@ class Unpacked(gzip.GzipFile):
         packed = max(1, min(self.packed, self.fileobj.tell()))
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
-                f"{unpacked:,} bytes unpacked from {packed:,} bytes, {unpacked // packed:,} times "
+                f"{unpacked:,} bytes were unpacked from {packed:,} bytes, {unpacked // packed:,} "
+                f"times "
                 f"as many"
             )
         return piece
@@ -331,7 +332,7 @@ def _saved_rows(folder: Path, split: str) -> Iterator[Any]:
             _refuse_outside(several, part)
     for file in folder.rglob("*"):
         if _leads_out(file, folder):
-            raise ValueError(f"a link out of the folder: {file.name}")
+            raise ValueError(f"a link that leads out of the folder: {file.name}")
     dataset = load_from_disk(str(folder))
     if isinstance(dataset, dict):
         dataset = dataset[split]

@@ -509,7 +509,7 @@ def teaching_file(recipe: Recipe) -> Path | None:
     if not file.is_file():
         raise FileNotFoundError(
             f"demonstrations: found {recipe.demonstrations!r}; allowed: "
-            "a folder of `memcalib demonstrations`, or a file of answers"
+            "a folder written by `memcalib demonstrations`, or a file of answers"
         )
     return file
 

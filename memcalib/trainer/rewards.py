@@ -458,7 +458,7 @@ def quoting_judge(judge: JudgeLike) -> JudgeLike:
         raise ValueError(
             f"judge: found {name!r}, which gives no quotes, but this credit mode needs them; "
             f"allowed: an endpoint, micro-exact, a judge whose judgments contain quotes or spans "
-            f"and that says so (gives_quotes = True), or another mode, "
+            f"and which says so (gives_quotes = True), or another mode, "
             "such as ordered"
         )
     return judge.quoting() if hasattr(judge, "quoting") else judge

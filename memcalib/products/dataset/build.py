@@ -86,7 +86,7 @@ class SourcePlan(BaseModel):
     def _is_a_name(cls, column: object) -> object:
         if isinstance(column, bool):
             raise ValueError(
-                "YAML reads no, yes, on and off as true or false; put a column name like these in "
+                "YAML reads no, yes, on and off as true or false; put column names like these in "
                 "quotes"
             )
         return column
@@ -326,7 +326,7 @@ class Build(BaseModel):
         if reserved:
             raise ValueError(
                 f"splits: found the name {min(reserved)}; allowed: names other than "
-                f"{', '.join(sorted(_FILES))}, which are files of a build"
+                f"{', '.join(sorted(_FILES))}, which are the names of files in a build"
             )
         if self.splits:
             rows = self.rows

@@ -82,7 +82,7 @@ def choose_batch(
         fresh = len(dealt) if count > 0 else 0
         raise ValueError(
             f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed: a batch "
-            f"of 1 to that many rows"
+            f"of at least 1 and at most that many rows"
         )
     return sorted(dealt[:count], key=lambda row: row.id)
 

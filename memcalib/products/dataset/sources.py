@@ -618,7 +618,7 @@ def find_source(name: str, table: Mapping[str, Source] | None = None) -> Source:
     except ValidationError as error:
         raise table_error(error, name, Source.model_fields) from None
     except ValueError as error:
-        raise ValueError(f"source: {error}, or a name of the table: {', '.join(table)}") from None
+        raise ValueError(f"source: {error}, or a name from the table: {', '.join(table)}") from None
 
 # %% ../../../nbs/products/dataset/01_sources.ipynb #101e46fb
 def _pick(record: object, path: str) -> Any:

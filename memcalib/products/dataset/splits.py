@@ -637,7 +637,7 @@ def split_file(
     """
     folder = Path(folder)
     if (folder / "splits.json").exists():
-        raise FileExistsError(f"{folder} contains splits already; allowed: another folder")
+        raise FileExistsError(f"{folder} already contains splits; allowed: another folder")
     examples = load_examples(source, split)
     try:
         splits = split_examples(examples, sizes, seed=seed)

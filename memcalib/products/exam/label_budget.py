@@ -50,7 +50,9 @@ def label_budget(
 
     scored = [judgment for judgment in judgments if judgment.scored]
     if not scored:
-        raise ValueError(f"none of {len(judgments)} answers is scored, so no width can be computed")
+        raise ValueError(
+            f"none of the {len(judgments)} answers is scored, so no width can be computed"
+        )
     generator = np.random.default_rng(seed)
     frame = response_frame(scored)
     scores = answer_scores(frame)

@@ -55,7 +55,7 @@ def plan_real_answers(
     Raises `ValueError` for an odd number of runs, and for an atom that should not decide.
     """
     if runs < 2 or runs % 2:
-        raise ValueError(f"runs: found {runs}; allowed: an even number of 2 or more")
+        raise ValueError(f"runs: found {runs}; allowed: an even number, 2 or more")
     first_half = list(range(1, runs // 2 + 1))
     second_half = list(range(runs // 2 + 1, runs + 1))
     plan = []

@@ -61,8 +61,8 @@ class GroupCredit:
     ):
         if config.rule.reads != NOTHING:
             raise ValueError(
-                f"rule {config.rule.name!r} reads {config.rule.reads} from the policy, but an "
-                f"algorithm of prime-rl has neither a batch nor a checkpoint for this; allowed: a "
+                f"rule {config.rule.name!r} reads {config.rule.reads} from the policy, but a "
+                f"prime-rl algorithm has neither a batch nor a checkpoint for this; allowed: a "
                 f"rule that reads nothing from the policy, such as method gdpo or mode evidence"
             )
         self.config = config
@@ -129,7 +129,7 @@ class GroupCredit:
             record = answers[0].example.id
             if answer.example.id != record:
                 raise ValueError(
-                    f"trace {trace.id!r}: an answer to {answer.example.id!r} in a group of "
+                    f"trace {trace.id!r}: found an answer to {answer.example.id!r} in a group of "
                     f"{record!r}; allowed: answers to one record"
                 )
         return answers
@@ -151,7 +151,7 @@ class GroupCredit:
         if shown and not any(atom.quote.strip() or atom.spans for atom in shown):
             raise ValueError(
                 f"rule {self.config.rule.name!r} needs the judge's quotes; found {len(shown)} "
-                f"atoms that show in the newest {self.window} answers, but no quote; allowed: "
+                f"atoms that show in the newest {self.window} answers, but no quotes; allowed: "
                 "judgments with quotes (env.taskset.rule is this rule, and the judge gives quotes)"
             )
 

@@ -207,7 +207,7 @@ def engine_rows(
             continue
         if not key.endswith("_0"):
             raise ValueError(
-                f"row {key!r}: output {key.rpartition('_')[2]} of its session; allowed: one "
+                f"row {key!r}: found output {key.rpartition('_')[2]} of its session; allowed: one "
                 f"answer for each session (a single-turn agent loop)"
             )
         info = getattr(extra, "data", extra).get("reward_extra_info", {})

@@ -40,7 +40,7 @@ class DropRule:
         for name in ("false_alarms", "caught"):
             rate = getattr(self, name)
             if not 0 < rate < 1:
-                raise ValueError(f"{name}: found {rate}; allowed: between 0 and 1, both excluded")
+                raise ValueError(f"{name}: found {rate}; allowed: greater than 0 and less than 1")
         if not self.max_drop < self.drop <= 100:
             raise ValueError(
                 f"drop: found {self.drop}; allowed: more than max_drop ({self.max_drop}), at most "

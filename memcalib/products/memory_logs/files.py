@@ -173,7 +173,7 @@ class _PrintedObjects(ast.NodeTransformer):
         is_number = values and isinstance(values[0], int | float) and _is_numpy(node.func)
         if len(values) == len(node.args) == 1 and (is_number or isinstance(values[0], str)):
             return ast.Constant(values[0])  # as UUID('...') and np.float64(0.5)
-        raise ValueError("an object that cannot be read back from what Python prints")
+        raise ValueError("an object that cannot be read back from the text Python prints for it")
 
 
 def _is_numpy(function: ast.expr) -> bool:

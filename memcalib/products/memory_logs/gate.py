@@ -389,7 +389,8 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
     if relabelled and (not common or len(relabelled) == len(shared)):
         raise ValueError(
             f"found memories with one ideal level in {baseline.place} and another in {side.place} "
-            f"in {_some(relabelled)} questions; allowed: one level for a memory of a question, or "
+            f"in {_some(relabelled)} questions; allowed: one level for each memory of a question, "
+            f"or "
             "common (--common) to leave those questions out"
         )
     pairing.answers.notes = _pairing_notes(pairing, len(only_before) + len(only_after), relabelled)

@@ -395,8 +395,9 @@ class LevelsFile:
         beside = Path(sheet).resolve().parent
         if beside != self.folder.resolve() and (beside / "proposals.jsonl").is_file():
             raise ValueError(
-                f"{sheet}: found the sheet of the levels in {Path(sheet).parent}, not of those in "
-                f"{self.folder}; allowed: the sheet of this folder, or --out {Path(sheet).parent}"
+                f"{sheet}: found the sheet for the levels in {Path(sheet).parent}, not for those "
+                f"in "
+                f"{self.folder}; allowed: the sheet for this folder, or --out {Path(sheet).parent}"
             )
         items = items_to_settle(self.proposals.values())
         count = LevelBook.import_sheet(sheet, items, self.folder / "settled.jsonl", labeller)

@@ -256,20 +256,21 @@ def score_scale(examples: Iterable[Example]) -> str:
     allowed = "scores on one scale for all candidates, or a sweep without thresholds"
     if missing:
         raise ValueError(
-            f"scores: found none for a candidate of {len(missing):,} of {questions:,} questions, "
-            f"the first {missing[0]!r}; allowed: {allowed}"
+            f"scores: found none for a candidate in {len(missing):,} of {questions:,} questions "
+            f"(the first is {missing[0]!r}); allowed: {allowed}"
         )
     least = max(1, math.ceil(_MIXED_SHARE * questions))
     if min(len(falling), len(rising)) >= least:
         raise ValueError(
             f"scores: found falling ones in {len(falling):,} questions ({falling[0]!r}) and rising "
-            f"ones in {len(rising):,} ({rising[0]!r}), similarities and distances; allowed: "
+            f"ones in {len(rising):,} ({rising[0]!r}), that is, both similarities and distances; "
+            f"allowed: "
             f"{allowed}"
         )
     if min(len(up_to_one), len(above)) >= least:
         raise ValueError(
-            f"scores: found up to 1 in {len(up_to_one):,} questions ({up_to_one[0]!r}) and above "
-            f"in {len(above):,} ({above[0]!r}); allowed: {allowed}"
+            f"scores: found scores up to 1 in {len(up_to_one):,} questions ({up_to_one[0]!r}) and "
+            f"above 1 in {len(above):,} ({above[0]!r}); allowed: {allowed}"
         )
     return "distance" if len(rising) > len(falling) else "similarity"
 

@@ -163,7 +163,8 @@ def check_gpus(jobs: Sequence[Job], gpus: int) -> None:
     for job in jobs:
         if job.gpus > gpus or (job.nodes > 1 and job.gpus):
             raise ForeseenError(
-                f"{job.title or job.name}: needs {job.nodes} nodes of {job.gpus} GPUs, but this "
+                f"{job.title or job.name}: needs {job.nodes} nodes with {job.gpus} GPUs each, but "
+                f"this "
                 f"machine has {gpus}; run the plan on a cluster ({PROFILE_VARIABLE} names a "
                 "Snakemake profile with an executor), or lower models.*.gpus and launch.processes"
             )

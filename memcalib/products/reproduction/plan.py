@@ -441,7 +441,8 @@ class Plan:
             world = self.models[self.profile.first_model].world
             if world is None:
                 raise ValueError(
-                    f"taught.{subset}: found for {self.profile.first_model}, whose recipe does "
+                    f"taught.{subset}: found this setting for {self.profile.first_model}, whose "
+                    f"recipe does "
                     f"not use a world; allowed: a recipe with a world, or demonstrations with data"
                 )
             settings = {"rows": taught.rows, "seed": taught.seed}

@@ -37,7 +37,7 @@ def call_here(words: Sequence[str], log: Path) -> int:
             return _command(words[len(PYTHON) :])
         if tuple(words[: len(STEP)]) == STEP:
             return _step(*words[len(STEP) :])
-    raise ValueError(f"found {' '.join(words[:3])}; allowed: commands of memcalib")
+    raise ValueError(f"found {' '.join(words[:3])}; allowed: memcalib commands")
 
 
 def _command(words: Sequence[str]) -> int:

@@ -1999,8 +1999,8 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
     label = str(entry.get("label", entry["name"]))
     if not re.fullmatch(r"[^\W\d_](?:[ \w-]*[^\W\d_])?", label):
         raise ValueError(
-            f"{setting}.label: found {short_repr(label)}; allowed: words without brackets that do "
-            f"not end in a digit"
+            f"{setting}.label: found {short_repr(label)}; allowed: words that contain no brackets "
+            f"and do not end in a digit"
         )
     if "find" in entry:
         path = str(entry["find"])
@@ -2028,7 +2028,7 @@ def own_rule(entry: Any, setting: str) -> RedactionRule:
         ) from None
     if empty:
         raise ValueError(
-            f"{value_at_fault}, which matches an empty text; allowed: patterns that match at "
+            f"{value_at_fault}, which matches an empty string; allowed: patterns that match at "
             f"least one character"
         )
 

@@ -491,7 +491,7 @@ def _checked_rates(
         raise ValueError(f"rates: found {', '.join(unknown)}; allowed: {', '.join(kinds)}")
     if min(rates.values(), default=0) < 0 or sum(rates.values()) > 1:
         raise ValueError(
-            f"rates: found {dict(rates)}; allowed: numbers of 0 or more with a sum of at most 1"
+            f"rates: found {dict(rates)}; allowed: numbers, each 0 or more, that sum to at most 1"
         )
     return dict(rates)
 
