@@ -295,10 +295,10 @@ def test_a_second_sheet_takes_no_level_of_somebody_else_away(workplace):
     assert Path("labels.jsonl").read_bytes() == before
     sheet.assign(level="B").to_csv("ana.csv", index=False)
     rows = label.fill_from_sheet("run", "labels.jsonl", "ana.csv", "ana")
-    assert {row.level.value for row in rows} == {"B"}
+    assert {row.level.wire for row in rows} == {"B"}
     reading = label.SecondReading(judge="micro-exact")
     rows = label.fill_from_judge("run", "labels.jsonl", reading)
-    assert {row.labeller for row in rows} == {"ana"} and {row.level.value for row in rows} == {"B"}
+    assert {row.labeller for row in rows} == {"ana"} and {row.level.wire for row in rows} == {"B"}
 
 
 def test_two_labellers_who_give_back_their_sheets_at_once_lose_nothing(workplace, monkeypatch):

@@ -115,7 +115,7 @@ def test_wilson_is_its_formula(n, data):
 
 @pytest.mark.parametrize("agreed, pairs", [(0, 0), (3, 2), (-1, 5)])
 def test_wilson_of_nothing_raises(agreed, pairs):
-    with pytest.raises(ValueError, match=f"found {agreed} agreeing pairs of {pairs}"):
+    with pytest.raises(ValueError, match=f"found {agreed} agreeing pairs out of {pairs}"):
         wilson(agreed, pairs)
 
 

@@ -93,7 +93,7 @@ def test_a_sheet_beside_other_proposals_is_refused(tmp_path):
     LevelsFile.write(tmp_path / "other", rows)
     sheet = fill(tmp_path / "other", "AAA")
     with pytest.raises(
-        ValueError, match=r"found the sheet of the levels in .*other, not of .*mine"
+        ValueError, match=r"found the sheet for the levels in .*other, not for .*mine"
     ):
         mine.take_sheet(sheet, "anna")
     assert not (tmp_path / "mine" / "settled.jsonl").exists()

@@ -181,7 +181,7 @@ def test_without_the_engine_the_extra_is_named(tmp_path, monkeypatch):
 def test_gpus_that_this_machine_lacks_are_refused_unless_a_profile_names_a_cluster(monkeypatch):
     large = Job("a", "train", (), {}, gpus=8, title="8B: train gdpo")
     check_gpus([large], 8)
-    with pytest.raises(ForeseenError, match=r"8B: train gdpo: needs 1 nodes of 8 GPUs.* has 2"):
+    with pytest.raises(ForeseenError, match=r"8B: train gdpo: needs 1 nodes with 8 GPUs.* has 2"):
         check_gpus([large], 2)
     monkeypatch.setenv(engine.PROFILE_VARIABLE, "cluster")
     check_gpus([large], 0)
