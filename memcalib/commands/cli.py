@@ -1424,8 +1424,8 @@ def generate(
     """Ask a model for its answers, and write them to a file.
 
     If the command is stopped, run it again and it continues. Exit codes: 0 when all answers are
-    there; 3 when some calls failed (the same command repeats them); 1 after an error; 2 for a
-    wrong option or value; 130 when interrupted.
+    there; 3 when some calls failed (run the same command again to repeat them); 1 after an error;
+    2 for a wrong option or value; 130 when interrupted.
 
     Example: memcalib generate samples --model Qwen3-8B --base-url http://localhost:8000/v1
     --out rollouts.jsonl

@@ -256,8 +256,8 @@ class BatchCredit:
             return
         reason = next((judgment.error for judgment in unscored if judgment.error), "unread atoms")
         raise TooManyUnscored(
-            f"{len(unscored)} of the {len(answers)} answers in this batch have no score, the "
-            f"first one because of: {reason}; allowed: {self.max_unscored:.0%} (max_unscored)"
+            f"{len(unscored)} of the {len(answers)} answers in this batch have no score; allowed: "
+            f"{self.max_unscored:.0%} (max_unscored). The reason for the first: {reason}"
         )
 
     def _count(
