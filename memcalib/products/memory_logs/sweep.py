@@ -262,8 +262,8 @@ def score_scale(examples: Iterable[Example]) -> str:
     least = max(1, math.ceil(_MIXED_SHARE * questions))
     if min(len(falling), len(rising)) >= least:
         raise ValueError(
-            f"scores: they fall in {len(falling):,} questions ({falling[0]!r}), as similarities do, "
-            f"and rise in {len(rising):,} ({rising[0]!r}), as distances do; allowed: {allowed}"
+            f"scores: they fall in {len(falling):,} questions ({falling[0]!r}), as similarities "
+            f"do, and rise in {len(rising):,} ({rising[0]!r}), as distances do; allowed: {allowed}"
         )
     if min(len(up_to_one), len(above)) >= least:
         raise ValueError(
