@@ -333,7 +333,8 @@ def test_commands_of_the_readme_are_accepted():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     judge = "--judge deepseek-chat --judge-url https://api.deepseek.com/v1"
     found = re.findall(r"`(memcalib [a-z-]+ [^`]+)`", readme)
-    assert len(found) >= 2
+    found += re.findall(r"^(memcalib [a-z-]+ .*)$", readme, re.M)
+    assert len(found) >= 6
     for command in found:
         parsed(command.replace("$JUDGE", judge))
 

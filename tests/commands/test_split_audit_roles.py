@@ -54,7 +54,7 @@ def test_a_file_is_split_without_a_question_in_two_parts(examples_file, tmp_path
     assert not asked["rl"] & asked["cold_start"] and not asked["rl"] & asked["validation"]
     assert sum(map(len, ids.values())) == len(set().union(*ids.values()))
     code, _, error = run(capsys, "split", examples_file, "--out", out, *sizes)
-    assert code == 1 and "contains splits already" in error
+    assert code == 1 and "already contains splits" in error
 
 
 def test_the_parts_of_a_private_run_are_closed_to_others(examples_file, tmp_path, capsys):
