@@ -573,15 +573,16 @@ def test_a_prompt_that_leaves_no_room_is_refused(tmp_path, text):
 def test_a_reward_that_is_not_finite(tmp_path, monkeypatch):
     import memcalib.trainer.rewards as page
 
-    plain = page.channel_rewards
-    monkeypatch.setattr(
-        page,
-        "channel_rewards",
-        lambda *args: plain(*args).index_fill(0, torch.tensor([5]), math.nan),
-    )
+    plain = page.judgment_rewards
+
+    def damaged(*args):
+        rewards, scored = plain(*args)
+        return rewards.index_fill(0, torch.tensor([5]), math.nan), scored
+
+    monkeypatch.setattr(page, "judgment_rewards", damaged)
     with pytest.raises(
         ValueError,
-        match=r"step 1, row 5 \(example .*\), channel A\+: reward nan of a scored answer",
+        match=r"step 1, row 5 \(example .*\), channel A\+: the reward of a scored answer is nan",
     ):
         run(tmp_path)
 

@@ -547,7 +547,7 @@ def refused_lines(forecast: str) -> list[str]:
         (
             {"demonstrations": "none"},
             "sft",
-            "demonstrations: found 'none'; allowed: a folder of `memcalib demonstrations`",
+            "demonstrations: found 'none'; allowed: a folder written by `memcalib demonstrations`",
         ),
     ],
 )

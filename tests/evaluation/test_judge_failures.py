@@ -328,7 +328,5 @@ def test_a_stop_that_was_foreseen_is_shown_by_its_words_alone():
 
 
 def test_a_log_beside_a_model_is_refused_and_not_ignored():
-    with pytest.raises(
-        ValueError, match="log: found .*consent.* together with a model"
-    ):
+    with pytest.raises(ValueError, match="log: found .*consent.* together with a model"):
         evaluate(EXAMPLES[:1], model=lambda _: "Yes.", judge=exact_judge, log={"consent": "terms"})

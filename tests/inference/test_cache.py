@@ -477,7 +477,7 @@ def test_what_another_user_lays_beside_the_cache_is_not_believed(tmp_path, suffi
     beside = tmp_path / f"calls.sqlite{suffix}"
     beside.write_bytes(b"")
     os.chown(beside, 65534, 65534)
-    with pytest.raises(CacheError, match=f"{suffix}: belongs to another user"):
+    with pytest.raises(CacheError, match=f"{suffix}: it belongs to another user"):
         CallCache(path).get("k")
 
 
@@ -517,7 +517,7 @@ def test_what_lies_beside_the_end_of_a_link_is_not_believed_either(tmp_path, suf
     beside = real.with_name(real.name + suffix)
     beside.write_bytes(b"")
     os.chown(beside, 65534, 65534)
-    with pytest.raises(CacheError, match=f"{suffix}: belongs to another user"):
+    with pytest.raises(CacheError, match=f"{suffix}: it belongs to another user"):
         CallCache(link).get("k")
 
 
@@ -552,7 +552,7 @@ def test_a_link_of_another_user_is_not_followed(tmp_path, target):
     link = tmp_path / "calls.sqlite"
     link.symlink_to(end)
     os.lchown(link, 65534, 65534)
-    with pytest.raises(CacheError, match="calls.sqlite: belongs to another user"):
+    with pytest.raises(CacheError, match="calls.sqlite: it belongs to another user"):
         CallCache(link).put("k", {"text": "y"})
     assert end.exists() is (target == "there")
 
@@ -563,7 +563,7 @@ def test_no_link_of_a_chain_is_of_another_user(tmp_path):
     (tmp_path / "second.sqlite").symlink_to(tmp_path / "end.sqlite")
     os.lchown(tmp_path / "second.sqlite", 65534, 65534)
     (tmp_path / "first.sqlite").symlink_to("second.sqlite")
-    with pytest.raises(CacheError, match="second.sqlite: belongs to another user"):
+    with pytest.raises(CacheError, match="second.sqlite: it belongs to another user"):
         CallCache(tmp_path / "first.sqlite").get("k")
 
 
