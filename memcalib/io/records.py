@@ -361,7 +361,7 @@ def own_files(folder: Path, files: Iterable[Path]) -> list[Path]:
     faults = [
         Violation(
             "link",
-            f"a link out of the folder, to {file.resolve()}",
+            f"a link that leads out of the folder, to {file.resolve()}",
             "files of the folder, or this file named itself",
             file=str(file),
         )
@@ -408,7 +408,7 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
     number = 0
     for name in chosen:
         if _leads_out(folder / name, folder):
-            found = f"a link out of the folder, to {(folder / name).resolve()}"
+            found = f"a link that leads out of the folder, to {(folder / name).resolve()}"
             allowed = "files of the folder, or this file named itself"
             yield (
                 number + 1,
