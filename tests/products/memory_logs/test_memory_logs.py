@@ -992,7 +992,7 @@ def test_rules_of_ones_own(tmp_path):
         ({"regions": ["Spain"]}, "regions: found 'Spain'; allowed: two-letter country codes"),
         ({"rules": [{"name": "a", "pattern": "x", "colour": 1}]}, "rules.0: found"),
         ({"rules": [{"name": "a", "pattern": "("}]}, "rules.0.pattern: found '\\('"),
-        ({"rules": [{"name": "a", "pattern": "x*"}]}, "matches an empty text"),
+        ({"rules": [{"name": "a", "pattern": "x*"}]}, "matches an empty string"),
         (
             {"rules": [{"name": "a", "pattern": "x", "label": "[a]"}]},
             "rules.0.label: found '\\[a\\]'",

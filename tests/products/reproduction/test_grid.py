@@ -203,13 +203,13 @@ def test_each_run_is_a_job_and_a_tuned_one_waits_for_its_tries(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"rules": ("gdop",)}, "rule 'gdop'; allowed:"),
-        ({"cells": ("many",)}, "stage rules: cell 'many'; allowed: few, plain, slow"),
+        ({"rules": ("gdop",)}, "rule: found 'gdop'; allowed:"),
+        ({"cells": ("many",)}, "stage rules: found the cell 'many'; allowed: few, plain, slow"),
         ({"seeds": (1,)}, "seed 1 is used for both validation and test"),
         ({"faults": (("wrong", 0.1),)}, "elsewhere"),
         (
             {"more_seeds": {"gpdo": (12,)}},
-            "more_seeds of 'gpdo'; allowed: the stage's rules, gdpo, exact",
+            "more_seeds: found 'gpdo'; allowed: the stage's rules, gdpo, exact",
         ),
     ],
 )
