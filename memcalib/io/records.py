@@ -338,7 +338,22 @@ def _saved_rows(folder: Path, split: str) -> Iterator[Any]:
         dataset = dataset[split]
     # as tables: to decode a picture would be to open the file or address that its row names
     for table in dataset.with_format("arrow").iter(batch_size=256):
-        yield from table.to_pylist()
+        for row in table.to_pylist():
+            yield {name: _from_json(row[name], dataset.features[name]) for name in row}
+
+
+def _from_json(value: Any, feature: object) -> Any:
+    """A value of a column, with the parts read that `datasets` keeps as JSON text."""
+    if value is None:
+        return None
+    if type(feature).__name__ == "Json":
+        return json.loads(value)
+    if isinstance(feature, dict):
+        return {name: _from_json(value[name], feature[name]) for name in value}
+    inner = getattr(feature, "feature", None)
+    if isinstance(value, list) and inner is not None:
+        return [_from_json(item, inner) for item in value]
+    return value
 
 
 def _leads_out(file: Path, folder: Path) -> bool:
