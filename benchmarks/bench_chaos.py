@@ -502,15 +502,15 @@ def main(small: bool, folder: Path) -> int:
     check("every class of fault was given", sorted({*MALFORMED} - set(stats["faults"])), [])
 
     for name, faults, reason, requests in (
-        ("The first reply is a login page", {"page": 1}, "mostly in /v1", 32),
-        ("The first reply is a stream of events", {"stream": 1}, "mostly in /v1", 32),
+        ("The first reply is a login page", {"page": 1}, "usually /v1", 32),
+        ("The first reply is a stream of events", {"stream": 1}, "usually /v1", 32),
         (
             "The server sends requests on to another host",
             {"moved": 0},
-            "nothing was sent there",
+            "Nothing was sent there",
             32,
         ),
-        ("It moves in the middle", {"moved": int(0.3 * total)}, "nothing was sent there", total),
+        ("It moves in the middle", {"moved": int(0.3 * total)}, "Nothing was sent there", total),
     ):
         title(name)
         name_of_folder = "first-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
@@ -564,7 +564,7 @@ def main(small: bool, folder: Path) -> int:
         ),
         (
             "The judge goes down in the middle",
-            "judgments in a row failed alike",
+            "judgments in a row failed in the same way",
             {"judge_down": int(0.2 * total)},
             {},
             None,
