@@ -280,7 +280,7 @@ def test_scores_that_cannot_be_compared_are_refused():
     assert score_scale([with_scores(0.1, 0.5)]) == "distance"
     with pytest.raises(ValueError, match="found none for a candidate in 1 of 2"):
         score_scale([with_scores(0.9, 0.5), with_scores(0.9, None)])
-    with pytest.raises(ValueError, match="similarities and distances"):
+    with pytest.raises(ValueError, match="as similarities do.*as distances do"):
         score_scale([with_scores(0.9, 0.5), with_scores(0.5, 0.9)])
     with pytest.raises(ValueError, match="up to 1 in 1 questions"):
         score_scale([with_scores(0.9, 0.5), with_scores(90, 50)])
