@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .inference.rewriting import Rewriter
-from .problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment
+from .problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment, Rewriter
 from memcalib.rules.base import (
     PAPER,
     ChannelWeights,

@@ -8,10 +8,11 @@ __all__ = ['WireLevel', 'CHANNELS', 'ORDERED_SIGN', 'RIGHT_OR_OVER', 'UNDER', 'D
            'AnswerKey', 'CONDITIONS', 'Stance', 'ACTIONS', 'ExampleSource', 'Level', 'Alternative', 'Atom', 'Block',
            'concat_text', 'Turn', 'Example', 'text_hash', 'blocks_by_atom', 'card_html', 'starter_subset',
            'named_source', 'source_rows', 'sample_records', 'plain_prompt', 'bare_prompt', 'PromptTemplate',
-           'template_named', 'render', 'family_of', 'remove_atoms', 'rebuilt_blocks', 'Rollout', 'check_conditions',
-           'AtomJudgment', 'Judgment', 'JudgeLike', 'judgment_of', 'judge_name_of', 'check_judgment', 'level_faults',
-           'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation', 'validate_examples',
-           'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise', 'encode_prompt']
+           'template_named', 'render', 'family_of', 'Rewriter', 'RewriteError', 'remove_atoms', 'rebuilt_blocks',
+           'Rollout', 'check_conditions', 'AtomJudgment', 'Judgment', 'JudgeLike', 'judgment_of', 'judge_name_of',
+           'check_judgment', 'level_faults', 'judge_all', 'judgment_for', 'parsed_time', 'check_example', 'Validation',
+           'validate_examples', 'iter_examples', 'load_examples', 'to_dataset', 'card_rich', 'neutralise',
+           'encode_prompt']
 
 # %% ../nbs/00_problem.ipynb #541f3e5a
 import hashlib
@@ -555,10 +556,23 @@ def family_of(atom: object) -> str:
     return str(getattr(atom, "hard_a_family", "") or "")
 
 # %% ../nbs/00_problem.ipynb #db909b74
+class Rewriter(Protocol):
+    """A function that writes the paragraph of a block again, with some of its atoms.
+
+    Raises `RewriteError` if it cannot.
+    """
+
+    def __call__(self, block: Block, atoms: Sequence[Atom]) -> str: ...
+
+
+class RewriteError(ValueError):
+    """A paragraph that could not be written again."""
+
+
 def remove_atoms(
     example: Example,
     atom_ids: Iterable[str],
-    rewrite: Callable[[Block, list[Atom]], str] | None = None,
+    rewrite: Rewriter | None = None,
 ) -> Example:
     """The example without these atoms (the paper's ablated memory, section 3.2);
     untouched blocks are unchanged.

@@ -44,9 +44,9 @@ from .credit.logprobs import batch_noise, group_sync, response_logps
 from .credit.prefix_groups import is_out_of_memory
 from .credit.token_credit import TokenCredit
 from .credit.tree_attention import tree_logps, trees_agree, unpad
-from .inference.rewriting import KeptRewriter, Rewriter
+from .inference.rewriting import KeptRewriter
 from .inference.sampling import prompt_encoder, sample_tokens
-from .problem import CHANNELS, Example, JudgeLike, encode_prompt
+from .problem import CHANNELS, Example, JudgeLike, Rewriter, encode_prompt
 from .rules.base import LOG_PROBABILITIES, NOTHING
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
 from memcalib.trainer.checkpoints import (

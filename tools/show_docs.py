@@ -426,11 +426,13 @@ def is_record(node: ast.ClassDef) -> bool:
     return False
 
 
+FIELD_FUNCTIONS = {"field", "pydantic.field", "setting"}  # their first argument is the default
 LONGEST_DEFAULT = 60  # characters of a default that are shown
 
 
 def default_of(node: ast.expr) -> str:
-    """The default of a field, also where `field` or `Field` says how it is made, cut if long."""
+    """The default of a field, also if `field`, `Field` or `setting` says how it is made, cut if
+    long."""
     text = whole_default(node)
     if len(text) <= LONGEST_DEFAULT:
         return text
@@ -439,7 +441,7 @@ def default_of(node: ast.expr) -> str:
 
 
 def whole_default(node: ast.expr) -> str:
-    if not isinstance(node, ast.Call) or ast.unparse(node.func).lower() != "field":
+    if not isinstance(node, ast.Call) or ast.unparse(node.func).lower() not in FIELD_FUNCTIONS:
         return ast.unparse(node)
     options = {keyword.arg: keyword.value for keyword in node.keywords}
     if "default_factory" in options:

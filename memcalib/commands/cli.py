@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> None:
     unscored or a check fails, 130 when interrupted: by Ctrl-C, or by SIGTERM, which ends a run in
     the same way.
     """
-    from memcalib.io.tasks import termination_interrupts
+    from memcalib.io.signals import termination_interrupts
 
     # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -28,9 +28,8 @@ from memcalib.credit.assignment import (
 )
 from ..inference.token_rows import response_mask
 from .sentences import response_units
-from ..inference.rewriting import Rewriter
 from ..localization import Thresholds
-from ..problem import Example, Judgment, encode_prompt, render
+from ..problem import Example, Judgment, encode_prompt, render, Rewriter
 from memcalib.rules.base import (
     DIVERGENCES,
     LOG_PROBABILITIES,

@@ -21,9 +21,9 @@ from memcalib.inference.client import (
     to_data,
 )
 from .endpoint import CallError, Endpoint
-from .rewriting import RewriteError, Wanted
+from .rewriting import Wanted
 from ..io.settings import package_data
-from ..problem import Atom, Block
+from ..problem import Atom, Block, RewriteError
 
 # %% ../../nbs/inference/08_llm_rewriting.ipynb #7e30000c
 class RewriteReply(Form):

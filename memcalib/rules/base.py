@@ -7,7 +7,7 @@ __all__ = ['NOTHING', 'LOG_PROBABILITIES', 'DIVERGENCES', 'RulePairs', 'CREDIT_R
            'Share', 'Tiny', 'Nats', 'Count', 'PAPER', 'JudgedAnswers', 'prompts_without', 'JudgedBatch', 'Pairs',
            'channel_atoms', 'ChannelWeights', 'OwnAdvantages', 'Rereading', 'direction_check', 'CreditRule',
            'rule_names', 'modes', 'credit_rule', 'rule_modules', 'rule_settings', 'check_channel_table',
-           'eta_by_channel', 'CreditSettings', 'CreditConfig']
+           'eta_by_channel', 'setting', 'SettingOrigin', 'CreditSettings', 'CreditConfig']
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10004
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +22,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..channels import channel_index
-from ..inference.rewriting import RewriteError, Rewriter
 from ..io.parts import find_part, part_names
 from ..io.settings import FrozenSettings, SettingError, import_object, need_method
-from ..problem import CHANNELS, Example, Judgment, rebuilt_blocks, remove_atoms
+from memcalib.problem import (
+    CHANNELS,
+    Example,
+    Judgment,
+    RewriteError,
+    Rewriter,
+    rebuilt_blocks,
+    remove_atoms,
+)
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10007
 @dataclass(frozen=True)
@@ -341,52 +348,260 @@ def _known_mode(mode: str) -> str:
     return mode
 
 
+def setting(default: Any, need: str, **said: Any) -> Any:
+    """A setting of credit: its default, who needs it, and where the default comes from.
+
+    `said` has the parts of an entry in the table of defaults (`products.reproduction.provenance`):
+    the paper's value (`paper`) and its place (`where`), the published code's value (`code`), and
+    the reason (`why`) if the default is not the paper's.
+    """
+    field = pydantic.Field(default)
+    field.metadata.append(SettingOrigin({"need": need, **said}))
+    return field
+
+
+@dataclass(frozen=True)
+class SettingOrigin:
+    """What `setting` was told about a setting of credit, by name."""
+
+    said: Mapping[str, Any]
+
+
+# of the four settings of sentence thresholds whose numbers H.2 takes from D.3
+_SENTENCES = (
+    "H.2 follows the procedure of D.3, which gives the number; the published code has another one, "
+    "see the section on sentence thresholds"
+)
+
+
 class CreditSettings(FrozenSettings):
     """The settings of credit assignment, the paper's by default where it gives a value: each is
     right by itself, not yet all of them together. `TrainSettings` (trainer/train_config.py) has
     them too."""
 
     # how much is moved
+
     # strength, or one per channel name (others 0)
-    eta: Annotated[Share | dict[str, float], pydantic.AfterValidator(check_channel_table)] = 0.75
-    cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = 4.0  # largest multiplier
+    eta: Annotated[Share | dict[str, float], pydantic.AfterValidator(check_channel_table)] = (
+        setting(
+            0.75,
+            "varied in `eta_sensitivity` (H.1); with a table by channel, only some of the nine "
+            "get credit",
+            paper=0.75,
+            where="E.2",
+            words=["localization strength"],
+        )
+    )
+    # largest multiplier
+    cap: Annotated[float, pydantic.Field(ge=1, le=1000)] = setting(
+        4.0,
+        "the paper's upper bound for a multiplier; `training_dynamics` counts the pairs that "
+        "reach it",
+        paper=4.0,
+        where="D.4",
+    )
     # what is looked for
-    d_max: Nats = 3.0  # clip of the signal
-    gate: Nats = 0.02  # absolute threshold: the smallest signal that counts as one
-    granularity: Literal["token", "sentence"] = "token"  # of the weights
-    sentence_gate: Nats = 0.01  # absolute threshold on the largest sentence mean
-    gamma: Nats = 1.0  # how strongly low coverage counts against a sentence
+
+    # clip of the signal
+    d_max: Nats = setting(
+        3.0,
+        "the paper's clip of the signal, for which it gives no number",
+        where="3.2",
+        code=3.0,
+        why="the paper names the bound and gives no number",
+        words=["d_{max}", "d_{\\max}"],
+    )
+    # absolute threshold: the smallest signal that counts as one
+    gate: Nats = setting(
+        0.02,
+        "the absolute threshold, for which the paper gives no number",
+        where="3.2",
+        code=0.02,
+        why="the paper names the absolute threshold and gives no number",
+        words=["absolute threshold"],
+    )
+    # unit of the weights
+    granularity: Literal["token", "sentence"] = setting(
+        "token",
+        "tokens, or the sentences of `localization_ablation` (H.2)",
+        paper="token",
+        where="E.2",
+    )
+    # absolute threshold on the largest sentence mean
+    sentence_gate: Nats = setting(
+        0.01,
+        "the absolute threshold of the sentence rows of `localization_ablation`",
+        where="H.2",
+        code=0.01,
+        why="the paper names the absolute threshold of sentences and gives no number",
+        words=["sentence threshold"],
+    )
+    # how strongly low coverage counts against a sentence
+    gamma: Nats = setting(
+        1.0,
+        "the exponent of coverage in the same rows",
+        where="H.2",
+        code=1.0,
+        why="the paper names the exponent and gives no number",
+    )
     # the rule of 'memcalib-rl': one of `modes()`, or 'package.module:name'
-    mode: Annotated[str, pydantic.AfterValidator(_known_mode)] = "ordered"
+    mode: Annotated[str, pydantic.AfterValidator(_known_mode)] = setting(
+        "ordered",
+        "the rows of `localization_ablation`, and every rule that the grids compare with the "
+        "paper's",
+        paper="ordered",
+        where="3.2",
+    )
     # the signal of the under-use channels
-    under_use: Literal["suppressed", "uniform", "absolute"] = "suppressed"
+    under_use: Literal["suppressed", "uniform", "absolute"] = setting(
+        "suppressed",
+        "D.1 marks suppressed tokens, or falls back to the whole answer; the two other values"
+        " give either alternative for comparison",
+        paper="suppressed",
+        where="3.2",
+    )
     # move credit only where reward and advantage point the same way; False: wherever there is an
     # advantage
-    direction_check: bool = True
+    direction_check: bool = setting(
+        True, "the two-sided rules of the grid `two-sided` switch it off", paper=True, where="3.3"
+    )
     # pairs that the model reads again: all, or those that the rule opens
-    threshold_pool: Literal["all", "open"] = "all"
-    merge_over_use: bool = False  # AC- counts as AB-
+    threshold_pool: Literal["all", "open"] = setting(
+        "all",
+        "`open` leaves out the pairs that only the thresholds read; the benchmark of a step "
+        "measures how much this saves",
+        paper="all",
+        where="D.3",
+    )
+    # AC- counts as AB-
+    merge_over_use: bool = setting(
+        False,
+        "the published code merges two channels, the paper does not; `localization_ablation` "
+        "has both",
+        paper=False,
+        where="3.1",
+        code=True,
+    )
     # thresholds of tokens and of sentence means, and how they follow a channel's scores
-    threshold_start: Nats = 0.02  # before the first batch
-    threshold_floor: Nats = 0.02  # the smallest value that they move to
-    sentence_start: Nats = 0.02  # the same two for the thresholds of sentence means
-    sentence_floor: Nats = 0.02
-    threshold_quantile: Share = 0.75  # of a channel's scores: where its threshold moves to
-    sentence_quantile: Share = 0.75
-    threshold_decay: Share = 0.9  # share of the old threshold that stays
-    threshold_minimum: Count = 256  # scores a channel needs in a batch before its threshold moves
-    sentence_minimum: Count = 256
+
+    # before the first batch
+    threshold_start: Nats = setting(
+        0.02, "where the paper's thresholds begin", paper=0.02, where="D.3"
+    )
+    # the smallest value that they move to
+    threshold_floor: Nats = setting(
+        0.02, "the value below which the paper's thresholds never fall", paper=0.02, where="D.3"
+    )
+    # the same two for the thresholds of sentence means
+    sentence_start: Nats = setting(
+        0.02,
+        "the start for the sentence rows; the published code has another number",
+        paper=0.02,
+        where="H.2, by reference to D.3",
+        code=0.01,
+        why=_SENTENCES,
+        words=["sentence threshold"],
+    )
+    sentence_floor: Nats = setting(
+        0.02,
+        "the floor for the sentence rows; the published code has another number",
+        paper=0.02,
+        where="H.2, by reference to D.3",
+        code=0.01,
+        why=_SENTENCES,
+        words=["sentence threshold"],
+    )
+    # of a channel's scores: where its threshold moves to
+    threshold_quantile: Share = setting(
+        0.75, "which score a threshold follows", paper=0.75, where="D.3"
+    )
+    sentence_quantile: Share = setting(
+        0.75,
+        "the same for sentences; the published code has another number",
+        paper=0.75,
+        where="H.2, by reference to D.3",
+        code=0.7,
+        why=_SENTENCES,
+        words=["sentence threshold"],
+    )
+    # share of the old threshold that stays
+    threshold_decay: Share = setting(0.9, "how slowly a threshold follows", paper=0.9, where="D.3")
+    # scores a channel needs in a batch before its threshold moves
+    threshold_minimum: Count = setting(
+        256,
+        "how many scores a channel needs; batches in a small world have fewer",
+        paper=256,
+        where="D.3",
+    )
+    sentence_minimum: Count = setting(
+        256,
+        "the same for sentences; the published code has another number",
+        paper=256,
+        where="H.2, by reference to D.3",
+        code=32,
+        why=_SENTENCES,
+        words=["sentence threshold"],
+    )
     # sentences, and the small print of group normalization and RMS scaling
-    segment_min: Count = 4  # tokens of a segment, where no hard boundary makes it shorter
-    segment_max: Count = 96
-    eps: Tiny = 1e-6  # in the denominator of group normalization
-    sigma_min: Share = 1e-6  # channels with a smaller deviation give 0
-    eps_scale: Tiny = 1e-6  # inside the root of the RMS
-    ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = 0  # 0 population, 1 sample deviation
-    center: bool = False  # remove the batch mean before scaling
-    scale_unit: Literal["response", "token"] = "response"  # what the RMS averages over
+
+    # tokens of a segment, where no hard boundary makes it shorter
+    segment_min: Count = setting(
+        4,
+        "the paper joins short fragments and gives no length",
+        where="H.2",
+        code=4,
+        why="the paper speaks of short fragments and gives no number",
+    )
+    segment_max: Count = setting(
+        96,
+        "the longest sentence; the paper gives no length",
+        where="H.2",
+        code=96,
+        why="the paper names no longest sentence",
+    )
+    # in the denominator of group normalization
+    eps: Tiny = setting(
+        1e-6, "the GDPO of TRL uses 1e-4, and the paper 1e-6", paper=1e-06, where="D.4"
+    )
+    # channels with a smaller deviation give 0
+    sigma_min: Share = setting(
+        1e-6,
+        "only the published code has it: a channel whose rewards are all equal contributes nothing",
+        code=1e-06,
+        why="not in the paper; it decides nothing while rewards are fractions of small numbers",
+    )
+    # inside the root of the RMS
+    eps_scale: Tiny = setting(1e-6, "the term inside the root", paper=1e-06, where="D.2")
+    # 0 population, 1 sample deviation
+    ddof: Annotated[int, pydantic.Field(ge=0, le=1)] = setting(
+        0,
+        "the paper uses the population deviation; the GDPO of TRL and verl uses the sample "
+        "deviation",
+        paper=0,
+        where="D.2",
+    )
+    # remove the batch mean before scaling
+    center: bool = setting(
+        False,
+        "the GDPO of TRL and verl subtracts the mean of the batch; the paper does not",
+        paper=False,
+        where="D.2",
+    )
+    # what the RMS averages over
+    scale_unit: Literal["response", "token"] = setting(
+        "response",
+        "verl averages over tokens, and the paper over answers",
+        paper="response",
+        where="D.2",
+    )
     # bound of a token's advantage; means are then not preserved
-    max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = None
+    max_advantage: Annotated[float, pydantic.Field(gt=0, le=1_000_000)] | None = setting(
+        None,
+        "the paper only bounds multipliers; the warning about large advantages names this "
+        "setting, and the page of the whole step measures what it costs",
+        where="D.4",
+        why="none: D.4 bounds the multipliers alone",
+    )
 
 
 class CreditConfig(CreditSettings):

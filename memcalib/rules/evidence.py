@@ -18,10 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..inference.token_rows import decode_rows
-from ..inference.rewriting import Rewriter
 from ..scoring.quotes import evidence_spans
 from ..localization import Signal, Signals, supported, weigh, with_under_use
-from ..problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment
+from ..problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment, Rewriter
 from memcalib.rules.base import (
     DIVERGENCES,
     ChannelWeights,

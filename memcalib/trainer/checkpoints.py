@@ -38,7 +38,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
-from ..io.tasks import interrupt
+from ..io.signals import interrupt
 from ..io.records import write_whole
 from ..io.settings import changed
 from ..problem import Example

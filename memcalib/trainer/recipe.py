@@ -46,7 +46,6 @@ from memcalib.settings.judges import (
 )
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint
-from ..inference.rewriting import Rewriter
 from ..inference.llm_rewriting import LLMRewriter
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
@@ -67,6 +66,7 @@ from memcalib.problem import (
     Example,
     JudgeLike,
     Name,
+    Rewriter,
     iter_examples,
     load_examples,
     render,

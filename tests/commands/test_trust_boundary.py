@@ -110,7 +110,7 @@ def test_a_preview_calls_no_function_that_settings_name(capsys, folder, find):
     [
         OTHERS_CODE,
         "memcalib.io.settings:os",
-        "memcalib.io.tasks:signal.raise_signal",
+        "memcalib.io.signals:signal.raise_signal",
         "memcalib.inference.client:threading.Thread",
         "memcalib.io.settings:yaml.unsafe_load",
     ],

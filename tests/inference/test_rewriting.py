@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalib.inference.endpoint import Endpoint
-from memcalib.inference.rewriting import KeptRewriter, RewriteError
+from memcalib.inference.rewriting import KeptRewriter
 from memcalib.inference.llm_rewriting import LLMRewriter, rewrite_fault, rewrite_messages
-from memcalib.problem import rebuilt_blocks, remove_atoms, render
+from memcalib.problem import RewriteError, rebuilt_blocks, remove_atoms, render
 from memcalib.products.micro.policy import build_policy, build_tokenizer
 from memcalib.products.micro.practice.server import MicroServer
 from memcalib.products.micro.world import exact_judge, make_examples, rewritten

@@ -3,8 +3,10 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
-from memcalib.rules.base import CreditConfig, eta_by_channel
+from memcalib.products.reproduction import provenance
+from memcalib.rules.base import CreditConfig, CreditSettings, eta_by_channel, setting
 from memcalib.trainer.recipe import load_recipe
 
 NAN = float("nan")
@@ -33,6 +35,45 @@ NAN = float("nan")
 def test_options_that_cannot_be_meant_are_refused(option, message):
     with pytest.raises(ValueError, match=message):
         CreditConfig(**option)
+
+
+def values_outside(schema: dict) -> list[float]:
+    """The numbers next to the limits that a JSON schema states, on their wrong sides."""
+    if "anyOf" in schema:
+        numbers = [part for part in schema["anyOf"] if part.get("type") in ("integer", "number")]
+        return values_outside(numbers[0]) if numbers else []
+    if schema.get("type") not in ("integer", "number"):
+        return []
+    lowest = schema.get("minimum", schema.get("exclusiveMinimum"))
+    highest = schema.get("maximum", schema.get("exclusiveMaximum"))
+    assert lowest is not None and highest is not None, "a number needs two limits"
+    return [lowest - 1, highest + 1, math.inf]
+
+
+@pytest.mark.parametrize("name", CreditSettings.model_fields)
+def test_a_number_outside_its_limits_is_refused_by_name(name):
+    for value in values_outside(CreditSettings.model_json_schema()["properties"][name]):
+        with pytest.raises(ValidationError) as refused:
+            CreditConfig(**{name: value})
+        assert all(fault["loc"][0] == name for fault in refused.value.errors()), name
+
+
+def test_a_setting_without_an_origin_is_refused_with_the_line_to_write(monkeypatch):
+    class Longer(CreditSettings):
+        min_atoms: int = 1
+
+    monkeypatch.setattr(provenance, "resolve_name", lambda _: Longer)
+    entries = {"method": {"memcalib.rules.base:CreditSettings": {}}}
+    with pytest.raises(ValueError) as refused:
+        list(provenance.read_provenance(entries))
+    message = str(refused.value)
+    assert "the setting 'min_atoms'" in message and "nbs/rules/01_base.ipynb" in message
+    assert "min_atoms: TYPE = setting(DEFAULT, 'who needs it'" in message
+
+
+def test_a_setting_that_says_nobody_needs_it_cannot_be_defined():
+    with pytest.raises(TypeError, match="need"):
+        setting(1)
 
 
 def test_eta_by_channel_covers_numbers_and_names():

@@ -1,6 +1,5 @@
 """The page of settings says of every setting of credit which part of the paper or which experiment
-needs it, and which functions read it. Its table is made of the class, of provenance.yaml and of the
-code.
+needs it, and which functions read it. Its table is made of the class and of the code.
 """
 
 import pytest
@@ -40,9 +39,9 @@ def test_a_setting_that_nothing_reads_or_nobody_needs_is_refused(monkeypatch):
     cap = next(row for row in found if row.setting == "cap")
     unread = cap._replace(setting="cap_of_nothing")
     monkeypatch.setattr(home, "provenance", lambda: (unread,))
-    with pytest.raises(ValueError, match="cap_of_nothing: found no function"):
+    with pytest.raises(ValueError, match="cap_of_nothing: found no function.*nbs/rules"):
         credit_settings_table()
     unneeded = cap._replace(said=cap.said.model_copy(update={"need": ""}))
     monkeypatch.setattr(home, "provenance", lambda: (unneeded,))
-    with pytest.raises(ValueError, match="cap: found no `need`"):
+    with pytest.raises(ValueError, match="cap: found no words on who needs it; in nbs/rules"):
         credit_settings_table()

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer_logger import hear
 from run_files import weights
-from memcalib.io.tasks import termination_interrupts
+from memcalib.io.signals import termination_interrupts
 from memcalib.trainer.checkpoints import CheckpointError, read_state
 from memcalib.trainer.rewards import HeldOutScores
 from memcalib.products.micro.world import WORLDS, demonstrations, exact_judge, make_examples

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from ...io.settings import package_data, read_yaml
+from ...rules.base import SettingOrigin
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c480014
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class Provenance(NamedTuple):
     value: Any
     origin: Origin
     said: Said
+
+
+_CREDIT_SETTINGS = "memcalib.rules.base:CreditSettings"
 
 
 def _plain(value: object) -> Any:
@@ -166,14 +170,14 @@ def read_provenance(content: Mapping[str, Mapping[str, Mapping]]) -> Iterator[Pr
 def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Provenance]:
     default = _defaults(holder)
     held = None if holder.endswith("()") else resolve_name(holder)
-    named = {name: entry for names, entry in entries.items() for name in names.split(", ")}
+    named = _said_in_class(held)
+    for names, entry in entries.items():
+        for name in names.split(", "):
+            named[name] = entry
     if isinstance(held, type):
         others = [name for name in own_settings(held) or () if name not in named]
         if others:
-            raise ValueError(
-                f"provenance: {holder} has the setting {others[0]!r}, which is not documented; "
-                f"add a line for it to provenance.yaml"
-            )
+            raise ValueError(_undocumented(holder, others[0]))
     for name, entry in named.items():
         said = Said.model_validate(entry)
         try:
@@ -184,6 +188,30 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
             ) from None
         _check_said(f"{holder}.{name}", said, value)
         yield Provenance(topic, holder, name, value, said.origin(value), said)
+
+
+def _said_in_class(held: object) -> dict[str, Mapping[str, Any]]:
+    """What a class itself says of the settings that it defines (`setting` in `rules.base`)."""
+    said = {}
+    own = own_settings(held) or {}
+    for name, field in getattr(held, "model_fields", {}).items():
+        if name not in own:
+            continue
+        for entry in field.metadata:
+            if isinstance(entry, SettingOrigin):
+                said[name] = entry.said
+    return said
+
+
+def _undocumented(holder: str, name: str) -> str:
+    """The message for a setting of which nothing is said, with the line that is missing."""
+    missing = f"provenance: {holder} has the setting {name!r}, which is not documented; "
+    if holder == _CREDIT_SETTINGS:
+        return (
+            f"{missing}in nbs/rules/01_base.ipynb, write it as "
+            f"`{name}: TYPE = setting(DEFAULT, 'who needs it', why='why it has this default')`"
+        )
+    return f"{missing}add a line for it to memcalib/products/reproduction/provenance.yaml"
 
 
 def _check_said(setting: str, said: Said, value: object) -> None:
@@ -232,7 +260,6 @@ def _short(value: object, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #4e8d1a02
-_CREDIT_SETTINGS = "memcalib.rules.base:CreditSettings"
 _METHOD = ("rules", "localization", "redistribution", "credit")  # in the order of their pages
 
 
@@ -273,7 +300,7 @@ def credit_settings_table() -> str:
     who reads it.
 
     Raises `ValueError` naming a setting that no function of the method reads, and one of which
-    `provenance.yaml` does not say who needs it.
+    nothing says who needs it.
     """
     rows = [row for row in provenance() if row.holder == _CREDIT_SETTINGS]
     readers = setting_readers(row.setting for row in rows)
@@ -281,9 +308,16 @@ def credit_settings_table() -> str:
     for row in rows:
         name = row.setting
         if not row.said.need:
-            raise ValueError(f"{name}: found no `need` in provenance.yaml; say who needs it")
+            raise ValueError(
+                f"{name}: found no words on who needs it; in nbs/rules/01_base.ipynb, write them "
+                f"as the second argument of `setting`"
+            )
         if not readers[name]:
-            raise ValueError(f"{name}: found no function of the method that reads config.{name}")
+            raise ValueError(
+                f"{name}: found no function of the method that reads config.{name}; use it in a "
+                f"page of nbs/rules or nbs/credit, in chapter 5 or in chapter 6, or remove it from "
+                f"nbs/rules/01_base.ipynb"
+            )
         read_by = ", ".join(f"`{reader}`" for reader in readers[name])
         cells = (f"`{name}`", f"{row.value}", row.said.where, row.said.need, read_by)
         lines.append(f"| {' | '.join(cells)} |")
