@@ -348,15 +348,15 @@ def _known_mode(mode: str) -> str:
     return mode
 
 
-def setting(default: Any, need: str, **said: Any) -> Any:
+def setting(default: object, need: str, **origin: object) -> Any:
     """A setting of credit: its default, who needs it, and where the default comes from.
 
-    `said` has the parts of an entry in the table of defaults (`products.reproduction.provenance`):
+    `origin` has the parts of an entry in the table of defaults (`products.reproduction.provenance`):
     the paper's value (`paper`) and its place (`where`), the published code's value (`code`), and
     the reason (`why`) if the default is not the paper's.
     """
     field = pydantic.Field(default)
-    field.metadata.append(SettingOrigin({"need": need, **said}))
+    field.metadata.append(SettingOrigin({"need": need, **origin}))
     return field
 
 
@@ -364,7 +364,7 @@ def setting(default: Any, need: str, **said: Any) -> Any:
 class SettingOrigin:
     """What `setting` was told about a setting of credit, by name."""
 
-    said: Mapping[str, Any]
+    parts: Mapping[str, object]  # `need`, and the parts of an entry in the table of defaults
 
 
 # of the four settings of sentence thresholds whose numbers H.2 takes from D.3

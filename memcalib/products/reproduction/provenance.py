@@ -170,7 +170,7 @@ def read_provenance(content: Mapping[str, Mapping[str, Mapping]]) -> Iterator[Pr
 def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Provenance]:
     default = _defaults(holder)
     held = None if holder.endswith("()") else resolve_name(holder)
-    named = _said_in_class(held)
+    named: dict[str, Any] = dict(_said_in_class(held))
     for names, entry in entries.items():
         for name in names.split(", "):
             named[name] = entry
@@ -190,17 +190,17 @@ def _rows(topic: str, holder: str, entries: Mapping[str, Any]) -> Iterator[Prove
         yield Provenance(topic, holder, name, value, said.origin(value), said)
 
 
-def _said_in_class(held: object) -> dict[str, Mapping[str, Any]]:
+def _said_in_class(held: object) -> dict[str, Mapping[str, object]]:
     """What a class itself says of the settings that it defines (`setting` in `rules.base`)."""
-    said = {}
-    own = own_settings(held) or {}
+    entry_by_setting = {}
+    own_names = own_settings(held) or {}
     for name, field in getattr(held, "model_fields", {}).items():
-        if name not in own:
+        if name not in own_names:
             continue
         for entry in field.metadata:
             if isinstance(entry, SettingOrigin):
-                said[name] = entry.said
-    return said
+                entry_by_setting[name] = entry.parts
+    return entry_by_setting
 
 
 def _undocumented(holder: str, name: str) -> str:
