@@ -7,18 +7,24 @@ __all__ = ['KEPT', 'SENDING', 'LOOKED_FOR']
 
 # %% ../../nbs/io/10_promises.ipynb #pr0m0003
 KEPT = {
-    "cache": "Replies stay in the cache of calls on this machine",
-    "cache reader": "it contains private text, which only its owner can read",
-    "placeholders": "Placeholders are numbered from 1 in each row and cannot be reversed",
+    "cache": "Replies stay in the cache of calls on this machine, if a cache is used",
+    "cache reader": "it contains private text, in a file of mode 600 (for its owner alone)",
+    "placeholders": (
+        "Placeholders are words and numbers counted in each row, and no part of them is computed "
+        "from the value"
+    ),
 }
 SENDING = {
     "nothing": "Nothing has been sent",
-    "again": ("If a reply cannot be used, the same text is sent again to the same place"),
+    "again": (
+        "If a reply cannot be used, the text is sent again to the same place, in some cases with "
+        "the reply and what was wrong with it"
+    ),
 }
 LOOKED_FOR = {
     "limits": (
-        "Rules find patterns, not meanings, and not every disguised value: read the preview, and "
-        "add names to the list"
+        "Each rule finds the forms that its page lists, and other forms stay: read the preview, "
+        "and add names to the list"
     ),
     "left": (
         "Rules cannot find everything: a story that identifies someone, or a disguised value, may "

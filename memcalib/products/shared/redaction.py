@@ -451,7 +451,7 @@ EMAIL = only_with(
         "e-mail",
         "|".join(_MAILS),
         flags=re.I,
-        seeks="e-mail addresses, also with at and dot in brackets or in words",
+        seeks="e-mail addresses, and the listed ways to write at and dot",
     ),
     _may_have_mail,
 )
@@ -468,7 +468,7 @@ URL_LOGIN = only_with(
         "|".join(_LOGINS),
         "login",
         re.I,
-        "users and passwords before the host in a web address",
+        "users and passwords between :// and the host of an address",
     ),
     _with_any("://", "jdbc:", "sqlplus"),
 )
@@ -488,7 +488,7 @@ URL_QUERY = unless(
             _QUERY,
             "query",
             re.I,
-            "the part of a web address after ?, or after # if it is more than a heading",
+            "what follows ? in an address with ://, or # unless it is a heading",
         ),
         lambda text: "://" in text or ("?" in text and "=" in text),
     ),
@@ -561,7 +561,7 @@ HANDLE = unless(
             "handle",
             rf"(?<![\w@./`])@[a-z_]\w+(?:\.\w+)*(?![\w/]|\.\w|:\d)|{_PROFILE}",
             flags=re.I,
-            seeks="names after @ and in the addresses of profiles",
+            seeks="names after @, and in the addresses of profiles of the listed services",
         ),
         _with_any("@", "/"),
     ),
@@ -1207,7 +1207,7 @@ RANDOM = only_with(
         "key",
         _random_spans,
         recipe=" ".join(pattern.pattern for pattern in _TOKENS),
-        seeks="Base64, long hexadecimal numbers and other strings that look random",
+        seeks="long strings of letters and digits that pass the tests for random ones",
     ),
     lambda text: _LONG_WORD(text) or "+" in text or "=" in text,
 )
@@ -1429,7 +1429,7 @@ PASSWORD = only_with(
         "key",
         _assigned_spans,
         recipe=_ASSIGNED.pattern + _ELSEWHERE.pattern,
-        seeks="values of variables, fields and options whose name ends in a word for a secret",
+        seeks="values after names of secrets in the listed forms (DB_PASSWORD=X, --token X)",
     ),
     _may_have_password,
 )
@@ -1532,7 +1532,7 @@ SAID_PASSWORD = only_with(
         "key",
         _stated_spans,
         recipe=_STATED.pattern + _BESIDE.pattern,
-        seeks="values that a sentence calls a password, key or token",
+        seeks="passwords, keys and tokens in the listed sentences (my password is X)",
     ),
     _with_any(
         *_listed("password"),
@@ -1655,7 +1655,7 @@ CODE = only_with(
         "key",
         _code_spans,
         recipe="|".join(_CODES),
-        seeks="codes and PINs before or after a word for them",
+        seeks="codes and PINs beside a word for them, in the listed forms",
     ),
     _may_have_code,
 )

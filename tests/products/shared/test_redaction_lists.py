@@ -535,7 +535,7 @@ def test_the_statement_says_what_was_looked_for_and_no_more(tmp_path):
     ):
         vain, never = re.findall(r"(?:not found|Not looked for): (.*?)\.(?: |\n)", text)
         assert (
-            "values of variables, fields and options whose name ends in a word for a secret"
+            "values after names of secrets in the listed forms (DB_PASSWORD=X, --token X)"
             in vain.split("; ")
         )
         assert "e-mail" not in vain and "password" not in vain.split("; ")
