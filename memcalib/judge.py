@@ -341,7 +341,7 @@ def _atom_row(name: str, block_name: str, atom: Atom, blind: bool) -> dict[str, 
 def judge_payload(
     example: Example, response: str, config: JudgeConfig, text: str = "fluent"
 ) -> dict[str, Any]:
-    """The content of the user message, with short names in place of ids (judge prompt
+    """The content of the user message, with short names instead of ids (judge prompt
     of app:training-details)."""
     memory_rows = []
     atom_rows = []
@@ -645,7 +645,7 @@ class LLMJudge(Judge):
 
     @property
     def totals(self) -> Totals:
-        """What the calls of this judge amount to so far."""
+        """Calls, tokens and cost of this judge so far."""
         return self.client.totals
 
     def session(self) -> AbstractAsyncContextManager:

@@ -335,7 +335,7 @@ class Thresholds:
 
     @property
     def acted(self) -> bool:
-        "Whether any threshold has left the value that it started with."
+        "Whether any threshold has changed from its starting value."
         return bool((self.value != self.start).any())
 
     def idle_text(self) -> str:

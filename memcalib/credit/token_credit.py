@@ -61,7 +61,7 @@ class CreditRequest:
 
     @property
     def mask(self) -> Bool[Tensor, "row token"]:
-        "Which tokens of the answers are real."
+        "Which tokens of the answers are not padding."
         return self.batch.mask
 
 # %% ../../nbs/credit/09_token_credit.ipynb #2ccace0f

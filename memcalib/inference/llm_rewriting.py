@@ -44,7 +44,7 @@ def rewrite_messages(block: Block, stay: Sequence[Atom], go: Sequence[str]) -> l
 
 
 def rewrite_fault(block: Block, go: Sequence[str], text: str) -> str:
-    """What is wrong with a paragraph that was written again; empty for nothing."""
+    """What is wrong with a rewritten paragraph; empty if nothing is wrong."""
     if not text.strip():
         return "the paragraph is empty"
     if text.strip() == block.memory_text.strip():

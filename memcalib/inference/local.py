@@ -302,7 +302,7 @@ class LocalBackend:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model, loaded when it is first asked for."""
+        """The model, which is loaded on first use."""
         return self._weights.load()
 
     @cached_property
@@ -406,7 +406,7 @@ class VllmBackend:
 
     @cached_property
     def llm(self) -> "vllm.LLM":
-        """The engine, started when the first request comes."""
+        """The engine, which starts with the first request."""
         import vllm
 
         return vllm.LLM(model=self.model, **self.options)

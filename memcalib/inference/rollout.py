@@ -491,7 +491,7 @@ class GenerateResult:
 
     @property
     def found_before(self) -> int:
-        """Answers that were in the file already."""
+        """Number of answers that were already in the file."""
         return self.counts.total() - self.counts["empty"] - self.new
 
     def count(self, row: Rollout) -> None:

@@ -146,7 +146,7 @@ class Book(Ledger[RowT], Generic[ItemT, RowT]):
         return _person(row) == self.person and row.key[0] in self.items
 
     def faults(self, rows: Sequence[RowT]) -> list[Violation]:
-        """Why rows must not count, such as another text."""
+        """Why rows must not count, such as a text that has changed."""
         return []
 
     def add(self, rows: Iterable[RowT]) -> int:

@@ -61,7 +61,7 @@ def add_part(kind: str, name: str, part: Any) -> None:
 
 @contextmanager
 def temporary_parts() -> Iterator[None]:
-    """Within it parts may be entered; at its end the table is what it was before."""
+    """A context in which parts may be added; afterwards the table is as it was before."""
     modules = list(_modules)
     added = {kind: dict(parts) for kind, parts in _added.items()}
     try:

@@ -339,7 +339,7 @@ _DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
 
 @contextmanager
 def dry_run_scope() -> Iterator[None]:
-    """Within it nothing is sent, and no code of one's own imported."""
+    """In this context nothing is sent, and no user code is imported."""
     token = _DRY_RUN.set(True)
     try:
         yield
@@ -348,7 +348,7 @@ def dry_run_scope() -> Iterator[None]:
 
 
 def is_dry_run() -> bool:
-    """Whether a person only looks at what would be done."""
+    """Whether this is a dry run, which only shows what would be done."""
     return _DRY_RUN.get()
 
 

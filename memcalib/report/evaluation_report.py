@@ -1265,9 +1265,9 @@ _HEADLINES = 4  # models whose result the first lines of a page say
 def headline(row: Mapping[str, Any]) -> str:
     """A score row in a sentence for a reader who knows none of the metrics."""
     return (
-        f"{row['model']} uses memory too strongly in {row['AOR']:.0f} % of answers and too weakly "
-        f"in {row['AUR']:.0f} %. In {row['Exact']:.0f} % of answers it uses every memory "
-        "as it should."
+        f"In {row['AOR']:.0f} % of answers, {row['model']} used memory too strongly, and in "
+        f"{row['AUR']:.0f} % too weakly. In {row['Exact']:.0f} % of answers, every memory was used "
+        "as it should be."
     )
 
 
