@@ -20,7 +20,7 @@ Wanted = tuple[Block, tuple[Atom, ...]]  # a block, and the atoms that stay
 
 
 class Rewrite(Record):
-    """One paragraph that was written again."""
+    """One rewritten paragraph."""
 
     block: str  # hash of the block's text
     atoms: str  # hash of the texts of the atoms that stay
@@ -60,7 +60,7 @@ class KeptRewriter:
         return row.text
 
     def prepare(self, rewrites: Iterable[Wanted]) -> None:
-        """Write those paragraphs that are not there yet."""
+        """Write the paragraphs that do not exist yet."""
         new = {_key_of(block, atoms): (block, atoms) for block, atoms in rewrites}
         new = {key: pair for key, pair in new.items() if key not in self.rows}
         if not new:
