@@ -352,8 +352,8 @@ def setting(default: object, need: str, **origin: object) -> Any:
     """A setting of credit: its default, who needs it, and where the default comes from.
 
     `origin` has the parts of an entry in the table of defaults
-    (`products.reproduction.provenance`): the paper's value (`paper`) and its place (`where`), the published code's value (`code`), and
-    the reason (`why`) if the default is not the paper's.
+    (`products.reproduction.provenance`): the paper's value (`paper`) and its place (`where`),
+    the published code's value (`code`), and the reason (`why`) if the default is not the paper's.
     """
     field = pydantic.Field(default)
     field.metadata.append(SettingOrigin({"need": need, **origin}))
