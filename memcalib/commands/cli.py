@@ -2002,8 +2002,8 @@ def score(
 ) -> None:
     """Print the scores of a file of judgments, with intervals and controls.
 
-    It also prints the proportions of the nine channels, the number of unscored atoms, and, if they
-    were rated, quality and safety.
+    It also prints the proportions of the nine channels and the number of unscored atoms, and
+    quality and safety if these were rated.
 
     Example: memcalib score runs/first/judgments.jsonl --by domain,kind
     """
