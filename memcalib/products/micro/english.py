@@ -390,6 +390,7 @@ _CLAUSE_END = re.compile(r";|:|,\s+(?:and|but|while|so)\b|\s-\s")
 _LIKE_ASCII = str.maketrans("‘’“”–—\u00a0é", "''\"\"-- e")  # one character for one
 _LEADS = r"first|then|and|so|also|next|finally|please|just"
 _NO_FORCE = "no word says whether this is decided or left open"
+_TURNED_DOWN = "named beside a word that may turn it down"
 
 
 def _any_of(phrases: Sequence[str]) -> str:
@@ -460,7 +461,7 @@ class Mention(NamedTuple):
 def _force(clause: str, grammar: _Grammar) -> str:
     """What the words of a clause make of the things that it names; empty where none says it."""
     if grammar.unclear_words.search(clause):
-        return "named beside a word that may turn it down"
+        return _TURNED_DOWN
     if grammar.open_words.search(clause):
         return "offer"
     if grammar.decided_words.search(clause) or grammar.leading_verb.match(clause):
@@ -491,7 +492,7 @@ def _mentions(sentence: str, start: int, number: int) -> list[Mention]:
     for begin, clause, force in zip(cuts, clauses, _clause_forces(clauses, grammar), strict=False):
         if is_open and force == "decide":
             force = "offer"
-        if is_question:
+        if is_question and force != "offer":
             force = "asked, not said"
         for name in grammar.names.finditer(clause):
             value = grammar.value_of[name.group().lower()]
@@ -511,7 +512,7 @@ def read_answer(response: str) -> tuple[tuple[Sentence, ...], tuple[Mention, ...
         if not match.group():
             continue
         in_sentence = _mentions(match.group(), match.start(), len(sentences))
-        forces = {m.force if m.force in _FORCES else "unclear" for m in in_sentence}
+        forces = {m.force if m.force in ("decide", "offer") else "unclear" for m in in_sentence}
         form = forces.pop() if len(forces) == 1 else ("mixed" if forces else "free")
         whole = response[match.start() : match.end()].strip()
         nouns = tuple(mention.value for mention in in_sentence)
@@ -519,13 +520,10 @@ def read_answer(response: str) -> tuple[tuple[Sentence, ...], tuple[Mention, ...
         mentions += in_sentence
     return tuple(sentences), tuple(mentions)
 
-
-_FORCES = {"decide": Level.CONTROL, "offer": Level.BOUND}
-
 # %% ../../../nbs/products/micro/07_english.ipynb #e900001b
 MAX_SENTENCES = 10
 MAX_CHARACTERS = 2000
-JUDGE = "micro-english-v2"
+JUDGE = "micro-english-v3"
 
 
 def _unreadable(response: str, sentences: Sequence[Sentence]) -> str:
@@ -545,12 +543,14 @@ def _actual(
         return None, "perhaps named in words that are not listed"
     if not mentions:
         return Level.IGNORE, "never named"
-    if len(mentions) > 1:
-        return None, "named more than once"
-    force = mentions[0].force
-    if force not in _FORCES:
-        return None, force
-    return _FORCES[force], "decided" if force == "decide" else "offered and left open"
+    forces = [mention.force for mention in mentions]
+    if _TURNED_DOWN in forces:
+        return None, _TURNED_DOWN
+    if "decide" in forces:
+        return Level.CONTROL, "decided"
+    if "offer" in forces:
+        return Level.BOUND, "offered and left open"
+    return None, forces[0]
 
 
 def _words_outside(response: str, mentions: Sequence[Mention]) -> set[str]:

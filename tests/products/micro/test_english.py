@@ -62,6 +62,35 @@ def test_an_answer_is_read_as_it_was_written(number, seed, flip):
             assert response[start:end].strip() == atom.quote
 
 
+@given(st.integers(0, 199), st.integers(0, 10**6), st.lists(st.integers(0, 9), max_size=4))
+def test_saying_it_again_changes_no_level_and_leaves_nothing_unscored(number, seed, again):
+    """A policy that repeats itself, or fills a slot with a value of another one, keeps its score."""
+    example = EXAMPLES[number]
+    levels = noisy_levels(example, random.Random(seed), 0.4)
+    response = answer(example, random.Random(seed), levels)
+    said = [part for part in read_answer(response)[0] if part.nouns]
+    for which in again:
+        response += " " + said[which % len(said)].text
+    assert levels_of(english_judge(example, response)) == levels
+
+
+@given(st.integers(0, 199), st.integers(0, 10**6))
+def test_a_value_in_every_slot_is_used_as_strongly_as_its_strongest_mention(number, seed):
+    example = EXAMPLES[number]
+    rng = random.Random(seed)
+    atom_id = rng.choice(list(example.levels))
+    value = value_of(example, atom_id)
+    forms = {Level.BOUND: "For the {}, maybe {}.", Level.CONTROL: "For the {}, go with {}."}
+    drawn = [rng.choice(list(forms)) for _ in example.slots]
+    sentences = [
+        forms[level].format(slot, value) for level, slot in zip(drawn, example.slots, strict=True)
+    ]
+    judged = levels_of(english_judge(example, " ".join(sentences)))
+    others = {level for other, level in judged.items() if other != atom_id}
+    assert judged[atom_id] == max(drawn)
+    assert others <= {Level.IGNORE, None}
+
+
 def test_every_slot_is_spoken_of_whatever_the_levels():
     for example in EXAMPLES:
         for level in Level:
@@ -126,7 +155,9 @@ def test_paraphrases_count_and_unlisted_words_are_unscored():
         ("First, play {}.", Level.CONTROL),
         ("Then serve {} and you are done.", Level.CONTROL),
         ("It should be {}, no doubt about it", None),
-        ("Maybe {}?", None),
+        ("Maybe {}?", Level.BOUND),
+        ("Should it be {}?", None),
+        ("I recommend {} for tonight.", Level.CONTROL),
         ("How about {}?", None),
         ("Perhaps {}.", Level.BOUND),
         ("If you like, serve {}.", Level.BOUND),
@@ -140,9 +171,14 @@ def test_paraphrases_count_and_unlisted_words_are_unscored():
         ("Don’t serve {}.", None),
         ("Your sister loves {}.", None),
         ("{}", None),
-        ("Go with {0}. Go with {0}.", None),
-        ("Go with {0} and {0}.", None),
-        ("Go with {0}. Perhaps {0}.", None),
+        ("Go with {0}. Go with {0}.", Level.CONTROL),
+        ("Go with {0} and {0}.", Level.CONTROL),
+        ("Go with {0}. Perhaps {0}.", Level.CONTROL),
+        ("Perhaps {0}. And for the music, go with {0}.", Level.CONTROL),
+        ("For the drink, maybe {0}, and for the music, maybe {0}.", Level.BOUND),
+        ("How about {0}? You could have {0}.", Level.BOUND),
+        ("{0}? Your sister loves {0}.", None),
+        ("Go with {0}. Then again, skip {0}.", None),
         ("Nothing at all.", Level.IGNORE),
         ("", Level.IGNORE),
         ("Go with {}. ありがとう", None),
