@@ -51,6 +51,7 @@ class TasksFailed(RuntimeError):
 
 # %% ../../nbs/io/09_tasks.ipynb #7a5c0008
 LOG_SECONDS = 30.0  # between two lines about running tasks where there is no terminal
+_EARLY_SHARE = 0.05  # of the expected work; before that share is done, the rest is not estimated
 
 
 class TaskProgress:
@@ -123,7 +124,7 @@ class TaskProgress:
 
     def _times(self, worked_seconds: float) -> str:
         spent = self.clock() - self.started
-        if not worked_seconds:
+        if worked_seconds <= _EARLY_SHARE * self.total_seconds:
             return f"{spent / 60:.1f} min so far"
         remaining = (self.total_seconds - worked_seconds) * spent / worked_seconds
         return f"{spent / 60:.1f} min so far, about {remaining / 60:.1f} min left"

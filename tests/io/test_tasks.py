@@ -99,6 +99,25 @@ def test_a_log_says_every_half_minute_how_far_each_running_task_is(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_the_rest_is_not_estimated_from_a_few_short_jobs():
+    """Two seconds of work that took a minute would promise fifty hours for the rest."""
+    clock = Clock()
+    lines = []
+    tasks = [Task("copy", int, seconds=2.0), Task("half", int, seconds=49.0)]
+    tasks.append(Task("training", int, seconds=49.0))
+    with TaskProgress(tasks, lines.append, clock) as progress:
+        progress.begin(tasks[0])
+        clock.now += 60.0
+        progress.end(tasks[0], "done")
+        progress.begin(tasks[1])
+        clock.now += 60.0
+        progress.end(tasks[1], "done")
+    assert lines == [
+        "[1/3] copy: done; 1.0 min so far",
+        "[2/3] half: done; 2.0 min so far, about 1.9 min left",
+    ]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_when_the_command_ends_its_workers_end(tmp_path, number):
