@@ -88,15 +88,30 @@ def code_modules(source: str | Iterable[str]) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
+def _docstring_lines(tree: ast.AST) -> set[int]:
+    """The numbers of the lines that hold nothing but a docstring."""
+    numbers = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        if is_text and isinstance(first.value.value, str):
+            numbers.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return numbers
+
+
 def _code_lines(file: Path) -> Iterable[str]:
-    """The lines of a file that are neither empty nor a comment."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.strip() and not line.lstrip().startswith("#"):
+    """The lines of a file that are code: neither empty nor a comment nor a docstring."""
+    text = file.read_text(encoding="utf-8")
+    left_out = _docstring_lines(ast.parse(text))
+    for number, line in enumerate(text.splitlines(), 1):
+        is_comment = line.lstrip().startswith("#")
+        if line.strip() and not is_comment and number not in left_out:
             yield line
 
 
 def code_hash(source: str | Iterable[str]) -> str:
-    """One hash of the `code_modules` of a source, comments apart:
+    """One hash of the `code_modules` of a source, comments and docstrings apart:
     the same wherever and whenever the code is the same.
     """
     lines = []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from memcalib.io.records import ForeseenError
+from memcalib.products.reproduction import code_hash
 from memcalib.products.reproduction.jobs import (
     RECORD,
     STARTED,
@@ -190,3 +191,21 @@ def test_a_chosen_value_takes_its_place_in_a_command(tmp_path):
     assert resolved_word("plain=@{}", tmp_path) == "plain=@{}"
     with pytest.raises(ForeseenError, match="run search/grpo first"):
         resolved_word("@{search/grpo:lr}", tmp_path)
+
+
+def test_words_about_the_code_do_not_make_a_result_stale(tmp_path, monkeypatch):
+    """A docstring or a comment decides no result; a text that the code uses does."""
+    file = tmp_path / "module.py"
+    monkeypatch.setattr(code_hash, "code_modules", lambda source: {"module": file})
+
+    def hashed(text):
+        file.write_text(text, encoding="utf-8")
+        return code_hash.code_hash("import module")
+
+    old = '"""Old."""\n# old\ndef f():\n    """Old\n    words."""\n    return """a\nb"""\n'
+    assert hashed(old) == hashed(old.replace("Old", "New").replace("# old", "# new"))
+    assert hashed(old) == hashed(old.replace('    """Old\n    words."""\n', ""))
+    assert hashed(old) != hashed(old.replace("a\nb", "a\nc"))
+    assert hashed(old) != hashed(old.replace("def f", "def g"))
+    prompt = 'PROMPT = """Old"""\n'
+    assert hashed(prompt) != hashed(prompt.replace("Old", "New"))
