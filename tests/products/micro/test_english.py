@@ -64,7 +64,7 @@ def test_an_answer_is_read_as_it_was_written(number, seed, flip):
 
 @given(st.integers(0, 199), st.integers(0, 10**6), st.lists(st.integers(0, 9), max_size=4))
 def test_saying_it_again_changes_no_level_and_leaves_nothing_unscored(number, seed, again):
-    """A policy that repeats itself, or fills a slot with a value of another one, keeps its score."""
+    """A policy that repeats itself keeps its score."""
     example = EXAMPLES[number]
     levels = noisy_levels(example, random.Random(seed), 0.4)
     response = answer(example, random.Random(seed), levels)
