@@ -135,7 +135,7 @@ def test_registered_tries_each_arm_as_often_and_measures_on_other_seeds(tmp_path
         "Evidence + KL": [801, 802, 803],
     }
     searches = [job for job in plan.jobs() if job.kind == "choose"]
-    assert len(searches) == 5 and {len(job.reads) for job in searches} == {3}
+    assert len(searches) == 5 and {len(job.reads) for job in searches} == {2}
 
 
 def test_small_is_in_plain_english_and_shorter_in_its_tries(tmp_path):
