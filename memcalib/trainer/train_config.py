@@ -264,14 +264,14 @@ OWNED |= {
         "the chat template of the tokenizer (with thinking off, both in whole and in ablated "
         "prompts; edit the template to change both)"
     ),
-}  # TRL's name -> what of ours stands for it
+}  # TRL's name -> what of ours replaces it
 
 # %% ../../nbs/trainer/01_train_config.ipynb #311acd7b
 def trl_options(kind: type, options: Mapping[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
     """`options` in the types of TRL's configuration class `kind`.
-    Raises `ValueError` for a field that one of ours (`owned`) stands for,
 
-    for a name that the class does not have, and for a value of another type.
+    Raises `ValueError` for a field that a setting of this package replaces (`owned`), for a name
+    that the class does not have, and for a value of another type.
     """
     types = get_type_hints(kind)
     typed = {}
