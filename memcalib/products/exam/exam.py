@@ -790,6 +790,30 @@ def propagated(
     return np.einsum("...iaj,mij->...mia", shares, metric_kernels(rho, metrics))
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #fded97a4
+def _weighted_metrics(
+    values: Float[np.ndarray, "... pattern metric"],
+    weights: Int[np.ndarray, "... pattern"],
+) -> Float[np.ndarray, "... metric"]:
+    """The mean metrics of so many responses of each pattern."""
+    totals = (values * weights[..., None]).sum(-2)
+    return totals / weights.sum(-1)[..., None]
+
+
+def _means_of_asked(
+    values: Float[np.ndarray, "pattern metric"], weights: Int[np.ndarray, "... pattern"]
+) -> Float[np.ndarray, "... metric"]:
+    """The same, where a metric does not ask about responses of some patterns (NaN): the mean over
+    those that it asks about, NaN without any."""
+    means = _weighted_metrics(np.nan_to_num(values), weights)
+    for k in np.isnan(values).any(axis=0).nonzero()[0]:
+        is_asked = ~np.isnan(values[:, k])
+        count = weights[..., is_asked].sum(-1)
+        total = (values[is_asked, k] * weights[..., is_asked]).sum(-1)
+        nothing = np.full(np.shape(count), np.nan)
+        means[..., k] = np.divide(total, count, out=nothing, where=count > 0)
+    return means
+
+
 def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "pd.DataFrame":
     """Each metric of the known answers from their labels (`true`), as the judge's errors alone
     would shift it (`expected`, 95 % bounds), and as judged.
@@ -933,30 +957,6 @@ def _cells_by_question(
     counts = np.zeros((len(questions), len(patterns)), np.int64)
     np.add.at(counts, (question_numbers, pattern_numbers), 1)
     return patterns, counts
-
-
-def _weighted_metrics(
-    values: Float[np.ndarray, "... pattern metric"],
-    weights: Int[np.ndarray, "... pattern"],
-) -> Float[np.ndarray, "... metric"]:
-    """The mean metrics of so many responses of each pattern."""
-    totals = (values * weights[..., None]).sum(-2)
-    return totals / weights.sum(-1)[..., None]
-
-
-def _means_of_asked(
-    values: Float[np.ndarray, "pattern metric"], weights: Int[np.ndarray, "... pattern"]
-) -> Float[np.ndarray, "... metric"]:
-    """The same, where a metric does not ask about responses of some patterns (NaN): the mean over
-    those that it asks about, NaN without any."""
-    means = _weighted_metrics(np.nan_to_num(values), weights)
-    for k in np.isnan(values).any(axis=0).nonzero()[0]:
-        is_asked = ~np.isnan(values[:, k])
-        count = weights[..., is_asked].sum(-1)
-        total = (values[is_asked, k] * weights[..., is_asked]).sum(-1)
-        nothing = np.full(np.shape(count), np.nan)
-        means[..., k] = np.divide(total, count, out=nothing, where=count > 0)
-    return means
 
 # %% ../../../nbs/products/exam/02_exam.ipynb #b8b79816
 def error_check(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "pd.DataFrame":
