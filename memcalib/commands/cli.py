@@ -683,6 +683,7 @@ def validate(
     import json
     from dataclasses import asdict
 
+    from memcalib.io.records import counted
     from memcalib.products.exam.exam import edited_files
     from memcalib.problem import validate_examples
 
@@ -701,8 +702,8 @@ def validate(
             print(f"warning: {line}")
         warnings = len(result.violations) - len(result.errors)
         print(
-            f"{result.examples} usable examples, {len(result.errors)} "
-            f"errors, {warnings} warnings in {file}"
+            f"{counted(result.examples, 'usable example')}, "
+            f"{counted(len(result.errors), 'error')}, {counted(warnings, 'warning')} in {file}"
         )
     raise typer.Exit(1 if result.errors else 0)
 
@@ -838,13 +839,14 @@ def show(
     Example: memcalib show samples
     """
     from memcalib.problem import card_html, iter_examples
-    from memcalib.io.records import printable
+    from memcalib.io.records import counted, printable
 
     examples = iter_examples(file, split)
     if example_id is None:
         for example in examples:
             question = " ".join(example.question.split())[:80]
-            line = f"{example.id}\t{example.domain}\t{len(example.atoms)} atoms\t{question}"
+            atoms = counted(len(example.atoms), "atom")
+            line = f"{example.id}\t{example.domain}\t{atoms}\t{question}"
             print(printable(line, keep="\t"))
         return
     example = next((example for example in examples if example.id == example_id), None)
@@ -991,7 +993,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
-    from memcalib.products.memory_logs.field_maps import counted
+    from memcalib.io.records import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -1046,6 +1048,7 @@ def levels(
     """
     from memcalib.products.memory_logs.levels import LevelsFile, items_to_settle, propose_levels
     from memcalib.commands.build import asked_yes
+    from memcalib.io.records import counted
     from memcalib.settings.files import check_settings
     from memcalib.inference.endpoint import Endpoint
     from memcalib.products.dataset.consent import NotAgreed
@@ -1077,7 +1080,7 @@ def levels(
     print(log_answers.preview())
     print(
         f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, "
-        f"memories and conversation of {len(log_answers.examples):,} questions."
+        f"memories and conversation of {counted(len(log_answers.examples), 'question')}."
     )
     if not (yes or asked_yes()):
         raise NotAgreed.with_way_on(" the same command and --yes")
@@ -1095,8 +1098,8 @@ def levels(
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
     print(
-        f"A person has to decide on {to_settle} memories in {sheet_to_fill}. When the sheet is "
-        f"filled in, run:"
+        f"A person has to decide on {counted(to_settle, 'memory', 'memories')} in "
+        f"{sheet_to_fill}. When the sheet is filled in, run:"
     )
     print(f"  memcalib {shlex.join(read_sheet)}")
     print(

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ..evaluation.breakdown import compare, with_holm
 from ..io.jsonl import rows_so_far
-from ..io.records import Record, printable
+from ..io.records import Record, counted, printable
 from memcalib.metrics import (
     LEAST_GROUPS,
     METRICS,
@@ -566,7 +566,7 @@ def comparison_verdicts(comparison: Comparison) -> list[str]:
             bounds = f"95 % confidence interval {row['low']:+.1f} to {row['high']:+.1f}, "
         sentences.append(
             f"{row['run']} {result}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
-            f"{row['questions']:,} questions)."
+            f"{counted(row['questions'], 'question')})."
         )
     return sentences
 
@@ -577,7 +577,7 @@ def comparison_text(comparison: Comparison) -> str:
     """
     lines = [*comparison_verdicts(comparison), "", f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
-        lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
+        lines += ["", f"{run}, {counted(rows['questions'].iloc[0], 'question')}"]
         for row in rows[rows["domain"] == "all"].to_dict("records"):
             lines.append(_line(metric_named(row["metric"]).label, row))
         by_domain = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")]

@@ -29,7 +29,7 @@ from ..evaluation.rpeval import rpeval_table
 from ..evaluation.merged import merged_table
 from ..evaluation.stance import stance_lines, stance_table
 from ..io.runs import file_hash
-from ..io.records import iter_rows, one_line, printable
+from ..io.records import counted, iter_rows, one_line, printable
 from memcalib.metrics import (
     LEAST_GROUPS,
     METRICS,
@@ -691,11 +691,12 @@ def protocol(run: RunData) -> list[tuple[str, str]]:
     domain_counts = frame.drop_duplicates("example_id")["domain"].value_counts().sort_index()
     domains = ", ".join(f"{domain} {count:,}" for domain, count in domain_counts.items())
     data = (
-        f"{frame['example_id'].nunique():,} examples, {frame['question_id'].nunique():,} questions "
-        f"({domains})"
+        f"{counted(frame['example_id'].nunique(), 'example')}, "
+        f"{counted(frame['question_id'].nunique(), 'question')} ({domains})"
     )
     answers = (
-        f"{len(frame):,} judged, {frame['scored'].sum():,} scored, {frame['atoms'].sum():,} atoms"
+        f"{len(frame):,} judged, {frame['scored'].sum():,} scored, "
+        f"{counted(frame['atoms'].sum(), 'atom')}"
     )
     conditions = [name.replace("_", " ") for name in frame["condition"].unique()]
     pairs = [

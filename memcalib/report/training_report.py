@@ -7,8 +7,9 @@ __all__ = ['EVIDENCE_COUNTS', 'DEMONSTRATION', 'NOT_SLICES', 'run_figures', 'sam
            'write_report']
 
 # %% ../../nbs/report/06_training_report.ipynb #10339a60
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..evaluation.breakdown import by_source
 from .credit_viewer import answer_view, whole_trace
@@ -220,8 +221,22 @@ def _trace_views(run: RunData, count: int) -> list[dict]:
     return views
 
 
+def _worlds(config: Mapping[str, Any]) -> list[str]:
+    """The names of the micro-worlds that the questions of a run come from; none for questions from
+    files.
+    """
+    if "world" in config:
+        return [str(config["world"])]
+    worlds = []
+    for model in (config.get("models") or {}).values():
+        world = (model.get("settings") or {}).get("data.world")
+        if isinstance(world, dict) and world.get("name") not in (None, *worlds):
+            worlds.append(str(world["name"]))
+    return worlds
+
+
 def _facts(run: RunData, results: "pd.DataFrame | None") -> list[tuple[str, str]]:
-    """What stands at the head of the page."""
+    """The line of facts at the head of the page."""
     questions = "not run"
     seeds = "not run"
     if results is not None:
@@ -232,8 +247,9 @@ def _facts(run: RunData, results: "pd.DataFrame | None") -> list[tuple[str, str]
     commit = (git.get("commit") or "unknown")[:10]
     if git.get("dirty"):
         commit += " (with changes)"
+    worlds = _worlds(run.config)
     return [
-        ("world", str(run.config.get("world", "not recorded"))),
+        *([("world", ", ".join(worlds))] if worlds else []),
         ("questions", questions),
         ("evaluation seeds", seeds),
         ("answers judged", f"{len(run.judgments):,}" if run.judgments else "not run"),

@@ -54,7 +54,7 @@ from memcalib.products.dataset.writing import (
     rubric_text,
     taken_up,
 )
-from ...io.records import Violation, pydantic_violation, short_repr
+from ...io.records import Violation, counted, pydantic_violation, short_repr
 from memcalib.problem import (
     ACTIONS,
     Atom,
@@ -1251,7 +1251,10 @@ class LintResult:
             shown.insert(0, "")
         errors = len(self.errors)
         warnings = len(self.findings) - errors
-        total = f"{self.rows} rows in {len(self.files)} files: {errors} errors, {warnings} warnings"
+        total = (
+            f"{counted(self.rows, 'row')} in {counted(len(self.files), 'file')}: "
+            f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+        )
         return "\n".join([self.frame().to_string(), *shown, "", total])
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #2d8d0830

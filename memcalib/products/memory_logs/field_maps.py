@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'GOLD_FIELDS', 'MISSING', 'read_map', 'value_at', 'places_of', 'rival_answers',
-           'guess_fields', 'FieldNames', 'understood', 'mapped_places', 'counted', 'grouped_losses', 'LogReading',
-           'start_reading', 'stream_rows', 'read_all', 'rows_text']
+           'guess_fields', 'FieldNames', 'understood', 'mapped_places', 'grouped_losses', 'LogReading', 'start_reading',
+           'stream_rows', 'read_all', 'rows_text']
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #b0b2a86e
 import json
@@ -17,7 +17,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ...io.records import DataError, Violation, one_line, only_dicts, printable, short_repr
+from memcalib.io.records import (
+    DataError,
+    Violation,
+    counted,
+    one_line,
+    only_dicts,
+    printable,
+    short_repr,
+)
 from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
@@ -703,11 +711,6 @@ def _first_item(row: Mapping) -> object:
     return None
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #6b8e9939
-def counted(count: int, one: str, many: str = "") -> str:
-    """A count with its noun: `1 row`, `1,200 rows`, `2 memories`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is
     allowed.

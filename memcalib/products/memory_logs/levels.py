@@ -37,7 +37,14 @@ from memcalib.inference.client import (
 from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
 from ...io.jsonl import rows_so_far
-from ...io.records import Record, display_text, read_jsonl, write_jsonl, write_whole
+from memcalib.io.records import (
+    Record,
+    counted,
+    display_text,
+    read_jsonl,
+    write_jsonl,
+    write_whole,
+)
 from ...io.private import private_folder
 from ...io.runs import file_hash
 from ...io.settings import package_data
@@ -469,8 +476,8 @@ class LevelsFile:
         or too many checked ones are wrong.
         """
         lines = []
-        counted = [self._levels_of(item) for item in self.proposals]
-        alike = alike_levels(levels[0] for levels in counted if levels is not None)
+        proposed = [self._levels_of(item) for item in self.proposals]
+        alike = alike_levels(levels[0] for levels in proposed if levels is not None)
         if alike and any(row.model == PRACTICE_MODEL for row in self.proposals.values()):
             alike += (
                 f" {PRACTICE_MODEL} is for practice: it only looks at words that the question and "
@@ -501,7 +508,8 @@ class LevelsFile:
         lines = [
             (
                 f"Ideal levels were proposed by {models} in two passes, which agree on {agreed:,} "
-                f"of {len(self.proposals):,} memories; a person decided {len(self.settled):,}."
+                f"of {counted(len(self.proposals), 'memory', 'memories')}; a person decided "
+                f"{len(self.settled):,}."
             )
         ]
         without = [item for item in open_items if self.proposals[item].first is None]
@@ -510,15 +518,15 @@ class LevelsFile:
             faults = Counter(self.proposals[item].first_fault for item in without)
             reasons = "; ".join(f"{fault or 'no reply'}: {n:,}" for fault, n in faults.items())
             lines.append(
-                f"{len(without):,} memories got no level in either pass, and their questions are "
-                f"not scored ({reasons})."
+                f"{counted(len(without), 'memory', 'memories')} got no level in either pass, and "
+                f"the questions are not scored ({reasons})."
             )
         disagreeing = len(open_items) - len(without)
         if disagreeing:
             lines.append(
-                f"{disagreeing:,} memories have no decision by a person although the passes "
-                f"disagree, or only one of them gave a level: the first level counts, and the "
-                f"other is kept as an alternative."
+                f"{counted(disagreeing, 'memory has', 'memories have')} no decision by a person, "
+                f"although the passes disagree or only one of them gave a level. The first level "
+                f"counts, and the other is kept as an alternative."
             )
         rate = self.error_rate()
         if rate is None:

@@ -21,13 +21,12 @@ from ..shared.dropped import Dropped
 from ...evaluation.footprints import has_levels
 from ...inference.endpoint import Endpoint, place_of
 from ...io.promises import KEPT, LOOKED_FOR, SENDING
-from ...io.records import DataError, Violation, printable
+from ...io.records import DataError, Violation, counted, printable
 from ...io.runs import file_hash
 from .admission import LogConfig, consent_in_words, refusal, says_again
 from .exports import LogMemory, LogRow, RowFault
 from memcalib.products.memory_logs.field_maps import (
     LogReading,
-    counted,
     grouped_losses,
     rows_text,
     start_reading,
@@ -394,7 +393,7 @@ class OwnAnswers:
             if isinstance(judge, Endpoint):
                 lines.append(
                     f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
-                    f"conversation and answer of {len(self.rollouts):,} answers."
+                    f"conversation and answer of {counted(len(self.rollouts), 'answer')}."
                 )
         if lines:
             lines.append(f"{SENDING['again']}. {KEPT['cache']}.")
