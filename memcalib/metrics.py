@@ -766,9 +766,9 @@ def bootstrap_means(
     """Resampled metrics: questions drawn with replacement, a mean within each seed,
     then the mean over seeds.
 
-    `totals` sums a question's values and `counts` its responses. A seed that a resample
-    leaves empty is skipped. Metrics beyond the sixth are multiplied apart, so that the six have the
-    same last digit whatever stands beside them.
+    `totals` sums a question's values and `counts` its responses. A seed that a resample leaves
+    empty is skipped. Metrics beyond the sixth are multiplied separately, so that the six have the
+    same last digit whichever metrics follow.
     """
     starts = range(0, totals.shape[2], len(METRICS))
     blocks = [np.ascontiguousarray(totals[..., k : k + len(METRICS)]) for k in starts]

@@ -59,11 +59,11 @@ def _with_home(content: Mapping[str, Any], home: Path) -> dict[str, Any]:
 def load_build(
     name: str | Path, options: dict[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> Build:
-    """A build by name or from a YAML file, with `options` and `settings` laid over it; raises
+    """A build by name or from a YAML file, with `options` and `settings` applied to it; raises
     `ValueError` or `FileNotFoundError`.
 
-    Options of `memory` are laid over the file's one by one, and take the place of its sources.
-    Paths in the file start at its folder.
+    Options of `memory` override those of the file one by one, and replace its sources. Paths in the
+    file start at its folder.
     """
     builds = shipped("products", "dataset", "builds")
     content = read_settings(name, "build", builds, Build.model_fields)

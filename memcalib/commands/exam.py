@@ -202,7 +202,7 @@ def exam_folder(judge: str) -> Path:
 
 
 class ExamRun:
-    """An exam bound to its folder; `run` goes on where an earlier call stopped.
+    """An exam bound to its folder; `run` continues where an earlier call stopped.
 
     Raises `ValueError` for a folder that holds an exam of other settings and `DataError` for labels
     that do not fit their answers.

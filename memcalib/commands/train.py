@@ -172,7 +172,7 @@ class TrainRun:
 
     @property
     def judge_versions(self) -> list[dict[str, Any]]:
-        """What a judge of one's own was when this folder was worked in, each version once."""
+        """The versions of a custom judge with which this folder was made, each of them once."""
         bindings = read_json_object(self.folder / BINDINGS)
         return bindings.get("judge", [])
 

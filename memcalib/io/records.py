@@ -78,9 +78,9 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def visible_name(name: str) -> str:
-    """A name with every character that nobody sees, spaces apart, written as an escape, so that
-    two names that look alike can be told apart. (Texts keep such characters, which belong to words
-    of some languages.)
+    """A name with every invisible character except spaces written as an escape, so that two names
+    that look alike can be told apart. (Texts keep such characters, which belong to words of some
+    languages.)
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -99,8 +99,8 @@ def run_figures(run: RunData, table: "pd.DataFrame | None" = None) -> dict[str, 
 
 
 def sampled_steps(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """The steps of methods that sample answers; steps of supervised fine-tuning are of another
-    length.
+    """The steps of methods that sample answers. Steps of supervised fine-tuning are left out,
+    because their length is different.
     """
     if "response_length" not in steps:
         return steps
@@ -112,8 +112,8 @@ EVIDENCE_COUNTS = ("shown", "omitted", "ungrounded", "overlapping", "everywhere"
 
 
 def evidence_table(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """Of each method that takes credit from evidence: atoms that show, left no trace, are quoted
-    wrongly or share words, and pairs that are quoted everywhere, over all steps.
+    """For each method that takes credit from evidence, over all steps: the atoms that show, left no
+    trace, are quoted wrongly or share words, and the pairs that are quoted everywhere.
     """
     import pandas as pd
 
@@ -134,7 +134,7 @@ DEMONSTRATION = (
 
 
 def run_summary(run: RunData) -> str:
-    """One paragraph on what the numbers of a run are, and what they are not."""
+    """One paragraph on what the numbers of a run mean, and what they do not mean."""
     judges = sorted({judgment.judge for judgment in run.judgments or []})
     if not judges:
         return "Nothing was judged in this run, so this page has no scores."

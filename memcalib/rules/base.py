@@ -55,8 +55,9 @@ def prompts_without(
     removed: Sequence[tuple[Example, tuple[str, ...]]],
     rewrite: Rewriter | None = None,
 ) -> list[list[int]]:
-    """Token ids of the prompts of examples without some of their atoms (the paper's ablated
-    memory, section 3.2); empty for one whose memory could not be written again."""
+    """Token ids of the prompts of examples without some of their atoms (the paper's ablated memory,
+    section 3.2); empty for an example whose memory could not be rewritten.
+    """
     prepare = getattr(rewrite, "prepare", None)
     if prepare is not None:
         rebuilt = [rebuilt_blocks(example, atoms) for example, atoms in removed]
@@ -92,8 +93,9 @@ class JudgedBatch:
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of an answer and a channel: row and channel numbers, the pair's atoms, and the token
-    ids of the prompt after which the model reads the answer again (empty: it does not). A rule that
-    has to remember more makes a subclass."""
+    ids of the prompt after which the model reads the answer again (empty if it does not). A rule
+    that has to remember more uses a subclass.
+    """
 
     rows: list[int] = field(default_factory=list)
     channels: list[int] = field(default_factory=list)
@@ -145,16 +147,16 @@ class ChannelWeights:
 # %% ../../nbs/rules/01_base.ipynb #a0b10013
 @dataclass(frozen=True)
 class OwnAdvantages:
-    """Token advantages of a rule's own making;
-    they are divided by the RMS of their means and take the place of `share` of GDPO's."""
+    """Token advantages that a rule computes itself. They are divided by the RMS of their means and
+    replace the part `share` of GDPO's advantages.
+    """
 
     values: Float[Tensor, "row token"]
     share: float
 
 # %% ../../nbs/rules/01_base.ipynb #a0b10015
 class Rereading(NamedTuple):
-    """How often the model reads an answer again, in the mean, and what this number assumes,
-    in words."""
+    """How often the model reads an answer again on average, and what this number assumes."""
 
     times: float = 0.0
     assumption: str = ""
@@ -195,8 +197,9 @@ class CreditRule(Generic[RulePairs]):
     counted: tuple[str, ...] = ()
 
     def pairs(self, batch: JudgedBatch) -> RulePairs:
-        """The pairs that are placed, and what the model must read again for them;
-        pairs of answers without a score are left out."""
+        """The pairs whose credit is placed, and what the model must read again for them; pairs of
+        answers without a score are left out.
+        """
         pairs: Any = Pairs()
         assert batch.answers is not None
         for row, judgment in enumerate(batch.answers.judgments):
@@ -235,7 +238,7 @@ class CreditRule(Generic[RulePairs]):
         return eta_by_channel(config.eta)
 
     def rereading(self, atoms: float) -> Rereading:
-        """What the rule costs for answers to examples with so many atoms, in the mean."""
+        """The average cost of the rule for answers to examples with this number of atoms."""
         return Rereading()
 
 # %% ../../nbs/rules/01_base.ipynb #a0b1001b

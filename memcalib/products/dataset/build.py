@@ -58,8 +58,8 @@ from ...problem import text_hash
 
 # %% ../../../nbs/products/dataset/14_build.ipynb #adc76625
 class SourcePlan(BaseModel):
-    """One source of a build: a known name, or the columns of a file of one's own;
-    `limit` is the number of rows read.
+    """One source of a build: a known name, or the columns of your own file; `limit` is the number
+    of rows read.
 
     A relative `path` starts at `home`, which is the folder of the YAML file,
     or at the current folder where there is no such file.
@@ -135,8 +135,8 @@ class SourcePlan(BaseModel):
         return need_method(self.source, named, "__call__")
 
     def described(self) -> Source | None:
-        """The source as a table of sources would have it, with what the plan says of it;
-        `None` for a function of one's own.
+        """The source as a table of sources would have it, with what the plan says of it; `None` for
+        a custom function.
         """
         if self.question:
             source = plain_source(

@@ -146,8 +146,8 @@ class BuildRun:
     """A build and its folder: pilots, their reviews, freezing, the full build;
     every step continues where it stopped.
 
-    `command` is what errors say to go on with. Raises `ValueError` for a folder that holds a build
-    of other settings.
+    `command` is the command with which errors say how to continue. Raises `ValueError` for a folder
+    that holds a build of other settings.
     """
 
     pipeline_class: type[Pipeline] = Pipeline
@@ -541,7 +541,7 @@ class BuildRun:
         return sources
 
     def lay_out(self, folder: str | Path) -> list[Path]:
-        """Copy what a hub wants of the finished build into a folder; returns the files, the card
+        """Copy what a hub needs from the finished build into a folder; returns the files, the card
         first. Raises as `card.lay_out_folder`, and `FreezeError` where it must not.
         """
         self.require_standing()

@@ -109,7 +109,7 @@ def sketch_texts(texts: Sequence[str], config: NearConfig) -> list[Sketch]:
 
 
 def shingles(text_words: Sequence[str], size: int) -> list[str]:
-    """All runs of so many words; the whole text where it is shorter."""
+    """All runs of this many words; the whole text if it is shorter."""
     runs = word_runs(text_words, size) or [text_words]
     return [" ".join(run) for run in runs]
 
@@ -191,7 +191,7 @@ def near_duplicates(
     """Position of each dropped text -> (position of the kept text it repeats, similarity);
     earlier texts are preferred.
 
-    Two positions of which `apart` is true are not duplicates, however near.
+    Two positions for which `apart` is true are not duplicates, however similar.
     """
     index = NearIndex(config)
     kept_positions = []  # by number in the index

@@ -331,7 +331,7 @@ LINTS: dict[str, Lint] = {}
 
 
 def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable:
-    """Enter a function in `LINTS` under its own name; its docstring says what the check looks
+    """Register a function in `LINTS` under its own name; its docstring says what the check looks
     for. Raises `ValueError` for a name that another check has.
     """
 

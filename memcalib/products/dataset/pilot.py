@@ -528,7 +528,7 @@ class PassRate:
 
     @property
     def out_of_reach(self) -> bool:
-        """Whether so many failed that the undecided rows cannot help."""
+        """Whether so many rows failed that the undecided ones cannot help."""
         return self.items - self.failed < PASS_RATE * self.items
 
     def __str__(self) -> str:

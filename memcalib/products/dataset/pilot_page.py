@@ -295,8 +295,8 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
 
 # %% ../../../nbs/products/dataset/13_pilot_page.ipynb #f359a8a1
 class PilotSession(Walk):
-    """A review in progress: the current row, a line of status, and what can be done;
-    goes on where the file stops.
+    """A review in progress: the current row, a line of status, and what can be done; continues
+    where the file stops.
     """
 
     def __init__(self, batch: Batch, reviewer: str = ""):
@@ -347,8 +347,8 @@ BUTTONS: dict[str, Callable[[PilotSession], None]] = {
 
 
 class PilotPage(WidgetPage):
-    """A page for JupyterLab to review a batch; goes on where the file stops,
-    saves every decision at once.
+    """A page for JupyterLab to review a batch; it continues where the file stops, and saves every
+    decision at once.
     """
 
     def __init__(self, batch: Batch, reviewer: str = ""):

@@ -370,8 +370,8 @@ def opinions(result: StageResult) -> dict[str, Opinion]:
 
 # %% ../../../nbs/products/dataset/07_review.ipynb #5204c1fc
 def agreement_counts(count: int, first: set, second: set) -> dict[str, float]:
-    """Of so many questions, those that both, one or the other objected to; percent agreement, and
-    Cohen's kappa (NaN where it is undefined).
+    """The number of questions, and of those that both reviewers, or only one of them, objected to;
+    percent agreement, and Cohen's kappa (NaN where it is undefined).
     """
     both = len(first & second)
     only_first = len(first - second)

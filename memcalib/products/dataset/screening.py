@@ -176,7 +176,7 @@ RULES: dict[str, Callable[[RowView], Finding]] = {}
 
 
 def rule(function: Callable[[RowView], Finding]) -> Callable[[RowView], Finding]:
-    """Enter a rule in `RULES` under its own name, with spaces."""
+    """Register a rule in `RULES` under its own name, with spaces."""
     RULES[function.__name__.replace("_", " ")] = function
     return function
 

@@ -119,7 +119,7 @@ READERS: dict[str, Callable[[Any], Any]] = {}
 
 
 def reader(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Enter a function under its own name in `READERS`, where a table of columns finds it."""
+    """Register a function under its own name in `READERS`, where a table of columns finds it."""
     READERS[function.__name__] = function
     return function
 

@@ -632,8 +632,8 @@ def split_file(
     """Split the examples of a file into `<name>.jsonl` and `<name>-ids.txt` in a folder; the
     `split_table` of what was written (section 5.1, app:benchmark-composition).
 
-    Raises `ValueError` naming the file for sizes that cannot be met, `FileExistsError` for a
-    folder that has splits, and `DataError` for a file at fault; nothing is written then.
+    Raises `ValueError` naming the file for sizes that cannot be met, `FileExistsError` for a folder
+    that has splits, and `DataError` for a faulty file; nothing is written then.
     """
     folder = Path(folder)
     if (folder / "splits.json").exists():

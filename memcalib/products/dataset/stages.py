@@ -239,9 +239,10 @@ def briefing(
 def repair_briefing(
     task: str, text: str, faults: Iterable[Fault], whole: bool = True, limit: int = 20_000
 ) -> list[dict[str, str]]:
-    """The two messages that follow a reply at fault: the reply, cut to `limit` characters, and the
+    """The two messages that follow a faulty reply: the reply, cut to `limit` characters, and the
     first twenty things wrong with it. The model is to send the whole object again, or only the
-    named items."""
+    named items.
+    """
     repair = {
         "task": task,
         "repair": [fault.to_dict() for fault in list(faults)[:20]],

@@ -37,7 +37,7 @@ class Tally:
 
 
 class Account:
-    """What became of everything that a log holds."""
+    """What happened to everything in a log."""
 
     def __init__(self) -> None:
         self.tallies = {unit: Tally() for unit in UNITS}

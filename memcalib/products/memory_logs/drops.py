@@ -99,8 +99,8 @@ def questions_needed(spread: float, rule: DropRule) -> int:
 
 # %% ../../../nbs/products/memory_logs/10_drops.ipynb #67bf73e3
 def caught_drop(spread: float, questions: int, rule: DropRule) -> float | None:
-    """The smallest drop, in tenths of a point, that so many questions catch at the rate of the
-    rule; `None` where not even a fall by 100 points would be.
+    """The smallest drop, in tenths of a point, that this number of questions catches at the rate of
+    the rule; `None` where not even a fall by 100 points would be.
     """
     tenths = np.arange(math.floor(10 * rule.max_drop) + 1, 1001)
     low = 0

@@ -187,7 +187,7 @@ def value_at(record: object, field_path: str) -> object:
 
 
 def places_of(record: object, depth: int = 2) -> list[str]:
-    """The places of a record, down to so many names: `request`, `request.text`."""
+    """The places of a record, down to this many names: `request`, `request.text`."""
     paths = []
     if isinstance(record, Mapping) and depth:
         for name, value in record.items():
@@ -749,7 +749,7 @@ class LogReading:
 
     @property
     def account(self) -> Account:
-        """What became of everything that the log holds."""
+        """What happened to everything in the log."""
         return self.source.account
 
     def add(self, row: LogRow, keep: bool = True) -> None:

@@ -249,8 +249,8 @@ DRAWN = 20
 def items_to_settle(
     proposals: Iterable[LevelProposal], drawn: int = DRAWN, seed: int = 0
 ) -> list[LevelProposal]:
-    """The proposals on which the passes disagree or which one lacks, then so many of the agreed
-    ones, drawn.
+    """The proposals on which the passes disagree or that one of them lacks, and then this many of
+    the agreed ones, drawn at random.
     """
     proposals = list(proposals)
     open_items = [proposal for proposal in proposals if not proposal.agreed]
@@ -374,7 +374,7 @@ class LevelsFile:
         return levels
 
     def book(self, labeller: str) -> LevelBook:
-        """The decisions of one person, to go on with; `KeyPage(levels.book("anna"))` asks by
+        """The decisions of one person, to be continued; `KeyPage(levels.book("anna"))` asks by
         keys.
         """
         items = items_to_settle(self.proposals.values())
@@ -397,7 +397,7 @@ class LevelsFile:
 
     def take_sheet(self, sheet: str | Path, labeller: str) -> int:
         """Add the decisions of a filled sheet; returns how many were new. Raises `DataError`
-        listing every line at fault, and `ValueError` for a sheet that lies beside other proposals.
+        listing every faulty line, and `ValueError` for a sheet that belongs to other proposals.
         """
         beside = Path(sheet).resolve().parent
         if beside != self.folder.resolve() and (beside / "proposals.jsonl").is_file():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # %% ../../../nbs/products/memory_logs/16_memories.ipynb #a9628861
 @dataclass
 class MemoryReport:
-    """What became of each memory of a run: a row for each, what the counts say, and slices."""
+    """What happened to each memory of a run: a row for each, what the counts say, and slices."""
 
     memories: "pd.DataFrame"
     findings: "pd.DataFrame"

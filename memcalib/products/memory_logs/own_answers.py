@@ -554,7 +554,7 @@ def own_answers(
     """The examples and answers in a log (or of rows, `source`), redacted; what does not enter is
     counted.
 
-    `limit` takes the first so many questions; rows without an answer are kept where no
+    `limit` takes only the first questions; rows without an answer are kept where no
     `answers_needed`. With `shown` only so many examples are kept and the others counted, so that a
     log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a map that
     does not fit, and a log of which no row may enter, `FileNotFoundError`, and `Unbalanced` where

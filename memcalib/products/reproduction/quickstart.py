@@ -66,7 +66,7 @@ def _run_here(root: Path, name: str) -> None:
 
 
 def run_in_processes(jobs: Jobs, processes: int, say: Callable[[str], None] = print) -> None:
-    """Run what is to be done of a plan in so many processes of this machine.
+    """Run the remaining jobs of a plan in this many processes on this machine.
 
     Raises `ForeseenError` where another command works on the same root, and `TasksFailed` with the
     error of each job that failed.
