@@ -2387,7 +2387,7 @@ def traces(
     channel: Annotated[
         str | None,
         typer.Option(
-            help="Show only answers in which credit for this channel was localized, such as C+."
+            help="Show only answers in which credit was localized for this channel, such as C+."
         ),
     ] = None,
 ) -> None:

@@ -325,8 +325,8 @@ class Build(BaseModel):
         reserved = _FILES & split_parts(self.splits).keys()
         if reserved:
             raise ValueError(
-                f"splits: found the name {min(reserved)}; allowed: names other than "
-                f"{', '.join(sorted(_FILES))}, which are the names of files in a build"
+                f"splits: found the name {min(reserved)}; allowed: other names; the "
+                f"files of a build are called {', '.join(sorted(_FILES))}"
             )
         if self.splits:
             rows = self.rows
