@@ -961,7 +961,7 @@ def _answers_with_atoms(
         return answers
     if "atom_id" not in judgments:
         raise ValueError(
-            "labels: found a frame without atom_id; allowed: judgments, or rows of atoms with an atom_id"
+            "labels: found a frame without atom_id; allowed: judgments, or rows with an atom_id"
         )
     rows = _with_defaults(judgments)
     rows = rows.assign(ideal=_ranks(rows, "ideal"))
