@@ -323,7 +323,7 @@ def fill_from_judge(
 
 
 def labels_text(rows: Sequence[TargetLabel], labels: str | Path) -> str:
-    """One line on how far a file of labels is filled, and what to do with it."""
+    """One line on how much of a file of labels is filled in, and what to do with it."""
     drawn = dict.fromkeys(row.answer_key for row in rows)
     open_answers = {row.answer_key for row in rows if row.level is None}
     line = f"{labels}: {len(drawn) - len(open_answers)} of {len(drawn)} drawn answers are labelled"

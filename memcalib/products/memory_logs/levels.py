@@ -168,8 +168,8 @@ def level_reading(text: str, example: Example, finish_reason: str = "stop") -> L
 
 
 def read_levels(text: str, example: Example) -> dict[str, _ProposedLevel]:
-    """The proposals of a reply by atom id; of a reply that cannot be read none, and of a memory
-    that comes twice or is not the example's neither.
+    """The proposals of a reply by atom id; none for a reply that cannot be read, for a memory that
+    occurs twice, or for one that does not belong to the example.
     """
     return level_reading(text, example).levels
 
@@ -209,8 +209,8 @@ def _proposals_of(
 def propose_levels(
     examples: Sequence[Example], endpoint: Endpoint, cache: CallCache | Path | None = None
 ) -> list[LevelProposal]:
-    """Ask a model twice for the level of each memory of each question; the cache keeps what was
-    paid for. Raises `CallError`.
+    """Ask a model twice for the level of each memory of each question; replies that were paid for
+    stay in the cache. Raises `CallError`.
     """
 
     async def ask_all() -> list[LevelProposal]:
@@ -381,8 +381,8 @@ class LevelsFile:
         return LevelBook(self.folder / "settled.jsonl", items, labeller)
 
     def check_log(self, log_file: str | Path) -> None:
-        """Raises `ValueError` for another log than that for which the levels were proposed: another
-        name and other contents. A folder that does not say it fits any.
+        """Raises `ValueError` if the levels were proposed for another log, that is, one with
+        another name and other contents. A folder that does not record its log fits any.
         """
         stated = self.folder / _LOG_FILE
         if not stated.is_file() or not Path(log_file).is_file():
@@ -426,7 +426,7 @@ class LevelsFile:
         return proposed[0], other
 
     def apply(self, example: Example) -> Example:
-        """The example with its levels; as it is, where one of its memories has none."""
+        """The example with its levels; unchanged if one of its memories has none."""
         row = example.model_dump(mode="json", by_alias=True, exclude_none=True)
         for atom in row["memories"]:
             levels = self._levels_of(f"{example.id}/{atom['atom_id']}")
@@ -472,8 +472,8 @@ class LevelsFile:
         return wrong, len(checked), low, high
 
     def warnings(self) -> list[str]:
-        """Why the levels of this folder should not be trusted as they are: nearly all are the same,
-        or too many checked ones are wrong.
+        """Reasons not to trust the levels of this folder as they are: nearly all are the same, or
+        too many of the checked ones are wrong.
         """
         lines = []
         proposed = [self._levels_of(item) for item in self.proposals]

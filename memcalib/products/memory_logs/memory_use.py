@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #609ad8c0
 def memory_key(block: Block) -> str:
-    """By what a memory is known over many prompts: the id of its store, or a hash of its words."""
+    """What identifies a memory across prompts: its id in the store, or a hash of its words."""
     store_ids = (block.model_extra or {}).get("store_ids")
     return str(store_ids[0]) if store_ids else _key_of_words(block.memory_text)
 
@@ -412,7 +412,7 @@ def _slice_values(frame: "pd.DataFrame", by: str) -> "pd.Series":
 
 def use_by(frame: "pd.DataFrame", by: str) -> "pd.DataFrame":
     """How memories of each part were used, in percent of those in prompts, with 95 % bounds that
-    resample questions; empty where the log does not say it.
+    resample questions; empty if the log does not say so.
 
     `by` is one of `SLICES_OF_USE`. `over_used` and `under_used` are NaN without ideal levels,
     `lost` is SCS in points for a hundred memories. Raises `ValueError` for another `by`.

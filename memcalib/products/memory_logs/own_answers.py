@@ -317,7 +317,7 @@ class OwnAnswers:
         return [*self.reading.dropped, *self.dropped]
 
     def notes(self) -> list[str]:
-        """What a reader of results has to know of the log."""
+        """What a reader of results has to know about the log."""
         notes = self.reading.notes() + [f"Log: {line}." for line in grouped_losses(self.dropped)]
         return notes + self._id_notes()
 
@@ -353,7 +353,7 @@ class OwnAnswers:
         return notes
 
     def preview(self, shown: int = 10) -> str:
-        """What was understood, what was taken out, and the first rows as they would be sent."""
+        """What was understood, what was redacted, and the first rows as they would be sent."""
         answers = {rollout.example_id: rollout.response for rollout in self.rollouts}
         rows = []
         for example in self.examples[:shown]:
@@ -555,10 +555,10 @@ def own_answers(
     counted.
 
     `limit` takes only the first questions; rows without an answer are kept where no
-    `answers_needed`. With `shown` only so many examples are kept and the others counted, so that a
-    log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a map that
-    does not fit, and a log of which no row may enter, `FileNotFoundError`, and `Unbalanced` where
-    something was dropped without a reason.
+    `answers_needed`. With `shown`, only this many examples are kept and the others are counted, so
+    that a log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a
+    map that does not fit, and a log of which no row may enter, `FileNotFoundError`, and
+    `Unbalanced` if something was dropped without a reason.
     """
     source = plan.file if source is None else source
     if not isinstance(source, str | Path):
