@@ -1166,8 +1166,9 @@ def evaluate(
     scores.
 
     Every reply is written to the run folder as soon as it arrives. If the command is stopped, run
-    it again and it continues; a finished run only writes its report again. With --log, the answers
-    exist already: the command first shows how it reads the log, and sends nothing without --yes.
+    it again and it continues. If the run has finished, only its report is written again. With
+    --log, the answers exist already: the command first shows how it reads the log, and sends nothing
+    without --yes.
 
     Exit codes: 0 when all answers are scored; 3 when some are not scored (the command prints how to
     ask for them again); 1 after an error; 2 for a wrong option or value; 130 when interrupted.
@@ -2469,8 +2470,8 @@ def quickstart(
     """Train three methods in a small world, evaluate them and write a report, in a few minutes.
 
     This needs the training extra: `pip install "memcalib[train]"`, or `make setup` in a clone. If
-    the command is stopped, run it again and it continues; a finished run only writes its report
-    again.
+    the command is stopped, run it again and it continues. If the run has finished, only its report
+    is written again.
 
     Example: memcalib quickstart --out runs/quickstart
     """
@@ -2672,8 +2673,8 @@ def practice(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults that you "
-            "can find. An existing file is kept.",
+            help="Also write the log of an invented assistant whose memory has faults for you to "
+            "find. An existing file is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,

@@ -54,7 +54,7 @@ class MemoryUse:
         if not scored:
             reasons = {judgment.error or "unscored" for judgment in self.judgments}
             raise ValueError(
-                f"memory_use: found no scored answer of {len(self.judgments)} "
+                f"memory_use: found no scored answer among {len(self.judgments)} "
                 f"({'; '.join(sorted(reasons))[:300]}); allowed: at least one"
             )
         metrics = metric_table()
