@@ -1167,8 +1167,8 @@ def evaluate(
 
     Every reply is written to the run folder as soon as it arrives. If the command is stopped, run
     it again and it continues. If the run has finished, only its report is written again. With
-    --log, the answers exist already: the command first shows how it reads the log, and sends nothing
-    without --yes.
+    --log, the answers exist already: the command first shows how it reads the log, and sends
+    nothing without --yes.
 
     Exit codes: 0 when all answers are scored; 3 when some are not scored (the command prints how to
     ask for them again); 1 after an error; 2 for a wrong option or value; 130 when interrupted.
