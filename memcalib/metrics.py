@@ -38,7 +38,7 @@ from memcalib.scoring.target_labels import (
 from .io.jsonl import rows_so_far
 from .io.parts import add_part, find_part, part_names
 from .problem import CHANNELS, AnswerKey, Example, Judgment, Level, level_faults
-from .io.records import DataError, Violation, read_jsonl, short_repr
+from .io.records import DataError, Violation, counted, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
 if TYPE_CHECKING:
@@ -1144,7 +1144,8 @@ def _bounds_cell(row: Mapping[str, Any], digits: int) -> str:
     if np.isnan(row["SCS"]):
         return ""
     if np.isnan(row["SCS_low"]):
-        return f"none: {row['questions']} questions" if row["questions"] < LEAST_GROUPS else "none"
+        few = row["questions"] < LEAST_GROUPS
+        return f"none: {counted(row['questions'], 'question')}" if few else "none"
     return f"{row['SCS_low']:.{digits}f} to {row['SCS_high']:.{digits}f}"
 
 

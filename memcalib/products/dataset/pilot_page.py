@@ -186,9 +186,7 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
     ) -> Iterator[CellFault]:
-        """Why a line cannot be taken; `earlier` holds (number,
-        line) of those about the same row.
-        """
+        """Why a line cannot be used; `earlier` has (number, line) of those about the same row."""
         result = _result(line)
         stage = line["stage"].strip()
         text = line["issue"].strip()
@@ -307,18 +305,18 @@ class PilotSession(Walk):
 
     @property
     def progress(self) -> str:
-        """How the batch stands by this person's decisions."""
+        """The progress of the batch according to this person's decisions."""
         reviews = [self.book.get(item.id) for item in self.items]
         return str(pass_rate(self.items, [review for review in reviews if review]))
 
     def accept(self) -> None:
-        """Pass the row, and go on to the next unread one."""
+        """Pass the row, and move to the next unread one."""
         if self._save(True, []):
             self.status = f"Saved: row {self.index + 1} passes."
             self.index = self.unseen(self.index)
 
     def complain(self, stage: str, text: str, item: str = "") -> None:
-        """Fail the row for this issue, or add it to those that are there."""
+        """Fail the row for this issue, or add the issue to those that exist."""
         issues: list[Any] = list(self.label.issues) if self.label else []
         issues.append({"stage": stage, "text": text.strip(), "item": item})
         if self._save(False, issues):
@@ -391,7 +389,7 @@ class PilotPage(WidgetPage):
         self.show()
 
     def head(self) -> str:
-        """The number of the row, and how the batch stands, as HTML."""
+        """The number of the row, and the progress of the batch, as HTML."""
         session = self.session
         number = f"<b>Row {session.index + 1} of {len(session.items)}</b>"
         return f"{number} · {html.escape(session.progress)}"

@@ -85,8 +85,8 @@ class ItemVerdict(Form):
 
 
 class IdsVerdict(Form):
-    """Whether something holds of the row, and the atoms of which it does not: all say different
-    things, or all are safe at their levels.
+    """Whether something holds of the row, and the atoms for which it does not: that all say
+    different things, or that all are safe at their levels.
     """
 
     ok: bool
@@ -349,7 +349,7 @@ def review_stage(name: str) -> Stage:
 # %% ../../../nbs/products/dataset/07_review.ipynb #532c0fb2
 @dataclass(frozen=True)
 class Opinion:
-    """What one reviewer made of one row; `approved` is None when there is no usable review."""
+    """What one reviewer thought of one row; `approved` is None when there is no usable review."""
 
     approved: bool | None
     issues: tuple[Objection, ...] = ()
