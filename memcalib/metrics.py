@@ -716,15 +716,15 @@ def answer_scores(frame: "pd.DataFrame", rho: float = 0.5, prefix: str = "") -> 
         return pd.DataFrame(100 * values, columns=list(METRICS), index=frame.index)
     columns = [_whole_numbers(frame, f"{prefix}{name}") for name in CHANNELS]
     counts = np.stack(columns, axis=1).reshape(-1, 3, 3)
-    for name, stored, counted in (
+    for name, stored, recounted in (
         ("over", over, over_total(counts)),
         ("under", under, under_total(counts)),
     ):
-        if (stored != counted).any():
-            row = int((stored != counted).argmax())
+        if (stored != recounted).any():
+            row = int((stored != recounted).argmax())
             raise ValueError(
                 f"column {prefix}{name}: found {stored[row]} in row {frame.index[row]!r}, but the "
-                f"counts of its channels give {counted[row]}; allowed: the same value"
+                f"counts of its channels give {recounted[row]}; allowed: the same value"
             )
     values = {}
     for name, metric in metric_table().items():
