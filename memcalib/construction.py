@@ -146,7 +146,7 @@ class Repetition(NamedTuple):
 
 
 def repetitions(passages: Iterable[Passage | PassageReply]) -> list[Repetition]:
-    """For each passage what it says again, sentence by sentence."""
+    """For each passage, what it repeats, sentence by sentence."""
     by_passage = []
     earlier: list[str] = []
     for passage in passages:

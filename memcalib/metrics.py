@@ -38,7 +38,7 @@ from memcalib.scoring.target_labels import (
 from .io.jsonl import rows_so_far
 from .io.parts import add_part, find_part, part_names
 from .problem import CHANNELS, AnswerKey, Example, Judgment, Level, level_faults
-from .io.records import DataError, Violation, read_jsonl, short_repr
+from .io.records import DataError, Violation, counted, read_jsonl, short_repr
 
 # %% ../nbs/03_metrics.ipynb #11dfae29
 if TYPE_CHECKING:
@@ -716,15 +716,15 @@ def answer_scores(frame: "pd.DataFrame", rho: float = 0.5, prefix: str = "") -> 
         return pd.DataFrame(100 * values, columns=list(METRICS), index=frame.index)
     columns = [_whole_numbers(frame, f"{prefix}{name}") for name in CHANNELS]
     counts = np.stack(columns, axis=1).reshape(-1, 3, 3)
-    for name, stored, counted in (
+    for name, stored, recounted in (
         ("over", over, over_total(counts)),
         ("under", under, under_total(counts)),
     ):
-        if (stored != counted).any():
-            row = int((stored != counted).argmax())
+        if (stored != recounted).any():
+            row = int((stored != recounted).argmax())
             raise ValueError(
                 f"column {prefix}{name}: found {stored[row]} in row {frame.index[row]!r}, but the "
-                f"counts of its channels give {counted[row]}; allowed: the same value"
+                f"counts of its channels give {recounted[row]}; allowed: the same value"
             )
     values = {}
     for name, metric in metric_table().items():
@@ -766,9 +766,9 @@ def bootstrap_means(
     """Resampled metrics: questions drawn with replacement, a mean within each seed,
     then the mean over seeds.
 
-    `totals` sums a question's values and `counts` its responses. A seed that a resample
-    leaves empty is skipped. Metrics beyond the sixth are multiplied apart, so that the six have the
-    same last digit whatever stands beside them.
+    `totals` sums a question's values and `counts` its responses. A seed that a resample leaves
+    empty is skipped. Metrics beyond the sixth are multiplied separately, so that the six have the
+    same last digit whichever metrics follow.
     """
     starts = range(0, totals.shape[2], len(METRICS))
     blocks = [np.ascontiguousarray(totals[..., k : k + len(METRICS)]) for k in starts]
@@ -961,7 +961,7 @@ def _answers_with_atoms(
         return answers
     if "atom_id" not in judgments:
         raise ValueError(
-            "labels: found a frame without atom_id; allowed: judgments, or rows of atoms with it"
+            "labels: found a frame without atom_id; allowed: judgments, or rows with an atom_id"
         )
     rows = _with_defaults(judgments)
     rows = rows.assign(ideal=_ranks(rows, "ideal"))
@@ -1144,7 +1144,8 @@ def _bounds_cell(row: Mapping[str, Any], digits: int) -> str:
     if np.isnan(row["SCS"]):
         return ""
     if np.isnan(row["SCS_low"]):
-        return f"none: {row['questions']} questions" if row["questions"] < LEAST_GROUPS else "none"
+        few = row["questions"] < LEAST_GROUPS
+        return f"none: {counted(row['questions'], 'question')}" if few else "none"
     return f"{row['SCS_low']:.{digits}f} to {row['SCS_high']:.{digits}f}"
 
 

@@ -254,7 +254,8 @@ def check_weights(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> N
 
 def place_pairs(batch: JudgedBatch, pairs: Pairs, placed: ChannelWeights) -> PairDetail:
     """Projected multipliers and strength of each pair, from the weights of the rule of
-    `batch.config`. `ValueError` for weights at fault."""
+    `batch.config`. `ValueError` for faulty weights.
+    """
     check_weights(batch, pairs, placed)
     rule = batch.config.rule
     row, channel = pairs.index(batch.mask.device)

@@ -851,10 +851,10 @@ def train(
     """Train from a path or a model in memory; rows go to `out/steps.jsonl`. The trained
     policy is `trainer.model`.
 
-    `on_step` is called with each row as well. An instance of a model is trained in
-    place. With `lora_rank` only an adapter of that rank is trained. `resume` goes on
-    from a checkpoint (True: the latest whole one of `out`, if any), given the model and
-    data of the first start. `trainer.stopped` says why a run ended early.
+    `on_step` is called with each row as well. An instance of a model is trained in place. With
+    `lora_rank` only an adapter of that rank is trained. `resume` continues from a checkpoint (True:
+    the latest whole one of `out`, if any), given the model and data of the first start.
+    `trainer.stopped` says why a run ended early.
 
     Raises `CheckpointError` for a checkpoint that does not fit, `ValueError` for a
     logger that is not installed, settings that do not fit the model and fewer examples

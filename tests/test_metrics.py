@@ -452,6 +452,7 @@ def test_fewer_than_six_questions_have_no_interval(questions):
     bounds = table[[f"{m}_{end}" for m in metrics.METRICS for end in ("low", "high")]]
     shown = metrics.readable(table)["SCS 95 %"][0]
     if questions < metrics.LEAST_GROUPS:
-        assert bounds.isna().all().all() and shown == f"none: {questions} questions"
+        noun = "question" if questions == 1 else "questions"
+        assert bounds.isna().all().all() and shown == f"none: {questions} {noun}"
     else:
         assert bounds.notna().all().all() and " to " in shown

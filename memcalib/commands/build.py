@@ -59,11 +59,11 @@ def _with_home(content: Mapping[str, Any], home: Path) -> dict[str, Any]:
 def load_build(
     name: str | Path, options: dict[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> Build:
-    """A build by name or from a YAML file, with `options` and `settings` laid over it; raises
+    """A build by name or from a YAML file, with `options` and `settings` applied to it; raises
     `ValueError` or `FileNotFoundError`.
 
-    Options of `memory` are laid over the file's one by one, and take the place of its sources.
-    Paths in the file start at its folder.
+    Options of `memory` override those of the file one by one, and replace its sources. Paths in the
+    file start at its folder.
     """
     builds = shipped("products", "dataset", "builds")
     content = read_settings(name, "build", builds, Build.model_fields)
@@ -82,8 +82,8 @@ def load_build(
 
 # %% ../../nbs/commands/05_build.ipynb #9437b324
 def build_plan_text(run: BuildRun) -> str:
-    """What a dry run prints: the resolved settings, and how many calls each role gets at most;
-    reads no row and makes no call.
+    """The text that a dry run prints: the resolved settings, and how many calls each role gets at
+    most; reads no row and makes no call.
     """
     build = run.build
     rows: int | str = build.rows
@@ -106,9 +106,7 @@ def finished_text(card: Path) -> str:
 
 
 def hub_text(files: Sequence[Path], folder: Path) -> str:
-    """What is printed of files that were laid out for a hub:
-    their names, and how they get there.
-    """
+    """The text about files that were prepared for a hub: their names, and how to upload them."""
     lines = [f"{len(files)} files in {folder}"]
     lines += [f"  {file.relative_to(folder)}" for file in files]
     lines.append(
@@ -120,7 +118,7 @@ def hub_text(files: Sequence[Path], folder: Path) -> str:
 
 # %% ../../nbs/commands/05_build.ipynb #c2a9aa7d
 def ask_first(run: MemoryRun, yes: bool = False, pilot: int | None = None) -> MemoryRun:
-    """The run, allowed to make calls: print what a person has to see, and ask on a terminal;
+    """The run, allowed to make calls. Prints what a person has to see, and asks on a terminal;
     raises `NotAgreed` without a yes.
     """
     print(run.preview_text(), flush=True)

@@ -683,6 +683,7 @@ def validate(
     import json
     from dataclasses import asdict
 
+    from memcalib.io.records import counted
     from memcalib.products.exam.exam import edited_files
     from memcalib.problem import validate_examples
 
@@ -701,8 +702,8 @@ def validate(
             print(f"warning: {line}")
         warnings = len(result.violations) - len(result.errors)
         print(
-            f"{result.examples} usable examples, {len(result.errors)} "
-            f"errors, {warnings} warnings in {file}"
+            f"{counted(result.examples, 'usable example')}, "
+            f"{counted(len(result.errors), 'error')}, {counted(warnings, 'warning')} in {file}"
         )
     raise typer.Exit(1 if result.errors else 0)
 
@@ -838,13 +839,14 @@ def show(
     Example: memcalib show samples
     """
     from memcalib.problem import card_html, iter_examples
-    from memcalib.io.records import printable
+    from memcalib.io.records import counted, printable
 
     examples = iter_examples(file, split)
     if example_id is None:
         for example in examples:
             question = " ".join(example.question.split())[:80]
-            line = f"{example.id}\t{example.domain}\t{len(example.atoms)} atoms\t{question}"
+            atoms = counted(len(example.atoms), "atom")
+            line = f"{example.id}\t{example.domain}\t{atoms}\t{question}"
             print(printable(line, keep="\t"))
         return
     example = next((example for example in examples if example.id == example_id), None)
@@ -991,7 +993,7 @@ def logs(
     Example: memcalib logs service.jsonl --map query=request.text --map text=body
     """
     from memcalib.settings.files import check_settings
-    from memcalib.products.memory_logs.field_maps import counted
+    from memcalib.io.records import counted
     from memcalib.products.memory_logs.own_answers import LogPlan, own_answers
 
     if lines:
@@ -1046,6 +1048,7 @@ def levels(
     """
     from memcalib.products.memory_logs.levels import LevelsFile, items_to_settle, propose_levels
     from memcalib.commands.build import asked_yes
+    from memcalib.io.records import counted
     from memcalib.settings.files import check_settings
     from memcalib.inference.endpoint import Endpoint
     from memcalib.products.dataset.consent import NotAgreed
@@ -1077,7 +1080,7 @@ def levels(
     print(log_answers.preview())
     print(
         f"Sent to {endpoint.model} at {endpoint.url} ({place_of(endpoint)}), twice: query, "
-        f"memories and conversation of {len(log_answers.examples):,} questions."
+        f"memories and conversation of {counted(len(log_answers.examples), 'question')}."
     )
     if not (yes or asked_yes()):
         raise NotAgreed.with_way_on(" the same command and --yes")
@@ -1095,8 +1098,8 @@ def levels(
     judge_them += ["--judge", endpoint.model, "--judge-url", endpoint.url]
     judge_them += ["--judge-key-env", endpoint.key_env]
     print(
-        f"A person has to decide on {to_settle} memories in {sheet_to_fill}. When the sheet is "
-        f"filled in, run:"
+        f"A person has to decide on {counted(to_settle, 'memory', 'memories')} in "
+        f"{sheet_to_fill}. When the sheet is filled in, run:"
     )
     print(f"  memcalib {shlex.join(read_sheet)}")
     print(
@@ -1163,8 +1166,9 @@ def evaluate(
     scores.
 
     Every reply is written to the run folder as soon as it arrives. If the command is stopped, run
-    it again and it continues; a finished run only writes its report again. With --log, the answers
-    exist already: the command first shows how it reads the log, and sends nothing without --yes.
+    it again and it continues. If the run has finished, only its report is written again. With
+    --log, the answers exist already: the command first shows how it reads the log, and sends
+    nothing without --yes.
 
     Exit codes: 0 when all answers are scored; 3 when some are not scored (the command prints how to
     ask for them again); 1 after an error; 2 for a wrong option or value; 130 when interrupted.
@@ -2384,7 +2388,7 @@ def traces(
     channel: Annotated[
         str | None,
         typer.Option(
-            help="Show only answers in which credit for this channel was localized, such as C+."
+            help="Show only answers in which credit was localized for this channel, such as C+."
         ),
     ] = None,
 ) -> None:
@@ -2466,8 +2470,8 @@ def quickstart(
     """Train three methods in a small world, evaluate them and write a report, in a few minutes.
 
     This needs the training extra: `pip install "memcalib[train]"`, or `make setup` in a clone. If
-    the command is stopped, run it again and it continues; a finished run only writes its report
-    again.
+    the command is stopped, run it again and it continues. If the run has finished, only its report
+    is written again.
 
     Example: memcalib quickstart --out runs/quickstart
     """
@@ -2669,8 +2673,8 @@ def practice(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the log of an invented assistant, whose memory has faults that you "
-            "can find. An existing file is kept.",
+            help="Also write the log of an invented assistant whose memory has faults for you to "
+            "find. An existing file is kept.",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows of that log.")] = 60,

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/commands/06_exam.ipynb #f0eb84cd
 class Exam(BaseModel):
-    """Which judge sits the exam, and on how many answers; an unknown option raises an error that
+    """Which judge takes the exam, and on how many answers; an unknown option raises an error that
     names the known ones.
     """
 
@@ -116,8 +116,8 @@ class Exam(BaseModel):
 
 @dataclass(frozen=True)
 class ExamData:
-    """What a judge may be examined on, and what is known of the files: name, hash, counts, and
-    files edited since they were checked.
+    """The data on which a judge can be examined, and what is known about the files: name, hash,
+    counts, and files edited since they were checked.
     """
 
     examples: list[Example]
@@ -202,7 +202,7 @@ def exam_folder(judge: str) -> Path:
 
 
 class ExamRun:
-    """An exam bound to its folder; `run` goes on where an earlier call stopped.
+    """An exam bound to its folder; `run` continues where an earlier call stopped.
 
     Raises `ValueError` for a folder that holds an exam of other settings and `DataError` for labels
     that do not fit their answers.
@@ -306,8 +306,8 @@ class ExamRun:
         return [item for item in items if item.key not in judged]
 
     def run(self) -> dict[str, Any]:
-        """Have every answer read that is not yet, then write exam.json, tables, figures and
-        exam.html; returns what exam.json holds.
+        """Have every unread answer read, then write exam.json, tables, figures and exam.html;
+        returns what exam.json holds.
         """
         from memcalib.products.exam.exam_report import misread_answers, write_exam_report
 
@@ -404,7 +404,7 @@ class ExamRun:
 
     @cached_property
     def judge(self) -> JudgeLike:
-        """The judge that sits the exam."""
+        """The judge that takes the exam."""
         return make_judge(self.exam.judge, self.exam.judging, self.cache)
 
     @cached_property
@@ -563,7 +563,7 @@ def real_text(numbers: Mapping[str, Any]) -> str:
 
 
 def trivial_text(row: Mapping[str, Any]) -> str:
-    """What a judge that does not read gets, in a line."""
+    """The results of judges that do not read, in a line."""
     shares = [
         f"{name} {_number(row[name])}" for name in ("macro accuracy", "used atoms", "hard pairs")
     ]
@@ -576,7 +576,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 # %% ../../nbs/commands/06_exam.ipynb #ccd4ea41
 def practice_judge(confusion: ArrayLike | None = None) -> PracticeJudge:
     """Tables of the practice server's judges that know every answer of the starter set, so that its
-    judge can sit the exam.
+    judge can take the exam.
     """
     examples, answers = starter_answers()
     items = exam_items(examples, answers, None, probes=len(answers)) + stance_items()
@@ -624,8 +624,8 @@ def write_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> Path:
 
 
 def read_label_sheet(path: str | Path, n: int = 270, seed: int = 0) -> "pd.DataFrame":
-    """How far a person's sheet agrees with the labels, in all and by known level: percent and kappa
-    with 95 % bounds.
+    """How well a person's sheet agrees with the labels, overall and by known level: percent and
+    kappa with 95 % bounds.
 
     Raises `DataError` for lines that cannot be read, naming line and allowed values, and
     `ValueError` for a sheet without any label.

@@ -124,7 +124,7 @@ def draw_labels(
     condition: str | None = None,
 ) -> Path:
     """Draw answers of a run into a file of labels without levels, and write the sheet to fill in
-    beside it; returns the sheet's path.
+    next to it; returns the sheet's path.
 
     A file that was drawn from fewer answers of the run is carried on (`extend_draw`): the sheet has
     the answers that were added. Raises `FileExistsError` where the file is there and the run has
@@ -287,7 +287,7 @@ def fill_from_judge(
     """Have a judge read the drawn answers and take its levels into the file of labels; returns the
     rows.
 
-    Its judgments are kept beside the file, and the same call goes on from them. An atom that it
+    Its judgments are kept next to the file, and the same call continues from them. An atom that it
     leaves unscored has no level, and one that a person has labelled keeps that level.
     """
     folder = Path(folder)
@@ -323,7 +323,7 @@ def fill_from_judge(
 
 
 def labels_text(rows: Sequence[TargetLabel], labels: str | Path) -> str:
-    """One line on how far a file of labels is filled, and what to do with it."""
+    """One line on how much of a file of labels is filled in, and what to do with it."""
     drawn = dict.fromkeys(row.answer_key for row in rows)
     open_answers = {row.answer_key for row in rows if row.level is None}
     line = f"{labels}: {len(drawn) - len(open_answers)} of {len(drawn)} drawn answers are labelled"
@@ -376,7 +376,7 @@ def draw_audit(
     model: str | None = None,
     condition: str | None = None,
 ) -> Path:
-    """Write the items of an audit and the sheet to fill in beside them; returns the sheet's path.
+    """Write the items of an audit, and next to them the sheet to fill in; returns the sheet's path.
 
     Raises `FileExistsError` where the file is there already, and what `audit_items` raises.
     """

@@ -84,7 +84,7 @@ def draw_roles(
 
 # %% ../../nbs/commands/08_roles.ipynb #e4a70009
 class RoleTables(NamedTuple):
-    """What labels of sentences say about credit, and how far they go."""
+    """What labels of sentences say about credit, and how many sentences are labelled."""
 
     shares: "pd.DataFrame"
     hits: "pd.DataFrame"

@@ -157,8 +157,8 @@ def check_candidates(
     examples: Sequence[Example], grid: SweepGrid, file: str | Path = "LOG"
 ) -> bool:
     """Whether scores are distances; raises `ValueError` for examples without further candidates,
-    without ideal levels, and with scores that cannot be compared where thresholds are swept.
-    `file` is where the candidates stand.
+    without ideal levels, and with scores that cannot be compared where thresholds are swept. `file`
+    is the file with the candidates.
     """
     unlabelled = sum(not has_levels(example) for example in examples)
     if unlabelled:
@@ -208,7 +208,7 @@ class SweepRun:
     """A sweep bound to its folder; `run` continues where an earlier call stopped.
 
     Raises `ValueError` and `DataError` before anything is asked: for a log without candidates or
-    levels, for scores of mixed scale, for a folder that holds another sweep.
+    levels, for scores on different scales, and for a folder that contains another sweep.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class SweepRun:
         return "\n".join([*lines, TODAY_MEANS, *sent])
 
     def agree(self, yes: bool = False) -> "SweepRun":
-        """Itself, allowed to send what the log holds; raises `NotAgreed` without a yes."""
+        """This run, allowed to send what the log contains; raises `NotAgreed` without a yes."""
         if yes is not True:
             raise NotAgreed.with_way_on(" the same command with --yes (in Python: agree(yes=True))")
         return self

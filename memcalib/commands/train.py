@@ -49,7 +49,7 @@ from memcalib.trainer.recipe import (
 
 # %% ../../nbs/commands/03_train.ipynb #cdcaba06
 def saving(config: MethodConfig) -> MethodConfig:
-    """The settings with checkpoints switched on where the recipe does not mention them."""
+    """The settings, with checkpoints switched on if the recipe does not mention them."""
     if "save_every" in config.model_fields_set:
         return config
     return config.model_copy(update={"save_every": config.eval_every or 25})
@@ -65,9 +65,9 @@ class TrainRun:
 
     `resume` continues from the newest whole checkpoint, or begins where there is none, and
     `resume_anyway` does so under other versions of the libraries that train, too. Raises
-    `ValueError` for a folder that holds a run of other settings or, without these, any run. Which
-    settings must be the same says `decisive` (trainer/checkpoints.py), where `check_same_run` asks
-    the checkpoint once more when it is loaded.
+    `ValueError` for a folder that holds a run of other settings or, without these, any run.
+    `decisive` (trainer/checkpoints.py) says which settings must be the same, and `check_same_run`
+    checks them again when the checkpoint is loaded.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TrainRun:
 
     @property
     def judge_versions(self) -> list[dict[str, Any]]:
-        """What a judge of one's own was when this folder was worked in, each version once."""
+        """The versions of a custom judge with which this folder was made, each of them once."""
         bindings = read_json_object(self.folder / BINDINGS)
         return bindings.get("judge", [])
 
@@ -469,7 +469,9 @@ class TrainRun:
         return round(steps_per_epoch * self.config.epochs)
 
     def text(self) -> str:
-        """First, last and best validation metrics, how to read them, and where the policies lie."""
+        """First, last and best validation metrics, how to read them, and where the policies are
+        stored.
+        """
         steps = self.last_step if self.steps else self._planned_steps()
         head = f"{self.method}, seed {self.config.seed}, {steps} steps"
         policy = f"Policy: {self.folder / 'policy'}"

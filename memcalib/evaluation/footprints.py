@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from ..io.records import one_line
+from ..io.records import counted, one_line
 from ..judge import LLMJudge
 from ..scoring.judge_runs import Judge
 from memcalib.problem import (
@@ -162,16 +162,16 @@ def footprint_sentence(frame: "pd.DataFrame") -> str:
     decided = int((scored["footprint"] == 2).sum())
     answers = len(frame.drop_duplicates(["example_id", "model", "sample"]))
     different = len(memory_frame(scored))
-    noun = "answer" if answers == 1 else "answers"
     text = (
-        f"{answers:,} {noun}, {len(scored):,} memories in prompts ({different:,} different "
-        f"ones): {traces:,} left a trace, {decided:,} decided the answer."
+        f"{counted(answers, 'answer')} had {counted(len(scored), 'memory', 'memories')} in the "
+        f"prompt ({different:,} different): {traces:,} left a trace, and {decided:,} decided the "
+        f"answer."
     )
     misread = int((frame["stance"] == "misreads").sum())
     if misread:
-        text += f" {misread:,} are misread."
+        text += f" {counted(misread, 'is', 'are')} misread."
     unscored = len(frame) - len(scored)
-    return text + (f" {unscored:,} are unscored." if unscored else "")
+    return text + (f" {counted(unscored, 'is', 'are')} unscored." if unscored else "")
 
 
 def footprint_text(frame: "pd.DataFrame", shown: int = 10) -> str:

@@ -30,7 +30,7 @@ from memcalib.metrics import (
     response_frame,
 )
 from ..problem import Example, Judgment, Level, concat_text
-from ..io.records import DataError, Violation
+from ..io.records import DataError, Violation, counted
 
 # %% ../../nbs/evaluation/07_rpeval.ipynb #8c653948
 if TYPE_CHECKING:
@@ -461,7 +461,7 @@ def _text_row(row: Mapping[str, Any], metrics: Sequence[str], digits: int) -> di
         high = number(row[f"{metric}_high"])
         cells[f"{metric} 95 %"] = low if low == missing else f"{low} to {high}"
         if np.isnan(row[f"{metric}_low"]) and not np.isnan(row[metric]):
-            cells[f"{metric} 95 %"] = f"none: {row['questions']} questions"
+            cells[f"{metric} 95 %"] = f"none: {counted(row['questions'], 'question')}"
     return cells
 
 # %% ../../nbs/evaluation/07_rpeval.ipynb #5caf8651

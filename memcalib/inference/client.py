@@ -273,7 +273,7 @@ async def receive_within(
 ) -> Result:
     """The result of `work(buffer)`, which puts what it receives into the buffer.
 
-    Raises `TimeoutError`, and cancels the work, after so many seconds in which the buffer grew by
+    Raises `TimeoutError`, and cancels the work, after this many seconds in which the buffer grew by
     less than 64 KiB.
     """
     buffer = bytearray()
@@ -994,7 +994,7 @@ class Client:
 
     @property
     def refused(self) -> frozenset[str]:
-        """Fields that this server turned out not to take: response_format, max_tokens."""
+        """Fields that this server does not accept: response_format, max_tokens."""
         return frozenset(self._server.refused)
 
     async def _call_once(

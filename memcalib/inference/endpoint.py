@@ -40,7 +40,7 @@ class Price(BaseModel):
     def cost(
         self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
     ) -> float:
-        """US dollars for so many tokens, of which the cached ones are part of the prompt's."""
+        """US dollars for this many tokens; cached tokens are part of the prompt's."""
         uncached_tokens = prompt_tokens - cached_tokens
         cached_price = self.prompt if self.cached is None else self.cached
         prompt_cost = uncached_tokens * self.prompt + cached_tokens * cached_price
@@ -248,7 +248,7 @@ class Endpoint(BaseModel):
     def cost(
         self, prompt_tokens: float, completion_tokens: float, cached_tokens: float = 0
     ) -> float | None:
-        """US dollars for so many tokens; None where no price is known."""
+        """US dollars for this many tokens; None if no price is known."""
         if self.price is None:
             return None
         return self.price.cost(prompt_tokens, completion_tokens, cached_tokens)

@@ -77,7 +77,7 @@ class LLMRewriter:
         return text
 
     def many(self, rewrites: Sequence[Wanted]) -> list[str | RewriteError]:
-        """The paragraphs in order, an error in the place of one that cannot be written."""
+        """The paragraphs in order, with an error instead of each one that cannot be written."""
         return run_async(self._many(rewrites))
 
     async def _many(self, rewrites: Sequence[Wanted]) -> list[str | RewriteError]:

@@ -149,8 +149,8 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def one_at_a_time(path: str | Path) -> Iterator[None]:
-    """Within it a file can be read, changed and replaced, and whoever else does that waits for the
-    end. Raises `OSError` for a file that is not there.
+    """A context in which a file can be read, changed and replaced, and whoever else does that waits
+    for the end. Raises `OSError` for a file that is not there.
     """
     while True:
         descriptor = os.open(path, os.O_RDONLY)

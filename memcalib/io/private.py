@@ -105,8 +105,8 @@ def files_named_in(settings: object) -> Iterator[str]:
 
 @contextmanager
 def private_files(*sources: str | Path | None) -> Iterator[None]:
-    """Within it whatever this process writes is readable for its owner only, where one of the
-    sources is `of_private_run`; where none is, nothing changes.
+    """A context in which everything that this process writes is readable by its owner only, where
+    one of the sources is `of_private_run`; where none is, nothing changes.
     """
     if not of_private_run(*sources):
         yield

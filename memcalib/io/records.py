@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['LINE_BREAKS', 'Name', 'LONGEST_LINE', 'RATIO_ALLOWED', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks',
-           'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'display_text', 'Violation', 'DataError',
-           'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys', 'TooMuchUnpacked',
-           'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'is_hub_id', 'iter_rows', 'storage_faults',
-           'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl', 'read_jsonl']
+           'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'counted', 'display_text', 'Violation',
+           'DataError', 'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys',
+           'TooMuchUnpacked', 'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'is_hub_id', 'iter_rows',
+           'storage_faults', 'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl',
+           'read_jsonl']
 
 # %% ../../nbs/io/02_records.ipynb #316a8b79
 import gzip
@@ -77,9 +78,9 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def visible_name(name: str) -> str:
-    """A name with every character that nobody sees, spaces apart, written as an escape, so that
-    two names that look alike can be told apart. (Texts keep such characters, which belong to words
-    of some languages.)
+    """A name with every invisible character except spaces written as an escape, so that two names
+    that look alike can be told apart. (Texts keep such characters, which belong to words of some
+    languages.)
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -95,6 +96,13 @@ def cut_text(text: str, limit: int = 80) -> str:
 def one_line(text: str, limit: int = 400) -> str:
     """The text on one printable line of at most `limit` characters."""
     return cut_text(" ".join(printable(text[: 4 * limit], keep="\n\t").split()), limit)
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: `1 row`, `1,200 rows`, `2 memories`; `many` is the plural, by default
+    `one` with an s.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def display_text(value: str, limit: int = 100_000) -> str:

@@ -353,7 +353,7 @@ def is_dry_run() -> bool:
 
 
 def imports_own() -> bool:
-    """Whether code of one's own may be imported: in a dry run with MEMCALIB_ALLOW_IMPORT=1 only."""
+    """Whether custom code may be imported: in a dry run with MEMCALIB_ALLOW_IMPORT=1 only."""
     return not is_dry_run() or os.environ.get("MEMCALIB_ALLOW_IMPORT") == "1"
 
 

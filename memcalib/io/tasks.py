@@ -223,8 +223,8 @@ class _TaskQueue:
 def run_tasks(
     tasks: Sequence[Task], processes: int = 2, say: Callable[[str], None] = print
 ) -> dict[str, str]:
-    """Run tasks in so many processes, each after those it needs;
-    returns the errors by the names of tasks that failed or could not begin.
+    """Run tasks in this many processes, each after those it needs; returns the errors by the names
+    of tasks that failed or could not begin.
 
     `say` gets a line for each task that ended, with an estimate of the time left. Ends the workers
     and passes on what stops it: `KeyboardInterrupt`, or `RuntimeError` where a worker was killed.

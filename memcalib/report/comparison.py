@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ..evaluation.breakdown import compare, with_holm
 from ..io.jsonl import rows_so_far
-from ..io.records import Record, printable
+from ..io.records import Record, counted, printable
 from memcalib.metrics import (
     LEAST_GROUPS,
     METRICS,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/report/08_comparison.ipynb #2cb0fac2
 class ExampleFacts(Record):
-    """What tells an example from others, as hashes: no text stands in it."""
+    """What distinguishes an example from others, as hashes; it contains no text."""
 
     example_id: Name
     question: str  # the query, and the conversation before it
@@ -83,7 +83,7 @@ def _memory_hash(text: str) -> str:
 
 
 def example_facts(example: Example) -> ExampleFacts:
-    """What tells an example from others."""
+    """What distinguishes an example from others."""
     conversation = [(turn.role, turn.content) for turn in example.turns or ()]
     atoms = {atom.atom_id: atom for atom in example.atoms}
     memories = {}
@@ -140,7 +140,7 @@ QUESTIONS_FILE = "questions.jsonl"  # what a baseline without texts knows of its
 
 @dataclass
 class Side:
-    """One source of answers in one run folder; `label` tells it apart from the other sides."""
+    """One source of answers in one run folder; `label` distinguishes it from the other sides."""
 
     run: RunData
     name: str
@@ -162,7 +162,7 @@ class Side:
 
     @cached_property
     def facts(self) -> dict[str, ExampleFacts]:
-        """Example id -> what tells it apart, from examples.jsonl or a baseline's questions.jsonl;
+        """Example id -> what distinguishes it, from examples.jsonl or a baseline's questions.jsonl;
         empty where neither knows every example of this side.
         """
         examples_file = self.run.folder / "examples.jsonl"
@@ -202,8 +202,8 @@ class Side:
 
 
 def read_sides(folders: Iterable[str | Path]) -> list[Side]:
-    """All sides of these folders, labelled; raises `ValueError` for a folder without any,
-    or given twice.
+    """All sides of these folders, with labels; raises `ValueError` for a folder without any side,
+    and for one that is given twice.
     """
     sides = []
     for folder in folders:
@@ -258,8 +258,8 @@ def _telling_end(path: Path, others: Sequence[Path]) -> str:
 
 # %% ../../nbs/report/08_comparison.ipynb #bbeed953
 def check_judges(sides: Sequence[Side], any_judge: bool = False) -> list[str]:
-    """Notes on other judges than the first side's; raises `ValueError` for one unless
-    `any_judge`.
+    """Notes on judges that differ from the first side's; such a judge raises `ValueError` unless
+    `any_judge` is set.
     """
     baseline = sides[0]
     notes = []
@@ -389,7 +389,7 @@ def compare_runs(
     95 % intervals and tests, by domain.
 
     Raises `ValueError` for fewer than two sides, for other examples (unless `common`) or another
-    judge (unless `any_judge`), `FileNotFoundError` and `DataError` as for a report.
+    judge (unless `any_judge`), and `FileNotFoundError` and `DataError` as a report does.
     """
     import pandas as pd
 
@@ -566,7 +566,7 @@ def comparison_verdicts(comparison: Comparison) -> list[str]:
             bounds = f"95 % confidence interval {row['low']:+.1f} to {row['high']:+.1f}, "
         sentences.append(
             f"{row['run']} {result}. {verdict} ({bounds}corrected {p_value(row['p_holm'])}, "
-            f"{row['questions']:,} questions)."
+            f"{counted(row['questions'], 'question')})."
         )
     return sentences
 
@@ -577,7 +577,7 @@ def comparison_text(comparison: Comparison) -> str:
     """
     lines = [*comparison_verdicts(comparison), "", f"baseline: {comparison.baseline}"]
     for run, rows in comparison.differences.groupby("run", sort=False):
-        lines += ["", f"{run}, {rows['questions'].iloc[0]:,} questions"]
+        lines += ["", f"{run}, {counted(rows['questions'].iloc[0], 'question')}"]
         for row in rows[rows["domain"] == "all"].to_dict("records"):
             lines.append(_line(metric_named(row["metric"]).label, row))
         by_domain = rows[(rows["domain"] != "all") & (rows["metric"] == "SCS")]

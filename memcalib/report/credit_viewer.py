@@ -95,8 +95,9 @@ _INVISIBLE = ("Cf", "Zl", "Zp")  # Unicode categories: format signs, separators 
 
 # %% ../../nbs/report/05_credit_viewer.ipynb #46352434
 def visible_token(token: str) -> str:
-    """The token with something to see in it: line breaks have a sign, and what is all control
-    characters or zero width is written out."""
+    """The token in visible form: line breaks have a sign, and tokens of control characters or of no
+    width are written out.
+    """
     text = printable(token, keep="\n\t")
     text = text.replace("\n", "↵\n").replace("\t", "→\t")
     if text and all(unicodedata.category(sign) in _INVISIBLE for sign in text):
@@ -151,8 +152,9 @@ REASONS = {
 def answer_view(
     trace: Mapping[str, Any], channels: Sequence[str | None] | None = None, measure: str = "push"
 ) -> dict[str, Any]:
-    """What is shown of an answer, as plain data;
-    `channels` picks panels (`None` in it: all channels together)."""
+    """What the page shows of an answer, as plain data; `channels` selects panels (`None` in it
+    stands for all channels together).
+    """
     if channels is None:
         channels = [None, *trace["channels"]]
     start = printable(" ".join(trace["response"][:1000].split()))
@@ -246,8 +248,8 @@ def reward_text(reward: float, credited: bool) -> str:
 def whole_trace(
     row: Mapping[str, Any], example: Example | None = None, number: int = 0
 ) -> dict[str, Any]:
-    """A row of `traces.jsonl` with all that `answer_view` shows;
-    `number` tells it apart from others on a page.
+    """A row of `traces.jsonl` with everything that `answer_view` shows; `number` distinguishes it
+    from others on a page.
 
     Raises `ValueError` when tokens and advantages differ in number.
     """

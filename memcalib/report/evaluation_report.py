@@ -29,7 +29,7 @@ from ..evaluation.rpeval import rpeval_table
 from ..evaluation.merged import merged_table
 from ..evaluation.stance import stance_lines, stance_table
 from ..io.runs import file_hash
-from ..io.records import iter_rows, one_line, printable
+from ..io.records import counted, iter_rows, one_line, printable
 from memcalib.metrics import (
     LEAST_GROUPS,
     METRICS,
@@ -282,8 +282,8 @@ def _of_log(run: RunData) -> bool:
 
 
 def evaluation_costs(run: RunData) -> "pd.DataFrame":
-    """`cost_table` of the model, the judge and the second judge, as far as the folder has them;
-    answers in a log cost nothing here.
+    """`cost_table` of the model, the judge and the second judge, as far as the folder has them.
+    Answers in a log cost nothing.
     """
     usage = {
         "model": None if _of_log(run) else run.answers,
@@ -312,7 +312,7 @@ _TOO_NARROW = (
 
 
 def target_estimate_lines(run: RunData, estimates: "pd.DataFrame") -> list[str]:
-    """A sentence on each prediction-powered estimate: whose labels it rests on, and what it
+    """A sentence on each prediction-powered estimate, which says whose labels it uses and what it
     corrects for.
     """
     lines = []
@@ -373,8 +373,8 @@ MODEL_BASED = (
 class Correction:
     """The metrics of one source of answers, raw and corrected by its judge's exam.
 
-    The corrected values are shown where labels of a sample of these answers agree with them. A
-    judge may read these answers worse than those of its exam, which no exam can show.
+    The corrected values are shown if labels of a sample of these answers agree with them. A judge
+    may read these answers less well than those of its exam, and no exam can show this.
     """
 
     name: str
@@ -508,8 +508,8 @@ def judgments_by_source(run: RunData) -> dict[str, list[Judgment]]:
 
 
 def family_tables(run: RunData) -> "dict[str, pd.DataFrame]":
-    """Hard distractors by family: how often they are left alone, and used; empty where the examples
-    name no family.
+    """Hard distractors by family: how often they are ignored and how often they are used; empty if
+    the examples name no family.
     """
     frame = run.atoms[(run.atoms["condition"] != "no_memory") & run.atoms["family"].notna()]
     if not frame["actual"].notna().any():
@@ -543,7 +543,7 @@ def named_stances(run: RunData) -> "pd.DataFrame":
 
 
 def evaluation_tables(run: RunData) -> "dict[str, pd.DataFrame]":
-    """Every table of an evaluation by name; one that the rows do not allow is left out."""
+    """Every table of an evaluation by name. Tables for which there are no rows are left out."""
     tables: dict[str, pd.DataFrame] = {}
     if run.scored:
         scores = results_table(run)
@@ -645,9 +645,8 @@ def memory_price_lines(price: "pd.DataFrame") -> list[str]:
 
 
 def same_again(run: RunData) -> "pd.DataFrame":
-    """The A/A comparison: how far the same model with the same memory is from itself when it is
-    asked again with another seed, as differences of SCS between all pairs of seeds; no row for one
-    seed.
+    """The A/A comparison: how much the SCS of the same model with the same memory differs when it
+    is asked again with another seed, for all pairs of seeds; no row for a single seed.
     """
     import pandas as pd
 
@@ -684,18 +683,19 @@ def same_again_lines(table: "pd.DataFrame") -> list[str]:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #b6a8922b
 def protocol(run: RunData) -> list[tuple[str, str]]:
-    """How an evaluation was made, as (name, text) pairs, without those of which nothing is
-    recorded; texts are safe to print, not to be read as markup.
+    """How an evaluation was made, as (name, text) pairs, without those that were not recorded. The
+    texts are safe to print, but must be escaped in markup.
     """
     frame = run.responses
     domain_counts = frame.drop_duplicates("example_id")["domain"].value_counts().sort_index()
     domains = ", ".join(f"{domain} {count:,}" for domain, count in domain_counts.items())
     data = (
-        f"{frame['example_id'].nunique():,} examples, {frame['question_id'].nunique():,} questions "
-        f"({domains})"
+        f"{counted(frame['example_id'].nunique(), 'example')}, "
+        f"{counted(frame['question_id'].nunique(), 'question')} ({domains})"
     )
     answers = (
-        f"{len(frame):,} judged, {frame['scored'].sum():,} scored, {frame['atoms'].sum():,} atoms"
+        f"{len(frame):,} judged, {frame['scored'].sum():,} scored, "
+        f"{counted(frame['atoms'].sum(), 'atom')}"
     )
     conditions = [name.replace("_", " ") for name in frame["condition"].unique()]
     pairs = [
@@ -791,7 +791,7 @@ def _plain_value(value: object) -> str:
 
 # %% ../../nbs/report/07_evaluation_report.ipynb #9ff84dd0
 def notices(run: RunData, table: "pd.DataFrame") -> list[str]:
-    """Warnings that the rows give rise to; `table` is the results table with a `status` for each
+    """Warnings that follow from the rows; `table` is the results table with a `status` for each
     row.
     """
     return [
@@ -836,7 +836,7 @@ def _answer_notices(run: RunData) -> list[str]:
 
 
 def waiting_line(run: RunData) -> str:
-    """How many answers of a run have no judgment yet; empty where all have one."""
+    """How many answers of a run have no judgment yet; empty if all have one."""
     waiting = 0 if run.answers is None else len(run.answers) - len(run.responses)
     if waiting <= 0:
         return ""
@@ -844,7 +844,7 @@ def waiting_line(run: RunData) -> str:
 
 
 def answer_lines(run: RunData) -> list[str]:
-    """How many answers ended early, came with thoughts or as reasoning alone, or are blank."""
+    """How many answers ended early, contained reasoning or nothing else, or are blank."""
     answers = run.answers
     if answers is None:
         return []
@@ -1128,7 +1128,7 @@ def worst_answers(run: RunData, count: int = 12) -> list[dict[str, Any]]:
 
 
 def evaluation_summary(run: RunData) -> str:
-    """Two sentences on what the numbers of an evaluation are, and what they are not."""
+    """Two sentences on what the numbers of an evaluation mean, and what they do not mean."""
     if not run.judgments:
         return "Nothing has been judged in this run yet, so this page has no scores."
     if run.invented:
@@ -1191,9 +1191,9 @@ def write_evaluation_report(folder: str | Path, title: str | None = None, worst:
     returns the path of the page.
 
     Reads parameters.json, examples.jsonl, rollouts.jsonl, judgments.jsonl, judgments2.jsonl and
-    manifest.json, each of them optional. What of them cannot be used is left out, and the page says
-    so. Raises `FileNotFoundError` for a folder without any of them, and `DataError` for rows that
-    are damaged or belong to other examples.
+    manifest.json, each of them optional. What cannot be used is left out, and the page says so.
+    Raises `FileNotFoundError` for a folder without any of them, and `DataError` for rows that are
+    damaged or belong to other examples.
     """
     run = load_run(folder, EVALUATION_FILES)
     tables = evaluation_tables(run)
@@ -1263,7 +1263,7 @@ _HEADLINES = 4  # models whose result the first lines of a page say
 
 
 def headline(row: Mapping[str, Any]) -> str:
-    """A score row in a sentence for a reader who knows none of the metrics."""
+    """A score row as a sentence for a reader who does not know the metrics."""
     return (
         f"In {row['AOR']:.0f} % of answers, {row['model']} used memory too strongly, and in "
         f"{row['AUR']:.0f} % too weakly. In {row['Exact']:.0f} % of answers, every memory was used "

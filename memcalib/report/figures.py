@@ -155,9 +155,7 @@ NARROWEST = 0.1  # of the largest value on an axis
 
 
 def wide_enough(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, moved apart equally where they are closer than a tenth of the larger
-    one.
-    """
+    """The ends of an axis, moved apart equally if closer than a tenth of the larger one."""
     missing = NARROWEST * max(abs(low), abs(high)) - (high - low)
     if missing <= 0:
         return low, high
@@ -219,12 +217,12 @@ def panels(
 
 
 def rows_of_panels(count: int, columns: int) -> int:
-    """How many rows so many panels take."""
+    """The number of rows that these panels need."""
     return math.ceil(count / columns)
 
 
 def hide_unused(axes: np.ndarray, used: int) -> None:
-    """Draw nothing in the panels behind the used ones."""
+    """Hide the panels after the last one that is used."""
     for ax in axes.flat[used:]:
         ax.set_axis_off()
 
@@ -341,9 +339,9 @@ def inset_square(
 ) -> "tuple[float, float, float] | None":
     """Left, lower end and side of the square around two or more end points with their intervals.
 
-    Around all of them, or all but the start, or the most that lie near one of them, if those are
-    three or more. `None` where each of these takes up more than a fourth of `top`, the length of
-    the axes.
+    The square is around all of them, or all but the start, or the largest group that lies near one
+    of them, if it has three or more. `None` if each of these squares takes up more than a quarter
+    of `top`, the length of the axes.
     """
     candidates = [rows, rows[rows["model"] != start]]
     if len(rows):
@@ -502,8 +500,8 @@ def channel_figure(
     """One 3 x 3 table of channel proportions (percent of each ideal level,
     counts below) for each named judgment list.
 
-    Counts in a 3 x 3 array may stand for a list, NaN for a count that is not known; other readers
-    than `ideal` and `actual` may be named.
+    A 3 x 3 array of counts may take the place of a list, with NaN for an unknown count. Readers
+    other than `ideal` and `actual` may be named.
     """
     level_names = [level.label for level in Level]
     columns = min(len(groups), 2)
@@ -562,8 +560,8 @@ def _smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def constant(values: "pd.DataFrame | pd.Series") -> bool:
-    """Whether all numbers are the same to a thousandth of the largest,
-    less than a line is thick; missing ones do not count.
+    """Whether all numbers are equal to within a thousandth of the largest, which is less than the
+    thickness of a line. Missing numbers do not count.
     """
     numbers = np.asarray(values, float)
     numbers = numbers[np.isfinite(numbers)]
@@ -573,8 +571,8 @@ def constant(values: "pd.DataFrame | pd.Series") -> bool:
 
 
 def say_constant(figure: "Figure", left_out: Mapping[str, float]) -> None:
-    """A line below a figure with what was left out of it because it is always the same,
-    and the value.
+    """Add a line below a figure that names the curves left out because they are constant, with
+    their values.
     """
     if not left_out:
         return
@@ -1017,11 +1015,11 @@ def dots_figure(
     """Values with intervals: a line for each `label`, a marker for each `series`,
     a panel for each `panel` if there is such a column.
 
-    The table's columns are `label`, `series`, `value`, `low` and `high`, the last two NaN where
-    there is no interval; `styles` are by series, `columns` says how many panels stand side by side.
-    A series without a style whose name begins with "published" has hollow grey markers.
-    Raises `ValueError` naming a column that is not there, a row without a label, a series or a
-    panel, or when there is no row.
+    The table's columns are `label`, `series`, `value`, `low` and `high`, the last two NaN if there
+    is no interval. `styles` are given by series, and `columns` is the number of panels side by
+    side. A series without a style whose name begins with "published" has hollow grey markers.
+    Raises `ValueError` for a missing column, for a row without a label, a series or a panel, and if
+    there is no row.
     """
     _check_dots(table)
     table_by_panel = {"": table}
@@ -1313,8 +1311,8 @@ def inline_figures(files: Iterable[Path]) -> dict[str, str]:
 
 
 def inline_svg(svg: str, name: str) -> str:
-    """A saved SVG file as an element for an HTML page: text in `currentColor`,
-    grid and paper in the page's, ids prefixed by `name`.
+    """A saved SVG file as an element for an HTML page: text in `currentColor`, grid and background
+    in the page's colours, ids prefixed by `name`.
 
     The white background and everything invisible (metadata, comments) are left out.
     """

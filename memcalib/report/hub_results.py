@@ -27,7 +27,9 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def hub_tasks() -> dict[str, str]:
-    """Leaderboard -> metric: those of which larger values are better, as the Hub sorts them."""
+    """Leaderboard -> metric, for metrics of which larger values are better, since the Hub sorts in
+    this order.
+    """
     tasks = {}
     for name, metric in metric_table().items():
         if metric.higher_is_better:
@@ -68,11 +70,11 @@ def hub_entries(
     source_url: str | None = None,
     date: str | None = None,
 ) -> "list[EvalResultEntry]":
-    """An entry for each of `hub_tasks`, of one result row as `result_rows` makes it.
+    """An entry for each of `hub_tasks`, from one result row of `result_rows`.
 
     `benchmark` is the data set's id on the Hub, `revision` its commit, `source_url` where the run
-    can be seen, `date` in ISO 8601. Raises `ValueError` for an id of another form, and where no or
-    several rows are of the `model`.
+    can be seen, `date` in ISO 8601. Raises `ValueError` for an id of another form, and unless
+    exactly one row belongs to the `model`.
     """
     from huggingface_hub import EvalResultEntry
 

@@ -175,8 +175,8 @@ def _score_cell(row: Mapping[str, Any], metric: str, best: Mapping[str, float]) 
 
 
 def results_grid(table: "pd.DataFrame") -> dict[str, list]:
-    """The main table: `mean ± std`, the interval below, gaps spelled out;
-    the best mean of a column is marked where several compete.
+    """The main table: `mean ± std`, the interval below, with gaps spelled out. The best mean of a
+    column is marked if there are several.
     """
     best = _best_values(table[table["status"] == "measured"])
     metrics = metrics_among(table.columns)
@@ -230,7 +230,7 @@ def _difference_cell(row: Mapping[str, Any]) -> Cell:
 
 
 def p_value(p: float) -> str:
-    """A p value as text, with two digits; below 0.001 only that."""
+    """A p value as text with two digits, or `p < 0.001`."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 # %% ../../nbs/report/04_page.ipynb #13c319d3
@@ -298,8 +298,8 @@ def control_letters(
 # %% ../../nbs/report/04_page.ipynb #1ab0e219
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of an answer: its text, the atoms it speaks for, those whose quote ends here,
-    its `kind`; or characters left out.
+    """A part of an answer: its text, the atoms that it shows, those whose quote ends here, and its
+    `kind`; or a number of characters that were left out.
     """
 
     text: str = ""
@@ -475,15 +475,15 @@ def _sentinels(count: int) -> str:
 # %% ../../nbs/report/04_page.ipynb #9af52456
 @dataclass(frozen=True)
 class Gravity:
-    """How bad an answer is, and why in words; a larger `rank` is worse."""
+    """How bad an answer is, and the reason in words; a larger `rank` is worse."""
 
     rank: tuple[int, ...]
     reasons: tuple[str, ...]
 
 
 def gravity(judgment: Judgment, actions: Mapping[tuple[str, str], str | None] = {}) -> Gravity:
-    """Wrong stances first, then A to C and C to A, then safety and quality, then all levels that
-    are off; raises `ValueError` when unscored.
+    """Wrong stances first, then A to C and C to A, then safety and quality, then all other wrong
+    levels; raises `ValueError` for an unscored answer.
     """
     wrong = wrong_stances(judgment, actions)
     hijacked = [a for a in judgment.atoms if (a.ideal, a.actual) == (Level.IGNORE, Level.CONTROL)]
@@ -522,8 +522,8 @@ def gravest(
     count: int = 12,
     once: bool = True,
 ) -> list[tuple[Judgment, Gravity]]:
-    """The worst answers, one for each question unless `once` is false; unscored ones, those without
-    memory and those without any fault are left out.
+    """The worst answers, one for each question unless `once` is false; answers that are unscored,
+    were given no memory or have no fault are left out.
     """
     ranked = []
     for judgment in judgments:

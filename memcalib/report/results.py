@@ -113,8 +113,8 @@ def _other_names(names: Iterable[str]) -> dict[str, int]:
 
 
 def result_rows(run: RunData) -> list[dict[str, Any]]:
-    """One row for each model and treatment of memory in a run that was scored: everything that a
-    comparison has to know.
+    """One row for each model and treatment of memory in a run that was scored, with everything that
+    a comparison needs.
     """
     if not any(judgment.scored for judgment in run.judgments_with_memory):
         return []

@@ -62,7 +62,9 @@ _ANSWER_COLUMNS = (
 
 
 def other_name(row: Rollout | Judgment) -> str:
-    """The model that the server names for a row, where it is another than was asked; else ""."""
+    """The model that the server names for a row if it is not the one that was asked for; otherwise
+    "".
+    """
     named = (row.model_extra or {}).get("answered_by")
     return visible_name(cut_text(str(named), 200)) if named else ""
 
@@ -99,7 +101,9 @@ def usage_frame(judgments: Iterable[Judgment]) -> "pd.DataFrame":
 
 
 def plausible_usage(usage: "pd.DataFrame") -> "pd.DataFrame":
-    """Usage with NaN for what can be no count, sum or time: infinite, negative, 10^15 or more."""
+    """Usage with NaN for values that cannot be a count, a sum or a time: infinite, negative, or
+    10^15 and more.
+    """
     return usage.where((usage >= 0) & (usage < 1e15))
 
 # %% ../../nbs/report/01_run_data.ipynb #9b3f5d87
@@ -143,7 +147,7 @@ class RunData:
 
     @property
     def scored(self) -> bool:
-        """True when at least one response was scored, so that there is something to tabulate."""
+        """True if at least one response was scored, so that a table has something to show."""
         return any(judgment.scored for judgment in self.judgments or [])
 
     @property
@@ -172,8 +176,9 @@ class RunData:
 
     @cached_property
     def other_models(self) -> dict[str, dict[tuple[str, str], int]]:
-        """How many rows another model answered than was asked, as its server says, by kind of row
-        (judgments, judgments of the second judge, answers) and (name asked, name said).
+        """How many rows were answered by another model than the one that was asked, according to
+        the server, by kind of row (judgments, judgments of the second judge, answers) and (name
+        asked, name said).
         """
         counts = {}
         for kind, judgments in (
@@ -196,8 +201,8 @@ class RunData:
 
     @cached_property
     def disputed_scores(self) -> "pd.DataFrame":
-        """`disputed_scores` of the answers that were given memory; no row without disputed levels,
-        or where nothing is scored.
+        """`disputed_scores` of the answers that were given memory; no row if no level is disputed
+        or nothing is scored.
         """
         import pandas as pd
 
@@ -210,7 +215,7 @@ class RunData:
         """`prediction_powered_table` of the sources with labels, with the name of each as `method`;
         no row without labels.
 
-        Labels that do not fit the run are left out whole, and a note says why.
+        If the labels do not fit the run, all of them are left out, and a note says why.
         """
         import pandas as pd
 
@@ -257,8 +262,8 @@ _CONDITION_RANKS = {"full_memory": 0, "no_memory": 2}  # any other condition: 1
 
 
 def in_order(rows: Iterable[AnswerRowT], example_positions: Mapping[str, int]) -> list[AnswerRowT]:
-    """Rows by model as they appear, usual memory first and none last, then seed,
-    position of the example, sample.
+    """Rows ordered by model as they appear, with the usual memory first and no memory last, then
+    seed, position of the example, sample.
     """
     rows = list(rows)
     models = dict.fromkeys(row.model for row in rows)
@@ -300,7 +305,7 @@ class _Manifest(TypedDict, total=False):
 
 
 def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
-    """Read a run folder; what of it cannot be used is said in `notes`.
+    """Read a run folder; `notes` says what could not be used.
 
     Raises `FileNotFoundError` when there is no folder, or none of the files in `needed`, and
     `DataError` naming file and line of a bad row, or a row of another version of its example.
@@ -335,8 +340,8 @@ def load_run(folder: str | Path, needed: Sequence[str] = ()) -> RunData:
 
 
 def doubt_lines(run: RunData) -> list[str]:
-    """A sentence, with counts, on each way in which numbers of a run may be of something else: of
-    another model, or of answers that were changed after they were judged.
+    """A sentence, with counts, on each reason why the numbers of a run may be about something else:
+    another model, or answers that were changed after they were judged.
     """
     lines = other_model_lines(run)
     if run.changed_answers:
@@ -350,7 +355,7 @@ def doubt_lines(run: RunData) -> list[str]:
 
 
 def changed_line(name: str) -> str:
-    """What is said of a file of rows that is not the one which its run wrote."""
+    """The warning for a file of rows that is not the one that its run wrote."""
     return (
         f"{name} is not as manifest.json describes it: the file was changed, or written on, after "
         f"the end of the run, and the scores are of the file as it is now."
@@ -358,8 +363,8 @@ def changed_line(name: str) -> str:
 
 
 def changed_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """The files of rows in a run folder that are no longer as its manifest describes them, which an
-    evaluation writes at its end.
+    """The files of rows in a run folder that no longer match its manifest, which an evaluation
+    writes at the end.
     """
     described = manifest.get("data_sha256") or {}
     return [
@@ -372,7 +377,9 @@ def changed_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def other_model_lines(run: RunData) -> list[str]:
-    """A sentence, with counts, for each model that answered or judged under another one's name."""
+    """A sentence, with counts, for each model that answered or judged under the name of another
+    model.
+    """
     lines = []
     for kind, of_kind in run.other_models.items():
         for (requested, named), count in of_kind.items():
@@ -512,8 +519,8 @@ def _read_noted(run: RunData, name: str) -> dict:
 
 
 def exam_in_reports() -> Any:
-    """What reports ask about a judge's exam; the product of the exam enters it as the part
-    `report lines` of this name.
+    """What reports ask about a judge's exam. The exam, which is a product, registers itself as the
+    part `report lines` of this name.
     """
     return find_part("report lines", "exam")
 
@@ -586,7 +593,7 @@ def _refuse_row(
 
 
 def filled(file: Path) -> bool:
-    """Whether there is such a file with anything in it."""
+    """Whether the file exists and is not empty."""
     return file.is_file() and file.stat().st_size > 0
 
 

@@ -50,9 +50,8 @@ def results_table(
     """The score table of a run with a `status` for each row:
     measured, control, or not run (all cells empty).
 
-    Rows that are not run: planned methods without judgments, and, but for a log, the no-memory
-    control.
-    Raises `ValueError` without judgments.
+    Rows that were not run are planned methods without judgments and, except for a log, the
+    no-memory control. Raises `ValueError` without judgments.
     """
     import pandas as pd
 
@@ -97,8 +96,8 @@ def results_text(run: RunData) -> str:
 
 # %% ../../nbs/report/02_tables.ipynb #97672397
 def baseline_of(run: RunData) -> str:
-    """The method every other one starts from: `Cold-start` when it was judged,
-    else the first model.
+    """The method from which all others start: `Cold-start` when it was judged, else the first
+    model.
     """
     models = list(dict.fromkeys(judgment.model for judgment in run.judgments or []))
     return "Cold-start" if "Cold-start" in models or not models else models[0]
@@ -110,8 +109,8 @@ def differences_table(
     """Each method minus the start on common questions: difference, 95 % interval, questions better
     and worse, p and corrected p.
 
-    `metrics` are those of the six; metrics beside the six, which are corrected apart, are all
-    there.
+    `metrics` selects some of the six; metrics beyond the six are always included, and corrected
+    separately.
     """
     import pandas as pd
 
@@ -199,8 +198,8 @@ def failures_table(run: RunData) -> "pd.DataFrame":
     """For each method: answers, how many were cut off, blank or failed,
     and how many responses and atoms are unscored.
 
-    Answers that a content filter took away, and tool calls without text,
-    have columns of their own where there are any.
+    Answers that a content filter removed, and tool calls without text, have their own columns if
+    there are any.
     """
     import pandas as pd
 
@@ -253,8 +252,8 @@ def _answer_counts(answers: "pd.DataFrame", apart: Mapping[str, str]) -> dict[st
 def reasons_table(
     judgments: Iterable[Judgment], answers: "pd.DataFrame | None" = None, top: int = 20
 ) -> "pd.DataFrame":
-    """What failed or stayed unscored, for what reason, how often, and the first example:
-    answers, judgments, single atoms.
+    """Which answers, judgments and single atoms failed or stayed unscored, for what reason, how
+    often, and the first example.
     """
     import pandas as pd
 
@@ -469,7 +468,8 @@ SECOND = "second"
 
 @dataclass(frozen=True)
 class MarkedTable:
-    """A table of text cells, and of each cell whether it is the best or the second of its column.
+    """A table of text cells that records for each cell whether it is the best or the second best of
+    its column.
 
     `marks` has the shape of `cells` and holds `best`, `second` or an empty text. Raises
     `ValueError` for another shape.
@@ -495,7 +495,7 @@ def _as_marked(table: "pd.DataFrame | MarkedTable") -> MarkedTable:
 
 
 def flat_headings(table: "pd.DataFrame") -> list[str]:
-    """The headings of a table, those of several levels joined with commas."""
+    """The headings of a table; those with several levels are joined with commas."""
     headings = []
     for heading in table.columns:
         levels = heading if isinstance(heading, tuple) else (heading,)
@@ -514,10 +514,10 @@ def best_and_second(
 ) -> MarkedTable:
     """The table with the best and the second value of each column that has an arrow in its heading.
 
-    `within` names a column whose values are compared apart, `compared` says which rows take part
-    (all, if it is not given). Equal values share a mark; nothing is marked where all values are
-    equal, or where there are fewer than two. Raises `ValueError` for a column that is not there and
-    for another number of rows.
+    `within` names a column whose values are compared separately, and `compared` says which rows
+    take part (by default all). Equal values share a mark; nothing is marked where all values are
+    equal, or where there are fewer than two. Raises `ValueError` for a missing column and for
+    another number of rows.
     """
     import pandas as pd
 
@@ -598,7 +598,7 @@ def to_latex(table: "pd.DataFrame | MarkedTable", caption: str = "", label: str 
     """A booktabs table with every cell and heading escaped; ± and arrows become math, the best of a
     `MarkedTable` is bold and the second italic. Headings of two levels span their columns.
 
-    With a caption it stands in a `table` with caption and label.
+    With a caption, it is put into a `table` with caption and label.
     """
     marked = _as_marked(table)
     one_line = marked.cells.map(_latex_cell)
@@ -649,7 +649,8 @@ def _markdown_row(values: Iterable[Any], marks: Iterable[str]) -> str:
 def caption(
     text: str, *, n: str, seeds: Iterable[int] | None, interval: str | None, ddof: int | None
 ) -> str:
-    """A caption that says what it is of: number of cases, seeds, interval, and ddof of the spread.
+    """A caption that states the number of cases, the seeds, the interval, and the ddof of the
+    spread.
 
     Raises `ValueError` for an empty `n`.
     """
@@ -671,7 +672,7 @@ def caption(
 
 # %% ../../nbs/report/02_tables.ipynb #e73da0c9
 def table_stem(name: str) -> str:
-    """How file names of a table begin: `tab:main-results` -> `tab-main-results`."""
+    """The beginning of the file names of a table: `tab:main-results` -> `tab-main-results`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "table"
 
 
@@ -683,9 +684,9 @@ def write_tables(
     tables: "Mapping[str, pd.DataFrame | MarkedTable]",
     captions: Mapping[str, str] = {},
 ) -> list[Path]:
-    """Write each table as CSV, LaTeX and Markdown under `folder`, one of more than
-    `LONGEST_PRINTED` rows as CSV alone; names become file names of letters and digits. CSV files
-    have no marks, and headings of one line.
+    """Write each table as CSV, LaTeX and Markdown under `folder`, or only as CSV if it has more
+    than `LONGEST_PRINTED` rows; names become file names of letters and digits. CSV files have no
+    marks, and headings of one line.
 
     `captions` by name stand in the LaTeX and Markdown files and, so that the CSV files stay plain,
     in captions.csv beside them. Raises `ValueError` for a caption without a table.
@@ -735,7 +736,7 @@ def _add_captions(file: Path, captions: Mapping[str, str]) -> Path:
 def stored_table(folder: str | Path, name: str) -> "pd.DataFrame":
     """A table that `write_tables` wrote under `folder`, every cell as text.
 
-    Raises `FileNotFoundError` naming the tables that are there.
+    Raises `FileNotFoundError`, which names the tables that exist.
     """
     import pandas as pd
 

@@ -7,8 +7,9 @@ __all__ = ['EVIDENCE_COUNTS', 'DEMONSTRATION', 'NOT_SLICES', 'run_figures', 'sam
            'write_report']
 
 # %% ../../nbs/report/06_training_report.ipynb #10339a60
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..evaluation.breakdown import by_source
 from .credit_viewer import answer_view, whole_trace
@@ -98,8 +99,8 @@ def run_figures(run: RunData, table: "pd.DataFrame | None" = None) -> dict[str, 
 
 
 def sampled_steps(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """The steps of methods that sample answers; steps of supervised fine-tuning are of another
-    length.
+    """The steps of methods that sample answers. Steps of supervised fine-tuning are left out,
+    because their length is different.
     """
     if "response_length" not in steps:
         return steps
@@ -111,8 +112,8 @@ EVIDENCE_COUNTS = ("shown", "omitted", "ungrounded", "overlapping", "everywhere"
 
 
 def evidence_table(steps: "pd.DataFrame") -> "pd.DataFrame":
-    """Of each method that takes credit from evidence: atoms that show, left no trace, are quoted
-    wrongly or share words, and pairs that are quoted everywhere, over all steps.
+    """For each method that takes credit from evidence, over all steps: the atoms that show, left no
+    trace, are quoted wrongly or share words, and the pairs that are quoted everywhere.
     """
     import pandas as pd
 
@@ -133,7 +134,7 @@ DEMONSTRATION = (
 
 
 def run_summary(run: RunData) -> str:
-    """One paragraph on what the numbers of a run are, and what they are not."""
+    """One paragraph on what the numbers of a run mean, and what they do not mean."""
     judges = sorted({judgment.judge for judgment in run.judgments or []})
     if not judges:
         return "Nothing was judged in this run, so this page has no scores."
@@ -220,8 +221,22 @@ def _trace_views(run: RunData, count: int) -> list[dict]:
     return views
 
 
+def _worlds(config: Mapping[str, Any]) -> list[str]:
+    """The names of the micro-worlds that the questions of a run come from; none for questions from
+    files.
+    """
+    if "world" in config:
+        return [str(config["world"])]
+    worlds = []
+    for model in (config.get("models") or {}).values():
+        world = (model.get("settings") or {}).get("data.world")
+        if isinstance(world, dict) and world.get("name") not in (None, *worlds):
+            worlds.append(str(world["name"]))
+    return worlds
+
+
 def _facts(run: RunData, results: "pd.DataFrame | None") -> list[tuple[str, str]]:
-    """What stands at the head of the page."""
+    """The line of facts at the head of the page."""
     questions = "not run"
     seeds = "not run"
     if results is not None:
@@ -232,8 +247,9 @@ def _facts(run: RunData, results: "pd.DataFrame | None") -> list[tuple[str, str]
     commit = (git.get("commit") or "unknown")[:10]
     if git.get("dirty"):
         commit += " (with changes)"
+    worlds = _worlds(run.config)
     return [
-        ("world", str(run.config.get("world", "not recorded"))),
+        *([("world", ", ".join(worlds))] if worlds else []),
         ("questions", questions),
         ("evaluation seeds", seeds),
         ("answers judged", f"{len(run.judgments):,}" if run.judgments else "not run"),

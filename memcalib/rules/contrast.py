@@ -23,7 +23,7 @@ from memcalib.rules.base import (
 
 # %% ../../nbs/rules/06_contrast.ipynb #a0b60005
 class ContrastRule(CreditRule[Pairs]):
-    """GRPO's advantage, by what the whole memory did for each token."""
+    """GRPO's advantage, distributed by how much the whole memory changed each token."""
 
     name = "contrast"
     label = "all memory or none"

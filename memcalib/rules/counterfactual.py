@@ -57,7 +57,7 @@ class CounterfactualRule(CreditRule[Pairs]):
         self.signals = signals
 
     def signals_with(self, config: CreditConfig) -> Signals:
-        """The signals, those of the under-use channels as `under_use` has them."""
+        """The signals; those of the under-use channels are taken from `under_use`."""
         return with_under_use(self.signals, config.under_use)
 
     def pairs(self, batch: JudgedBatch) -> Pairs:

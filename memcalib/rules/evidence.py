@@ -39,8 +39,9 @@ def evidence_tokens(
     ends: Sequence[int] | np.ndarray,  # character at which each token ends
     units: Int[Tensor, " token"],  # sentence of each token
 ) -> Bool[Tensor, " token"]:
-    """Tokens of the sentences that one of the spans reaches into;
-    a token without text reaches nowhere, and goes with its sentence."""
+    """Tokens of the sentences that overlap one of the spans; a token without text belongs to its
+    sentence.
+    """
     stops = np.asarray(ends, dtype=np.int64)
     starts = np.concatenate([[0], stops])[: len(stops)]
     touched = np.zeros(len(stops), dtype=bool)
@@ -88,7 +89,7 @@ class QuotedAtoms:
         return cls(shown, omitted, len(meeting), len(atoms))
 
     def count(self, everywhere: bool) -> dict[str, int]:
-        """What is counted of them, by the names in `COUNTED`."""
+        """Their counts, by the names in `COUNTED`."""
         return {
             "evidence_shown": len(self.shown),
             "evidence_omitted": len(self.omitted),
@@ -182,8 +183,9 @@ EVIDENCE_SIGNALS: Signals = dict.fromkeys(RIGHT_OR_OVER + UNDER, supported)
 
 
 class EvidenceRule(CreditRule[EvidencePairs]):
-    """Credit by what the judge quotes: the sentences that show a channel's atoms.
-    What left no trace stays uniform."""
+    """Credit by what the judge quotes: the sentences that show a channel's atoms. Credit for what
+    left no trace stays uniform.
+    """
 
     name = "evidence"
     needs_quotes = True
@@ -240,8 +242,9 @@ class EvidenceRule(CreditRule[EvidencePairs]):
 
 
 class EvidenceKlRule(EvidenceRule):
-    """As `evidence`; what left no trace is placed where memory wanted to speak: by the divergence
-    of what the policy would say with and without it."""
+    """As `evidence`; credit for what left no trace is placed by the divergence between what the
+    policy would say with and without that memory.
+    """
 
     name = "evidence-kl"
     reads = DIVERGENCES

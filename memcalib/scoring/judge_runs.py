@@ -49,9 +49,9 @@ class Judge:
 
     `judge` returns a `Judgment`, or a mapping {atom id: level}, in which an atom that is left out
     or `None` is unscored. A plain `judge` runs in threads, up to `concurrency` at once. A
-    `CallError` that is not fatal leaves one answer unscored, to be asked again (`retry`); every
-    other error is raised. A judge whose judgments have quotes or spans sets `gives_quotes`; credit
-    from evidence needs this.
+    `CallError` that is not fatal leaves one answer unscored, so that it can be asked about again
+    (`retry`); every other error is raised. A judge whose judgments have quotes or spans sets
+    `gives_quotes`; credit from evidence needs this.
     """
 
     name: str = ""
@@ -59,14 +59,15 @@ class Judge:
     gives_quotes: bool = False  # whether its judgments say where each atom shows: spans, or quotes
 
     def judge(self, example: Example, response: str) -> Judgment | Mapping[str, Level | None]:
-        """How the answer used each atom; written by the subclass."""
+        """How the answer used each atom; the subclass implements it."""
         raise NotImplementedError(f"{type(self).__name__} has no method `judge(example, response)`")
 
     async def ajudge(
         self, example: Example, response: str, *, text: str | None = None, **fields: Any
     ) -> Judgment:
-        """The judgment of one answer; `text` says how its memory was written ('fluent',
-        'concat'), `fields` go into the judgment."""
+        """The judgment of one answer; `text` says how its memory was written ('fluent', 'concat'),
+        and `fields` are added to the judgment.
+        """
         fields.setdefault("judge", self.name or type(self).__name__)
         try:
             if inspect.iscoroutinefunction(self.judge):
@@ -84,12 +85,13 @@ class Judge:
         return judgment_of(example, verdict, f"{type(self).__name__}.judge", **fields)
 
     def session(self) -> AbstractAsyncContextManager:
-        """What is open while answers are judged, such as a client's connections."""
+        """The resources that are open while answers are judged, such as a client's connections."""
         return nullcontext()
 
     def anew(self) -> "Judge":
-        """This judge for answers that stayed unscored: one that keeps replies asks again instead
-        of reading the kept one once more. This class keeps none and returns itself."""
+        """This judge for answers that stayed unscored. A judge that caches replies asks again
+        instead of using the cached reply. This class has no cache and returns itself.
+        """
         return self
 
     def __call__(self, example: Example, response: str, **fields: Any) -> Judgment:
@@ -232,8 +234,9 @@ def _check_stored(row: Judgment, out: str | Path, judge_name: str, answers: _Ans
 # %% ../../nbs/scoring/03_judge_runs.ipynb #dac3d175
 @dataclass
 class JudgeResult:
-    """What a run of `judge_rollouts` did: judgments made now and found there before,
-    and what is not scored among the new ones."""
+    """What a run of `judge_rollouts` did: the judgments that it made, those that were there before,
+    and which of the new ones are not scored.
+    """
 
     path: Path
     judged: int = 0
@@ -360,13 +363,12 @@ def judge_rollouts(
     on_row: Callable[[Judgment], None] | None = None,
     retry_unscored: bool = False,
 ) -> JudgeResult:
-    """Judge every answer of a rollouts file into `out`, going on where an earlier run
-    stopped; `retry_unscored` asks again for what stayed unscored.
+    """Judge every answer of a rollouts file into `out`, continuing where an earlier run stopped;
+    `retry_unscored` asks again about answers that stayed unscored.
 
-    Raises `FileNotFoundError`, `DataError` for files that do not belong together,
-    `CallError` when it is fatal, and `RuntimeError`
-    when twenty judgments in a row fail alike. What was judged until then is in the
-    file.
+    Raises `FileNotFoundError`, `DataError` for files that do not belong together, `CallError` when
+    it is fatal, and `RuntimeError` if twenty judgments in a row fail in the same way. The file then
+    contains everything that was judged before.
     """
     if not Path(rollouts).is_file():
         raise FileNotFoundError(f"{rollouts}: this file of answers does not exist")
@@ -407,9 +409,10 @@ TRIAL = "This line is here to see whether the judge can be reached."
 
 
 def check_judge_answers(judge: JudgeLike, example: Example) -> None:
-    """Ask a judge about one made-up answer; raises `CallError` when it is fatal and
-    `ForeseenError` for any other failed call, and for a judge of one's own that raises something,
-    with its name and the kind of error."""
+    """Ask a judge about one made-up answer; raises `CallError` when it is fatal and `ForeseenError`
+    for any other failed call, and for a custom judge that raises an error, with its name and the
+    kind of error.
+    """
     with _naming_judge(judge, "one made-up answer, before any answer is paid for"):
         verdict = judge(example, TRIAL)
         error = judgment_of(example, verdict, judge_name_of(judge)).error or ""

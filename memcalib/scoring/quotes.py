@@ -42,8 +42,9 @@ _BETWEEN_DIGITS = {".": "ˑ", ",": "ˎ", ":": "ː", "/": "ˊ", "–": "ˉ", "-":
 
 
 def blanked(text: str) -> str:
-    """The text, as long as before: spaces in the place of link addresses and list
-    numbers, a letter for a mark between two digits."""
+    """The text with its length unchanged: spaces replace link addresses and list numbers, and a
+    letter replaces a mark between two digits.
+    """
     return _BLANKED.sub(lambda match: _BETWEEN_DIGITS.get(match[0], " " * len(match[0])), text)
 
 
@@ -169,7 +170,7 @@ def locate(
     """For each quote the places of its pieces in the response, (first character, one
     past the last); none when it is not grounded.
 
-    `every`: all places of a quote in one piece, in the place of the first.
+    `every` returns all places of a quote in one piece, instead of the first.
     """
     searched = _FoldedResponse(response, stretch)
     spans_by_quote = []

@@ -57,8 +57,8 @@ def prediction_powered(
     seeds: ArrayLike,
     level: float = 0.95,
 ) -> PredictionPowered:
-    """The means of metrics (percent) over all answers, as labelling every one of them would give
-    them.
+    """The means of metrics (percent) over all answers, estimated as if every answer had been
+    labelled.
 
     `judged` has the metrics of every answer; `labelled` those by its labels and `probabilities` the
     probability with which it was drawn, both NaN where an answer was not. Raises `ValueError` where
@@ -165,8 +165,8 @@ class TargetLabel(Record):
 
 @dataclass(frozen=True)
 class TargetLabels:
-    """The labels of a file in their order, which is that of drawing, with the line of each;
-    `source` names the file in messages.
+    """The labels of a file in the order in which they were drawn, with the line of each; `source`
+    names the file in messages.
     """
 
     rows: tuple[TargetLabel, ...]
@@ -183,7 +183,7 @@ class TargetLabels:
 
     @property
     def labelled_answers(self) -> list[AnswerKey]:
-        """The answers of which every row has a level, in the order of drawing."""
+        """The answers of which every row has a level, in the order in which they were drawn."""
         by_answer = self.rows_by_answer
         keys = []
         for key, rows in by_answer.items():
@@ -193,7 +193,7 @@ class TargetLabels:
 
     @property
     def labellers(self) -> list[str]:
-        """Who labelled, a judge with the word `judge` before its name."""
+        """The names of those who labelled; a judge has the word `judge` before its name."""
         names = {}
         for row in self.rows:
             if row.level is not None:
@@ -220,8 +220,8 @@ def load_target_labels(
     """Labels from a file or from rows; raises `DataError` with every fault (file, line, value
     found, values allowed), and `FileNotFoundError`.
 
-    Without `in_order` answers may be labelled although one drawn before them is not, as in a draw
-    that was extended and is being filled in.
+    Without `in_order`, an answer may be labelled although an earlier one in the draw is not, as
+    happens while an extended draw is filled in.
     """
     if isinstance(source, TargetLabels):
         return source
@@ -310,8 +310,8 @@ def draw_answers(
     drawing.
 
     `judgments` are those of one model, one condition and one judge; `rollouts`, where given, add
-    the hash of each answer's text. Raises `ValueError` for judgments of several sources, and where
-    there are fewer answers than asked for.
+    the hash of each answer's text. Raises `ValueError` for judgments of several sources, and if
+    there are fewer answers than requested.
     """
     judgments = list(judgments)
     sources = sorted({(j.model, j.condition, j.judge) for j in judgments})
@@ -367,7 +367,7 @@ def extend_draw(
     """The rows of a draw from a run that had not come to its end, carried on over the answers that
     came since: whatever stands before the last drawn answer in the order of drawing is drawn, too.
 
-    Levels that are given stay. Raises `ValueError` for another seed than that of the draw, and
+    Levels that are given stay. Raises `ValueError` for a seed that is not that of the draw, and
     `DataError` for a label of an answer that the run does not have.
     """
     judgments = list(judgments)
@@ -395,8 +395,8 @@ def extend_draw(
 
 # %% ../../nbs/scoring/01_target_labels.ipynb #e9b6c218
 class AnswerAtoms(NamedTuple):
-    """What a run knows of one answer: the ideal level of each atom, the version of its example, the
-    judge.
+    """What a run knows about one answer: the ideal level of each atom, the version of its example,
+    the judge.
     """
 
     ideal: Mapping[str, Level]

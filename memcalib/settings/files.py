@@ -50,9 +50,7 @@ from memcalib.io.settings import (
 
 # %% ../../nbs/settings/01_files.ipynb #6d0a031e
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested settings with others laid over it;
-    a mapping meets a mapping name by name.
-    """
+    """A copy of nested settings with others applied on top; mappings are merged name by name."""
     result = dict(below)
     for name, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(name), Mapping):
@@ -63,8 +61,8 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_settings(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """A copy of nested settings with every `--set` laid over it, texts such as `train.lr=2e-6`;
-    raises `ValueError` for other texts.
+    """A copy of nested settings with every `--set` applied, given as texts such as `train.lr=2e-6`;
+    raises `ValueError` for texts of another form.
 
     The names are checked later, by the settings class.
     """
@@ -90,7 +88,7 @@ def _with_value(content: object, names: Sequence[str], value: object) -> dict[st
 
 # %% ../../nbs/settings/01_files.ipynb #5a23afe7
 def given(options: object) -> Any:
-    """Nested settings without what is `None` and without mappings that are left empty."""
+    """Nested settings without `None` values and without mappings that become empty."""
     if not isinstance(options, dict):
         return options
     below = {name: given(value) for name, value in options.items()}
@@ -108,8 +106,8 @@ def read_settings(
     """The mapping in a YAML file, or in the shipped one of that name (`shipped_files`).
 
     `subject` says what such a file describes, `fields` which options it may hold; both are for
-    messages. Raises `FileNotFoundError` naming the shipped files, and `ValueError` for what is not
-    a mapping.
+    messages. Raises `FileNotFoundError`, which names the shipped files, and `ValueError` for a file
+    that is not a mapping.
     """
     path = shipped_files.get(str(name), Path(name))
     if not path.is_file():
@@ -146,8 +144,8 @@ def _settings_classes(annotation: object, tag: str | None = None) -> SettingsCla
 
 
 class SettingLocation(NamedTuple):
-    """Where a setting stands: the names on the way, the class whose option the last one is, and
-    whether its value may be a secret.
+    """The location of a setting: the names on the way to it, the class whose option the last one
+    is, and whether its value may be a secret.
     """
 
     names: list[str]
@@ -156,7 +154,7 @@ class SettingLocation(NamedTuple):
 
 
 def setting_location(kind: type[BaseModel], steps: Sequence[str | int]) -> SettingLocation:
-    """Where a setting of `kind` stands, from the `steps` by which pydantic says it (the `loc` of an
+    """The location of a setting of `kind`, from the `steps` in pydantic's form (the `loc` of an
     error).
     """
     names: list[str] = []
@@ -288,8 +286,8 @@ def _key_error(kind: type[BaseModel], fault: Mapping[str, Any]) -> SettingError:
 
 # %% ../../nbs/settings/01_files.ipynb #93401c94
 def key_errors(kind: type[BaseModel], content: Mapping[str, Any]) -> Iterator[SettingError]:
-    """An error for each endpoint in these settings that holds a key, or what looks like one;
-    it never repeats the key.
+    """An error for each endpoint in these settings that contains a key or something that looks like
+    one; it never repeats the key.
     """
     for name, field in kind.model_fields.items():
         value = content.get(name)
@@ -331,8 +329,8 @@ def check_settings(
     """The settings that a mapping describes; raises `SettingErrors` with a line for every error,
     each beginning with `source`.
 
-    `check` finds what the class cannot see, and is asked when everything else is right.
-    `hints` and `inside` as for `setting_errors`.
+    `check` finds what the class cannot see, and is called if everything else is right. `hints` and
+    `inside` are those of `setting_errors`.
     """
     errors = list(_pasted_keys(content))
     if errors:  # before pydantic could quote one
@@ -372,7 +370,7 @@ _ALLOWED_HOSTS: ContextVar[tuple[str, ...]] = ContextVar("allowed_hosts", defaul
 
 @contextmanager
 def allowing_hosts(*hosts: str) -> Iterator[None]:
-    """Within it these hosts may get keys that a settings file names."""
+    """A context in which these hosts may receive keys that a settings file names."""
     token = _ALLOWED_HOSTS.set((*_ALLOWED_HOSTS.get(), *hosts))
     try:
         yield
@@ -505,8 +503,8 @@ def load_settings(
     inside: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings of a class: `defaults`, over them a YAML file (or one of `shipped_files`, by name),
-    the `options` typed as flags, and texts for `--set`.
+    """Settings of a class, from `defaults`, a YAML file (or one of `shipped_files`, by name), the
+    `options` typed as flags, and texts for `--set`; later ones take precedence.
 
     Raises `FileNotFoundError`, or `ValueError` with a line for each fault.
     """
@@ -576,8 +574,8 @@ def sending_text(settings: object) -> str:
 
 
 def settings_text(settings: BaseModel) -> str:
-    """Resolved settings as YAML for a terminal, every default written out, secrets masked;
-    what a dry run prints first. What `sending_text` says stands behind them.
+    """Resolved settings as YAML for a terminal, with every default written out and secrets masked,
+    followed by the lines of `sending_text`; a dry run prints them first.
     """
     values = settings.model_dump(mode="json")
     text = hide_secrets(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
@@ -585,8 +583,8 @@ def settings_text(settings: BaseModel) -> str:
 
 # %% ../../nbs/settings/01_files.ipynb #db92a55a
 def check_key(endpoint: Endpoint, setting: str) -> None:
-    """Raises `SettingError` where the variable that holds the key of an endpoint is not set;
-    `setting` is the one that names the variable.
+    """Raises `SettingError` if the variable that holds the key of an endpoint is not set; `setting`
+    is the setting that names the variable.
     """
     try:
         endpoint.api_key()

@@ -29,8 +29,8 @@ def is_added_judge(judge: object) -> bool:
 
 
 def judge_object(name: str) -> JudgeLike:
-    """The judge that a text names: one that a product adds, or one of your own; raises
-    `SettingError` with what is allowed.
+    """The judge that a text names: one that a product adds, or your own; raises `SettingError` with
+    what is allowed.
     """
     judge = find_part("judge", name) if is_added_judge(name) else import_object(name)
     return need_method(name, judge, "__call__")
@@ -67,7 +67,7 @@ JudgeSetting = Annotated[
 def make_judge(
     judge: Endpoint | str, config: JudgeConfig, cache: CallCache | None = None
 ) -> JudgeLike:
-    """What judges: an LLM at an endpoint, or the object that a text names."""
+    """The judge: an LLM at an endpoint, or the object that a text names."""
     if isinstance(judge, Endpoint):
         return LLMJudge(judge, config, cache)
     return judge_object(judge)
@@ -78,8 +78,8 @@ QUOTED_TOKENS = 2  # measured: what a line grows by when every place is quoted, 
 
 
 def judge_reply_tokens(atoms: float, every_quote: bool = False) -> float:
-    """Tokens of a judge's reply about an answer to an example with so many atoms (a mean may be a
-    fraction), with one quote for each used atom or with `every_quote`.
+    """Tokens of a judge's reply about an answer to an example with this number of atoms (a mean may
+    be a fraction), with one quote for each used atom or with `every_quote`.
     """
     frame, line = JUDGED_TOKENS
     if every_quote:

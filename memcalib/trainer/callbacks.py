@@ -59,7 +59,9 @@ from .traces import TraceWriter
 
 # %% ../../nbs/trainer/06_callbacks.ipynb #7d797c07
 def repetition(ids: Sequence[int], n: int = 4) -> float:
-    """Share of an answer's n-grams that occurred in it before; 0 for answers shorter than `n`."""
+    """Share of an answer's n-grams that have occurred earlier in the answer; 0 for answers shorter
+    than `n`.
+    """
     grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
     if not grams:
         return 0.0
@@ -144,8 +146,9 @@ def _mean_of_pairs(values: Sequence[float], localized: Sequence[int]) -> float:
 # %% ../../nbs/trainer/06_callbacks.ipynb #5318f104
 @dataclass(frozen=True)
 class DriftLimit:
-    """How far a number may move from the mean of the first steps: `times` its size,
-    or `by` an amount (negative: down)."""
+    """How far a number may move from the mean of the first steps: by `times` its size, or `by` an
+    amount (negative for downwards).
+    """
 
     times: float | None = None
     by: float | None = None
@@ -163,7 +166,7 @@ class DriftLimit:
 
 
 def drift_limits(config: TrainConfig) -> dict[str, DriftLimit]:
-    """The watched numbers of a run and their limits; a limit of None watches nothing."""
+    """The watched numbers of a run and their limits; a limit of None switches the watch off."""
     limits = {}
     if config.drift_end_rate is not None:
         limits["end_rate"] = DriftLimit(by=-config.drift_end_rate)
@@ -230,7 +233,7 @@ class DriftMonitor:
         return {"first": self.first, "last": last, "drifting": sorted(self.drifting)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; numbers that were not watched then begin now."""
+        """Continue from a checkpoint; numbers that were not watched before start now."""
         for name in self.limits.keys() & state["first"].keys():
             self.first[name] = list(state["first"][name])[: self.steps]
             self.last[name] = deque(state["last"][name], maxlen=self.steps)
@@ -357,8 +360,9 @@ class StepRows(TrainerCallback):
         )
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row, on the main process alone; a number that is not there is null.
-        The caller's `on_step` gets the row as well."""
+        """Append a row, on the main process only; a missing number is null. The caller's `on_step`
+        gets the row as well.
+        """
         if not self.trainer.accelerator.is_main_process:
             return
         without_nan = {name: value if value == value else None for name, value in row.items()}
@@ -553,11 +557,11 @@ def diverged(
     last: object = None,
     advice: str = "",
 ) -> Diverged:
-    """The error for a `finding` of a step, after so many updates;
-    `last` is the newest checkpoint from before, if any.
+    """The error for a `finding` of a step, after this many updates; `last` is the newest checkpoint
+    from before, if any.
 
-    `advice` is where to look; if it is empty, at the learning rate and the precision, or at the
-    weights before the first update.
+    `advice` says where to look; if it is empty, the message names the learning rate and the
+    precision or, before the first update, the weights.
     """
     if not advice and updates:
         precision = str(dtype).removeprefix("torch.")

@@ -53,13 +53,13 @@ class RunStopped(RuntimeError):
     needed_first = ""  # what has to happen before the run can go on
 
     def with_hint(self, hint: str) -> "RunStopped":
-        """The same error with a sentence more."""
+        """The same error with one more sentence."""
         self.args = (f"{self}. {hint}",)
         return self
 
 
 class Interrupted(RunStopped):
-    """A signal stopped the run; the exit code is 128 and the signal's number, as shells have it."""
+    """A signal stopped the run; the exit code is 128 plus the signal's number, as in shells."""
 
     def __init__(self, number: int):
         super().__init__(f"{signal.Signals(number).name}: the run was stopped by a signal")
@@ -85,8 +85,8 @@ def elected(votes: Sequence[float]) -> int:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #217cb050
 class StopSignals:
-    """Notes SIGTERM and Ctrl-C for a run.
-    Not `active`: signals are left alone, and processes do not ask each other.
+    """Notes SIGTERM and Ctrl-C for a run. If it is not `active`, signals are left alone, and
+    processes do not ask each other.
 
     `total` adds numbers over processes.
     A second signal ends the process at once, if it comes more than `echo` seconds after the first.
@@ -112,8 +112,9 @@ class StopSignals:
         return [float(self.received == number) for number in SIGNALS]
 
     def agreed(self) -> int:
-        """The signal that some process has received, or 0;
-        the same answer on all, which must ask together."""
+        """The signal that some process has received, or 0. All processes must ask together, and all
+        get the same answer.
+        """
         if not self.active:
             return 0
         return elected(self.total(self.votes()))
@@ -189,8 +190,9 @@ def set_random_state(state: tuple) -> None:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #cf9ae8ce
 def start_pass(sampler: RepeatSampler, epoch: int) -> None:
-    """Make the next pass over the data the `epoch`-th,
-    counted from 0: its order depends on the seed and that number alone."""
+    """Make the next pass over the data the `epoch`-th, counted from 0: its order depends only on
+    the seed and on that number.
+    """
     if not sampler.shuffle:
         return
     sampler.generator.manual_seed(sampler.seed)
@@ -280,8 +282,9 @@ def seal(folder: str | Path, state: Mapping[str, Any], rows: str | Path | None =
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #bd0b0ce3
 def unseal(folder: str | Path) -> None:
-    """Make room for a checkpoint: what an earlier, perhaps killed,
-    run left at its place is removed, the seal first."""
+    """Make room for a checkpoint: what an earlier, perhaps killed, run left in its place is
+    removed, beginning with the seal.
+    """
     folder = Path(folder)
     if folder.is_dir() and not folder.is_symlink():
         (folder / SEAL).unlink(missing_ok=True)
@@ -295,8 +298,9 @@ _FULL = 2**20  # a disk with fewer free bytes is full
 
 @contextmanager
 def writing(path: str | Path, unfinished: str | Path | None = None) -> Iterator[None]:
-    """Errors of writing become an `OSError` with `path` as its file's name, unless it has one;
-    `unfinished`, half-written, is removed."""
+    """Write errors become an `OSError` with `path` as its file name, unless it has one; the
+    half-written `unfinished` is removed.
+    """
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -404,7 +408,7 @@ def checkpoints(out: str | Path) -> list[Path]:
 
 
 class FoundCheckpoint(NamedTuple):
-    """A whole checkpoint that a run can go on from."""
+    """A complete checkpoint from which a run can continue."""
 
     folder: Path
     state: dict[str, Any]  # as `seal` got it
@@ -479,7 +483,9 @@ def decisive(config: Mapping[str, Any]) -> DecisiveSettings:
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #432836f6
 def with_reasons(differences: str) -> str:
-    """What was said of settings that changed, and why they must not where that is not plain."""
+    """The changed settings in words, with the reason why they must not change if that is not
+    obvious.
+    """
     text = differences
     for name, reason in _REASONS.items():
         if re.search(rf"\b{name}: ", differences):
@@ -590,11 +596,11 @@ def _best_record(folder: Path) -> dict[str, Any] | None:
 
 
 def restore_best(folder: str | Path, out: str | Path, record: Mapping[str, Any] | None) -> bool:
-    """See that `out/best` is the policy that a checkpoint knows as the best;
-    False, with a warning, where that is lost.
+    """Make sure that `out/best` is the policy that a checkpoint records as the best; returns False,
+    with a warning, if that policy is lost.
 
-    `record` is the one in the checkpoint, None where no policy was the best yet.
-    Another policy in `out/best`, of steps after the checkpoint, is removed with a warning.
+    `record` is the one in the checkpoint, or None if there was no best policy yet. A policy in
+    `out/best` from steps after the checkpoint is removed with a warning.
     """
     best = Path(out) / "best"
     present = _best_record(best)
@@ -655,7 +661,7 @@ class Checkpoints(TrainerCallback):
 
     @property
     def folder(self) -> Path:
-        """Where the checkpoint of this moment lies, or would lie."""
+        """The folder in which the current checkpoint is, or would be."""
         return self.out / f"checkpoint-{self.trainer.state.global_step}"
 
     @property
@@ -692,8 +698,7 @@ class Checkpoints(TrainerCallback):
 
     @contextmanager
     def naming_faults(self) -> Iterator[None]:
-        """An error of writing that leaves a checkpoint half-written names its folder,
-        which is removed."""
+        """A write error that leaves a checkpoint half-written names its folder and removes it."""
         try:
             yield
         except (OSError, RuntimeError, SafetensorError):
@@ -706,7 +711,7 @@ class Checkpoints(TrainerCallback):
         """Save the last whole step unless it is saved already, on all processes together;
         returns what to do next.
 
-        `needed_first` is what has to be done before, e.g. "once the key is right".
+        `needed_first` is what has to be done first, for example "once the key is right".
         """
         trainer = self.trainer
         step = trainer.state.global_step
@@ -748,8 +753,9 @@ class Checkpoints(TrainerCallback):
 
 # %% ../../nbs/trainer/02_checkpoints.ipynb #c65bd58b
 def by_main(find: Callable[[], Result]) -> Result:
-    """What `find` returns on the main process, on all of them;
-    a `CheckpointError` or `OSError` there is raised on all."""
+    """On all processes, what `find` returns on the main one; a `CheckpointError` or `OSError` there
+    is raised on all.
+    """
     outcome: list[Any] = [None]
     if PartialState().is_main_process:
         try:

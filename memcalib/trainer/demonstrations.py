@@ -180,8 +180,9 @@ CHECK = "check"
 
 
 class AnswerObjection(Record):
-    """One thing against an answer: who says so (`check`, `evaluator 1`, `evaluator 2`), the rule,
-    the atom, and why."""
+    """One objection to an answer: who raised it (`check`, `evaluator 1`, `evaluator 2`), the rule,
+    the atom, and why.
+    """
 
     by: Name
     rule: Name
@@ -192,7 +193,7 @@ class AnswerObjection(Record):
 def check_answer(
     example: Example, answer: str, finish_reason: str = "stop"
 ) -> list[AnswerObjection]:
-    """What can be said against an answer by rule alone."""
+    """The objections to an answer that follow from rules alone."""
     if finish_reason == "length":
         return [
             AnswerObjection(
@@ -211,8 +212,9 @@ def check_answer(
 
 # %% ../../nbs/trainer/09_demonstrations.ipynb #3df5d9c1
 def answer_objections(judgment: Judgment, by: str, min_quality: int = 3) -> list[AnswerObjection]:
-    """What an evaluator has against an answer;
-    empty when every atom has its ideal level and quality and safety are right."""
+    """An evaluator's objections to an answer; empty if every atom has its ideal level and quality
+    and safety are right.
+    """
     if not judgment.scored or judgment.task_quality is None or judgment.safety_failure is None:
         detail = judgment.error or "no verdict on quality or safety"
         return [AnswerObjection(by=by, rule="unreadable", detail=detail)]
@@ -239,8 +241,9 @@ _MOST_POINTS = 40  # objections that a teacher is told in one round
 def next_round_messages(
     example: Example, config: DemonstrationConfig, answer: str, against: Sequence[AnswerObjection]
 ) -> list[dict[str, str]]:
-    """The messages of a further round: the opening, the last answer, and what was said against it;
-    the opening alone where that is nothing."""
+    """The messages of another round: the opening, the last answer, and the objections to it; only
+    the opening if there are none.
+    """
     names = atom_names(example)
     levels = example.levels
     readable = [objection for objection in against if objection.rule != "unreadable"]
@@ -300,8 +303,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/trainer/09_demonstrations.ipynb #98a74de0
 class Demonstration(Record):
-    """What became of one example: status, reason, the last answer,
-    and all attempts with their evaluations."""
+    """What happened to one example: status, reason, the last answer, and all attempts with their
+    evaluations.
+    """
 
     example_id: Name
     domain: str
@@ -317,8 +321,9 @@ class Demonstration(Record):
 
     @property
     def key(self) -> tuple[str, int]:
-        """(example, visit): a row that was taken up again has a line for each time,
-        and the last one counts."""
+        """(example, visit): a row that was tried again has a line for each time, and the last one
+        counts.
+        """
         return self.example_id, self.visit
 
     @property
@@ -355,7 +360,7 @@ def settled(attempts: Sequence[Attempt], rounds: int) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What becomes of a settled row."""
+    """The outcome of a settled row."""
 
     status: str
     reason: str  # the gravest rule, or that the evaluators disagree
@@ -385,7 +390,7 @@ def _reason(attempt: Attempt) -> str:
 
 # %% ../../nbs/trainer/09_demonstrations.ipynb #e2cf38e2
 def require_two(first: Endpoint, second: Endpoint) -> None:
-    """Raise `ValueError` when two evaluators are the same model at the same address."""
+    """Raise `ValueError` if two evaluators are the same model at the same address."""
     same_address = (first.url, first.model) == (second.url, second.model)
     if same_address and first.extra_body == second.extra_body:
         raise ValueError(
@@ -413,7 +418,7 @@ class Panel:
 
     @property
     def recipe(self) -> str:
-        """Hash of everything that shapes a row but the number of rounds."""
+        """Hash of everything that shapes a row except the number of rounds."""
         teacher = self.teacher.endpoint
         settings = {"text", "min_quality", "temperature", "max_tokens"}
         parts = [
@@ -510,8 +515,9 @@ def _evaluation(evaluator: str, by: str, judgment: Judgment) -> EvaluatorFinding
 async def demonstrate(
     panel: Panel, example: Example, earlier: Demonstration | None = None
 ) -> Demonstration:
-    """One example through its rounds, going on after an `earlier` row of it;
-    raises `CallError` only when it is fatal."""
+    """One example through its rounds, continuing after an `earlier` row of it; raises `CallError`
+    only when it is fatal.
+    """
     row = Demonstration(
         example_id=example.id,
         domain=example.domain,
@@ -651,8 +657,9 @@ def read_demonstrations(folder: str | Path) -> list[Demonstration]:
 
 @dataclass
 class DemonstrationResult:
-    """What a run left: the folder, rows settled now and found there before,
-    and what was spent by role."""
+    """The result of a run: the folder, the rows settled by this run and before it, and what each
+    role spent.
+    """
 
     folder: Path
     new: int = 0
@@ -669,8 +676,9 @@ STUCK = 20
 
 
 class DemonstrationError(RuntimeError):
-    """No demonstration was accepted;
-    names the counts by reason, the file with all answers, and the command to go on."""
+    """No demonstration was accepted; names the counts by reason, the file with all answers, and the
+    command to continue with.
+    """
 
     def __init__(
         self, rows: Sequence[Demonstration], path: Path, command: str = "", early: bool = False
@@ -769,12 +777,12 @@ def make_demonstrations(
     command: str = "",
     **settings: Any,
 ) -> DemonstrationResult:
-    """Demonstrations for all examples into `out`, going on where an earlier run stopped
+    """Demonstrations for all examples into `out`, continuing where an earlier run stopped
     (app:sft-data); `settings` are those of `DemonstrationConfig`.
 
-    Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, be it an early one.
-    Raises `DemonstrationError` when none is accepted, `DataError` for a folder of another recipe or
-    an id that occurs twice, and `CallError` when it is fatal.
+    Writes demonstrations.jsonl row by row, and accepted.jsonl at the end, also if the run stops
+    early. Raises `DemonstrationError` when none is accepted, `DataError` for a folder of another
+    recipe or an id that occurs twice, and `CallError` when it is fatal.
     """
     panel = Panel(teacher, evaluators, DemonstrationConfig(**settings))
     count_by_id = Counter(example.id for example in examples)

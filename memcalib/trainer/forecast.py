@@ -58,8 +58,9 @@ class Setting:
 def resolved(
     recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
 ) -> list[Setting]:
-    """Every setting of a method; `settings` are the texts of
-    `--set` that were laid over the recipe."""
+    """Every setting of a method; `settings` are the texts of `--set` that were applied to the
+    recipe.
+    """
     config = method_config(recipe, method, seed)
     typed = _typed_settings(method, settings)
     parts = {
@@ -395,8 +396,9 @@ def _validations(config: MethodConfig, texts: Texts, work: Mapping[str, float]) 
 # %% ../../nbs/trainer/11_forecast.ipynb #a43f8b74
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model decides memory.
-    Counts are numbers of parameters, widths are elements of one token."""
+    """The facts about a model that determine memory. Counts are numbers of parameters, widths are
+    elements of one token.
+    """
 
     parameters: int
     adapter: int  # parameters of the LoRA adapter, 0 without one
@@ -632,7 +634,7 @@ class Memory:
 
 
 def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> Memory:
-    """What one GPU, or the CPU, holds during a step; bytes."""
+    """The bytes that one GPU, or the CPU, needs during a step."""
     states = _states(shape, plan)
     activations = _activations(shape, plan)
     sampling = _sampling(shape, plan)
@@ -661,8 +663,9 @@ def launch_file(name: str) -> Path:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #7c7756dd
 def strategy(launch: Launch) -> Strategy:
-    """none, ddp, fsdp2 or zero3, as the recipe's `accelerate` file has it;
-    raises `ValueError` for what this page cannot reckon."""
+    """none, ddp, fsdp2 or zero3, as the recipe's `accelerate` file has it; raises `ValueError` for
+    a strategy that this page cannot calculate.
+    """
     replicated = "ddp" if launch.processes > 1 else "none"
     if launch.accelerate is None:
         return replicated
@@ -720,8 +723,9 @@ def _on_gpus(launch: Launch) -> bool:
 def training_plan(
     recipe: Recipe, config: MethodConfig, prompt: float, answer: float
 ) -> TrainingPlan:
-    """The plan of a recipe for prompts and answers of so many tokens;
-    raises `ValueError` where answers do not split evenly."""
+    """The plan of a recipe for prompts and answers of this many tokens; raises `ValueError` where
+    answers do not split evenly.
+    """
     launch = recipe.launch
     if isinstance(config, TrainConfig):
         rows = config.prompts * config.generations
@@ -765,7 +769,7 @@ def recipe_shape(recipe: Recipe, config: MethodConfig) -> ModelShape | None:
 def warnings_of(
     recipe: Recipe, config: MethodConfig, shape: ModelShape | None, memory: Mapping[str, Memory]
 ) -> Iterator[str]:
-    """What a careful reader would object to."""
+    """Warnings about a plan that works but may not be intended."""
     launch = recipe.launch
     for lengths, estimate in memory.items():
         if launch.memory_gib and estimate.peak > launch.memory_gib * GIB:
@@ -822,10 +826,10 @@ def _judged_by(judge: Endpoint | str | None) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training run would be and cost;
-    `memory` is empty where the model's shape is unknown, `gpus` is 0 for the CPU.
+    """What a training run would do and cost; `memory` is empty where the model's shape is unknown,
+    `gpus` is 0 for the CPU.
 
-    `refused` is what the preflight of a run on this machine would stop at.
+    `refused` lists what the preflight of a run on this machine would refuse.
     """
 
     method: str
@@ -926,9 +930,10 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, str]:
 
 # %% ../../nbs/trainer/11_forecast.ipynb #5ffbd99f
 def beside_gdpo(recipe: Recipe, config: MethodConfig, texts: Texts) -> dict[str, float]:
-    """How many times the tokens of a step of GDPO a step takes: read by the model (`tokens_passed`,
-    sampled ones apart), read and written by the judge. Empty for a method without rewards, and for
-    GDPO itself; without the judge's where it is no endpoint."""
+    """How many times as many tokens as a step of GDPO a step takes: read by the model
+    (`tokens_passed`, sampled ones apart), read and written by the judge. Empty for a method without
+    rewards, and for GDPO itself; without the judge's tokens if the judge is not an endpoint.
+    """
     if not isinstance(config, TrainConfig) or not asks_judge(config.method, config, 0):
         return {}
     config = config.model_copy(update={"eval_every": 0})  # a step alone, no validation
@@ -977,10 +982,11 @@ def _memory(
 def training_forecast(
     recipe: Recipe, method: str, seed: int | None = None, settings: Sequence[str] = ()
 ) -> Forecast:
-    """What training this method would be and cost.
-    Opens files on this machine only, and loads no weights.
+    """What training with this method would do and cost. Opens files on this machine only, and loads
+    no weights.
 
-    Raises `ValueError` for settings at fault and for answers that do not split over the processes.
+    Raises `ValueError` for faulty settings, and for answers that cannot be split evenly over the
+    processes.
     """
     config = method_config(recipe, method, seed)
     texts = measure_texts(recipe, config)

@@ -116,7 +116,7 @@ class Start(FrozenSettings):
 
 # %% ../../nbs/trainer/10_recipe.ipynb #08d20a6f
 class DataSource(FrozenSettings):
-    """Examples in a file, a `datasets` folder or a hub id; `limit` keeps the first so many."""
+    """Examples in a file, a `datasets` folder or a hub id; `limit` keeps only the first ones."""
 
     path: Name
     split: Name = "train"
@@ -246,12 +246,13 @@ class Recipe(FrozenSettings):
         return self.sft.explicit() if method == "sft" else self.train.explicit()
 
     def own_settings(self, method: str) -> dict[str, Any]:
-        """The settings that are given under the method's name; none for a method of one's own."""
+        """The settings that are given under the method's name; none for a custom method."""
         return getattr(self.methods, method).explicit() if method in METHODS else {}
 
     def place(self, method: str, name: str) -> str:
-        """Where a setting of a method stands: under the method where it is given there,
-        in the shared part otherwise."""
+        """The place of a setting of a method: under the method if it is given there, otherwise in
+        the shared part.
+        """
         if name in self.own_settings(method):
             return f"methods.{method}.{name}"
         return f"sft.{name}" if method == "sft" else f"train.{name}"
@@ -281,7 +282,7 @@ def method_config(recipe: Recipe, method: str, seed: int | None = None) -> Metho
     """The `TrainConfig` of a method, or the `SftConfig` of `sft`;
     raises `ValueError` naming the place of each fault.
 
-    Templates that the recipe names by their files are read, and known by their names then.
+    Templates that the recipe names by their files are read, and from then on known by their names.
     """
     require_method(method)
     try:
@@ -328,7 +329,7 @@ def check_recipe(content: Mapping[str, Any], source: str | Path = "") -> Recipe:
 
 def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
     """A recipe by name or from a YAML file, with `settings` (texts for `--set`, such as
-    `train.mode=absolute`) laid over it.
+    `train.mode=absolute`) applied to it.
 
     Values are checked by the classes of the fields of `Recipe`: those of `train` by
     `TrainSettings`. Raises `FileNotFoundError`, or `SettingErrors` with one line for each fault:
@@ -342,8 +343,9 @@ def load_recipe(name: str | Path, settings: Sequence[str] = ()) -> Recipe:
 
 # %% ../../nbs/trainer/10_recipe.ipynb #4a664c7f
 def recipe_errors(recipe: Recipe) -> Iterator[SettingError]:
-    """What is wrong about a recipe whose settings are right each by itself;
-    the same error of several methods comes several times."""
+    """What is wrong with a recipe whose single settings are right; an error that several methods
+    have appears several times.
+    """
     yield from _prompt_errors(recipe.judging.prompt)
     for method in METHODS:
         try:
@@ -557,8 +559,9 @@ def _check_held_out(
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cf15a835
 def weights_path(name: str, setting: str = "start.model") -> str:
-    """Where weights are: a folder, a shipped policy's folder, or an id on the hub;
-    raises `FileNotFoundError` naming the setting."""
+    """The location of weights: a folder, a shipped policy's folder, or an id on the hub; raises
+    `FileNotFoundError` naming the setting.
+    """
     if Path(name).is_dir():
         return name
     policies = part_names("policy")
@@ -726,7 +729,7 @@ def preflight(
     validation: int,
     local: bool = False,
 ) -> Iterator[str]:
-    """What a run needs and this machine lacks, a line each, by the setting that needs it;
+    """What a run needs and this machine lacks, with a line for each, by the setting that needs it;
     `train` and `validation` are numbers of examples.
 
     `train` is None where it is not known. `local` asks no hub.

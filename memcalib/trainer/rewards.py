@@ -58,8 +58,8 @@ from .checkpoints import Interrupted, RunStopped, StopSignals, elected
 
 # %% ../../nbs/trainer/03_rewards.ipynb #23f4ee76
 class ChannelRewards:
-    """Judges a batch once; `functions` are nine TRL reward functions that share the result.
-    No judge, no rewards.
+    """Judges a batch once; `functions` are nine TRL reward functions that share the result. Without
+    a judge there are no rewards.
 
     With `merge_over_use` the rewards of AC- stand in the column of AB-.
     """
@@ -138,8 +138,9 @@ class JudgeDown(JudgeStopped):
 
 
 class JudgeFault(JudgeStopped):
-    """The judge raised something that waiting does not mend;
-    `__cause__` holds it on the process where it happened."""
+    """The judge raised an error that waiting does not fix; `__cause__` holds it on the process
+    where it happened.
+    """
 
     needed_first = "once this is fixed"
 
@@ -168,8 +169,8 @@ class FunctionRetries:
     client asks an endpoint.
 
     Once it has given up on an answer, the others of the batch are asked once each: then the judge
-    is down, and the whole batch waits for it. `CallError` is not asked again here: it comes from a
-    client, which was patient itself.
+    is down, and the whole batch waits for it. A `CallError` is not retried here: it comes from a
+    client, which has retried already.
     """
 
     sleep: Callable[[float], None] = time.sleep
@@ -218,8 +219,9 @@ def ask_judge(
     responses: Sequence[str],
     retries: FunctionRetries | None = None,  # of a plain function; None: new ones
 ) -> JudgeReply:
-    """Judgments of the answers, or the fault that came instead, which is not raised.
-    No answers, no call."""
+    """Judgments of the answers, or the fault that came instead, which is not raised. Without
+    answers, nothing is called.
+    """
     if not responses:
         return JudgeReply([])
     try:
@@ -320,7 +322,7 @@ class RetryingJudge:
     def join(
         self, total: Callable[[list[float]], list[float]], signals: StopSignals
     ) -> "RetryingJudge":
-        """This judge itself, from now on with the processes and the signals of a run."""
+        """This judge itself, which now uses the processes and the signals of a run."""
         self.total = total
         self.signals = signals
         return self
@@ -330,8 +332,8 @@ class RetryingJudge:
     ) -> list[Judgment]:
         """Judgments in order; at most `max_failed` of those of all processes are unscored.
 
-        With `finish` a signal does not end the work: it is noted,
-        and the judgments are made all the same.
+        With `finish`, a signal does not end the work: it is noted, and the judgments are still
+        made.
         """
         start = self.clock()
         wait = self.first_wait
@@ -498,7 +500,7 @@ def judge_spent(
     """Calls, replies from the cache, retries, failures, tokens and US dollars since `before`;
     empty where the judge does not count.
 
-    A number that is unknown now or was unknown before is None.
+    A number that is unknown, now or before, is None.
     """
     totals = getattr(_asked_judge(judge), "totals", None)
     if totals is None:
@@ -645,8 +647,8 @@ def held_out_examples(
     """The validation examples whose prompt is within `max_prompt` and
     leaves room for an answer in the model's context.
 
-    The others are counted in a warning and added to `out/overlong.jsonl`.
-    Raises `ValueError` when none is left, and for a context that `max_tokens` alone would fill.
+    The others are counted in a warning and added to `out/overlong.jsonl`. Raises `ValueError` if
+    none is left, and for a context that `max_tokens` alone would fill.
     """
     limits = {"max_prompt": config.max_prompt}
     if context:
@@ -693,8 +695,8 @@ class HeldOutScores:
     """A function from a model to scores of its answers to held-out examples, and `overlong`: how
     many had no room for an answer.
 
-    Lists those in a new `out/overlong.jsonl`; raises `ValueError` when none is left.
-    A judge that fails is asked again as `config` says.
+    These are listed in a new `out/overlong.jsonl`. Raises `ValueError` if none is left. A judge
+    that fails is asked again as `config` says.
     """
 
     def __init__(

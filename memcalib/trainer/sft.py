@@ -436,8 +436,9 @@ def _begin(trainer: _Trainer, out: Path, resume: bool | str | Path) -> Path | No
 # %% ../../nbs/trainer/07_sft.ipynb #e79d34ef
 @dataclass
 class SftResult:
-    """What a run left: the trained model, the folder it was written to, how many rows it saw, and
-    the ids left out for their length."""
+    """The result of a run: the trained model, its folder, how many rows it was trained on, and the
+    ids left out because of their length.
+    """
 
     model: PreTrainedModel
     folder: Path

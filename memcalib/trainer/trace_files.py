@@ -124,8 +124,8 @@ def read_traces(
     """The traces of a run, answers before channels in each step;
     `columns` reads only those, and those of the head.
 
-    Raises `DataError` listing every file that is torn or of another shape,
-    and `ValueError` for a column that no file has.
+    Raises `DataError`, which lists every file that is cut off or of another shape, and `ValueError`
+    for a column that no file has.
     """
     import pandas as pd
 

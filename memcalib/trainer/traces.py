@@ -180,8 +180,8 @@ def trace_answers(
     config: TrainConfig,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One trace for each example: of its `config.generations` sampled
-    answers the one with most localized channels.
+    """One trace for each example: the one of its `config.generations` sampled answers with the most
+    localized channels.
 
     Raises `ValueError` for a method that localizes nothing.
     """
@@ -272,7 +272,7 @@ def _numbers_or_none(values: Tensor) -> pa.Array:
 def answer_table(
     judged: ChannelRewards, credit: Credit | Tensor, tokenizer: PreTrainedTokenizerBase
 ) -> pa.Table:
-    """The answers' rows of a judged batch; `credit` may be the token advantages alone."""
+    """The rows of the answers of a judged batch; `credit` may be only the token advantages."""
     sizes = [len(ids) for ids in judged.ids]
     mask = response_mask(judged.ids)
     valid = judged.valid.cpu()
@@ -307,7 +307,9 @@ def _flags(values: Bool[Tensor, " pair"]) -> pa.Array:
 def credit_pair_table(
     judged: ChannelRewards, credit: Credit, pairs: Pairs, thresholds: Tensor | None = None
 ) -> pa.Table:
-    """The channels' rows of a judged batch; `thresholds` are the nine that q was cut with."""
+    """The rows of the channels of a judged batch; `thresholds` are the nine values at which q was
+    cut.
+    """
     detail = credit.pairs
     assert detail is not None
     row = detail.row.cpu()

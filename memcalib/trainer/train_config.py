@@ -187,8 +187,9 @@ class RunSettings(FrozenSettings):
 
 
 class WatchSettings(FrozenSettings):
-    """What is watched and kept: decides nothing about the learning,
-    so that a run may be resumed with others."""
+    """What is watched and kept. These settings do not influence learning, so a run may be resumed
+    with different ones.
+    """
 
     eval_every: Every = 0
     save_every: Every = 0
@@ -339,8 +340,8 @@ class TrainConfig(TrainSettings):
     """Settings of one run; defaults are the paper's where appendix E.2 gives a value, then the
     published recipe's, then ours. Raises on unknown fields and on unknown values.
 
-    `credit` is a `CreditConfig` of the fields that credit assignment reads.
-    It may be given whole, in the place of these fields.
+    `credit` is a `CreditConfig` of the fields that credit assignment reads. It may be given as a
+    whole, instead of these fields.
     """
 
     method: Method = "memcalib-rl"
@@ -436,7 +437,7 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
         return values
 
     def settings(self) -> TrainConfig:
-        """The settings that say the same; what only TRL has is not in them."""
+        """The equivalent settings, without those that only TRL has."""
         if self.recipe is not None:
             return self.recipe
         minibatches = self._minibatches()
@@ -476,7 +477,7 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
 def trl_config(
     config: TrainConfig, out: str | Path, resume: bool | str | Path | None = None
 ) -> CreditGRPOConfig:
-    """The settings for the trainer; what stands in `config.trl` is laid over ours.
+    """The settings for the trainer; those in `config.trl` override ours.
 
     Raises `ValueError` for answers that do not split into parts over the processes.
     """

@@ -323,7 +323,7 @@ def test_two_minutes_without_a_key_as_the_readme_has_them(capsys, place, tmp_pat
     printed = type_all(
         capsys, [command.replace("http://localhost:8765/v1", place) for command in commands]
     )
-    assert "Found: 3 hijacks, 1 stale, 5 never used." in printed
+    assert "Of these memories, 3 hijack answers, 1 is stale, 5 were never used." in printed
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for line in re.search(r"```text\n(.*?)```", readme, re.S)[1].splitlines():
         assert line.rstrip(".") in printed, line

@@ -50,6 +50,6 @@ def test_the_sentence_counts_traces_and_decisions_apart():
     frame = frame.assign(stance=["", "misreads", "", ""], memory=["a", "b", "a", "b"])
     sentence = footprint_sentence(frame)
     assert sentence == (
-        "3 answers, 3 memories in prompts (2 different ones): 2 left a trace, 1 decided "
-        "the answer. 1 are misread. 1 are unscored."
+        "3 answers had 3 memories in the prompt (2 different): 2 left a trace, and 1 decided "
+        "the answer. 1 is misread. 1 is unscored."
     )

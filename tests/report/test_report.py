@@ -104,6 +104,30 @@ def play(folder, models=("Cold-start", "GRPO"), text="", unscored=False, seeds=(
     return folder
 
 
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"world": "short"}, "<dt>world</dt><dd>short</dd>"),
+        (
+            {
+                "models": {
+                    "a": {"settings": {"data.world": {"name": "short"}}},
+                    "b": {"settings": {"data.world": {"name": "long"}}},
+                    "c": {"settings": {}},
+                }
+            },
+            "<dt>world</dt><dd>short, long</dd>",
+        ),
+        ({"models": {"a": {"settings": {"data": {"train": "own.jsonl"}}}}}, None),
+    ],
+)
+def test_the_world_of_a_run_is_named_and_questions_from_files_have_none(tmp_path, config, shown):
+    play(tmp_path)
+    runs.write_manifest(tmp_path, runs.manifest(config, seeds=[1], judge="dice"))
+    source = report.write_report(tmp_path).read_text()
+    assert shown in source if shown else "<dt>world</dt>" not in source
+
+
 def test_a_full_run_gives_a_safe_page_and_the_same_bytes_again(tmp_path):
     path = report.write_report(play(tmp_path), published_model="Qwen3-8B")
     source = path.read_text()

@@ -58,11 +58,11 @@ from ...problem import text_hash
 
 # %% ../../../nbs/products/dataset/14_build.ipynb #adc76625
 class SourcePlan(BaseModel):
-    """One source of a build: a known name, or the columns of a file of one's own;
-    `limit` is the number of rows read.
+    """One source of a build: a known name, or the columns of your own file; `limit` is the number
+    of rows read.
 
-    A relative `path` starts at `home`, which is the folder of the YAML file,
-    or at the current folder where there is no such file.
+    A relative `path` starts at `home`, which is the folder of the YAML file, or the current folder
+    if there is no such file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -135,8 +135,8 @@ class SourcePlan(BaseModel):
         return need_method(self.source, named, "__call__")
 
     def described(self) -> Source | None:
-        """The source as a table of sources would have it, with what the plan says of it;
-        `None` for a function of one's own.
+        """The source as an entry of a table of sources, with the settings of the plan; `None` for a
+        custom function.
         """
         if self.question:
             source = plain_source(
@@ -180,8 +180,8 @@ class SourcePlan(BaseModel):
 
 # %% ../../../nbs/products/dataset/14_build.ipynb #dbb6b824
 class MemoryPlan(LogConfig):
-    """A log to build from, and what is taken from it; `rows` is the number of rows drawn,
-    all by default.
+    """A log to build from, and what is read from it; `rows` is the number of rows to draw, by
+    default all.
     """
 
     log: str
@@ -244,8 +244,8 @@ Range = Annotated[tuple[Annotated[int, Field(ge=1)], int], AfterValidator(_in_or
 
 
 class Build(BaseModel):
-    """What is built, from what, by whom; an unknown option raises an error that names the known
-    ones.
+    """What is built, from which data and with which models; an unknown option raises an error that
+    names the known ones.
 
     `micro` makes that many source rows of the micro-world, unless there is a log, and serves its
     builder and reviewers on this machine.
@@ -325,8 +325,8 @@ class Build(BaseModel):
         reserved = _FILES & split_parts(self.splits).keys()
         if reserved:
             raise ValueError(
-                f"splits: found the name {min(reserved)}; allowed: names other than "
-                f"{', '.join(sorted(_FILES))}, which are the names of files in a build"
+                f"splits: found the name {min(reserved)}; allowed: other names; the "
+                f"files of a build are called {', '.join(sorted(_FILES))}"
             )
         if self.splits:
             rows = self.rows
@@ -354,9 +354,7 @@ def _endpoint_identity(endpoint: Endpoint | None) -> dict[str, Any] | None:
 
 
 def build_identity(build: Build) -> dict[str, Any]:
-    """The settings that decide what comes out, as plain JSON values;
-    limits and prices are not among them.
-    """
+    """The settings that decide the result, as plain JSON values, without limits and prices."""
     identity = build.model_dump(mode="json", exclude={"memory", "sources", "prompts", *ROLES})
     identity["sources"] = [plan.identity() for plan in build.sources]
     identity["prompts"] = {

@@ -94,8 +94,8 @@ DRAWS = 3  # of rows for one batch
 
 @dataclass
 class DrawnRows:
-    """What the draws of one pilot gave: finished examples, what the checks found,
-    the draws with their losses.
+    """The results of the draws of one pilot: finished examples, what the checks found, and the
+    draws with their losses.
     """
 
     draws: list[PilotDraw] = field(default_factory=list)
@@ -146,8 +146,8 @@ class BuildRun:
     """A build and its folder: pilots, their reviews, freezing, the full build;
     every step continues where it stopped.
 
-    `command` is what errors say to go on with. Raises `ValueError` for a folder that holds a build
-    of other settings.
+    `command` is the command with which errors say how to continue. Raises `ValueError` for a folder
+    that holds a build of other settings.
     """
 
     pipeline_class: type[Pipeline] = Pipeline
@@ -188,8 +188,8 @@ class BuildRun:
 
     @property
     def withdrawn(self) -> str:
-        """Why the folder's frozen pipeline was withdrawn;
-        "" where none was, or another one is frozen.
+        """Why the folder's frozen pipeline was withdrawn; "" if none was, or if another one is
+        frozen.
         """
         files = sorted(self.folder.glob("withdrawn*.json"), key=lambda f: f.stat().st_mtime_ns)
         if not files or self.frozen_file.exists():
@@ -206,7 +206,7 @@ class BuildRun:
         return not self.begun or bool(self.withdrawn)
 
     def changed_rows(self) -> list[str]:
-        """What has changed about the rows to start from, since the folder was bound."""
+        """What has changed in the input rows since the folder was first used."""
         if not self.run_folder.bound:
             return []
         return RunFolder(
@@ -214,8 +214,8 @@ class BuildRun:
         ).differences()
 
     def pool(self) -> Passed:
-        """The rows that may enter the stages, and every loss until then;
-        raises `DataError` when there is none.
+        """The rows that are accepted for the stages, and every loss before them; raises `DataError`
+        when there is none.
         """
         return self.pipeline.pool(keep=not self.settings_may_change)
 
@@ -350,10 +350,10 @@ class BuildRun:
         return log
 
     def take_reviews(self, sheet: Path, reviewer: str) -> str:
-        """Take in a sheet, of the latest batch or of an earlier one; says the pass rate. Raises
+        """Read a sheet of the latest batch or of an earlier one, and say the pass rate. Raises
         `DataError` with every fault of the sheet.
 
-        Where a frozen pipeline does not stand any more after it, frozen.json is put aside.
+        If a frozen pipeline is no longer valid after it, frozen.json is put aside.
         """
         batches = [read_batch(path) for path in list_batches(self.pilots)]
         if not batches:
@@ -380,7 +380,7 @@ class BuildRun:
 
     def freeze(self) -> Path:
         """Freeze the pipeline as it is; raises `FreezeError` with every reason against it, and
-        leaves no frozen.json that does not stand.
+        leaves no invalid frozen.json.
         """
         try:
             changed_rows = self.changed_rows()
@@ -422,8 +422,8 @@ class BuildRun:
             raise FreezeError("this pipeline is no longer frozen:", [why], remedy)
 
     def put_aside(self, frozen: Frozen) -> None:
-        """Move what a withdrawn pipeline made into a folder of its name,
-        before another one makes the data set anew.
+        """Move the files of a withdrawn pipeline into a folder with its name, before another
+        pipeline makes the data set again.
         """
         if not self.begun:
             return
@@ -541,7 +541,7 @@ class BuildRun:
         return sources
 
     def lay_out(self, folder: str | Path) -> list[Path]:
-        """Copy what a hub wants of the finished build into a folder; returns the files, the card
+        """Copy what a hub needs from the finished build into a folder; returns the files, the card
         first. Raises as `card.lay_out_folder`, and `FreezeError` where it must not.
         """
         self.require_standing()
@@ -575,9 +575,8 @@ class MemoryRun(BuildRun):
         return self.pipeline.preview_text(shown)
 
     def agree(self, yes: bool = False, pilot: int | None = None) -> "MemoryRun":
-        """Itself, allowed to make calls, after a yes; raises `NotAgreed` otherwise, with the
-        command that agrees: to a pilot of so many examples where one was asked for, or to the whole
-        build.
+        """This run, allowed to make calls, after a yes. Otherwise it raises `NotAgreed` with the
+        command that agrees: to a pilot of the requested size, or to the whole build.
         """
         if yes is not True:
             step = "" if pilot is None else f" --pilot {pilot}"

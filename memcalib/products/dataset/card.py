@@ -44,7 +44,7 @@ def mixed_blocks(example: Example) -> list[Block]:
 
 @dataclass
 class Counts:
-    """What is in a dataset; `domains` has examples, blocks and atoms of each domain."""
+    """The size of a dataset; `domains` has the examples, blocks and atoms of each domain."""
 
     domains: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     levels: Counter[Level] = field(default_factory=Counter)
@@ -129,8 +129,8 @@ def _domain_rank(domain: str) -> tuple[int, str]:
 
 
 def composition_table(counts: Counts, beside: bool = True) -> "pd.DataFrame":
-    """Examples, blocks and atoms by domain and in all; `beside` adds the published numbers,
-    missing where there are none.
+    """Examples, blocks and atoms by domain and overall; `beside` adds the published numbers, or
+    missing values if there are none.
     """
     import pandas as pd
 
@@ -332,8 +332,8 @@ def _most_frequent(counts: Counter[KeyT]) -> list[tuple[KeyT, int]]:
 
 # %% ../../../nbs/products/dataset/12_card.ipynb #764c8f3d
 def consent_table(counts: Counts, sources: Mapping[str, Source] | None = None) -> "pd.DataFrame":
-    """One row for each source: number of examples, where its rows come from,
-    and what is known of consent.
+    """One row for each source: number of examples, where its rows come from, and what is known
+    about consent.
     """
     import pandas as pd
 
@@ -524,7 +524,7 @@ def _row_warnings(facts: CardFacts) -> list[str]:
 
 
 def card_warnings(facts: CardFacts) -> list[str]:
-    """What a reader of a card must know first, as sentences of plain text."""
+    """What a reader of a card must know first, as sentences in plain text."""
     return [*_source_warnings(facts), *_pipeline_warnings(facts), *_row_warnings(facts)]
 
 # %% ../../../nbs/products/dataset/12_card.ipynb #ba115612
@@ -787,7 +787,7 @@ _HOW_TO_LOAD = "## How to load\n"
 
 
 def withdraw_on_card(path: str | Path, frozen: Frozen, why: str) -> Path:
-    """Take back what a card says of a pilot, and say why at its beginning."""
+    """Remove what a card says about a pilot, and give the reason at its beginning."""
     reason = _cell_text(why)
     batch = frozen.pilot.batch if frozen.pilot else "none"
     withdrawal = (

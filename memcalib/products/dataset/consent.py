@@ -57,8 +57,8 @@ def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def left_names(drafts: Iterable[Draft], n: int = 30) -> "pd.Series":
-    """The most frequent words with a capital inside sentences that redaction left, and the number
-    of rows they are in.
+    """The most frequent capitalized words inside sentences that redaction left, and the number of
+    rows that contain them.
     """
     import pandas as pd
 
@@ -171,7 +171,7 @@ def _counted(counts: Mapping[str, int], unit: str) -> str:
 
 @dataclass(frozen=True)
 class PlannedCalls:
-    """What one role is shown in one stage, at most: rows may be lost on the way."""
+    """The most that one role can be shown in one stage; fewer rows may arrive there."""
 
     role: str
     stage: str
@@ -186,7 +186,7 @@ class PlannedCalls:
 
     @property
     def most(self) -> int:
-        """The largest number of calls, when every reply has to be asked for again."""
+        """The largest number of calls, needed if every reply has to be asked for again."""
         return self.rows * (1 + self.repairs)
 
     def __str__(self) -> str:
@@ -198,14 +198,14 @@ class PlannedCalls:
 
 
 class NotAgreed(PermissionError):
-    """Calls without an agreement; the text is the statement of what they would send."""
+    """Raised for calls without an agreement; the text is the statement of what they would send."""
 
     exit_code = 1
 
     @classmethod
     def with_way_on(cls, way_on: str, statement: str = "") -> "NotAgreed":
-        """The error of a command that stopped before it sent anything: what it would have sent,
-        where that was not said before, and the way to go on.
+        """The error of a command that stopped before it sent anything: what it would have sent, if
+        that was not said before, and how to continue.
         """
         text = f"{SENDING['nothing'].lower()}. To continue, use{way_on}"
         return cls(f"{statement}\n\n{text}" if statement else text)
@@ -213,7 +213,7 @@ class NotAgreed(PermissionError):
 
 @dataclass(frozen=True)
 class CallPlan:
-    """What will be sent to whom, before anything is."""
+    """What will be sent to whom, known before anything is sent."""
 
     calls: tuple[PlannedCalls, ...]
     terms: Mapping[str, Any]
@@ -308,8 +308,8 @@ def _planned(
 
 
 def plan_calls(result: MemoryDrafts, roles: Mapping[str, Endpoint]) -> CallPlan:
-    """What each role (builder, reviewer, reviewer2) will be shown; raises `DataError` when no row
-    may enter, `ValueError` for a strange role.
+    """What each role (builder, reviewer, reviewer2) will be shown; raises `DataError` if no row is
+    accepted, and `ValueError` for an unknown role.
     """
     result.require()
     strange_roles = sorted(set(roles) - set(WORK))

@@ -43,7 +43,7 @@ def normal_text(text: str) -> str:
 
 # %% ../../../nbs/products/dataset/03_duplicates.ipynb #f1f55711
 class NearConfig(BaseModel):
-    """When two texts count as near duplicates, and how finely the index looks for them."""
+    """When two texts count as near duplicates, and how thoroughly the index looks for them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,7 +89,7 @@ class Sketch:
 
 
 def sketch_texts(texts: Sequence[str], config: NearConfig) -> list[Sketch]:
-    """Sketch many texts at once, which is much quicker than one by one."""
+    """Sketch many texts at once, which is much faster than one at a time."""
     needs("rensa", "a search for near duplicates")
     from rensa import RMinHash
 
@@ -109,7 +109,7 @@ def sketch_texts(texts: Sequence[str], config: NearConfig) -> list[Sketch]:
 
 
 def shingles(text_words: Sequence[str], size: int) -> list[str]:
-    """All runs of so many words; the whole text where it is shorter."""
+    """All runs of this many words; the whole text if it is shorter."""
     runs = word_runs(text_words, size) or [text_words]
     return [" ".join(run) for run in runs]
 
@@ -191,7 +191,7 @@ def near_duplicates(
     """Position of each dropped text -> (position of the kept text it repeats, similarity);
     earlier texts are preferred.
 
-    Two positions of which `apart` is true are not duplicates, however near.
+    Two positions for which `apart` is true are not duplicates, however similar.
     """
     index = NearIndex(config)
     kept_positions = []  # by number in the index
@@ -343,7 +343,7 @@ def _connected(texts: Sequence[str], config: NearConfig | None) -> Sequence[int]
 # %% ../../../nbs/products/dataset/03_duplicates.ipynb #8df9faf8
 @dataclass(frozen=True)
 class Leak:
-    """One question that stands in more than one split: ids of its copies by split."""
+    """One question that occurs in more than one split, with the ids of its copies by split."""
 
     question: str
     members: dict[str, list[str]]
@@ -365,8 +365,8 @@ class _Placed(NamedTuple):
 def cross_split(
     splits: Mapping[str, Iterable[HasQuestion]], config: NearConfig | None = None
 ) -> list[Leak]:
-    """The questions, equal or nearly equal, that stand in more than one split,
-    in the order of the first ids.
+    """The questions that occur in more than one split, in equal or nearly equal words, in the order
+    of the first ids.
     """
     placed: dict[str, _Placed] = {}
     for split, items in splits.items():

@@ -54,7 +54,7 @@ from memcalib.products.dataset.writing import (
     rubric_text,
     taken_up,
 )
-from ...io.records import Violation, pydantic_violation, short_repr
+from ...io.records import Violation, counted, pydantic_violation, short_repr
 from memcalib.problem import (
     ACTIONS,
     Atom,
@@ -151,7 +151,7 @@ def _origin(atom: Atom) -> str | None:
 
 class SharedStems:
     """How many stems each of many sets shares with one set: counted for all at once, since a record
-    of thousands of atoms has millions of pairs.
+    with thousands of atoms has millions of pairs.
     """
 
     def __init__(self, sets: Sequence[Iterable[str]]):
@@ -183,7 +183,7 @@ class ExampleView:
 
     @cached_property
     def row(self) -> dict:
-        """The record as it stands in a file."""
+        """The record as it is in a file."""
         return json.loads(self.example.to_json())
 
     @cached_property
@@ -285,7 +285,7 @@ class ExampleView:
 
     @cached_property
     def text_outside_rubrics(self) -> str:
-        """All that the record says outside of its rubrics, in lower case."""
+        """Everything that the record says outside its rubrics, in lower case."""
         texts = [self.example.question, self.source]
         texts += [atom.text for atom in self.example.atoms]
         texts += [block.memory_text for block in self.example.blocks]
@@ -331,7 +331,7 @@ LINTS: dict[str, Lint] = {}
 
 
 def lint(severity: Severity, scope: Literal["row", "files"] = "row") -> Callable:
-    """Enter a function in `LINTS` under its own name; its docstring says what the check looks
+    """Register a function in `LINTS` under its own name; its docstring says what the check looks
     for. Raises `ValueError` for a name that another check has.
     """
 
@@ -1251,7 +1251,10 @@ class LintResult:
             shown.insert(0, "")
         errors = len(self.errors)
         warnings = len(self.findings) - errors
-        total = f"{self.rows} rows in {len(self.files)} files: {errors} errors, {warnings} warnings"
+        total = (
+            f"{counted(self.rows, 'row')} in {counted(len(self.files), 'file')}: "
+            f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+        )
         return "\n".join([self.frame().to_string(), *shown, "", total])
 
 # %% ../../../nbs/products/dataset/06_lint.ipynb #2d8d0830
@@ -1278,7 +1281,7 @@ def _as_structure(violations: Sequence[Violation], file: str, line: int) -> list
 
 
 class PlacedRow(NamedTuple):
-    """A row of a file, and where it stands."""
+    """A row of a file, and its place in the file."""
 
     row: Any
     file: str

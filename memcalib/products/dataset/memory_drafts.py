@@ -124,8 +124,8 @@ class MemoryDrafts:
         return list(dict.fromkeys([*self.looked_for, *self.rows]))
 
     def table(self) -> "pd.DataFrame":
-        """For each redaction rule the rows it changed, the different values it took out, and the
-        places they stood in.
+        """For each redaction rule the rows it changed, the number of different values it replaced,
+        and the number of places.
         """
         import pandas as pd
 
@@ -224,7 +224,7 @@ WHOLE = 0.6  # smallest share of a memory's content words that its row's atoms m
 
 
 def lost_parts(text: str, atoms: str) -> str:
-    """What a memory says and its row's atoms do not, in words for a fault; "" when nothing is
+    """What a memory says but the atoms of its row do not, as words for a fault; "" if nothing is
     missing.
     """
     without_field_names = re.sub(r"(^|; )\w+: ", r"\1", text)
@@ -306,7 +306,7 @@ def accept_retrieved(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
 
 
 def ask_retrieved(draft: Draft) -> dict[str, Any]:
-    """What is shown of a row: query, memories and the answer of the time."""
+    """What the model is shown of a row: query, memories and the original answer."""
     passages = [{"index": i, "text": passage.text} for i, passage in enumerate(draft.passages, 1)]
     return {"query": draft.query, "passages": passages, "answer": draft.answer}
 

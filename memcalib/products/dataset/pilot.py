@@ -63,8 +63,8 @@ PILOT_SIZE = 50
 def choose_batch(
     rows: Iterable[RowT], count: int = PILOT_SIZE, seed: int = 0, seen: Collection[str] = ()
 ) -> list[RowT]:
-    """`count` rows, as many of each domain as there can be, none of them in `seen`;
-    sorted by id, the same for rows in any order.
+    """`count` rows, as evenly over domains as possible, none of them in `seen`; sorted by id, the
+    same for rows in any order.
 
     Raises `ValueError` when there are fewer, naming how many there are of each domain.
     """
@@ -88,8 +88,8 @@ def choose_batch(
 
 # %% ../../../nbs/products/dataset/11_pilot.ipynb #890b9607
 class PilotItem(Record):
-    """One finished row of a batch; `checks` has what each check found in it,
-    nothing where all is well.
+    """One finished row of a batch; `checks` has what each check found in it, and is empty if
+    nothing was found.
     """
 
     example: Example
@@ -134,7 +134,7 @@ def pilot_items(
 
 # %% ../../../nbs/products/dataset/11_pilot.ipynb #258928c2
 class PilotDraw(BaseModel):
-    """Rows that were drawn to make a batch of them, and what became of them."""
+    """Rows that were drawn to make a batch, and what happened to them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -151,7 +151,7 @@ class PilotDraw(BaseModel):
         return f"draw-{self.number:02d}"
 
     def ended(self, drops: Iterable[Drop]) -> "PilotDraw":
-        """This draw when it is over."""
+        """This draw after it has ended."""
         lost = {drop.id: f"{drop.stage}: {drop.reason}" for drop in drops}
         return self.model_copy(update={"lost": lost})
 
@@ -175,7 +175,7 @@ class BatchRecord(BaseModel):
 
 
 class Pilots(BaseModel):
-    """What pilots.json says: every draw and every batch of a build, in their order."""
+    """The content of pilots.json: every draw and every batch of a build, in order."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -505,8 +505,8 @@ PASS_RATE = Fraction(9, 10)
 
 @dataclass(frozen=True)
 class PassRate:
-    """How a batch did: numbers of rows, and the share that passed with its 95 % Wilson bounds (NaN
-    before all are read).
+    """The result of a batch: numbers of rows, and the share that passed with its 95 % Wilson bounds
+    (NaN before all are read).
     """
 
     items: int
@@ -528,7 +528,7 @@ class PassRate:
 
     @property
     def out_of_reach(self) -> bool:
-        """Whether so many failed that the undecided rows cannot help."""
+        """Whether so many rows failed that the undecided ones cannot help."""
         return self.items - self.failed < PASS_RATE * self.items
 
     def __str__(self) -> str:
@@ -703,8 +703,8 @@ def _now() -> str:
 
 
 def freeze_without_pilot(settings: Mapping[str, str], reason: str) -> Frozen:
-    """A frozen pipeline that was not reviewed, and why that is in order;
-    the dataset card repeats the reason.
+    """A frozen pipeline that was not reviewed, with a reason why that is acceptable; the dataset
+    card repeats the reason.
     """
     return Frozen(
         memcalib=__version__,
@@ -726,7 +726,7 @@ def shipped_frozen() -> list[str]:
 
 
 def write_frozen(path: str | Path, frozen: Frozen) -> Path:
-    """Write frozen.json, whole or not at all."""
+    """Write frozen.json, either completely or not at all."""
     return write_whole(path, frozen.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
@@ -828,8 +828,8 @@ def _frozen_for(
 
 # %% ../../../nbs/products/dataset/11_pilot.ipynb #82f0df67
 def objection(frozen: Frozen, folder: str | Path) -> str:
-    """Why a frozen pipeline does not stand any more, by the batches of its build;
-    "" while it does, and for one without a pilot.
+    """Why a frozen pipeline is no longer valid, according to the batches of its build; "" if it is
+    valid, and for one without a pilot.
     """
     if frozen.pilot is None:
         return ""

@@ -186,9 +186,7 @@ class PilotBook(ReviewBook, Questionnaire[PilotItem, PilotReview]):
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
     ) -> Iterator[CellFault]:
-        """Why a line cannot be taken; `earlier` holds (number,
-        line) of those about the same row.
-        """
+        """Why a line cannot be used; `earlier` has (number, line) of those about the same row."""
         result = _result(line)
         stage = line["stage"].strip()
         text = line["issue"].strip()
@@ -295,8 +293,8 @@ def write_review_page(batch: Batch, path: str | Path | None = None) -> Path:
 
 # %% ../../../nbs/products/dataset/13_pilot_page.ipynb #f359a8a1
 class PilotSession(Walk):
-    """A review in progress: the current row, a line of status, and what can be done;
-    goes on where the file stops.
+    """A review in progress: the current row, a line of status, and what can be done; continues
+    where the file stops.
     """
 
     def __init__(self, batch: Batch, reviewer: str = ""):
@@ -307,18 +305,18 @@ class PilotSession(Walk):
 
     @property
     def progress(self) -> str:
-        """How the batch stands by this person's decisions."""
+        """The progress of the batch according to this person's decisions."""
         reviews = [self.book.get(item.id) for item in self.items]
         return str(pass_rate(self.items, [review for review in reviews if review]))
 
     def accept(self) -> None:
-        """Pass the row, and go on to the next unread one."""
+        """Pass the row, and move to the next unread one."""
         if self._save(True, []):
             self.status = f"Saved: row {self.index + 1} passes."
             self.index = self.unseen(self.index)
 
     def complain(self, stage: str, text: str, item: str = "") -> None:
-        """Fail the row for this issue, or add it to those that are there."""
+        """Fail the row for this issue, or add the issue to those that exist."""
         issues: list[Any] = list(self.label.issues) if self.label else []
         issues.append({"stage": stage, "text": text.strip(), "item": item})
         if self._save(False, issues):
@@ -347,8 +345,8 @@ BUTTONS: dict[str, Callable[[PilotSession], None]] = {
 
 
 class PilotPage(WidgetPage):
-    """A page for JupyterLab to review a batch; goes on where the file stops,
-    saves every decision at once.
+    """A page for JupyterLab to review a batch; it continues where the file stops, and saves every
+    decision at once.
     """
 
     def __init__(self, batch: Batch, reviewer: str = ""):
@@ -391,7 +389,7 @@ class PilotPage(WidgetPage):
         self.show()
 
     def head(self) -> str:
-        """The number of the row, and how the batch stands, as HTML."""
+        """The number of the row, and the progress of the batch, as HTML."""
         session = self.session
         number = f"<b>Row {session.index + 1} of {len(session.items)}</b>"
         return f"{number} · {html.escape(session.progress)}"

@@ -117,7 +117,7 @@ def pool_key(build: Build) -> str:
 
 
 def micro_build() -> Any:
-    """What the micro-world does for a build; its product enters it as the part `practice build`."""
+    """What the micro-world does for a build; its product registers the part `practice build`."""
     return find_part("practice build", "micro")
 
 
@@ -152,7 +152,7 @@ def _stored_key(file: Path) -> str | None:
 
 # %% ../../../nbs/products/dataset/15_pipeline.ipynb #babe5261
 class NoRowLeft(DataError):
-    """No row is left: where and why, the file with every loss, and the command to go on;
+    """No row is left: where and why, the file with every loss, and the command to continue with;
     `drops` are the losses of the stages.
     """
 
@@ -189,7 +189,7 @@ def reasons_text(reasons: Counter[str]) -> str:
 
 # %% ../../../nbs/products/dataset/15_pipeline.ipynb #cc5a7fc0
 class Progress(Protocol):
-    """What shows how far a pipeline is."""
+    """Shows the progress of a pipeline."""
 
     def name(self, text: str) -> None:
         """Say what is being done."""
@@ -276,8 +276,8 @@ class Pipeline:
         return pipeline_settings(calls, tables)
 
     def pool(self, keep: bool = False) -> Passed:
-        """The rows that may enter the stages, and every loss until then; raises `NoRowLeft` when
-        there is none. `keep` takes those of an earlier call as they are.
+        """The rows that are accepted for the stages, and every loss before them; raises `NoRowLeft`
+        when there is none. `keep` takes those of an earlier call as they are.
         """
         passed = screened(self.build, self.folder, keep)
         return require_rows(passed, "sources", self.folder / "losses.jsonl", self.command)
@@ -527,13 +527,13 @@ class MemoryPipeline(Pipeline):
 
     @cached_property
     def redactor(self) -> Redactor:
-        """The rules by which private values are taken out."""
+        """The rules by which private values are removed."""
         return load_redactor(self.plan.redaction)
 
     @cached_property
     def log_rows(self) -> MemoryDrafts:
-        """What the log gives: redacted drafts, and rows left out with the reason,
-        which are in losses.jsonl too.
+        """The contents of the log: redacted drafts, and the rows left out with the reason, which
+        are also in losses.jsonl.
         """
         ours = any((self.folder / name).exists() for name in ("parameters.json", "losses.jsonl"))
         private_folder(self.folder, ours)

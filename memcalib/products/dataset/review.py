@@ -85,8 +85,8 @@ class ItemVerdict(Form):
 
 
 class IdsVerdict(Form):
-    """Whether something holds of the row, and the atoms of which it does not: all say different
-    things, or all are safe at their levels.
+    """Whether something holds of the row, and the atoms for which it does not: that all say
+    different things, or that all are safe at their levels.
     """
 
     ok: bool
@@ -349,7 +349,7 @@ def review_stage(name: str) -> Stage:
 # %% ../../../nbs/products/dataset/07_review.ipynb #532c0fb2
 @dataclass(frozen=True)
 class Opinion:
-    """What one reviewer made of one row; `approved` is None when there is no usable review."""
+    """What one reviewer thought of one row; `approved` is None when there is no usable review."""
 
     approved: bool | None
     issues: tuple[Objection, ...] = ()
@@ -370,8 +370,8 @@ def opinions(result: StageResult) -> dict[str, Opinion]:
 
 # %% ../../../nbs/products/dataset/07_review.ipynb #5204c1fc
 def agreement_counts(count: int, first: set, second: set) -> dict[str, float]:
-    """Of so many questions, those that both, one or the other objected to; percent agreement, and
-    Cohen's kappa (NaN where it is undefined).
+    """The number of questions, and of those that both reviewers, or only one of them, objected to;
+    percent agreement, and Cohen's kappa (NaN where it is undefined).
     """
     both = len(first & second)
     only_first = len(first - second)

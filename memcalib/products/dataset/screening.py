@@ -47,8 +47,8 @@ class Limits(BaseModel):
 
 # %% ../../../nbs/products/dataset/02_screening.ipynb #50bf65fd
 class ScreenConfig(BaseModel):
-    """All that screening depends on: limits by domain (`general` serves unknown ones) and the word
-    lists.
+    """Everything that screening depends on: limits by domain (`general` serves unknown ones) and
+    the word lists.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -176,7 +176,7 @@ RULES: dict[str, Callable[[RowView], Finding]] = {}
 
 
 def rule(function: Callable[[RowView], Finding]) -> Callable[[RowView], Finding]:
-    """Enter a rule in `RULES` under its own name, with spaces."""
+    """Register a rule in `RULES` under its own name, with spaces."""
     RULES[function.__name__.replace("_", " ")] = function
     return function
 
@@ -414,8 +414,8 @@ _SETTING = {
 
 
 def screen_row(row: SourceRow, config: ScreenConfig) -> SourceRow | Dropped:
-    """The row with its score, or the loss that names the first rule it broke and the setting that
-    decides it.
+    """The row with its score, or the loss, which names the first rule that it broke and the setting
+    behind it.
     """
     view = RowView(row, config)
     for name, check in RULES.items():

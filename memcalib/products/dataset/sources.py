@@ -119,7 +119,7 @@ READERS: dict[str, Callable[[Any], Any]] = {}
 
 
 def reader(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Enter a function under its own name in `READERS`, where a table of columns finds it."""
+    """Register a function under its own name in `READERS`, where a table of columns finds it."""
     READERS[function.__name__] = function
     return function
 
@@ -577,7 +577,7 @@ def load_sources(changes: str | Path | dict[str, dict] | None = None) -> dict[st
     """The table of sources by name, with a user's changes:
     a mapping or a YAML file {name: {setting: value}}.
 
-    Settings left out keep their value; `columns` and `keep` are replaced whole.
+    Settings that are left out keep their value; `columns` and `keep` are replaced as a whole.
     Raises `ValueError` naming what is wrong.
     """
     table, changes, label = shipped_table("sources", changes)

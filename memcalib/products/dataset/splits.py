@@ -97,7 +97,7 @@ def split_sizes(sizes: Sizes, n: int) -> dict[str, int]:
     """Number of rows for each undivided split, out of `n`;
     shares are rounded so that their sum is right.
 
-    Raises `ValueError` for names and sizes that cannot be.
+    Raises `ValueError` for impossible names and sizes.
     """
     split_parts(sizes)
     undivided_sizes = _undivided_sizes(sizes)
@@ -274,8 +274,8 @@ def split_examples(
     groups: Mapping[str, str] | None = None,
     near: NearConfig | None = None,
 ) -> dict[str, list[str]]:
-    """Sorted ids for each split, and for each split of splits;
-    no question group stands in two undivided ones.
+    """Sorted ids for each split, and for each split of splits; no question group is in two
+    undivided ones.
 
     Raises `ValueError` for sizes that cannot be met, naming the nearest that can,
     and `DataError` for repeated ids.
@@ -478,7 +478,7 @@ def _row_faults(
 
 # %% ../../../nbs/products/dataset/08_splits.ipynb #a69cb6d8
 class SplitFile(BaseModel):
-    """What splits.json says; `sha256` has the hash of each list by name."""
+    """The content of splits.json; `sha256` has the hash of each list by name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -592,8 +592,8 @@ def write_split_files(
     splits: Mapping[str, Sequence[str]],
     sizes: Sizes,
 ) -> dict[str, Path]:
-    """Write `<split>.jsonl` for each undivided split, in the order of the examples;
-    the files by name, each complete or not there.
+    """Write `<split>.jsonl` for each undivided split, in the order of the examples; returns the
+    files by name, each of which is complete or does not exist.
 
     Raises `DataError` for ids that no example has.
     """
@@ -632,8 +632,8 @@ def split_file(
     """Split the examples of a file into `<name>.jsonl` and `<name>-ids.txt` in a folder; the
     `split_table` of what was written (section 5.1, app:benchmark-composition).
 
-    Raises `ValueError` naming the file for sizes that cannot be met, `FileExistsError` for a
-    folder that has splits, and `DataError` for a file at fault; nothing is written then.
+    Raises `ValueError` naming the file for sizes that cannot be met, `FileExistsError` for a folder
+    that has splits, and `DataError` for a faulty file; nothing is written then.
     """
     folder = Path(folder)
     if (folder / "splits.json").exists():

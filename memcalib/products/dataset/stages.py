@@ -120,7 +120,7 @@ class Draft(Record):
 
 # %% ../../../nbs/products/dataset/04_stages.ipynb #c3ba5843
 class Drop(Record):
-    """Why a row went no further; `retry` marks a failed call, which a later run makes again."""
+    """Why a row was dropped; `retry` marks a failed call, which a later run makes again."""
 
     id: Name
     stage: Name
@@ -239,9 +239,10 @@ def briefing(
 def repair_briefing(
     task: str, text: str, faults: Iterable[Fault], whole: bool = True, limit: int = 20_000
 ) -> list[dict[str, str]]:
-    """The two messages that follow a reply at fault: the reply, cut to `limit` characters, and the
+    """The two messages that follow a faulty reply: the reply, cut to `limit` characters, and the
     first twenty things wrong with it. The model is to send the whole object again, or only the
-    named items."""
+    named items.
+    """
     repair = {
         "task": task,
         "repair": [fault.to_dict() for fault in list(faults)[:20]],
@@ -316,7 +317,7 @@ class Stage:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """All that shapes the replies but the model: what freezing a pipeline has to keep."""
+        """Everything except the model that shapes the replies; freezing a pipeline records it."""
         return {
             "task": self.task or self.name,
             "prompt": Path(self.prompt).stem,
@@ -359,7 +360,7 @@ class StageRow(Record):
 async def stage_row(
     stage: Stage, draft: Draft, client: Client, attempt: int = 0
 ) -> tuple[StageRow, Counter]:
-    """What becomes of one row, and what it took; raises `CallError` only when it is fatal."""
+    """The outcome of one row, and its cost; raises `CallError` only when it is fatal."""
     spent = Counter()
     row = StageRow(
         id=draft.id, recipe=stage_hash(stage, client.endpoint), draft=draft.hash, attempt=attempt
@@ -500,8 +501,8 @@ def read_drops(path: str | Path) -> Iterator[Drop]:
 
 @dataclass
 class StageResult:
-    """What a run of a stage left behind; `calls` and `usage` count its replies,
-    `remembered` those from the cache.
+    """The result of a run of a stage; `calls` and `usage` count its replies, `remembered` those
+    from the cache.
     """
 
     path: Path
@@ -549,8 +550,8 @@ class StageResult:
 
 # %% ../../../nbs/products/dataset/04_stages.ipynb #b9d077ef
 class StageError(RuntimeError):
-    """A stage that gets nowhere; names stage, reason, rows, the file with what is done,
-    and the command to resume with.
+    """Raised for a stage that drops everything; names stage, reason, rows, the file with what is
+    done, and the command to resume with.
     """
 
     exit_code = 1
@@ -648,7 +649,7 @@ async def run_stage(
 
     Raises `StageError` when the first twenty rows are all dropped for one reason, `CallError` when
     it is fatal, and `DataError` for rows that occur twice or a file that does not belong here. What
-    was done until then is in the file.
+    was done before that is in the file.
     """
     path = Path(out) / f"{stage.name}.jsonl"
     result = StageResult(path, stage.name)

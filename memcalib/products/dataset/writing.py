@@ -280,8 +280,8 @@ def draw_shapes(n: int, config: PlanConfig, name: str = "") -> list[list[int]]:
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #36e42f96
 def room(sizes: Sequence[int]) -> int:
-    """The largest number of a row's own atoms that a shape can take in,
-    beside a hard and another distractor.
+    """The largest number of a row's own atoms that a shape has room for, in addition to a hard and
+    another distractor.
     """
     return sum(sizes) - max(2, min(sizes))
 
@@ -563,7 +563,7 @@ def deal_phrases(
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #bb39fbf3
 class RowPlan(Record):
-    """What is settled about a row before its distractors are written (stage 5 of
+    """What is decided about a row before its distractors are written (stage 5 of
     app:construction-process).
     """
 
@@ -1002,8 +1002,8 @@ def _new_atom_faults(text: str, query: str, texts_by_id: Mapping[str, str]) -> I
 
 
 def exact_set(ids: Iterable[str], expected: Iterable[str], kind: str) -> list[Fault]:
-    """Faults of a list of ids that should hold each expected one once:
-    unknown ones spoil the whole, others are named.
+    """Faults of a list of ids that should hold each expected one once: unknown ones invalidate the
+    list, others are named.
     """
     counts = Counter(ids)
     expected = list(expected)
@@ -1278,7 +1278,7 @@ def _empty_field(rubric: UsageRubric) -> str:
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #d706ea80
 def rubric_text(rubric: Mapping[str, Any]) -> str:
-    """All that a rubric says, in one text."""
+    """Everything that a rubric says, in one text."""
     texts = []
     for value in rubric.values():
         entries = value if isinstance(value, list) else [value]

@@ -73,8 +73,8 @@ def _is_none(value: object) -> bool:
 
 
 class KnownLabel(Record):
-    """The level that an answer really gives one atom, and the places that show it; none at Ignore.
-    `disputed`: readers of the label did not agree.
+    """The level that an answer really gives one atom, and the places that show it (none for
+    Ignore). `disputed` means that the readers of the label did not agree.
 
     `stance` says what the answer does with what a used atom says, where that is known.
     """
@@ -337,11 +337,11 @@ def stance_items() -> list[ExamItem]:
 def stance_numbers(
     items: Iterable[ExamItem], judgments: Iterable[Judgment]
 ) -> dict[str, Any] | None:
-    """How often a judge names the known stance, in percent, and how often it finds or cries out a
-    misreading, with Wilson bounds and a verdict.
+    """How often a judge names the known stance, in percent, and how often it finds a misreading or
+    reports one that is not there, with Wilson bounds and a verdict.
 
     `found` is the share of misread atoms that it calls misread, `false_alarms` that of the others,
-    `by_stance` what it makes of each known stance. An atom without a stance is not right. `None`
+    `by_stance` what it makes of each known stance. An atom without a stance counts as wrong. `None`
     without such readings.
     """
     judgments_by_key = {(j.example_id, j.condition, j.sample): j for j in judgments}
@@ -414,7 +414,7 @@ def stance_verdict(
     for each reason against it.
 
     `numbers` are those of `stance_numbers`. A limit that lies outside the interval, on the wrong
-    side, is failed; one inside it is undecided. A judge fails, too, that surely names one of the
+    side, is failed; one inside it is undecided. A judge also fails if it clearly names one of the
     stances in less than half of its readings.
     """
     failures = []
@@ -461,7 +461,7 @@ _MAY_BE_USED = {
 
 
 def stance_line(stance: Mapping[str, Any] | None) -> str:
-    """What an exam says of a judge's stances, as a sentence; `stance` is its entry `stance`."""
+    """What an exam says about a judge's stances, as a sentence; `stance` is its entry `stance`."""
     if not stance:
         return (
             "Its stances were not examined: `memcalib exam --set judging.stance=true` says how far "
@@ -511,7 +511,7 @@ class ConfusedJudge(Judge):
         self.levels_by_response = {answer.response: answer.levels for answer in answers}
 
     def judge(self, example: Example, response: str) -> dict[str, Level]:
-        """The stated share of the known levels is read otherwise."""
+        """The known levels, of which the stated share is misread."""
         known_response = response
         if response not in self.levels_by_response:
             known_response = response.removesuffix(f"\n\n{INJECTION}")
@@ -963,10 +963,11 @@ def error_check(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0) -> "
     """For each kind of answer and metric: as the judge's errors of the whole exam would shift it
     (`expected`), and as `judged`.
 
-    A correction takes the errors for alike in all answers. Where they are not, some kind is judged
-    otherwise than expected: `inside` is false where `judged` lies more than `allowed` from it.
-    Questions are resampled, and `allowed` is so wide that a judge whose errors are alike stays
-    inside with every kind and metric at once in 19 of 20 exams. No row where nothing is scored.
+    A correction assumes that the errors are the same in all answers. If they are not, some kind of
+    answer is judged differently than expected: `inside` is false where `judged` lies more than
+    `allowed` from it. Questions are resampled, and `allowed` is so wide that a judge whose errors
+    are alike stays inside with every kind and metric at once in 19 of 20 exams. No row where
+    nothing is scored.
     """
     import pandas as pd
     from scipy.stats import norm
@@ -1059,7 +1060,7 @@ def why_withheld(
     powered: PredictionPowered | None = None,
     metrics: Sequence[str] = METRICS,
 ) -> str:
-    """Why corrected values are not shown, in a sentence's half; empty where all conditions hold.
+    """Why corrected values are not shown, as half a sentence; empty if all conditions hold.
 
     The conditions: the judge is what it was in its exam; the exam was passed; in it every kind of
     answer was judged as the errors of the whole exam lead one to expect (`error_check`); each
@@ -1124,7 +1125,9 @@ def _why_labels_disagree(
 # %% ../../../nbs/products/exam/02_exam.ipynb #d262771c
 @dataclass(frozen=True)
 class ExamLimits:
-    """What a judge must reach; `unscored` is the percent of atoms that it may leave unread."""
+    """The limits that a judge must reach; `unscored` is the percentage of atoms that it may leave
+    unread.
+    """
 
     macro_low: float = 85.0
     kappa: float = 0.80
@@ -1309,7 +1312,7 @@ def find_exam(
     bindings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any] | None:
     """The latest exam of a judge, by its full name, among the exam.json files below a folder;
-    `None` where it sat none.
+    `None` if it has not taken one.
 
     With `bindings`, what the judge was when it read answers (`judge_binding`), the exam has
     `changes`: what was another then. Where a model sat no exam as it is now but one under another
@@ -1356,7 +1359,7 @@ def exams_below(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def exam_line(judge: str, exam: dict[str, Any] | None) -> str:
-    """One line on what is known of a judge."""
+    """One line on what is known about a judge."""
     if exam is None:
         return (
             f"this judge ({judge}): not examined; `memcalib exam --judge ...` with the same "

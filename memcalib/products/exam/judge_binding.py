@@ -31,7 +31,7 @@ BINDINGS = "judge-binding.json"  # in a run folder: what each judge was when it 
 
 
 def judge_binding(judge: JudgeLike) -> dict[str, Any]:
-    """What a judge is at this moment, as JSON values: `prompt`, `prompt_hash`, `settings` and
+    """The current state of a judge, as JSON values: `prompt`, `prompt_hash`, `settings` and
     `request` of a model, or `code` (file -> SHA-256) and `attributes` of a plug-in, without keys.
     """
     if isinstance(judge, LLMJudge):
@@ -266,7 +266,7 @@ def _json_form(value: object, depth: int = 6) -> Any:
 
 # %% ../../../nbs/products/exam/01_judge_binding.ipynb #97d9a8fd
 def binding_changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """What of a judge has changed between two bindings, in phrases; empty where nothing has."""
+    """What has changed in a judge between two bindings, in phrases; empty if nothing has."""
     if not before:
         return ["code that was not recorded"] if "code" in now else []
     changes = []

@@ -38,7 +38,7 @@ def label_budget(
     draws: int = 20,
     seed: int = 0,
 ) -> "pd.DataFrame":
-    """Half widths of the 95 % intervals (points of each metric) that labels of so many answers
+    """Half widths of the 95 % intervals (points of each metric) that labels of this many answers
     would give: a row for each number and assumption.
 
     `judgments` are those of one model, one condition and one judge; `exam_counts` those of the

@@ -131,8 +131,8 @@ def pair_answers(pair: MinimalPair, example: Example) -> tuple[KnownAnswer, Know
 
 
 def pair_items(pairs: Iterable[MinimalPair], examples: Iterable[Example]) -> list[ExamItem]:
-    """Both answers of each pair as readings of an exam; they are numbered from 10,000, apart from
-    other answers to the same example.
+    """Both answers of each pair as readings of an exam; they are numbered from 10,000, so that
+    their numbers differ from those of other answers to the same example.
     """
     examples_by_id = {example.id: example for example in examples}
     items = []

@@ -109,8 +109,8 @@ def rank_judges(
     """Judges in order, best first: percent of pairs right with 95 % bounds, and the places that
     each may have (`best`, `worst`).
 
-    `outcomes` are those of `rank_numbers` by judge. A judge is surely better than another where the
-    interval of their paired difference lies above 0.
+    `outcomes` are those of `rank_numbers` by judge. A judge is significantly better than another if
+    the interval of their paired difference lies above 0.
     """
     import pandas as pd
 
@@ -177,7 +177,7 @@ class CopiesIdeal(Judge):
 
 
 class AlwaysIgnore(Judge):
-    """A judge that says Ignore of every atom."""
+    """A judge that says Ignore for every atom."""
 
     name = "says Ignore to everything"
 
@@ -224,9 +224,9 @@ def trivial_judges() -> list[Judge]:
 def trivial_table(
     items: Sequence[ExamItem], pairs: Sequence[MinimalPair], hard: Sequence[MinimalPair]
 ) -> "pd.DataFrame":
-    """What judges that do not read get of an exam, in percent: macro accuracy, atoms and used atoms
-    read as they are in its known answers, pairs right, hard pairs right, and used atoms of its real
-    answers. What the exam has none of is NaN.
+    """The results in an exam of judges that do not read, in percent: macro accuracy, atoms and used
+    atoms read as they are in its known answers, pairs right, hard pairs right, and used atoms of
+    its real answers. What the exam has none of is NaN.
 
     `items` are the plain readings; they hold both answers of every pair.
     """
@@ -267,8 +267,8 @@ def right_share(frame: "pd.DataFrame") -> float:
 
 # %% ../../../nbs/products/exam/07_rank.ipynb #7a4c0022
 def rank_line(rank: Mapping[str, Any] | None, trivial: Sequence[Mapping[str, Any]] = ()) -> str:
-    """What an exam says of a judge's rank, as a sentence; `rank` is its entry `rank`, `trivial` the
-    rows of `trivial_table`.
+    """What an exam says about a judge's rank, as a sentence; `rank` is its entry `rank`, `trivial`
+    the rows of `trivial_table`.
     """
     if not rank:
         return "Rank: not measured, since no hard pair was read blind."

@@ -158,9 +158,9 @@ def starter_real_answers(examples: Iterable[Example]) -> list[RealAnswer]:
 def real_items(
     answers: Sequence[RealAnswer], examples: Iterable[Example], count: int | None = None
 ) -> list[ExamItem]:
-    """So many real answers as readings of an exam (all for `None`), evenly over the records and
-    over answers with and without the tested atom; numbered from 20,000, apart from other answers to
-    the same example.
+    """This many real answers as readings of an exam (all for `None`), spread evenly over the
+    records and over answers with and without the tested atom. They are numbered from 20,000, so
+    that their numbers differ from those of other answers to the same example.
     """
     examples_by_id = {example.id: example for example in examples}
     numbered = [

@@ -212,8 +212,9 @@ def algorithm_class(
 
 
 def register(tokenizer, config: CreditConfig, **bounds: Any) -> str:
-    """Puts the algorithm in the place of prime-rl's `grpo`; returns prime-rl's version. `bounds`
-    are those of `GroupCredit`, and the errors those of `algorithm_class`."""
+    """Replaces prime-rl's `grpo` by the algorithm; returns prime-rl's version. `bounds` are those
+    of `GroupCredit`, and the errors those of `algorithm_class`.
+    """
     algorithm = algorithm_class(tokenizer, config, **bounds)
     from prime_rl.orchestrator.algo import ALGORITHM_CLASSES
 

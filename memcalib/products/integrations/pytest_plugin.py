@@ -54,7 +54,7 @@ class MemoryUse:
         if not scored:
             reasons = {judgment.error or "unscored" for judgment in self.judgments}
             raise ValueError(
-                f"memory_use: found no scored answer of {len(self.judgments)} "
+                f"memory_use: found no scored answer among {len(self.judgments)} "
                 f"({'; '.join(sorted(reasons))[:300]}); allowed: at least one"
             )
         metrics = metric_table()
@@ -100,11 +100,15 @@ class MemoryUse:
 
     def explanation(self, count: int = 5) -> list[str]:
         """Lines for a failed assertion: how much was measured, and the worst memories."""
+        from memcalib.io.records import counted
         from memcalib.products.integrations.grading import worst_atoms
 
         questions = len({judgment.question_id for judgment in self.judgments})
         answers = len(self.judgments)
-        lines = [f"{answers} answers to {questions} questions, {self.unscored} unscored"]
+        lines = [
+            f"{counted(answers, 'answer')} to {counted(questions, 'question')}, "
+            f"{self.unscored} unscored"
+        ]
         worst = worst_atoms(self.judgments, self.examples, count)
         if worst:
             lines += ["the memories that were used most wrongly:", *worst]

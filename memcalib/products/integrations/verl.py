@@ -154,7 +154,7 @@ _HANDED_OVER: ContextVar[Float[Tensor, "row token"] | None] = ContextVar("advant
 
 @contextmanager
 def handing_over(advantages: Float[Tensor, "row token"]) -> Iterator[None]:
-    """Within it, the estimator returns these advantages."""
+    """A context in which the estimator returns these advantages."""
     token = _HANDED_OVER.set(advantages)
     try:
         yield

@@ -24,7 +24,7 @@ class Unbalanced(ForeseenError):
 
 @dataclass
 class Tally:
-    """What was found of one unit, what was used of it, and why the rest was not."""
+    """For one unit: how many were found, how many were used, and why the rest was not."""
 
     found: int = 0
     used: int = 0
@@ -32,19 +32,21 @@ class Tally:
 
     @property
     def missing(self) -> int:
-        """How many were found of which nothing is known; negative where too many were decided."""
+        """How many were found but not accounted for; negative if more were accounted for than
+        found.
+        """
         return self.found - self.used - self.left.total()
 
 
 class Account:
-    """What became of everything that a log holds."""
+    """What happened to everything in a log."""
 
     def __init__(self) -> None:
         self.tallies = {unit: Tally() for unit in UNITS}
         self.remarks: Counter[str] = Counter()  # what was done to things that are used
 
     def find(self, unit: str, count: int = 1) -> None:
-        """Count what stands in the input."""
+        """Count what the input contains."""
         self.tallies[unit].found += count
 
     def use(self, unit: str, count: int = 1) -> None:
@@ -57,18 +59,18 @@ class Account:
             self.tallies[unit].left[reason] += count
 
     def take_back(self, unit: str, reason: str, count: int = 1) -> None:
-        """Leave what was counted as used before."""
+        """Undo the count of something that was counted as used."""
         self.use(unit, -count)
         self.leave(unit, reason, count)
 
     def remark(self, remark: str, count: int = 1) -> None:
-        """Count something that was done to what is used, such as thoughts taken off an answer."""
+        """Count a change to something that is used, such as reasoning removed from an answer."""
         if count:
             self.remarks[remark] += count
 
     def check(self, used: Mapping[str, int] = {}) -> "Account":
-        """Itself; raises `Unbalanced` where the sums do not agree, or where `used` counts something
-        else than this account does.
+        """Itself; raises `Unbalanced` if the sums do not agree, or if `used` is not what this
+        account counts.
         """
         faults = []
         for unit, tally in self.tallies.items():

@@ -18,7 +18,7 @@ from ..shared.grounding import short_stems
 
 # %% ../../../nbs/products/memory_logs/09_admission.ipynb #4a999769
 class LogConfig(BaseModel):
-    """What is taken from a log."""
+    """Settings for what is read from a log."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,8 +49,8 @@ class LogConfig(BaseModel):
 
 
 def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
-    """Why a row may not enter, as (rule, found, allowed); None when it may. Nothing of its text is
-    repeated.
+    """Why a row is not accepted, as (rule, found, allowed); None if it is accepted. None of its
+    text is repeated.
     """
     if row.consent is False:
         return RowFault("consent refused", "false", "rows whose users agreed")
@@ -77,7 +77,9 @@ def refusal(row: LogRow, config: LogConfig) -> RowFault | None:
 
 # %% ../../../nbs/products/memory_logs/09_admission.ipynb #a2666d63
 def consent_in_words(row: LogRow, config: LogConfig) -> str:
-    """The agreement that covers a row, or that one was given, or that none is on record."""
+    """The agreement that covers a row, in words; or that an unnamed one was given, or that none is
+    on record.
+    """
     if isinstance(row.consent, str):
         return row.consent
     if row.consent:
@@ -101,7 +103,7 @@ def says_again(later: str, earlier: str) -> bool:
 
 
 def distinct_memories(texts: Sequence[str]) -> list[int]:
-    """The indices of the memories that say something which no earlier one says."""
+    """The indices of the memories that say something that no earlier one says."""
     distinct: list[int] = []
     for i, text in enumerate(texts):
         if not any(says_again(text, texts[earlier]) for earlier in distinct):

@@ -247,7 +247,7 @@ def citation_table(audit: CitationAudit) -> "pd.DataFrame":
     """Precision and recall of marks in percent, over all and by what the use was worth.
 
     Rows about over-use and under-use need ideal levels, and are left out without them. Unscored
-    memories count in none.
+    memories are not counted.
     """
     import pandas as pd
 

@@ -19,7 +19,7 @@ from ...metrics import metric_named
 # %% ../../../nbs/products/memory_logs/10_drops.ipynb #6105e08d
 @dataclass(frozen=True)
 class DropRule:
-    """When a fall of a metric between two runs on the same questions counts.
+    """When a drop of a metric between two runs on the same questions counts.
 
     `max_drop` is in points of the metric (0 to 100); `false_alarms` is the rate at which an
     unchanged system may be reported, `caught` the rate at which a drop of `drop` points has to be.
@@ -58,8 +58,8 @@ def drops(
 
 
 def drop_p(question_drops: Float[np.ndarray, " question"], seed: int = 0) -> float:
-    """One-sided p of the mean drop by flipping signs: the chance of one as large if nothing
-    changed.
+    """One-sided p of the mean drop by flipping signs: the probability of a drop this large if
+    nothing changed.
 
     Raises `ValueError` for no question.
     """
@@ -99,8 +99,8 @@ def questions_needed(spread: float, rule: DropRule) -> int:
 
 # %% ../../../nbs/products/memory_logs/10_drops.ipynb #67bf73e3
 def caught_drop(spread: float, questions: int, rule: DropRule) -> float | None:
-    """The smallest drop, in tenths of a point, that so many questions catch at the rate of the
-    rule; `None` where not even a fall by 100 points would be.
+    """The smallest drop, in tenths of a point, that this number of questions catches at the rate of
+    the rule; `None` if not even a drop of 100 points would be caught.
     """
     tenths = np.arange(math.floor(10 * rule.max_drop) + 1, 1001)
     low = 0

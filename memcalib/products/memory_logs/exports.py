@@ -30,8 +30,8 @@ from ...io.records import Record, only_dicts
 
 # %% ../../../nbs/products/memory_logs/04_exports.ipynb #65f6082f
 class LogMemory(Record):
-    """One retrieved memory: its text, and, where the system gives them, its score and the time it
-    was made.
+    """One retrieved memory: its text and, if the system gives them, its score and the time at which
+    it was made.
     """
 
     text: Name
@@ -477,7 +477,7 @@ def shape_of(item: object) -> str:
 
 
 def memories_in(item: object) -> list[RawMemory]:
-    """The memories of an item in a known form; none of any other."""
+    """The memories of an item in a known form; none if the form is unknown."""
     name = shape_of(item)
     return SHAPES[name].read(item) if name else []
 
@@ -593,7 +593,7 @@ def with_candidates(record: Mapping[str, object]) -> list[tuple[object, bool | N
     """The memories of a raw row, each with whether it entered the prompt: those of `candidates`, in
     their order, which entered it when they stand among the memories as well.
 
-    Without `candidates` a memory says it of itself, or nothing is known (None).
+    Without `candidates`, the memory itself says this, or it is unknown (None).
     """
     items = find_memories(record) or []
     candidates = candidate_items(record)
@@ -619,7 +619,8 @@ QUERY_FIELDS = (
 
 def record_kind(record: dict) -> Literal["row", "memory", "store"]:
     """What a record of a file is: a row with a question, one memory without a question, or a store,
-    which is a list of memories with nothing said beside it."""
+    which is a list of memories and nothing else.
+    """
     if record.get("type") in ("entity", "relation") and "query" not in record:
         return "memory"
     if not record.keys().isdisjoint((*QUERY_FIELDS, "input", "memory_ids")):
@@ -643,7 +644,7 @@ _KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: 
 
 
 def kind_of(value: object) -> str:
-    """What a value is, without repeating it."""
+    """The type of a value in words, without the value itself."""
     if isinstance(value, str):
         return f"text of {len(value)} characters"
     if isinstance(value, dict):
@@ -884,8 +885,8 @@ _WITH_ROLE = re.compile(r"\s*(\w+)\s*:\s*(.+)", re.S)
 
 
 def read_turns(items: Sequence[object]) -> tuple[list[Turn], Counter[str]]:
-    """The turns of a conversation, and how many entries were left out for which reason: a system's,
-    and those without a text or in no form that is known.
+    """The turns of a conversation, and how many entries were left out for which reason: those of a
+    system, and those without a text or in an unknown form.
 
     An entry is an object with a role (or type, or from) and content (or text, message, value), or a
     text such as `User: Hello`.
@@ -999,7 +1000,7 @@ def _answer_and_thoughts(answer: object) -> tuple[str, int]:
 
 def read_actions(calls: object) -> list[Action]:
     """The calls of tools in a list, as OpenAI, Anthropic, LangChain or the plain format write them;
-    what is no call is left out.
+    anything else is left out.
     """
     actions = []
     for call in only_dicts(structure_in(calls) if isinstance(calls, str) else calls):
@@ -1044,7 +1045,7 @@ def read_log_row(record: object, line: int = 0, system: str = "") -> LogRow | Ro
 
 
 def count_items(record: object) -> int:
-    """How many memories stand in a raw row, whatever becomes of them."""
+    """How many memories a raw row contains, whether or not they are used."""
     if not isinstance(record, dict) or find_memories(record) is None:
         return 0
     count = 0

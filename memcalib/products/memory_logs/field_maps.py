@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROW_FIELDS', 'MEMORY_FIELDS', 'GOLD_FIELDS', 'MISSING', 'read_map', 'value_at', 'places_of', 'rival_answers',
-           'guess_fields', 'FieldNames', 'understood', 'mapped_places', 'counted', 'grouped_losses', 'LogReading',
-           'start_reading', 'stream_rows', 'read_all', 'rows_text']
+           'guess_fields', 'FieldNames', 'understood', 'mapped_places', 'grouped_losses', 'LogReading', 'start_reading',
+           'stream_rows', 'read_all', 'rows_text']
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #b0b2a86e
 import json
@@ -17,7 +17,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ...io.records import DataError, Violation, one_line, only_dicts, printable, short_repr
+from memcalib.io.records import (
+    DataError,
+    Violation,
+    counted,
+    one_line,
+    only_dicts,
+    printable,
+    short_repr,
+)
 from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
@@ -133,8 +141,8 @@ GOLD_FIELDS = (
 
 
 def read_map(entries: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """A map from what is meant to the place where it stands, from texts such as
-    `query=request.text` or a mapping.
+    """A map from each role to its place in a record, from texts such as `query=request.text` or a
+    mapping.
 
     Raises `ValueError` for an entry of another form, an unknown name, and one given twice.
     """
@@ -162,7 +170,7 @@ MISSING = object()  # what stands at a place that is not there
 
 
 def value_at(record: object, field_path: str) -> object:
-    """What stands at a place of a record; `MISSING` where there is nothing of that name."""
+    """The value at a place of a record; `MISSING` if there is nothing with that name."""
     if isinstance(record, Mapping) and field_path in record:
         return record[field_path]
     value = record
@@ -179,7 +187,7 @@ def value_at(record: object, field_path: str) -> object:
 
 
 def places_of(record: object, depth: int = 2) -> list[str]:
-    """The places of a record, down to so many names: `request`, `request.text`."""
+    """The places of a record, down to this many names: `request`, `request.text`."""
     paths = []
     if isinstance(record, Mapping) and depth:
         for name, value in record.items():
@@ -411,7 +419,9 @@ def _answer_beside_gold(rows: Sequence[Mapping]) -> str:
 
 
 def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> dict[str, str]:
-    """The names that a log seems to use for what neither it nor `given` names in the plain way."""
+    """The names that a log seems to use for roles that neither the log nor `given` names in the
+    standard way.
+    """
     rows = [record for record in records if isinstance(record, Mapping)]
     guessed: dict[str, str] = {}
     finds_memories = any(
@@ -451,7 +461,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #8a6ddde0
 @dataclass(frozen=True)
 class FieldNames:
-    """Where a log has what: as given by a map, and as guessed for the rest."""
+    """The place of each role in a log, as given by a map or, for the rest, as guessed."""
 
     given: Mapping[str, str] = field(default_factory=dict)
     guessed: Mapping[str, str] = field(default_factory=dict)
@@ -461,13 +471,15 @@ class FieldNames:
 
     @property
     def places(self) -> dict[str, str]:
-        """What is meant -> where it stands."""
+        """Role -> its place."""
         field_paths = dict(self.guessed)
         field_paths.update(self.given)
         return field_paths
 
     def translate(self, record: object) -> object:
-        """A record under the names of the plain format; what is no object stays as it is."""
+        """A record under the names of the plain format; anything that is not an object stays as it
+        is.
+        """
         field_paths = self.places
         if not isinstance(record, Mapping):
             return record
@@ -703,11 +715,6 @@ def _first_item(row: Mapping) -> object:
     return None
 
 # %% ../../../nbs/products/memory_logs/08_field_maps.ipynb #6b8e9939
-def counted(count: int, one: str, many: str = "") -> str:
-    """A count with its noun: `1 row`, `1,200 rows`, `2 memories`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     """One line for each kind of loss: how many, what was found first and where, and what is
     allowed.
@@ -733,7 +740,9 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
 
 @dataclass
 class LogReading:
-    """All that was read of a log: rows, losses, where it has what, and what became of the rest."""
+    """Everything that was read from a log: rows, losses, the place of each role, and what happened
+    to the rest.
+    """
 
     name: str
     names: FieldNames
@@ -746,11 +755,11 @@ class LogReading:
 
     @property
     def account(self) -> Account:
-        """What became of everything that the log holds."""
+        """What happened to everything in the log."""
         return self.source.account
 
     def add(self, row: LogRow, keep: bool = True) -> None:
-        """Take in a row that was read; only its counts, unless it is kept."""
+        """Add a row that was read, or only its counts if rows are not kept."""
         if keep:
             self.rows.append(row)
         self.systems[row.system] += 1
@@ -809,7 +818,7 @@ class LogReading:
         return ", ".join(f"{name} ({counted(n, 'row')})" for name, n in self.systems.items())
 
     def count_lines(self) -> list[str]:
-        """How many rows have an answer, levels, times, turns; what is missing is said, too."""
+        """How many rows have an answer, levels, times and turns, and what is missing."""
         counts = self.counts
         all_memories = counted(counts["memories"], "memory", "memories")
         all_rows = counted(counts["rows"], "row")
@@ -864,8 +873,9 @@ class LogReading:
 
 
 def start_reading(source: LogSource, given: Mapping[str, str] = {}) -> LogReading:
-    """A reading of a log of which nothing is read but the names of its fields; raises as
-    `understood` does."""
+    """The start of reading a log, in which only the names of its fields have been read; raises as
+    `understood` does.
+    """
     names = understood(source, given)
     return LogReading(source_name(source), names, source=LogContext(mapped=mapped_places(given)))
 
@@ -895,7 +905,7 @@ def read_all(
     repeated_ids: bool = True,
 ) -> LogReading:
     """Read a log to its end, by a map and by guessing; raises as `understood` and `read_log` do,
-    and `Unbalanced` where something was dropped without a reason.
+    and `Unbalanced` if something was dropped without a reason.
     """
     if not isinstance(source, str | Path):
         source = list(source)
@@ -908,8 +918,8 @@ def read_all(
 
 
 def rows_text(rows: Sequence[tuple[str, str, Sequence[str], str]], shown: int = 10) -> str:
-    """The first rows as they were understood: (id, query, memories, answer) of each, long texts
-    cut.
+    """The first rows as they were understood: (id, query, memories, answer) of each, with long
+    texts shortened.
     """
     lines = []
     for row_id, query, memories, answer in rows[:shown]:

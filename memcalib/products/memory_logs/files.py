@@ -205,7 +205,8 @@ def _without_dots(value: object) -> bool:
 
 def structure_in(text: str) -> list | dict | None:
     """The list or object that a text holds, as JSON or as Python or pandas print it; None for any
-    other text, and for one that cannot be read whole."""
+    other text, and for one that cannot be read completely.
+    """
     stripped = text.strip()
     if stripped[:1] not in ("[", "{", "(") or len(stripped) > _MOST_CHARACTERS:
         return None

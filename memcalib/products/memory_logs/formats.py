@@ -88,7 +88,9 @@ class FoundRow:
 
 @dataclass
 class LogContext:
-    """What a reader needs to know: the account, and the memories that stood before every answer."""
+    """What a reader needs to know: the account, and the memories that were shown before every
+    answer.
+    """
 
     account: Account = field(default_factory=Account)
     standing: list = field(default_factory=list)
@@ -250,7 +252,7 @@ def _message_list(record: Mapping[str, Any]) -> list | None:
 
 
 def is_conversation(record: object) -> bool:
-    """Whether a record is a conversation, and no row with a query."""
+    """Whether a record is a conversation and not a row with a query."""
     if not isinstance(record, dict) or not record.keys().isdisjoint(QUERY_FIELDS):
         return False
     return _message_list(record) is not None
@@ -1638,7 +1640,7 @@ def found_rows(
     source: LogSource, reading: LogContext | None = None
 ) -> Iterator[FoundRow | tuple[int, Violation]]:
     """Stream the rows in a log as its formats give them, and (line, `Violation`) for what cannot be
-    read; whatever becomes of a record is in the account of `reading`.
+    read; the account of `reading` records what happens to each record.
     """
     reading = reading if reading is not None else LogContext()
     account = reading.account
@@ -1700,7 +1702,7 @@ class Store:
                 self.by_id.setdefault(whole, []).append(item)
 
     def of(self, memory_id: object) -> list:
-        """The memories of an id; one that stands for none where the store has it not."""
+        """The memories of an id; a placeholder if the store does not have the id."""
         if isinstance(memory_id, float) and memory_id.is_integer():
             memory_id = int(memory_id)
         return self.by_id.get(str(memory_id)) or [NOT_IN_STORE]
@@ -1820,7 +1822,7 @@ def known_shapes() -> list[str]:
 
 
 def source_name(source: LogSource) -> str:
-    """How a loss names the source of a log: by its file, or as rows."""
+    """The name of the source of a log in a loss: its file, or rows."""
     return Path(source).name if isinstance(source, str | Path) else "rows"
 
 
@@ -1942,9 +1944,9 @@ def read_log(
     has the texts of `memory_ids`, or what stood before every answer of a conversation.
 
     `translate` gives a record the names of the plain format. A row with the id of an earlier one is
-    a loss, or a row with `repeated_ids`. What became of everything is in the account of `reading`.
-    Raises `DataError` when the file holds no row, naming its format and what would help, and
-    `FileNotFoundError`.
+    a loss, or a row with `repeated_ids`. The account of `reading` records what happened to
+    everything. Raises `DataError` when the file holds no row, naming its format and what would
+    help, and `FileNotFoundError`.
     """
     reading = reading if reading is not None else LogContext()
     memory_store = Store()

@@ -60,9 +60,7 @@ MetricName = Annotated[str, AfterValidator(_of_the_table)]
 
 
 class GateSettings(FrozenSettings):
-    """What a gate asks of a run. Points are those of the metrics, 0 to 100; rates lie between 0
-    and 1.
-    """
+    """The settings of a gate. Points are those of the metrics, 0 to 100; rates are from 0 to 1."""
 
     metrics: tuple[MetricName, ...] = Field(
         default=("SCS",), min_length=1
@@ -111,7 +109,7 @@ VERDICTS = ("passed", "undecided", "failed")  # from best to worst
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One thing that a gate asks: its name, its verdict, why, and the numbers behind it."""
+    """One check of a gate: its name, its verdict, the reason, and the numbers behind it."""
 
     name: str
     verdict: str
@@ -435,7 +433,7 @@ def _pairing_notes(pairing: _Pairing, left_out: int, relabelled: Sequence[str]) 
 # %% ../../../nbs/products/memory_logs/15_gate.ipynb #504a3917
 @dataclass
 class Gate:
-    """The checks of a run, and what a reader of them has to know."""
+    """The checks of a run, with notes for their reader."""
 
     run: str
     baseline: str | None
@@ -452,7 +450,7 @@ class Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether a build may go on: nothing failed, and with `strict` nothing is undecided."""
+        """Whether a build may continue: nothing failed and, with `strict`, nothing is undecided."""
         allowed = VERDICTS[:1] if self.settings.strict else VERDICTS[:2]
         return self.verdict in allowed
 
@@ -532,7 +530,7 @@ def _paired(baseline: Side, side: Side, settings: GateSettings) -> PairedAnswers
 def run_gate(
     run: str | Path, baseline: str | Path | None = None, settings: GateSettings | None = None
 ) -> Gate:
-    """Hold a run folder against a baseline, if there is one, and against limits.
+    """Compare a run folder with a baseline, if there is one, and with limits.
 
     Raises `ValueError` for a baseline on other questions or by another judge, for a run with
     several models of which none is named, for a run without a scored answer, and where there is
@@ -808,7 +806,7 @@ def _without_texts(
 
 
 def save_baseline(run: str | Path, folder: str | Path, side: str | None = None) -> Path:
-    """Keep what a gate needs of a run in a folder, without any text of questions, memories or
+    """Save what a gate needs from a run into a folder, without any text of questions, memories or
     answers; returns the folder.
 
     Ids of examples stay as they are. Raises as `run_gate` does.

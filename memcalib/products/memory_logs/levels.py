@@ -37,7 +37,14 @@ from memcalib.inference.client import (
 from ...inference.endpoint import Endpoint
 from ...io.decisions import latest
 from ...io.jsonl import rows_so_far
-from ...io.records import Record, display_text, read_jsonl, write_jsonl, write_whole
+from memcalib.io.records import (
+    Record,
+    counted,
+    display_text,
+    read_jsonl,
+    write_jsonl,
+    write_whole,
+)
 from ...io.private import private_folder
 from ...io.runs import file_hash
 from ...io.settings import package_data
@@ -161,8 +168,8 @@ def level_reading(text: str, example: Example, finish_reason: str = "stop") -> L
 
 
 def read_levels(text: str, example: Example) -> dict[str, _ProposedLevel]:
-    """The proposals of a reply by atom id; of a reply that cannot be read none, and of a memory
-    that comes twice or is not the example's neither.
+    """The proposals of a reply by atom id; none for a reply that cannot be read, for a memory that
+    occurs twice, or for one that does not belong to the example.
     """
     return level_reading(text, example).levels
 
@@ -202,8 +209,8 @@ def _proposals_of(
 def propose_levels(
     examples: Sequence[Example], endpoint: Endpoint, cache: CallCache | Path | None = None
 ) -> list[LevelProposal]:
-    """Ask a model twice for the level of each memory of each question; the cache keeps what was
-    paid for. Raises `CallError`.
+    """Ask a model twice for the level of each memory of each question; replies that were paid for
+    stay in the cache. Raises `CallError`.
     """
 
     async def ask_all() -> list[LevelProposal]:
@@ -242,8 +249,8 @@ DRAWN = 20
 def items_to_settle(
     proposals: Iterable[LevelProposal], drawn: int = DRAWN, seed: int = 0
 ) -> list[LevelProposal]:
-    """The proposals on which the passes disagree or which one lacks, then so many of the agreed
-    ones, drawn.
+    """The proposals on which the passes disagree or that one of them lacks, and then this many of
+    the agreed ones, drawn at random.
     """
     proposals = list(proposals)
     open_items = [proposal for proposal in proposals if not proposal.agreed]
@@ -367,15 +374,15 @@ class LevelsFile:
         return levels
 
     def book(self, labeller: str) -> LevelBook:
-        """The decisions of one person, to go on with; `KeyPage(levels.book("anna"))` asks by
+        """The decisions of one person, to be continued; `KeyPage(levels.book("anna"))` asks by
         keys.
         """
         items = items_to_settle(self.proposals.values())
         return LevelBook(self.folder / "settled.jsonl", items, labeller)
 
     def check_log(self, log_file: str | Path) -> None:
-        """Raises `ValueError` for another log than that for which the levels were proposed: another
-        name and other contents. A folder that does not say it fits any.
+        """Raises `ValueError` if the levels were proposed for another log, that is, one with
+        another name and other contents. A folder that does not record its log fits any.
         """
         stated = self.folder / _LOG_FILE
         if not stated.is_file() or not Path(log_file).is_file():
@@ -390,7 +397,7 @@ class LevelsFile:
 
     def take_sheet(self, sheet: str | Path, labeller: str) -> int:
         """Add the decisions of a filled sheet; returns how many were new. Raises `DataError`
-        listing every line at fault, and `ValueError` for a sheet that lies beside other proposals.
+        listing every faulty line, and `ValueError` for a sheet that belongs to other proposals.
         """
         beside = Path(sheet).resolve().parent
         if beside != self.folder.resolve() and (beside / "proposals.jsonl").is_file():
@@ -419,7 +426,7 @@ class LevelsFile:
         return proposed[0], other
 
     def apply(self, example: Example) -> Example:
-        """The example with its levels; as it is, where one of its memories has none."""
+        """The example with its levels; unchanged if one of its memories has none."""
         row = example.model_dump(mode="json", by_alias=True, exclude_none=True)
         for atom in row["memories"]:
             levels = self._levels_of(f"{example.id}/{atom['atom_id']}")
@@ -465,12 +472,12 @@ class LevelsFile:
         return wrong, len(checked), low, high
 
     def warnings(self) -> list[str]:
-        """Why the levels of this folder should not be trusted as they are: nearly all are the same,
-        or too many checked ones are wrong.
+        """Reasons not to trust the levels of this folder as they are: nearly all are the same, or
+        too many of the checked ones are wrong.
         """
         lines = []
-        counted = [self._levels_of(item) for item in self.proposals]
-        alike = alike_levels(levels[0] for levels in counted if levels is not None)
+        proposed = [self._levels_of(item) for item in self.proposals]
+        alike = alike_levels(levels[0] for levels in proposed if levels is not None)
         if alike and any(row.model == PRACTICE_MODEL for row in self.proposals.values()):
             alike += (
                 f" {PRACTICE_MODEL} is for practice: it only looks at words that the question and "
@@ -501,7 +508,8 @@ class LevelsFile:
         lines = [
             (
                 f"Ideal levels were proposed by {models} in two passes, which agree on {agreed:,} "
-                f"of {len(self.proposals):,} memories; a person decided {len(self.settled):,}."
+                f"of {counted(len(self.proposals), 'memory', 'memories')}; a person decided "
+                f"{len(self.settled):,}."
             )
         ]
         without = [item for item in open_items if self.proposals[item].first is None]
@@ -510,15 +518,15 @@ class LevelsFile:
             faults = Counter(self.proposals[item].first_fault for item in without)
             reasons = "; ".join(f"{fault or 'no reply'}: {n:,}" for fault, n in faults.items())
             lines.append(
-                f"{len(without):,} memories got no level in either pass, and their questions are "
-                f"not scored ({reasons})."
+                f"{counted(len(without), 'memory', 'memories')} got no level in either pass, and "
+                f"the questions are not scored ({reasons})."
             )
         disagreeing = len(open_items) - len(without)
         if disagreeing:
             lines.append(
-                f"{disagreeing:,} memories have no decision by a person although the passes "
-                f"disagree, or only one of them gave a level: the first level counts, and the "
-                f"other is kept as an alternative."
+                f"{counted(disagreeing, 'memory has', 'memories have')} no decision by a person, "
+                f"although the passes disagree or only one of them gave a level. The first level "
+                f"counts, and the other is kept as an alternative."
             )
         rate = self.error_rate()
         if rate is None:

@@ -24,7 +24,7 @@ from memcalib.products.memory_logs.memory_use import (
 )
 from ...io.jsonl import rows_so_far
 from .own_answers import alike_levels
-from ...io.records import one_line, printable
+from ...io.records import counted, one_line, printable
 from ...metrics import load_judgments
 from ...problem import Example, Level, Rollout
 from ...report.page import grid_html, render_page, write_page
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # %% ../../../nbs/products/memory_logs/16_memories.ipynb #a9628861
 @dataclass
 class MemoryReport:
-    """What became of each memory of a run: a row for each, what the counts say, and slices."""
+    """What happened to each memory of a run: a row for each, what the counts say, and slices."""
 
     memories: "pd.DataFrame"
     findings: "pd.DataFrame"
@@ -154,6 +154,13 @@ FINDINGS = {
     "not applied": "They should have been used, but never left a trace.",
     "never used": "They were in many prompts but never useful, so you could delete them.",
 }
+_VERBS = {
+    "hijacks": ("hijacks answers", "hijack answers"),
+    "intrudes": ("intrudes into answers", "intrude into answers"),
+    "stale": ("is stale", "are stale"),
+    "not applied": ("was not applied", "were not applied"),
+    "never used": ("was never used", "were never used"),
+}  # of one memory, and of several
 _PAGE_COLUMNS = {
     "text": "memory",
     "memory": "id",
@@ -211,17 +218,17 @@ def most_harmful(report: MemoryReport) -> str:
     text = worst["text"]
     shown = text if len(text) <= 80 else f"{text[:79]}…"
     return (
-        f"Most harm comes from {shown!r}: used wrongly in {wrong:.0f} of {scored:,} answers, "
-        f"{100 * worst['lost'] / total:.0f} % of the lost SCS."
+        f"Most harm comes from {shown!r}. It was used wrongly in {wrong:.0f} of {scored:,} "
+        f"answers, and {100 * worst['lost'] / total:.0f} % of the lost SCS is due to it."
     )
 
 
 def memories_sentence(report: MemoryReport) -> str:
-    """The most important of a run in words, first the memory that does most harm."""
+    """The main results of a run in sentences, beginning with the memory that does most harm."""
     counts = report.findings["finding"].value_counts()
     text = (
-        f"{len(report.memories):,} memories in the prompts of {report.answers:,} answers to "
-        f"{report.questions:,} questions."
+        f"{counted(len(report.memories), 'memory', 'memories')} appeared in the prompts of "
+        f"{counted(report.answers, 'answer')} to {counted(report.questions, 'question')}."
     )
     lost = report.memories["lost"].sum(min_count=1)
     if lost == lost and report.answers:
@@ -229,9 +236,9 @@ def memories_sentence(report: MemoryReport) -> str:
         worst = report.memories["lost"].head(10).sum()
         share = 100 * worst / lost if lost else 0
         text += f", {share:.0f} % of which is due to the ten worst memories." if lost else "."
-    counted = [f"{counts[name]:,} {name}" for name in FINDINGS if name in counts]
-    if counted:
-        text += f" Found: {', '.join(counted)}."
+    found = [counted(counts[name], *_VERBS[name]) for name in FINDINGS if name in counts]
+    if found:
+        text += f" Of these memories, {', '.join(found)}."
     return f"{most_harmful(report)} {text}".strip()
 
 

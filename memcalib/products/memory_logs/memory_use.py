@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/products/memory_logs/13_memory_use.ipynb #609ad8c0
 def memory_key(block: Block) -> str:
-    """By what a memory is known over many prompts: the id of its store, or a hash of its words."""
+    """What identifies a memory across prompts: its id in the store, or a hash of its words."""
     store_ids = (block.model_extra or {}).get("store_ids")
     return str(store_ids[0]) if store_ids else _key_of_words(block.memory_text)
 
@@ -347,8 +347,8 @@ def _stale(table: "pd.DataFrame", frame: "pd.DataFrame") -> Iterator[dict[str, A
         if answers >= LEAST_STALE:
             text, time = max(newer.items(), key=lambda pair: pair[1])
             why = (
-                f"of {rows['time'].iloc[-1]}, used too much in {answers} answers although the "
-                f"newer '{_shown(text)}' of {time} was in the prompt too"
+                f"dates from {rows['time'].iloc[-1]} and was used too much in {answers} answers, "
+                f"although the newer '{_shown(text)}' of {time} was in the prompt too"
             )
             yield {"finding": "stale", "memory": memory, "text": rows["text"].iloc[-1], "why": why}
 
@@ -373,10 +373,10 @@ def findings(table: "pd.DataFrame", frame: "pd.DataFrame") -> "pd.DataFrame":
             rows.append({"finding": "not applied", **memory_fields, "why": why})
         elif row["in_prompt"] >= LEAST_NEVER_USED and not row["should_use"] > 0:
             most = 100 * (1 - 0.05 ** (1 / row["in_prompt"]))
-            levels = "rightly so" if row["should_use"] == 0 else "ideal levels are not known"
+            levels = "as it should" if row["should_use"] == 0 else "and its ideal level is unknown"
             why = (
-                f"in {row['in_prompt']} prompts without a trace, {levels}; used in at most "
-                f"{most:.0f} % of answers (95 %)"
+                f"was in {row['in_prompt']} prompts and left no trace, {levels}; with 95 % "
+                f"confidence, it is used in at most {most:.0f} % of answers"
             )
             rows.append({"finding": "never used", **memory_fields, "why": why})
     return pd.DataFrame(rows, columns=["finding", "memory", "text", "why"])
@@ -412,7 +412,7 @@ def _slice_values(frame: "pd.DataFrame", by: str) -> "pd.Series":
 
 def use_by(frame: "pd.DataFrame", by: str) -> "pd.DataFrame":
     """How memories of each part were used, in percent of those in prompts, with 95 % bounds that
-    resample questions; empty where the log does not say it.
+    resample questions; empty if the log does not say so.
 
     `by` is one of `SLICES_OF_USE`. `over_used` and `under_used` are NaN without ideal levels,
     `lost` is SCS in points for a hundred memories. Raises `ValueError` for another `by`.

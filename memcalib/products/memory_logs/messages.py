@@ -48,8 +48,9 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class MemoryEdit:
-    """A change of what stands before every answer: words that are replaced, or, without old ones,
-    added; `label` names their block."""
+    """A change of the memory that is shown before every answer: words that are replaced or, if
+    there are no old ones, added; `label` names their block.
+    """
 
     label: str
     old: str
@@ -325,7 +326,7 @@ def _day(time: object) -> str:
 
 
 def is_message(value: object) -> bool:
-    """Whether a value is a message: an object with a role that is known and something in it."""
+    """Whether a value is a message: an object with a known role and some content."""
     if not isinstance(value, Mapping):
         return False
     inner = value.get("message")
@@ -493,7 +494,7 @@ def _day_of_memory(item: object) -> str:
 
 
 class Conversation:
-    """The rows of one conversation; whatever becomes of its messages goes into an account.
+    """The rows of one conversation; the account records what happens to its messages.
 
     `standing` are memories that stood before every answer. With `last_only` the last answer alone
     gives a row, and what was said before it are its turns. A row is named by its number, or

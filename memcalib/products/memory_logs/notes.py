@@ -103,8 +103,8 @@ class _Bullets:
 
 def note_entries(text: str) -> list[tuple[str, str]]:
     """(heading, text) of each bullet and paragraph of a Markdown text. A bullet inside another one
-    goes on with its statement, or, where that is a title, has the title in front. A block of code
-    belongs to what stands above it, unless an empty line parts them and it is not indented.
+    continues its statement or, if that is a title, has the title in front. A block of code belongs
+    to the text above it, unless an empty line separates them and the block is not indented.
     """
     entries: list[tuple[str, list[str]]] = []
     bullets = _Bullets()

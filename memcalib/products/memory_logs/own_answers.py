@@ -21,13 +21,12 @@ from ..shared.dropped import Dropped
 from ...evaluation.footprints import has_levels
 from ...inference.endpoint import Endpoint, place_of
 from ...io.promises import KEPT, LOOKED_FOR, SENDING
-from ...io.records import DataError, Violation, printable
+from ...io.records import DataError, Violation, counted, printable
 from ...io.runs import file_hash
 from .admission import LogConfig, consent_in_words, refusal, says_again
 from .exports import LogMemory, LogRow, RowFault
 from memcalib.products.memory_logs.field_maps import (
     LogReading,
-    counted,
     grouped_losses,
     rows_text,
     start_reading,
@@ -318,7 +317,7 @@ class OwnAnswers:
         return [*self.reading.dropped, *self.dropped]
 
     def notes(self) -> list[str]:
-        """What a reader of results has to know of the log."""
+        """What a reader of results has to know about the log."""
         notes = self.reading.notes() + [f"Log: {line}." for line in grouped_losses(self.dropped)]
         return notes + self._id_notes()
 
@@ -354,7 +353,7 @@ class OwnAnswers:
         return notes
 
     def preview(self, shown: int = 10) -> str:
-        """What was understood, what was taken out, and the first rows as they would be sent."""
+        """What was understood, what was redacted, and the first rows as they would be sent."""
         answers = {rollout.example_id: rollout.response for rollout in self.rollouts}
         rows = []
         for example in self.examples[:shown]:
@@ -394,7 +393,7 @@ class OwnAnswers:
             if isinstance(judge, Endpoint):
                 lines.append(
                     f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
-                    f"conversation and answer of {len(self.rollouts):,} answers."
+                    f"conversation and answer of {counted(len(self.rollouts), 'answer')}."
                 )
         if lines:
             lines.append(f"{SENDING['again']}. {KEPT['cache']}.")
@@ -555,11 +554,11 @@ def own_answers(
     """The examples and answers in a log (or of rows, `source`), redacted; what does not enter is
     counted.
 
-    `limit` takes the first so many questions; rows without an answer are kept where no
-    `answers_needed`. With `shown` only so many examples are kept and the others counted, so that a
-    log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a map that
-    does not fit, and a log of which no row may enter, `FileNotFoundError`, and `Unbalanced` where
-    something was dropped without a reason.
+    `limit` takes only the first questions; rows without an answer are kept where no
+    `answers_needed`. With `shown`, only this many examples are kept and the others are counted, so
+    that a log of any size fits into memory. Raises `DataError` for a file of an unknown shape, a
+    map that does not fit, and a log of which no row may enter, `FileNotFoundError`, and
+    `Unbalanced` if something was dropped without a reason.
     """
     source = plan.file if source is None else source
     if not isinstance(source, str | Path):

@@ -53,8 +53,8 @@ FRAMINGS: dict[str, str] = {
 class PromptSetting(FrozenSettings):
     """How memories get into the prompt: which ones, and in which words.
 
-    Without `top_k` and `threshold` those that the log says entered the prompt; where it says
-    nothing, all.
+    Without `top_k` and `threshold`, these are the memories that entered the prompt according to the
+    log, or all of them if it does not say.
     """
 
     top_k: int | None = Field(default=None, ge=0)  # the first so many
@@ -205,7 +205,7 @@ def setting_example(example: Example, setting: PromptSetting, is_distance: bool 
 
 
 def template_of(setting: PromptSetting) -> str:
-    """The name of the prompt template with the wording of a setting; enters it where it is new."""
+    """The name of the prompt template with a setting's wording; a new template is registered."""
     name = f"sweep {setting.framing} {setting.role}"
     if name not in PROMPT_TEMPLATES:
         system_memory = None
@@ -303,8 +303,8 @@ def whole_judgment(example: Example, judgment: Judgment | None, setting: PromptS
 
 # %% ../../../nbs/products/memory_logs/14_sweep.ipynb #05f1d15c
 def prompt_tokens(examples: Sequence[Example], setting: PromptSetting) -> float:
-    """Tokens of a prompt on average, estimated at four bytes each; `examples` are those of the
-    setting.
+    """The average number of tokens in a prompt, estimated at four bytes each; `examples` are those
+    of the setting.
     """
     template = template_of(setting)
     counts = [estimate_tokens(render(example, prompt_template=template)) for example in examples]
@@ -356,8 +356,8 @@ class Recommendation:
 
 
 def recommend(table: "pd.DataFrame") -> Recommendation:
-    """What a `sweep_table` recommends; of settings with equal SCS the one with fewer tokens. Stale
-    memories alone are no setting for use, and are not recommended.
+    """What a `sweep_table` recommends; among settings with equal SCS, the one with fewer tokens. A
+    setting that shows only stale memories is never recommended.
     """
     today = table.iloc[0]
     for_use = table[~table["setting"].str.contains("stale only")]

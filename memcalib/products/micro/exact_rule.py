@@ -23,8 +23,9 @@ class ExactPairs(Pairs):
 
 
 class ExactRule(CreditRule[ExactPairs]):
-    """Per-atom credit from the world's own truth in the place of a share `eta` of GDPO's;
-    `eta` must be one number."""
+    """Per-atom credit from the world's own truth, which replaces a share `eta` of GDPO's; `eta`
+    must be one number.
+    """
 
     name = "exact"
     label = "exact credit"

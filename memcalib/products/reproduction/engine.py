@@ -248,8 +248,8 @@ def run_jobs(
     say: Callable[[str], None] = print,
     advice: str = "",
 ) -> None:
-    """Run what is to be done for the targets (all jobs without any), so many at once on this
-    machine.
+    """Run what is to be done for the targets (all jobs without any), at most this many at once on
+    this machine.
 
     Raises `ModuleNotFoundError` naming the extra where Snakemake is missing, `ForeseenError` where
     something is missing that a job needs or another command works on the same root, and at the end

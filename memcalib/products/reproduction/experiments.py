@@ -720,7 +720,7 @@ def write_index(run: Run) -> Path:
 
 # %% ../../../nbs/products/reproduction/20_experiments.ipynb #ddc8a5c1
 def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = ()) -> Run:
-    """The run of a profile, `settings` laid over it, in OUT/PROFILE.
+    """The run of a profile, with `settings` applied to it, in OUT/PROFILE.
 
     Raises `ValueError` for names that no experiment has, settings of a row or notebook at fault,
     and a profile that says it is complete and is not.

@@ -188,7 +188,7 @@ class PlannedModel:
         self._check_launcher()
 
     def recipe_with(self, changes: Mapping[str, Any]) -> Recipe:
-        """The recipe with the model's settings and further ones laid over it."""
+        """The recipe with the model's settings and further ones applied to it."""
         texts = tuple(set_texts({**self.model.settings, **changes}))
         if texts not in self._recipes:
             recipe = load_recipe(self.model.recipe, texts)
@@ -288,7 +288,7 @@ def training_hours(model: Model, method: str, epoch: Mapping[str, float]) -> flo
 
 
 def evaluation_hours(model: Model, answers: int, prompt: float = ASSUMED["prompt"]) -> float:
-    """Device hours that so many answers to prompts of this length in tokens take; 0 where the
+    """Device hours that this many answers to prompts of this length in tokens take; 0 where the
     profile states no speed.
     """
     if model.seconds is not None:
@@ -300,7 +300,7 @@ def evaluation_hours(model: Model, answers: int, prompt: float = ASSUMED["prompt
 
 
 def judging_cost(judge: JudgeSetting | None, price: Price | None, answers: int) -> float | None:
-    """What judging so many answers costs in US dollars; None where no price is known."""
+    """The cost of judging this many answers, in US dollars; None if no price is known."""
     if not isinstance(judge, Endpoint):
         return 0.0
     price = judge.price or price

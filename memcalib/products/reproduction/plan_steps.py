@@ -30,7 +30,7 @@ def examples(world: str, examples: int, seed: int, out: str) -> None:
 
 
 def taught(rows: Mapping[str, int], seed: int, out: str) -> None:
-    """Write so many demonstrations of each world into `out/accepted.jsonl`, those of one after
+    """Write this many demonstrations of each world into `out/accepted.jsonl`, those of one after
     those of the other and no example twice.
     """
     lines = []

@@ -112,9 +112,9 @@ class Ablation(FrozenSettings):
 
 
 class Search(FrozenSettings):
-    """Values of the learning rate that are tried for rows, each with one training run, and
-    compared by SCS on validation examples; every row has the same number of tries. `settings`
-    are laid over the recipe in tries alone, such as fewer steps.
+    """Values of the learning rate that are tried for rows, each with one training run, and compared
+    by SCS on validation examples; every row has the same number of tries. `settings` are applied to
+    the recipe in tries only, such as fewer steps.
     """
 
     values: tuple[float, ...] = Field(min_length=1)

@@ -66,7 +66,7 @@ def _run_here(root: Path, name: str) -> None:
 
 
 def run_in_processes(jobs: Jobs, processes: int, say: Callable[[str], None] = print) -> None:
-    """Run what is to be done of a plan in so many processes of this machine.
+    """Run the remaining jobs of a plan in this many processes on this machine.
 
     Raises `ForeseenError` where another command works on the same root, and `TasksFailed` with the
     error of each job that failed.
@@ -143,11 +143,11 @@ def run_quickstart(
     from_scratch: bool = False,
     settings: Sequence[str] = (),
 ) -> Path:
-    """Run a profile of one model, its jobs beside each other, write tables, figures and
-    report.html, print the table; returns the path of the report.
+    """Run a profile of one model with its jobs in parallel, write tables, figures and report.html,
+    and print the table; returns the path of the report.
 
-    The report is written as soon as the first training is measured, and again after each of the
-    others. A run that was stopped continues, a finished one is only assembled again. Raises
+    The report is written as soon as the first training is measured, and again at the end. A run
+    that was stopped continues, and a finished one only writes its report again. Raises
     `ValueError` for a bad profile, or a folder that holds a run of other settings, and
     `TasksFailed` with the error of each job that failed.
     """
@@ -182,7 +182,7 @@ def run_quickstart(
         print(line, flush=True)
         finished = _finished_rows(rows, jobs) if ": done" in line else []
         trained = {row.row for row in finished if row.seed is not None}
-        if trained - reported and len(finished) < len(rows):
+        if trained and not reported and len(finished) < len(rows):
             reported.update(trained)
             print(f"Report so far: {report_of(finished)}", flush=True)
 

@@ -263,8 +263,9 @@ _SHOWN_SCORES = ("SCS", "Exact", "sMOS", "sMUS", "divergence", "length", "repeti
 def rule_sentence(
     rule: str, gain: "pd.DataFrame", costs: "pd.DataFrame", placement: "pd.DataFrame"
 ) -> str:
-    """What came of a rule against GDPO: its gain under each judge, its cost, and how it agrees with
-    exact credit."""
+    """The result of a rule compared with GDPO: its gain under each judge, its cost, and how it
+    agrees with exact credit.
+    """
     label = compared_rule(rule).label
     of_rule = gain[gain["rule"] == rule]
     clauses = []

@@ -22,8 +22,8 @@ class HasOrigin(Protocol):
 
 
 class Dropped(Record):
-    """A row that did not pass: the stage and rule that stopped it, what was found there,
-    and what is allowed.
+    """A row that was dropped: the stage and rule that stopped it, what was found there, and what is
+    allowed.
     """
 
     id: str = ""

@@ -277,8 +277,8 @@ class Questionnaire(Book[ItemT, RowT]):
     def line_faults(
         cls, line: Mapping[str, str], earlier: Sequence[tuple[int, Mapping[str, str]]]
     ) -> Iterator[CellFault]:
-        """Why the decision of a line cannot be taken; `earlier` holds (number,
-        line) of those about the same place.
+        """Why the decision in a line cannot be used; `earlier` has (number, line) of the lines
+        about the same place.
         """
         if earlier:
             column = ("item", *cls.place_fields)[-1]
@@ -303,7 +303,7 @@ class Questionnaire(Book[ItemT, RowT]):
     ) -> int:
         """Add a sheet's answers to a file; returns how many were new or changed.
 
-        Nothing is saved when a line is at fault, and no file is made for a sheet without an answer.
+        Nothing is saved if a line is faulty, and no file is made for a sheet without an answer.
         """
         rows = cls.read_sheet(sheet, items, labeller)
         if not rows:
@@ -421,8 +421,8 @@ class Walk:
         return start
 
     def move(self, step: int) -> None:
-        """Go so many places on, or back, as far as there are places;
-        0 goes to the next one without a decision.
+        """Go this many places forward or back, as far as there are places; 0 goes to the next one
+        without a decision.
         """
         self.status = ""
         if step:
@@ -431,7 +431,7 @@ class Walk:
             self.index = self.unseen(self.index)
 
     def save(self, *answer: Any) -> bool:
-        """Save a decision on the current place; whether that worked."""
+        """Save a decision on the current place, and return whether it was saved."""
         try:
             self.book.put(*self.place, *answer)
         except OSError as error:
@@ -471,7 +471,7 @@ class KeySession(Walk):
             self.status = "Note saved."
 
     def decide(self, decision: object) -> bool:
-        """Save a decision on the current place with its note; whether that worked."""
+        """Save a decision on the current place with its note, and return whether it was saved."""
         saved = self.save(decision, self.note)
         if saved:
             self.drafts.pop(self.place, None)
@@ -563,7 +563,7 @@ QUIET = 0.4  # seconds
 
 
 class KeyPage(WidgetPage):
-    """A page to answer a questionnaire with single keys; goes on where the file stops,
+    """A page to answer a questionnaire with single keys; it continues where the file stops, and
     saves every decision at once.
     """
 

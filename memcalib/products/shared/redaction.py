@@ -224,8 +224,8 @@ def as_seen(text: str) -> tuple[str, Sequence[int]]:
 # %% ../../../nbs/products/shared/04_redaction.ipynb #e2d01723
 @dataclass
 class Redaction:
-    """What became of the texts of one row: the new texts, and the places and different values that
-    each rule replaced.
+    """What happened to the texts of one row: the new texts, and the places and different values
+    that each rule replaced.
     """
 
     texts: list[str]
@@ -897,8 +897,8 @@ def is_phone(text: str) -> bool:
 
 
 def is_counted(text: str, start: int, end: int) -> bool:
-    """Whether the words beside a number say that it counts or names something: an order, a seed, so
-    many bytes.
+    """Whether the words beside a number say that it counts or names something: an order, a seed, a
+    number of bytes.
     """
     before = text[max(0, start - 40) : start]
     after = text[end : end + 20]

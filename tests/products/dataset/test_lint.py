@@ -427,7 +427,7 @@ def test_a_file_is_linted_with_lines_and_counts(tmp_path):
         and data["errors"] == 1
         and data["rules"]["action_level"]["rows_flagged"] == 1
     )
-    assert "action_level" in result.text() and "4 rows in 1 files: 1 errors" in result.text()
+    assert "action_level" in result.text() and "4 rows in 1 file: 1 error" in result.text()
 
 
 def test_the_same_findings_in_memory_and_from_files(tmp_path):

@@ -140,9 +140,9 @@ def test_the_first_sentence_names_the_memory_with_most_harm(capsys, tmp_path):
     write_jsonl(tmp_path / "judgments.jsonl", judgments)
     code, output, errors = run(capsys, "memories", tmp_path)
     assert code == 0, errors
-    first = "Most harm comes from 'Memory 2.': used wrongly in 14 of 40 answers, 100 % of the lost"
+    first = "Most harm comes from 'Memory 2.'. It was used wrongly in 14 of 40 answers, and 100 %"
     assert output.startswith(first)
-    assert "Found: 1 intrudes." in output
+    assert "Of these memories, 1 intrudes into answers." in output
     page = (tmp_path / "memories.html").read_text(encoding="utf-8")
     assert "used wrongly in 14 of 40 answers" in page and "<h3>intrudes" in page
 

@@ -278,7 +278,7 @@ def test_from_a_log_to_a_page(tmp_path, capsys, monkeypatch):
     footprints = ("--unlabelled", *options[:-1], "foot")
     assert run("evaluate", *footprints) == 0
     assert (
-        "6 memories in prompts (2 different ones): 6 left a trace, 0 decided"
+        "6 memories in the prompt (2 different): 6 left a trace, and 0 decided"
         in capsys.readouterr().out
     )
     page = (tmp_path / "foot/report.html").read_text()

@@ -110,7 +110,7 @@ def test_proposed_levels(capsys, folder, proxy, mode):
     else:
         assert code == 3
         assert re.search(
-            r"4 memories got no level in either pass, and their questions are not scored "
+            r"4 memories got no level in either pass, and the questions are not scored "
             r"\(the server sent \d+ characters as reasoning and no answer: [24]",
             out,
         )

@@ -22,7 +22,7 @@ from ....problem import text_hash
 # %% ../../../../nbs/products/micro/practice/06_memory_system.ipynb #ae9d88a4
 @dataclass(frozen=True)
 class StoredMemory:
-    """One memory of the practice store; `fault` names what was planted, "" for nothing."""
+    """One memory of the practice store; `fault` names what was planted, "" if nothing was."""
 
     id: str
     text: str

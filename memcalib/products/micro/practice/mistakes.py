@@ -153,9 +153,7 @@ class MistakeRates(BaseModel):
 
     @classmethod
     def only(cls, **rates: float) -> "MistakeRates":
-        """These rates and no other; what a repair names is mended for certain unless `mended` says
-        otherwise.
-        """
+        """Only these rates; what a repair names is always fixed unless `mended` says otherwise."""
         every_rate = dict.fromkeys(cls.model_fields, 0.0)
         every_rate["mended"] = 1.0
         every_rate.update(rates)
