@@ -109,15 +109,17 @@ def _refuse_of_another_user(file: Path) -> None:
 
 
 def _place_of(path: Path) -> Path:
-    """Where a cache file is, behind links, which SQLite follows; raises `CacheError` for a link of
-    another user.
+    """Where a cache file is, behind links, which SQLite follows, to files and to folders; raises
+    `CacheError` for a link of another user. A link of the administrator to a folder is followed.
     """
-    step = path
+    step = path.absolute()
     for _ in range(40):  # more links than a system follows
-        if not step.is_symlink():
+        link = next((p for p in (*reversed(step.parents), step) if p.is_symlink()), None)
+        if link is None:
             break
-        _refuse_of_another_user(step)
-        step = step.parent / step.readlink()
+        if link == step or link.lstat().st_uid != 0:
+            _refuse_of_another_user(link)
+        step = link.parent / link.readlink() / step.relative_to(link)
     return path.resolve()
 
 
