@@ -131,7 +131,9 @@ def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite believes what stands beside its file
-        _refuse_of_another_user(path.with_name(path.name + suffix))
+        beside = path.with_name(path.name + suffix)
+        _refuse_of_another_user(beside)
+        _refuse_of_another_user(beside.resolve())  # where it is a link
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         (table_count,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()

@@ -481,6 +481,15 @@ def test_what_another_user_lays_beside_the_cache_is_not_believed(tmp_path, suffi
         CallCache(path).get("k")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_link_beside_the_cache_counts_as_the_file_to_which_it_leads(tmp_path):
+    (tmp_path / "theirs").write_bytes(b"")
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    (tmp_path / "calls.sqlite-journal").symlink_to("theirs")
+    with pytest.raises(CacheError, match="theirs: it belongs to another user"):
+        CallCache(tmp_path / "calls.sqlite").get("k")
+
+
 def test_a_cache_that_can_only_be_read_says_so(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     cache.put("k", {"text": "x"})
