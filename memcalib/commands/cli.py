@@ -167,11 +167,16 @@ class _Stop(SystemExit):
 
 def stop(message: str, code: int = 1) -> None:
     """Print a message to standard error, without keys, and exit."""
+    print(f"memcalib: {_shown(message)}", file=sys.stderr)
+    raise _Stop(code)
+
+
+def _shown(message: str) -> str:
+    """A message without keys and control characters, line breaks apart."""
     from memcalib.io.keys import hide_secrets
     from memcalib.io.records import printable
 
-    print(f"memcalib: {printable(hide_secrets(message), keep=chr(10))}", file=sys.stderr)
-    raise _Stop(code)
+    return printable(hide_secrets(message), keep="\n")
 
 # %% ../../nbs/commands/09_cli.ipynb #a3499b0e
 RESUMED = (
@@ -274,9 +279,6 @@ def main(arguments: list[str] | None = None) -> None:
 
     # idle threads of torch sleep: spinning costs more than the work when the machine is shared
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if os.environ.get("MEMCALIB_DEBUG") == "1":
-        with _private_where_named(arguments):
-            copy_context().run(app, arguments)
     try:
         with termination_interrupts(), _printable_output(), _private_where_named(arguments):
             # what an option allows holds for this command alone
@@ -348,8 +350,12 @@ def _private_where_named(arguments: list[str] | None) -> Iterator[None]:
     names a file or a folder with private rows.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    values = [word.partition("=")[2] for word in words]
-    sources = [value for value in (*words, *values) if os.path.exists(value)]
+    values = []
+    for word in words:  # PLACE=FILE, and --set=PLACE=FILE
+        parts = word.split("=")
+        values += ["=".join(parts[start:]) for start in range(len(parts))]
+    paths = map(os.path.expanduser, values)
+    sources = [path for path in paths if os.path.exists(path)]
     if not sources:  # most often: importing pydantic for them would make --help slow
         yield
         return
@@ -372,6 +378,8 @@ def _stop_with_error(error: Exception, arguments: list[str] | None) -> None:
     """Print an error and exit; the command that goes on is printed where the same command could
     succeed.
     """
+    if os.environ.get("MEMCALIB_DEBUG") == "1":
+        print(_shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     user_mistakes = (ValueError, KeyError, FileNotFoundError, ModuleNotFoundError)
     is_user_mistake = isinstance(error, user_mistakes) or hasattr(error, "exit_code")
     message = _message(error)
@@ -1192,6 +1200,7 @@ def evaluate(
         load_evaluation,
     )
     from memcalib.commands.build import asked_yes
+    from memcalib.io.private import files_named_in, private_files
     from memcalib.settings.files import given, settings_text
 
     options = {
@@ -1225,7 +1234,8 @@ def evaluate(
         return
     if run.own is not None:
         run.agree(yes or asked_yes())
-    print(run.finish())
+    with private_files(*files_named_in(run.evaluation)):
+        print(run.finish())
     unfinished_message = run.left()
     if unfinished_message:
         stop(unfinished_message, UNFINISHED)
@@ -2111,6 +2121,7 @@ def demonstrations(
         demonstration_forecast,
         load_demonstration_plan,
     )
+    from memcalib.io.private import files_named_in, private_files
     from memcalib.settings.files import given, settings_text
 
     teacher_server = (teacher_url, teacher_key_env)
@@ -2132,7 +2143,8 @@ def demonstrations(
     rows = demonstration_forecast(run.plan, run.examples, out, answer_tokens)
     print(forecast_text(rows, answer_tokens))
     if not dry_run:
-        print(run.finish())
+        with private_files(*files_named_in(plan)):
+            print(run.finish())
 
 # %% ../../nbs/commands/09_cli.ipynb #f0dbb2d2
 @app.command(cls=_command_with("memcalib.products.dataset.build:Build"))
@@ -2342,6 +2354,7 @@ def train(
 
     Example: memcalib train micro --method memcalib-rl --out runs/mine --set train.steps=40
     """
+    from memcalib.io.private import files_named_in, private_files
     from memcalib.settings.files import sending_text
     from memcalib.trainer.recipe import load_recipe, method_config
     from memcalib.commands.train import TrainRun
@@ -2364,7 +2377,8 @@ def train(
         cache=cache_of(cache, no_cache),
         command=command_line(),
     )
-    run.run()
+    with private_files(*files_named_in(loaded)):
+        run.run()
     if run.main:
         print(run.text())
     run.state.destroy_process_group()  # threads left to the interpreter's end can abort it

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['JUDGMENTS', 'RolloutKey', 'UNREAD_STARTER', 'NOT_READ_BLIND', 'QUICK_EXAMPLES', 'LIBRARIES', 'RowHandler', 'log',
            'UNFINISHED', 'Weights', 'Evaluation', 'identity', 'load_evaluation', 'evaluation_forecast', 'role_forecast',
-           'make_backend', 'subsets_not_read', 'data_notes', 'drawn_evenly', 'read_examples', 'EvaluationRun',
-           'unfinished', 'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
+           'make_backend', 'naming_model', 'subsets_not_read', 'data_notes', 'drawn_evenly', 'read_examples',
+           'EvaluationRun', 'unfinished', 'answer_file', 'answer_forecast', 'judgment_forecast', 'judgment_file']
 
 # %% ../../nbs/commands/01_evaluate.ipynb #579137d5
 import json
@@ -15,7 +15,8 @@ import random
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -375,7 +376,33 @@ def make_backend(model: Endpoint | Weights, cache: CallCache | None = None) -> B
 
     engine = VllmBackend if model.engine == "vllm" else LocalBackend
     options = {**model.options, "name": _model_name(model)}
-    return engine(model.path, **options)
+    with naming_model(model.path):
+        return engine(model.path, **options)
+
+
+@contextmanager
+def naming_model(path: str | Path) -> Iterator[None]:
+    """Within it, errors of opening a model name it; raises `ValueError` for a folder whose weights
+    are no safetensors files, and for a tokenizer whose chat template fails.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(Path(path).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file}: found {error}; allowed: a safetensors file") from error
+    try:
+        yield
+    except (OSError, ValueError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        raise ValueError(
+            f"{path}: found a model that cannot be opened ({reason}); allowed: whole weights, and "
+            f"a chat template that can be applied to a user's message"
+        ) from error
 
 # %% ../../nbs/commands/01_evaluate.ipynb #247e6442
 UNREAD_STARTER = (

@@ -39,6 +39,7 @@ from memcalib.trainer.recipe import (
     check_ready,
     judge_facts,
     load_start,
+    weights_path,
     merge_adapter,
     method_config,
     recipe_examples,
@@ -250,7 +251,7 @@ class TrainRun:
         from memcalib.trainer.checkpoints import RunStopped, unseal, writing
         from memcalib.training import train
 
-        model, tokenizer = load_start(self.recipe.start, lora=self.config.lora_rank > 0)
+        model, tokenizer = _load_start(self.recipe.start, self.config.lora_rank > 0)
         trainer = train(
             model,
             self.config,
@@ -280,7 +281,7 @@ class TrainRun:
         from memcalib.trainer.sft import sft
 
         _, start = self.recipe.begins(self.method)
-        model, tokenizer = load_start(start, lora=self.config.lora_rank > 0)
+        model, tokenizer = _load_start(start, self.config.lora_rank > 0)
         held_out = ()
         if self.examples.validation and self.config.eval_every:
             answering = method_config(self.recipe, "grpo", self.config.seed)
@@ -661,6 +662,14 @@ class _Progress:
         self.step = max(self.step, row["step"])
 
 # %% ../../nbs/commands/03_train.ipynb #1822308d
+def _load_start(start: Start, lora: bool) -> tuple[Any, Any]:
+    """Model and tokenizer of a start; raises `ValueError` naming it where they cannot be opened."""
+    from memcalib.commands.evaluate import naming_model
+
+    with naming_model(weights_path(start.model)):
+        return load_start(start, lora=lora)
+
+
 def _keep_policy(folder: Path, weights: Path, start: Start) -> None:
     """Make the run's policy of the weights that were saved;
     an adapter is merged into its start, and kept beside it.
@@ -676,7 +685,7 @@ def _keep_policy(folder: Path, weights: Path, start: Start) -> None:
     if weights != adapter:
         unseal(adapter)
         weights.replace(adapter)
-    model, tokenizer = load_start(start, lora=True)
+    model, tokenizer = _load_start(start, True)
     unfinished = folder / "policy.part"
     unseal(unfinished)
     merge_adapter(model, adapter).save_pretrained(unfinished)

@@ -109,15 +109,17 @@ def _refuse_of_another_user(file: Path) -> None:
 
 
 def _place_of(path: Path) -> Path:
-    """Where a cache file is, behind links, which SQLite follows; raises `CacheError` for a link of
-    another user.
+    """Where a cache file is, behind links, which SQLite follows, to files and to folders; raises
+    `CacheError` for a link of another user. A link of the administrator to a folder is followed.
     """
-    step = path
+    step = path.absolute()
     for _ in range(40):  # more links than a system follows
-        if not step.is_symlink():
+        link = next((p for p in (*reversed(step.parents), step) if p.is_symlink()), None)
+        if link is None:
             break
-        _refuse_of_another_user(step)
-        step = step.parent / step.readlink()
+        if link == step or link.lstat().st_uid != 0:
+            _refuse_of_another_user(link)
+        step = link.parent / link.readlink() / step.relative_to(link)
     return path.resolve()
 
 
@@ -129,7 +131,9 @@ def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite believes what stands beside its file
-        _refuse_of_another_user(path.with_name(path.name + suffix))
+        beside = path.with_name(path.name + suffix)
+        _refuse_of_another_user(beside)
+        _refuse_of_another_user(beside.resolve())  # where it is a link
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         (table_count,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()

@@ -173,9 +173,10 @@ _RESERVED = {"model", "messages", "stream", "n", "response_format"}
 # the last word of a name whose value, where it is a text like a key, is a secret; `max_tokens` and
 # `stop_token: <|end|>` are none
 _LAST_OF_SECRET = re.compile(
-    r"(?:^|[_.-])(?:token|passwd|pass|pwd|passphrase|credentials?|auth|pat|jwt|cookie|signature)$"
+    r"(?:^|[^a-z0-9])"
+    r"(?:token|passwd|pass|pwd|passphrase|credentials?|auth|pat|jwt|cookie|signature)[^a-z0-9]*$"
 )
-_LIKE_SECRET = re.compile(r"[^\s<]\S{7,}")
+_LIKE_SECRET = re.compile(r"(?!<.*>$)\S{8,}")
 
 
 def _secret_names(value: object, name: str = "") -> Iterator[str]:

@@ -59,7 +59,10 @@ def _spelled(character: str) -> str:
     a URL (once or twice), mail, JSON, HTML or a shell writes it.
     """
     if character.isspace():
-        return r"(?:\s|\\[nrt]|(?:%|\\x|\\u00)(?:0[9ADad]|20)|\+)+"
+        return (
+            r"(?:\\?\s|\\[nrt]|(?:%|=|\\x|\\u00)(?:0[9ADad]|20)|\\0?40|\+"
+            r"|&(?:nbsp|#(?:0*(?:9|10|13|32|160)|x0*(?:9|[ad]|20|a0)));)+"
+        )
     number = ord(character)
     in_url = quote(character, safe="", errors="replace")
     if character in "-_.~":  # which `quote` leaves
@@ -69,12 +72,13 @@ def _spelled(character: str) -> str:
     in_json = "".join(rf"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
     names = [name for name, text in html5.items() if text == character and name.endswith(";")]
     in_html = "|".join([rf"&#0*{number};", rf"&#x0*{number:x};", *(f"&{name}" for name in names)])
-    plain = re.escape(character)
+    cases = {character, character.upper(), character.lower(), character.casefold()}
+    plain = "|".join(map(re.escape, sorted(cases)))
     in_mail = in_url.replace("%", "=")
-    in_shell = r"|'\"'\"'|'\\''" if character == "'" else ""
+    in_shell = r"|'\"'\"'|'\\''|''" if character == "'" else ""
     return (
-        rf"(?:\\?\\?{plain}{in_shell}|(?i:{in_url}|{twice}|{in_mail}|{in_json}|\\x{number:02x}"
-        rf"|{in_html}))"
+        rf"(?:[\\^`]?\\?(?:{plain}){in_shell}|(?i:{in_url}|{twice}|{in_mail}|{in_json}"
+        rf"|\\x{number:02x}|\\0?{number:o}|{in_html}))"
     )
 
 
@@ -132,7 +136,7 @@ _PRIVATE_KEY = (
 # a letter or digit before a key that belongs to another character: as JSON or a URL writes it, or
 # of a colour or an order to the terminal
 _BEFORE = (
-    r"(?:(?<!\w)|(?<=\\[abefnrtv])|(?<=[%=][0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
+    r"(?:(?<![^\W_])|(?<=\\[abefnrtv])|(?<=[%=][0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
     r"|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\[0-7]{3})|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\U[0-9A-Fa-f]{8})"
     r"|(?<=\[[A-Za-z])|(?<=[\[;]\d[A-Za-z])|(?<=[\[;]\d\d[A-Za-z])|(?<=[\[;]\d{3}[A-Za-z]))"
 )
@@ -144,12 +148,26 @@ _DRAWN = re.compile(
     r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{8,}|\d{10,}|(?:[a-z]+[A-Z]+){3}|[A-Za-z]{20}"
     r"|PRIVATE KEY"
 )
-_IN_HEADER = re.compile(
-    r"(?:(?<=\bbearer[\s:=])|(?<=\bbearer: )|(?<=\bbearer%20))(?=\S*\d)[\w.~+/-]{16,}=*", re.I
+# an order to the terminal, such as a colour, as it is or spelled: a key may begin right behind it
+_TERMINAL_ORDER = re.compile(
+    r"((?:\x1b|\\x1b|\\u001b|\\033|\\e)(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])"
+    r"|(?:\x9b|\\x9b|\\u009b)[0-?]*[ -/]*[@-~])",
+    re.I,
 )
-_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
+_IN_HEADER = re.compile(
+    r"((?<![^\W_])bearer"
+    r"(?:[\s:=+\"'<({\[,]|%[0-9a-f]{2}|\\u00[0-9a-f]{2}|\\[nrt\"'/\\]|&#?\w{1,5};){1,16})"
+    r"(?=[\w.~+/|-]*\d)[\w.~+/|-]{16,}=*",
+    re.I,
+)
+# also as JSON or a URL writes it; a password may contain a slash
+_PASSWORD_IN_ADDRESS = re.compile(
+    r"((?::|%3A)(?:/|\\/|%2F){2})"
+    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@]+(?=@)|(?:(?!%40|%2F)[^/\s])+(?=%40))",
+    re.I,
+)
 _KEY_VARIABLE = re.compile(
-    r"key|token|secret|passw|passphrase|credential|(?:pass|pwd|auth)(?:_|$)", re.I
+    r"key|token|secret|passw|passphrase|credential|(?:pass|pwd|auth|creds?)\d*(?:_|$)", re.I
 )
 _PATH_VARIABLE = re.compile(r"(?:file|path|dir|home|sock|askpass)$", re.I)
 
@@ -189,8 +207,12 @@ def hide_secrets(text: str) -> str:
     for value in sorted(_key_values(), key=len, reverse=True):
         text = hide_key(text, value)
     text = _KEY.sub(_hide_form, text)
-    text = _IN_HEADER.sub("***", text)
-    return _PASSWORD_IN_ADDRESS.sub("***", text)
+    if _TERMINAL_ORDER.search(text):
+        parts = _TERMINAL_ORDER.split(text)  # texts, and between them the orders
+        parts[::2] = [_KEY.sub(_hide_form, part) for part in parts[::2]]
+        text = "".join(parts)
+    text = _IN_HEADER.sub(r"\1***", text)
+    return _PASSWORD_IN_ADDRESS.sub(r"\1***", text)
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e00f
 def key_places(value: object, path: tuple[str, ...] = ()) -> Iterator[str]:

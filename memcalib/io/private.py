@@ -84,7 +84,7 @@ def _files_of(source: Path) -> Iterator[Path]:
         yield source
     elif source.is_dir():
         for file in chain(source.glob("*"), source.glob("*/*")):
-            if file.name.endswith(SUFFIXES) and file.is_file():
+            if file.name.endswith((*SUFFIXES, ".arrow")) and file.is_file():
                 yield file
 
 

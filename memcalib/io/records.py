@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -162,12 +163,24 @@ class ForeseenError(RuntimeError):
     """A stop that was foreseen: its words are for whoever runs the command, and no fault of it."""
 
 # %% ../../nbs/io/02_records.ipynb #f466cb5d
-_SHORT = reprlib.Repr()
+class _Shortened(reprlib.Repr):
+    """Values written short, in which keys are hidden first: half of one would not be found."""
+
+    def repr_str(self, text: str, level: int) -> str:
+        from memcalib.io.keys import hide_secrets
+
+        if len(text) > _LOOKED_AT:
+            text = f"{text[: _LOOKED_AT // 2]} {text[-_LOOKED_AT // 2 :]}"
+        return super().repr_str(hide_secrets(text), level)
+
+
+_LOOKED_AT = 20_000  # characters of a text of which 80 are shown
+_SHORT = _Shortened()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def short_repr(value: object, limit: int = 80) -> str:
-    """The value as Python would write it, cut after `limit` characters."""
+    """The value as Python would write it, without keys, cut after `limit` characters."""
     return cut_text(_SHORT.repr(value), limit)
 
 # %% ../../nbs/io/02_records.ipynb #cad43273
@@ -225,10 +238,12 @@ class TooMuchUnpacked(ValueError):
 
 class Unpacked(gzip.GzipFile):
     """A gzip file that is read; raises `TooMuchUnpacked` where it becomes 500 times as large and
-    more, beyond 10 MB. `packed` has the bytes that it takes where it is itself packed.
+    more, beyond 10 MB. `packed` has the bytes that it takes where it is itself packed, in an
+    archive; those of the archive that were read before it count as well.
     """
 
     packed = sys.maxsize
+    unpacked_before = packed_before = 0
 
     def read(self, size: int = -1) -> bytes:
         return self._checked(super().read(size))
@@ -240,8 +255,8 @@ class Unpacked(gzip.GzipFile):
         return self._checked(super().readline(size))
 
     def _checked(self, piece: bytes) -> bytes:
-        unpacked = self.tell()
-        packed = max(1, min(self.packed, self.fileobj.tell()))
+        unpacked = self.unpacked_before + self.tell()
+        packed = max(1, self.packed_before + min(self.packed, self.fileobj.tell()))
         if is_far_larger(unpacked, packed):
             raise TooMuchUnpacked(
                 f"{unpacked:,} bytes were unpacked from {packed:,} bytes, {unpacked // packed:,} "
@@ -364,6 +379,9 @@ def _from_json(value: Any, feature: object) -> Any:
     return value
 
 
+_HUB_REPOSITORY = re.compile(r"(?:datasets|models|spaces)--.+")  # its folder in a hub's cache
+
+
 def _leads_out(file: Path, folder: Path) -> bool:
     """Whether a file of a folder is a link to a file elsewhere. Within a hub's cache, files are
     links to `blobs` beside `snapshots`, and lead nowhere else.
@@ -371,7 +389,9 @@ def _leads_out(file: Path, folder: Path) -> bool:
     end = file.resolve()
     root = folder.resolve()
     blobs = [
-        parent.parent / "blobs" for parent in (root, *root.parents) if parent.name == "snapshots"
+        repository / "blobs"
+        for snapshots, repository in pairwise((root, *root.parents))
+        if snapshots.name == "snapshots" and _HUB_REPOSITORY.fullmatch(repository.name)
     ]
     return not end.is_relative_to(root) and end.parent not in blobs
 

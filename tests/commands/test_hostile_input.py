@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from memcalib.commands.cli import main
 from memcalib.io.records import write_jsonl
 from memcalib.io.settings import parse_yaml
 from memcalib.problem import Example
@@ -80,6 +81,28 @@ def test_no_control_character_reaches_the_terminal_or_a_table(capsys, hostile_ru
     for file in tables:
         assert_clean(file.read_text(encoding="utf-8"))
     assert any("\\x1b[31mD" in file.read_text(encoding="utf-8") for file in tables)
+
+
+def test_where_an_error_was_is_shown_without_keys_and_control_characters(
+    capsys, tmp_path, monkeypatch
+):
+    """MEMCALIB_DEBUG=1 shows more, and not in another way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMCALIB_DEBUG", "1")
+    key = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij93"
+    with pytest.raises(SystemExit, match="1"):
+        main(["validate", f"no\x1b]0;t\x07{key}.jsonl"])
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors and "records.py" in errors
+    assert_clean(errors)
+    assert key not in errors and "***" in errors
+    [example] = make_examples(WORLDS["short"], 1, 7, "test")
+    row = {**json.loads(example.to_json()), "domain": f"{HOSTILE}{key} is mine"}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n")
+    code, output, errors = run(capsys, "show", "rows.jsonl")
+    assert code == 0 and "is mine" in output
+    assert_clean(output)
+    assert key not in output
 
 
 # YAML ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from memcalib.commands.evaluate import Evaluation, EvaluationRun
 from memcalib.settings.files import check_settings
 from memcalib.inference.endpoint import CallError, Endpoint
 from memcalib.io.keys import hide_key, hide_secrets, key_places
-from memcalib.io.records import write_jsonl
+from memcalib.io.records import short_repr, write_jsonl
 from memcalib.io.runs import RunFolder
 from memcalib.io.settings import SettingErrors
 from memcalib.products.shared.redaction import load_redactor
@@ -349,6 +349,16 @@ BEFORE += [
     "=0A",
     "=3D",
     "%250A",
+    "\x1b[?2004l",
+    "\x1b[?25h",
+    "\x1b[38:5:196m",
+    "\x1b[m\x1b(B",
+    "\x1b7",
+    "\x1bM",
+    "\x1b[1234X",
+    "\\u001b[?2004l",
+    "\x9b?25h",
+    "key_",
 ]
 
 
@@ -360,6 +370,85 @@ def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
         assert hidden == f"found '{before}***\\n'", name
 
 
+BEARERS = [
+    " ",
+    "  ",
+    "\t\t",
+    ": ",
+    ":  ",
+    " = ",
+    "+",
+    '": "',
+    ' "',
+    "\n",
+    "%20",
+    "\\u0020",
+    "&nbsp;",
+]
+
+
+@pytest.mark.parametrize("between", BEARERS)
+@pytest.mark.parametrize(
+    "token", ["abcdef1234567890abcd", "12|abcdefghijklmnopqrstuv", "a" * 15 + "1"]
+)
+def test_what_follows_bearer_is_hidden(between, token):
+    hidden = hide_secrets(f"found auth_Bearer{between}{token} there")
+    assert hidden == f"found auth_Bearer{between}*** there"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bearer abcdefghijklmnop",  # no digit
+        "Bearer abcdef123456789",  # 15 characters
+        "the bearer, who is named below, has 1 card",
+        "forbearer 2024-01-15-evaluation",
+    ],
+)
+def test_what_is_no_bearer_token_stays(text):
+    assert hide_secrets(text) == text
+
+
+ADDRESSES = {
+    "http://mara:goat_tundra99@proxy:80/": "http://***@proxy:80/",
+    "http://goat_tundra99@proxy:80/": "http://***@proxy:80/",
+    "http://mara:goat/tundra99@proxy:80/x": "http://***@proxy:80/x",
+    "https:\\/\\/mara:goat_tundra99@proxy": "https:\\/\\/***@proxy",
+    "https%3A%2F%2Fmara%3Agoat_tundra99%40proxy%3A80": "https%3A%2F%2F***%40proxy%3A80",
+    "http://127.0.0.1:8000/v1/@team": "http://127.0.0.1:8000/v1/@team",
+    "https://example.org/@team": "https://example.org/@team",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_user_and_password_of_an_address_are_hidden(address):
+    assert hide_secrets(f"by {address} there") == f"by {ADDRESSES[address]} there"
+
+
+@pytest.mark.parametrize("name", ["DB_PASS2", "AWS_CREDS", "MY_CRED", "X_PWD1"])
+def test_a_variable_of_such_a_name_holds_a_secret(monkeypatch, name):
+    monkeypatch.setenv(name, "kelpie8moth40x")
+    assert hide_secrets("found kelpie8moth40x") == "found ***"
+
+
+PASSPHRASES = ["otter\\ lane\\ 99\\ ßx", "otter&#32;lane&nbsp;99&#x20;ßx", "otter=20lane=2099=20ßx"]
+PASSPHRASES += ["OTTER LANE 99 SSX", "otter\\040lane 99 &szlig;x"]
+
+
+@pytest.mark.parametrize("spelled", PASSPHRASES)
+def test_a_passphrase_is_found_with_its_blanks_escaped(monkeypatch, spelled):
+    monkeypatch.setenv("WIFI_PASSPHRASE", "otter lane 99 ßx")
+    assert hide_secrets(f"found {spelled}.") == "found ***."
+
+
+@pytest.mark.parametrize(
+    "spelled", [r"gor\047se\041Hill99x", "gor''se!Hill99x", "gor`'se`!Hill99x"]
+)
+def test_a_password_is_found_as_shells_escape_it(monkeypatch, spelled):
+    monkeypatch.setenv("DB_PASSWORD", "gor'se!Hill99x")
+    assert hide_secrets(f"found {spelled}.") == "found ***."
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -368,6 +457,10 @@ def test_a_key_is_seen_behind_what_belongs_to_another_character(before):
         {"headers": [{"credentials": "tundragoat66xx"}]},
         {"sessionToken": ["tundragoat66xx"]},
         {"auth": "tundragoat66xx"},
+        {"access token": "tundragoat66xx"},
+        {"x/token": "tundragoat66xx"},
+        {"token:": "tundragoat66xx"},
+        {"pwd": "<tundragoat66"},
         {"metadata": {"api-key": "x"}},
     ],
 )
@@ -460,3 +553,13 @@ def test_a_key_inside_of_a_judge_of_ones_own_stays_there(tmp_path, monkeypatch, 
     assert '"mode": "strict"' in (tmp_path / "run" / "judge-binding.json").read_text()
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert not [file for file in files if key.encode() in file.read_bytes()]
+
+
+def test_a_key_is_hidden_before_a_value_is_cut(monkeypatch):
+    """What is left of it on both sides of the cut would be found no more."""
+    key = "Zq8Lw2Vn5Tg7" * 7 + "x9Kd93"
+    monkeypatch.setenv("LONG_TOKEN", key)
+    for value in (key, {"a": [key]}, "word " * 10**6 + key, f"{key} " + "word " * 10**6):
+        shown = short_repr(value)
+        assert "***" in shown and "Zq8" not in shown and "Kd93" not in shown, shown
+        assert len(shown) <= 80

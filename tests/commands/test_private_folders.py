@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from memcalib.commands.cli import _private_where_named
 from memcalib.io.jsonl import append_to
 from memcalib.io.private import files_named_in, of_private_run, private_folder
 from memcalib.io.runs import RunFolder
@@ -301,6 +302,44 @@ def test_a_training_on_private_demonstrations_is_private(capsys, work):
         code, _, errors = run(capsys, *words)
     assert code == 0, errors
     assert is_private(work / "trained")
+    made = [path for path in (work / "trained").rglob("*") if path.is_file()]
+    assert not [path for path in made if path.stat().st_mode & 0o077]
+
+
+def test_a_saved_data_set_is_as_private_as_its_rows(work):
+    (work / "saved").mkdir()
+    for name in ("state.json", "data-00000-of-00001.arrow"):
+        (work / "saved" / name).write_text("{}")
+        (work / "saved" / name).chmod(0o644)
+    assert not of_private_run(work / "saved")
+    (work / "saved" / "data-00000-of-00001.arrow").chmod(0o600)
+    assert of_private_run(work / "saved")
+
+
+@pytest.mark.parametrize("word", ["{}", "--data={}", "data={}", "--set=memory.file={}"])
+def test_a_file_among_the_words_of_a_command_is_seen(work, monkeypatch, word):
+    monkeypatch.setenv("HOME", str(work))
+    (work / "rows.jsonl").write_text("{}")
+    for mode, mask in ((0o600, 0o077), (0o644, 0o022)):
+        (work / "rows.jsonl").chmod(mode)
+        for name in ("rows.jsonl", "~/rows.jsonl"):
+            with umask(0o022), _private_where_named(["build", word.format(name)]):
+                within = os.umask(0o022)
+            assert within == mask, name
+
+
+def test_every_file_is_closed_where_settings_name_private_rows(capsys, work, server):
+    """The files too, and not the folder alone: a file may be moved."""
+    assert evaluate(capsys)[0] == 0
+    (work / "rows.jsonl").write_bytes((work / "run" / "examples.jsonl").read_bytes())
+    (work / "rows.jsonl").chmod(0o600)
+    words = ["evaluate", "--set", "data=rows.jsonl", "--judge", "bound_judge52:judge"]
+    words += ["--model", "micro-memory-model", "--base-url", server.base_url, "--key-env", ""]
+    with umask(0o022):
+        code, _, errors = run(capsys, *words, "--limit", "2", "--out", "named", "--no-cache")
+    assert code in (0, 3), errors
+    made = [path for path in (work / "named").rglob("*") if path.is_file()]
+    assert len(made) > 5 and not [path for path in made if path.stat().st_mode & 0o077]
 
 
 @pytest.mark.parametrize("place", ["data.jsonl", "data/train.jsonl"])

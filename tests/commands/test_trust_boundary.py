@@ -17,7 +17,7 @@ from memcalib.settings.files import allowing_hosts, with_settings
 from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
 from memcalib.products.memory_logs.files import folder_logs
 from memcalib.products.memory_logs.notes import note_files
-from memcalib.products.reproduction.plan import Plan
+from memcalib.products.reproduction.plan import Plan, making_words
 from memcalib.products.reproduction.profiles import load_profile
 from memcalib.io.records import DataError, iter_rows, write_jsonl
 from memcalib.io.settings import SettingErrors, dry_run_scope, import_object
@@ -271,6 +271,43 @@ def test_settings_that_name_a_host_and_a_key_together_are_checked_together(folde
     with pytest.raises(ValueError, match="--allow-host evil.example"):
         Plan(plain, folder / "root")
     Plan(plain, folder / "root", with_settings({}, words))
+
+
+SERVERS = {
+    name: {"model": "m", "base_url": "http://localhost:9/v1", "key_env": ""}
+    for name in ("evaluator", "evaluator2")
+}
+TEACHERS = {
+    "a name with an equals sign": (
+        {
+            "teacher": {"model": "t", "key_env": "OPENAI_API_KEY"},
+            "teacher.base_url=https://evil.example/v1 #": 1,
+        },
+        "found a setting named 'teacher.base_url=https://evil.example/v1 #'; allowed: letters",
+    ),
+    "a name with a blank": (
+        {"teacher": {"model": "t", "base_url": EVIL["base_url"]}, " teacher.key_env": "ANY_KEY"},
+        "found a setting named ' teacher.key_env'",
+    ),
+    "a mapping that replaces a place": (
+        {
+            "teacher.base_url": "http://localhost:9/v1",
+            "teacher": {"model": "t", "key_env": "ANY_KEY"},
+        },
+        "demonstrations.teacher.base_url: .*--allow-host api.openai.com",
+    ),
+}
+
+
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_a_plan_of_demonstrations_is_checked_as_its_command_reads_it(folder, teacher):
+    making, said = TEACHERS[teacher]
+    with pytest.raises(ValueError, match=said):
+        making_words({**SERVERS, **making})
+    assert making_words(SERVERS)[1].startswith("evaluator={")
+    if "allow-host" in said:
+        with allowing_hosts("api.openai.com"):
+            assert making_words(making)
 
 
 def test_a_dry_run_of_a_plan_shows_addresses_and_files(capsys, folder):
@@ -595,6 +632,16 @@ def test_links_within_the_cache_of_a_hub_are_followed(folder):
     (folder / "theirs").mkdir()
     (folder / "theirs" / "train.jsonl").symlink_to(blobs / "0a1b")
     [(_, fault)] = iter_rows(folder / "theirs")
+    assert "a link that leads out of the folder" in str(fault)
+
+
+def test_a_folder_that_is_only_named_snapshots_is_no_cache_of_a_hub(folder):
+    theirs = folder / "copy" / "snapshots" / "mine"
+    theirs.mkdir(parents=True)
+    (folder / "copy" / "blobs").mkdir()
+    write_jsonl(folder / "copy" / "blobs" / "0a1b", EXAMPLES)
+    (theirs / "train.jsonl").symlink_to(folder / "copy" / "blobs" / "0a1b")
+    [(_, fault)] = iter_rows(theirs)
     assert "a link that leads out of the folder" in str(fault)
 
 

@@ -481,6 +481,15 @@ def test_what_another_user_lays_beside_the_cache_is_not_believed(tmp_path, suffi
         CallCache(path).get("k")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_link_beside_the_cache_counts_as_the_file_to_which_it_leads(tmp_path):
+    (tmp_path / "theirs").write_bytes(b"")
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    (tmp_path / "calls.sqlite-journal").symlink_to("theirs")
+    with pytest.raises(CacheError, match="theirs: it belongs to another user"):
+        CallCache(tmp_path / "calls.sqlite").get("k")
+
+
 def test_a_cache_that_can_only_be_read_says_so(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     cache.put("k", {"text": "x"})
@@ -519,6 +528,26 @@ def test_what_lies_beside_the_end_of_a_link_is_not_believed_either(tmp_path, suf
     os.chown(beside, 65534, 65534)
     with pytest.raises(CacheError, match=f"{suffix}: it belongs to another user"):
         CallCache(link).get("k")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("end", ["", "link.sqlite"])
+def test_a_link_of_another_user_to_a_folder_is_not_followed(tmp_path, end):
+    """Its owner can let it lead to a folder with other replies at any time."""
+    real = CallCache(tmp_path / "real" / "calls.sqlite")
+    real.put("k", {"text": "honest"})
+    real.close()
+    (tmp_path / "theirs").symlink_to("real")
+    path = tmp_path / "theirs" / "calls.sqlite"
+    if end:
+        (tmp_path / end).symlink_to(path)
+        path = tmp_path / end
+    cache = CallCache(path)
+    assert cache.get("k") == {"text": "honest"}
+    cache.close()
+    os.chown(tmp_path / "theirs", 65534, 65534, follow_symlinks=False)
+    with pytest.raises(CacheError, match="theirs: it belongs to another user"):
+        CallCache(path).get("k")
 
 
 def test_a_damaged_file_behind_a_link_is_deleted_with_what_is_beside_it(tmp_path):

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import pickle
 import shutil
 import sys
 import types
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import memcalib
+from memcalib.commands.evaluate import Weights, make_backend
+from memcalib.commands.train import _load_start
 from memcalib.inference.local import LocalBackend, check_no_hub_code
 from memcalib.products.dataset.lint import sentence_vectors
 from memcalib.products.micro.policy import load_policy, policy_path
@@ -126,3 +129,62 @@ def test_everything_that_opens_a_model_says_no_to_its_code():
     for call, keywords in calls:
         options = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
         assert options.get("trust_remote_code") == "False" or None in options, call
+
+
+class Marking:
+    """What leaves a mark when a pickle with it is opened."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (Path.touch, (self.mark,))
+
+
+def with_template(folder: Path, text: str) -> None:
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = text
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+HARMFUL = {
+    "a pickle": (
+        lambda folder: (folder / "model.safetensors").write_bytes(
+            pickle.dumps(Marking(folder.parent / "ran"))
+        ),
+        "model.safetensors: found .*; allowed: a safetensors file",
+    ),
+    "weights as a pickle": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "no file named model.safetensors .*theirs",
+    ),
+    "a template that raises": (
+        lambda folder: with_template(folder, "{{ raise_exception('no') }}"),
+        "theirs: found a model that cannot be opened .TemplateError: no.*allowed: .*template",
+    ),
+    "a template without end": (
+        lambda folder: with_template(folder, "{% for i in range(10**12) %}{% endfor %}"),
+        "theirs: found a model that cannot be opened .OverflowError",
+    ),
+    "a template that reaches out": (
+        lambda folder: with_template(folder, "{{ ''.__class__.__mro__ }}"),
+        "theirs: found a model that cannot be opened .SecurityError",
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", HARMFUL)
+@pytest.mark.parametrize("role", ["answers", "training"])
+def test_a_harmful_model_folder_is_refused_by_its_name(tmp_path, harm, role):
+    folder = tmp_path / "theirs"
+    shutil.copytree(policy_path("cold-short"), folder)
+    do_harm, said = HARMFUL[harm]
+    do_harm(folder)
+    with pytest.raises((ValueError, OSError), match=said):
+        if role == "answers":
+            make_backend(Weights(path=str(folder))).model  # noqa: B018 (which loads it)
+        else:
+            _load_start(Start(model=str(folder)), False)
+    assert not (tmp_path / "ran").exists()

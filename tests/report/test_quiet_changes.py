@@ -117,6 +117,7 @@ def test_an_evaluation_that_goes_on_refuses_edited_levels(capsys, folder, monkey
     change_rows(folder / "judgments.jsonl", raise_ideal)
     code, _, errors = run(capsys, *words)
     assert code == 1 and "ideal" in errors and "judgments.jsonl" in errors
+    assert "as the example has it" in errors, "before anything is asked or judged"
 
 
 def test_a_file_of_judgments_alone_is_scored_as_it_is(capsys, folder, tmp_path):

@@ -457,20 +457,14 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         csv.field_size_limit(usual_limit)
 
 
-def _stream_values(
-    stream: IO[bytes], name: str, archive: str = "", packed: int = sys.maxsize
-) -> Iterator[tuple[int, object]]:
-    """The values of one open file, by its name, and by that of the archive it is in, in which it
-    takes so many bytes.
+def _stream_values(stream: IO[bytes], name: str, archive: str = "") -> Iterator[tuple[int, object]]:
+    """The values of one open file, unpacked where it is a gzip file, by its name, and by that of
+    the archive it is in.
     """
     file = f"{archive}/{Path(name).name}" if archive else Path(name).name
     plain_name = name.removesuffix(".gz")
-    raw = stream
-    if name.endswith(".gz"):
-        raw = Unpacked(fileobj=stream)
-        raw.packed = packed
     try:
-        text = open_text(raw, file)
+        text = open_text(stream, file)
         if plain_name.endswith((".csv", ".tsv")):
             yield from _table_rows(text, file)
         else:
@@ -543,14 +537,23 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
                     continue
                 try:
                     with archive.open(name) as stream:
-                        yield from _stream_values(stream, name, path.name, sizes.compress_size)
+                        if not name.endswith(".gz"):
+                            yield from _stream_values(stream, name, path.name)
+                            continue
+                        raw = Unpacked(fileobj=stream)
+                        raw.packed = sizes.compress_size
+                        raw.unpacked_before = unpacked
+                        raw.packed_before = packed - sizes.compress_size
+                        yield from _stream_values(raw, name, path.name)
+                        unpacked += raw.tell()
                 except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
                     reason = str(error)[:80].replace("(", "").replace(")", "")
                     allowed = "a complete zip archive, without a password; load or zip it again"
                     yield 0, Violation("zip", reason, allowed, file=f"{path.name}/{name}")
     elif path.name.endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES)) and path.is_file():
         with _with_progress(path) as stream:
-            yield from _stream_values(stream, path.name)
+            raw = Unpacked(fileobj=stream) if path.suffix == ".gz" else stream
+            yield from _stream_values(raw, path.name)
     elif path.is_file() and path.suffix not in (".parquet", ""):
         raise ValueError(
             f"{path.name}: unknown suffix {path.suffix!r}; allowed: {', '.join(LOG_SUFFIXES)}, and "

@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from ...io.jsonl import append_to, try_lock, whole_rows
-from ...io.records import ForeseenError, one_line, write_whole
+from memcalib.io.records import (
+    RATIO_ALLOWED,
+    ForeseenError,
+    TooMuchUnpacked,
+    Unpacked,
+    one_line,
+    short_repr,
+    write_whole,
+)
 from ...io.runs import git_state, versions
 from ...problem import text_hash
 
@@ -309,10 +317,23 @@ def pack_rows(folder: Path) -> list[str]:
 
 
 def unpack_rows(folder: Path) -> None:
-    """Put back the files of rows that are there only packed, as in a clone."""
+    """Put back the files of rows that are there only packed, as in a clone. Raises `ForeseenError`
+    for a name that leads out of the folder, and for a file that becomes far too large.
+    """
     for name in read_json(folder / RECORD).get("rows", []):
-        if not (folder / name).is_file() and _packed(folder, name).is_file():
-            write_whole(folder / name, gzip.decompress(_packed(folder, name).read_bytes()))
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise ForeseenError(
+                f"{folder / RECORD}: rows: found {short_repr(name)}; allowed: files in this folder"
+            )
+        packed = _packed(folder, name)
+        if (folder / name).is_file() or not packed.is_file():
+            continue
+        try:
+            with Unpacked(packed) as file:
+                content = b"".join(iter(lambda: file.read(2**20), b""))
+        except TooMuchUnpacked as error:
+            raise ForeseenError(f"{packed}: {error}; allowed: {RATIO_ALLOWED}") from None
+        write_whole(folder / name, content)
 
 
 def shown_files(folder: Path) -> list[str]:

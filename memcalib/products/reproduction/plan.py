@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['TRAINED_BY', 'ANSWERED_BY', 'CODE_BY_KIND', 'PYTHON', 'STEP', 'QUIET', 'ANSWERED', 'kind_code', 'files_hash',
-           'PlannedRow', 'row_settings', 'set_words', 'set_texts', 'judge_words', 'PlannedModel', 'training_hours',
-           'evaluation_hours', 'judging_cost', 'missing_weights', 'missing_key', 'Plan']
+           'PlannedRow', 'row_settings', 'set_words', 'set_texts', 'making_words', 'judge_words', 'PlannedModel',
+           'training_hours', 'evaluation_hours', 'judging_cost', 'missing_weights', 'missing_key', 'Plan']
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #69161ad9
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,16 +22,16 @@ import yaml
 
 from ...settings.judges import JudgeSetting, judge_reply_tokens
 from ...inference.endpoint import Endpoint, Price
-from ...io.records import is_hub_id, write_whole
+from ...io.records import is_hub_id, short_repr, write_whole
 from ...io.runs import file_hash
-from ...io.settings import package_data
+from ...io.settings import FrozenSettings, package_data
 from ...problem import text_hash
 from .code_hash import code_hash
 from .jobs import Job, Jobs
 from .plan_rows import ROWS, weights_folder
 from .profiles import Ablation, Model, Profile, Row
 from ...rules.base import rule_modules
-from ...settings.files import check_key, check_key_hosts
+from ...settings.files import check_key, check_key_hosts, with_settings
 from memcalib.trainer.forecast import (
     ASSUMED,
     Texts,
@@ -146,10 +147,20 @@ QUIET = {
 ANSWERED = (0, 3)  # exit codes of an evaluation; 3: some answers have no score, and are counted
 
 
+_PLACE = re.compile(r"[\w-]+(\.[\w-]+)*")
+
+
 def set_words(settings: Mapping[str, Any]) -> list[str]:
-    """Words for a command that lay settings over a recipe or profile."""
+    """Words for a command that lay settings over a recipe or profile; raises `ValueError` for a
+    name that a command would read otherwise, such as one with an equals sign.
+    """
     words = []
     for name, value in settings.items():
+        if not _PLACE.fullmatch(str(name)):
+            raise ValueError(
+                f"found a setting named {short_repr(name)}; allowed: letters, digits, _ and -, "
+                f"with dots between them"
+            )
         text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, sort_keys=False)
         text = text.strip().removesuffix("...").strip()
         words += ["--set", f"{name}={text}"]
@@ -159,6 +170,23 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
 def set_texts(settings: Mapping[str, Any]) -> list[str]:
     """The same as texts for `load_recipe`."""
     return set_words(settings)[1::2]
+
+
+class _Making(FrozenSettings):
+    """The settings of demonstrations, nested as their command reads them."""
+
+    demonstrations: dict[str, Any]
+
+
+def making_words(making: Mapping[str, Any], typed: Mapping[str, Any] | None = None) -> list[str]:
+    """Words that say how `memcalib demonstrations` makes them; raises `SettingErrors` for a key
+    that the command would send to a host for which it was not given, unless it is among the
+    settings of the profile that were typed.
+    """
+    words = set_words(making)
+    as_read = _Making(demonstrations=with_settings({}, words[1::2]))
+    check_key_hosts(as_read, "the command of a job", typed)
+    return words
 
 
 def judge_words(judge: JudgeSetting) -> list[str]:
@@ -342,6 +370,7 @@ class Plan:
     def __init__(self, profile: Profile, root: str | Path, typed: Mapping[str, Any] | None = None):
         self.profile = profile
         self.root = Path(root).resolve()
+        self.typed = typed
         self.models = {}
         for name, model in profile.models.items():
             of_model = typed
@@ -467,7 +496,7 @@ class Plan:
         making = self.profile.demonstrations
         name = f"data/demonstrations-{subset}"
         words = [*PYTHON, "demonstrations", self._path(self.split, file)]
-        words += ["--out", str(self.root / name), *set_words(making)]
+        words += ["--out", str(self.root / name), *making_words(making, self.typed)]
         missing = []
         if not making:
             missing.append(

@@ -979,13 +979,21 @@ def figure_words(text: str) -> int:
     return sum(map(_FIGURES.__contains__, _WORD(_lowered(text))))
 
 
+def _is_no_row_of_figures(text: str) -> bool:
+    """Whether words for figures are fewer than seven figures, or only count up or down."""
+    words = _WORD(text)
+    figures = [_FIGURES[word] for word in words if word in _FIGURES]
+    count = len(figures) + words.count("double") + 2 * words.count("triple")
+    return count < 7 or all(b - a in (1, -1) for a, b in pairwise(figures))
+
+
 def _may_say_phone(text: str) -> bool:
     """Whether a text has a row of figures that is no date, or enough words for figures."""
     if not text.isascii():
         return True
     if has_number(text) and _FIGURES_IN_A_ROW(without_dates(text, only_clear=True)):
         return True
-    return figure_words(text) >= 7
+    return figure_words(text) >= 5  # of seven figures, where some are doubled
 
 
 SAID_PHONE = only_with(
@@ -1023,7 +1031,8 @@ SAID_PHONE = only_with(
             pattern_rule(
                 "owner",
                 (
-                    rf"\b{_either('owners')}(?: \w+)? (?:number|nummer|número|numéro|numer)"
+                    rf"\b{_either('owners')}(?: (?!{_either('counted')}\b)\w+)?"
+                    rf" (?:number|nummer|número|numéro|numer)"
                     rf"(?:'s| is| ist|:)?:? (?P<value>\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
                 ),
                 flags=re.I,
@@ -1051,18 +1060,11 @@ SAID_PHONE = only_with(
             unless(
                 pattern_rule(
                     "words",
-                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{7,}}"
+                    rf"\b(?:(?:double |triple )?(?:{'|'.join(_FIGURES)})\b[ ,.-]*){{6,}}"
                     r"(?<![ ,.-])",
                     flags=re.I,
                 ),
-                lambda text, start, end: all(
-                    b - a in (1, -1)
-                    for a, b in pairwise(
-                        _FIGURES[w]
-                        for w in re.findall(r"\w+", text[start:end].lower())
-                        if w in _FIGURES
-                    )
-                ),
+                lambda text, start, end: _is_no_row_of_figures(text[start:end].lower()),
             ),
         ),
         only_clear=True,
@@ -1096,7 +1098,7 @@ KEY = unless(
 _HEADERS = (
     r"\b(?:bearer\s+(?P<value>[\w.~+/-]{16,}=*)"
     r"|authorization:\s*(?:basic|token|api-?key|key|digest)\s+(?P<value_basic>[\w+/-]{6,}=*)"
-    r"|cookie:\s*(?P<value_cookie>[^\s].*))"
+    r"|cookie:\s*(?P<value_cookie>[^\s=;,]+=.*))"
 )
 BEARER = only_with(
     pattern_rule("bearer", _HEADERS, "key", re.I, "keys and cookies in request headers"),
@@ -1282,7 +1284,7 @@ _BARE = r"[^\s\"'`“”„,;]"
 _QUOTED = r"\\?[\"'`“”„«](?P<quoted>[^\"'`“”„«»\\\n]{2,200})\\?[\"'`“”„»]"
 _ASSIGNED = re.compile(
     rf"(?<!\w){_NAME}[\\\"'`\]\)]{{0,3}}\s{{0,3}}(?P<sign>:=|=>|->|={{1,3}}"
-    rf"|:)(?P<gap>\s{{0,3}})(?:{_QUOTED}|(?={_BARE}{{2}}))"
+    rf"|:)(?P<gap>\s{{0,3}})(?:!!\w{{1,20}}\s)?(?:{_QUOTED}|(?={_BARE}{{2}}))"
 )
 _RUN = re.compile(rf"{_BARE}+")
 _USER_OPTION = (
@@ -1438,7 +1440,7 @@ PASSWORD = only_with(
 _NAMED = _either("password", "password_phrases")
 _STATED = re.compile(
     (
-        rf"\b(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
+        rf"\b(?<!--)(?:(?P<password>{_NAMED})|api[ _-]?key|access[ _-]?key|secret key|secret|token"
         rf"|pin|(?P<own_key>{_either('owners')} (?!{_either('other_keys')}\b)(?:\w+ )?key))\b"
         rf"(?: \([^)\n]{{1,30}}\))?(?: {_either('behind')})?"
         rf"(?: (?:for|of|to|at|in|on|from|für|fürs|zum|zur|vom|am|im|bei"
@@ -1573,6 +1575,14 @@ _CODES = (
         r"(?P<value_i>\d{4,8})(?![\w-])"
     ),
     (
+        rf"\b{_either('code_short')} (?:for|of|to|für|zum|zur|de|del|du) [^.:\n\d]{{1,30}}: ?"
+        r"(?P<value_n>\d{4,8})(?![\w-])"
+    ),
+    (
+        rf"\b{_either('locks')}\b[^.\n\d]{{0,25}}?\b(?:opens?|unlocks?) with "
+        rf"(?P<value_m>{_TURNED})(?![\w-])"
+    ),
+    (
         rf"{_either('code_unspaced')}[^.。\n\d]{{0,15}}?(?P<value_j>\d{{3}}[ -]\d{{3,4}}"
         r"|\d{4,8})(?!\d)"
     ),
@@ -1627,6 +1637,7 @@ _has_code_word = _with_any(
     *_listed("code_short"),
     *_listed("combinations"),
     *"cod kod kood pass kennw number authenticator pin tan".split(),
+    *("open with", "opens with", "unlock with", "unlocks with"),
 )
 _has_order = _with_any("use ", "enter ", "type ")
 _has_purpose = _with_any("log", "sign", "verif", "confirm", "access", "unlock")

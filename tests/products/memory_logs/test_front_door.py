@@ -438,6 +438,19 @@ def test_a_gzip_file_in_an_archive_counts_by_its_size_in_the_archive(tmp_path):
     assert len(found) < 30
 
 
+def test_gzip_files_of_an_archive_count_together(tmp_path):
+    """Each of them stays below the 10 MB that are free."""
+    row = json.dumps({"query": "q", "memories": ["a"], "answer": "x" + " " * 4_000_000})
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for number in range(12):
+            archive.writestr(f"l{number:02}.jsonl.gz", gzip.compress(f"{row}\n".encode(), 9))
+    found = [value for _, value in file_values(path)]
+    refused = [value for value in found if isinstance(value, Violation)]
+    assert len(found) - len(refused) <= 3
+    assert {fault.allowed for fault in refused} == {RATIO_ALLOWED} and len(refused) >= 9
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "utf-16-le", "utf-32"]

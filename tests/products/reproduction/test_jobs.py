@@ -2,6 +2,7 @@
 and nothing is lost.
 """
 
+import gzip
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from memcalib.products.reproduction.jobs import (
     read_json,
     resolved_word,
     run_job,
+    unpack_rows,
 )
 
 RUN = (
@@ -209,3 +211,31 @@ def test_words_about_the_code_do_not_make_a_result_stale(tmp_path, monkeypatch):
     assert hashed(old) != hashed(old.replace("def f", "def g"))
     prompt = 'PROMPT = """Old"""\n'
     assert hashed(prompt) != hashed(prompt.replace("Old", "New"))
+
+
+def packed(folder: Path, name: str, content: bytes) -> None:
+    (folder / "rows").mkdir(parents=True, exist_ok=True)
+    (folder / RECORD).write_text(json.dumps({"rows": [name]}))
+    if not name.startswith("/"):
+        (folder / "rows" / f"{name}.gz").write_bytes(gzip.compress(content, 9))
+
+
+def test_rows_that_become_far_too_large_are_not_unpacked(tmp_path):
+    folder = tmp_path / "made"
+    packed(folder, "a.jsonl", b" " * 20_000_000)
+    with pytest.raises(ForeseenError, match="a.jsonl.gz: .*allowed: at most 500 times") as caught:
+        unpack_rows(folder)
+    assert "times as many" in str(caught.value) and not (folder / "a.jsonl").exists()
+    packed(folder, "a.jsonl", b" " * 9_000_000)
+    unpack_rows(folder)
+    assert (folder / "a.jsonl").stat().st_size == 9_000_000
+
+
+@pytest.mark.parametrize("name", ["../outside.jsonl", "/outside.jsonl"])
+def test_rows_are_put_back_into_their_own_folder_alone(tmp_path, name):
+    """The record of a clone may be a stranger's."""
+    folder = tmp_path / "made"
+    packed(folder, name, b"{}\n")
+    with pytest.raises(ForeseenError, match="rows: found .*outside.jsonl.*allowed: files in this"):
+        unpack_rows(folder)
+    assert not (tmp_path / "outside.jsonl").exists()

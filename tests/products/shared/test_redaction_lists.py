@@ -310,9 +310,13 @@ TABLE = "| user | password |\n|---|---|\n| mara | {} |\n| jon | {} |\nThe end | 
          "<tr><th>password</th><td>[key 1]</td></tr>"),
         ('<input type="password" name="p" value="teal_ibis55">',
          '<input type="password" name="p" value="[key 1]">'),
+        ("PIN for the alarm: 5582", "PIN for the alarm: [key 1]"),
+        ("The safe opens with 31-07-22", "The safe opens with [key 1]"),
+        ("call me on five five five zero one double four", "call me on [phone 1]"),
+        ("DB_PASSWORD: !!str ermine_coal9", "DB_PASSWORD: [key 2] [key 1]"),
     ],
 )  # fmt: skip
-def test_kinds_that_a_third_attack_had_found_left(text, expected):
+def test_kinds_that_attackers_had_found_left(text, expected):
     assert Redactor().row([text]).texts == [expected]
 
 
@@ -320,6 +324,11 @@ def test_kinds_that_a_third_attack_had_found_left(text, expected):
     "text",
     [
         "she was at home dot com boom",
+        "--password is deprecated",
+        "cookie: oatmeal is best",
+        "the order number is 2049 3388 1102 7741",
+        "five five five zero one four",
+        "The gate opens with a beep at 7",
         "ORCID 0000-0002-1825-0097",
         "The combination 3-4-3 worked for the team.",
         "The combination of 25 mg and 50 mg is safe.",
