@@ -117,7 +117,9 @@ STATES = [
 ]
 
 
-@pytest.mark.parametrize(("mask", "state"), STATES, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("mask", "state"), STATES, ids=[f"umask {mask:03o}-{state}" for mask, state in STATES]
+)
 def test_an_evaluation_of_a_log_is_closed(capsys, work, mask, state):
     out = "a/b/run" if state == "below new folders" else "run"
     if state == "empty":
