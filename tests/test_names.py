@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "memcalib"
@@ -22,9 +23,15 @@ ALLOWED = {  # a name of several modules: why it is one
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax of a module, read once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def defined_in(path: Path) -> list[str]:
     """The public classes and functions of a module."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     return [node.name for node in tree.body if isinstance(node, kinds) and node.name[0] != "_"]
 
@@ -59,7 +66,7 @@ def test_no_module_adds_a_part_when_it_is_imported():
     adding = ("add_part", "add_metric")
     wrong = []
     for path in MODULES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 continue
             calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]

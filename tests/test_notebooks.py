@@ -1,6 +1,6 @@
 """Every library notebook runs from top to bottom, under nbdev's own rules.
 
-Pages that train, serve or run a whole pipeline (`LONG`) are slow tests;
+Pages that train, serve, read a whole exam or run a whole pipeline (`LONG`) are slow tests;
 `make test-notebooks` runs all pages.
 """
 
@@ -37,7 +37,7 @@ EXTRA += [
 ]
 LONG = re.compile(
     r"07_training|extend|(trainer|products/micro|commands|tutorials)/.*"
-    r"|.*_(local|sentence_roles|agreement|inspect|exam)"
+    r"|.*_(local|sentence_roles|agreement|inspect|exam|pipeline|build_run|quickstart|rank|engine)"
     r"|(report|products/\w+)/.*_(report|evaluation|figures|comparison)"
 )
 SHARED_IMPORTS = [  # what most pages need and takes seconds to import

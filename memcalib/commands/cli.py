@@ -1225,14 +1225,14 @@ def evaluate(
         print(note, file=sys.stderr)
     if dry_run:
         print(settings_text(run.evaluation))
-    if run.own is not None:
+    if run.own_answers is not None:
         print(run.preview())
         print(forecast_text(run.forecast()))
     else:
         print(forecast_text(run.forecast(answer_tokens), answer_tokens))
     if dry_run:
         return
-    if run.own is not None:
+    if run.own_answers is not None:
         run.agree(yes or asked_yes())
     with private_files(*files_named_in(run.evaluation)):
         print(run.finish())

@@ -542,21 +542,21 @@ class EvaluationRun:
         self.cache = cache
         self.command = command
         self.retry_unscored = retry_unscored
-        self.own: OwnAnswers | None = None
+        self.own_answers: OwnAnswers | None = None
         self.levels: LevelsFile | None = None
         self.left_out_unlabelled = 0  # questions in a log that have no levels although others do
         self.agreed = False  # whether the answers in a log may be sent to a judge
         if evaluation.log is None:
             self.examples = read_examples(evaluation)
         else:
-            self.own = own_answers(evaluation.log, limit=evaluation.limit)
+            self.own_answers = own_answers(evaluation.log, limit=evaluation.limit)
             if evaluation.log.levels and not evaluation.log.unlabelled:
                 self.levels = LevelsFile(evaluation.log.levels)
-                self.own.examples, self.own.rollouts = self.levels.apply_all(
-                    self.own.examples, self.own.rollouts
+                self.own_answers.examples, self.own_answers.rollouts = self.levels.apply_all(
+                    self.own_answers.examples, self.own_answers.rollouts
                 )
             self._leave_out_unlabelled()
-            self.examples = self.own.examples
+            self.examples = self.own_answers.examples
         self.target_labels: TargetLabels | None = None
         if evaluation.target_labels:
             self.target_labels = load_target_labels(evaluation.target_labels)
@@ -635,7 +635,7 @@ class EvaluationRun:
         """If only some questions in a log have levels, the others are left out of the scores, and
         counted.
         """
-        log_answers = self.own
+        log_answers = self.own_answers
         if (
             log_answers is None
             or not log_answers.labelled
@@ -660,7 +660,7 @@ class EvaluationRun:
 
     def _log_notes(self) -> list[str]:
         """What a reader of the results has to know about the log and its levels."""
-        notes = self.own.notes() if self.own else []
+        notes = self.own_answers.notes() if self.own_answers else []
         notes += self._level_notes()
         if self.left_out_unlabelled:
             notes.append(
@@ -677,17 +677,17 @@ class EvaluationRun:
             self.folder,
             answer_tokens,
             self.retry_unscored,
-            self.own.rollouts if self.own else (),
+            self.own_answers.rollouts if self.own_answers else (),
         )
 
     def preview(self, shown: int = 10) -> str:
         """The text that a person reads before the answers in a log are sent. Raises `ValueError`
         for a run without a log.
         """
-        if self.own is None:
+        if self.own_answers is None:
             raise ValueError("log: found none; allowed: a run on a log")
         judges = [getattr(self.evaluation, role) for role in self._judge_roles()]
-        lines = [self.own.preview(shown), "", self.own.statement(judges)]
+        lines = [self.own_answers.preview(shown), "", self.own_answers.statement(judges)]
         lines += self._level_notes()
         if self.unlabelled:
             lines.append(
@@ -757,8 +757,8 @@ class EvaluationRun:
         """
         sampling = self.evaluation.sampling
         out = self.file(_ROLLOUTS.name)
-        if self.own is not None:
-            write_jsonl(out, self.own.rollouts)
+        if self.own_answers is not None:
+            write_jsonl(out, self.own_answers.rollouts)
             return
         backend = make_backend(self.evaluation.model, self.cache)
         try:
@@ -790,7 +790,7 @@ class EvaluationRun:
 
     def _pays_for_answers(self) -> bool:
         """Whether an answer is missing that is not in the cache either."""
-        if self.own is not None:
+        if self.own_answers is not None:
             return not self.file(JUDGMENTS["judge"]).is_file()
         needed = _needed_requests(self.evaluation, self.examples)
         to_ask = _to_ask(needed, self.file(_ROLLOUTS.name))
@@ -895,7 +895,7 @@ class EvaluationRun:
         judge = self._recorded_judge()
         notes = data_notes(self.evaluation.data)
         seeds = list(self.evaluation.sampling.seeds)
-        if self.own is not None:
+        if self.own_answers is not None:
             notes = self._log_notes()
             seeds = [0]
         self.run_folder.write_manifest(
@@ -908,7 +908,7 @@ class EvaluationRun:
             proxies=proxies_in(self.evaluation),
             answered_by=self._other_names(),
             command=self.command,
-            **({"log": self.own.to_dict()} if self.own is not None else {}),
+            **({"log": self.own_answers.to_dict()} if self.own_answers is not None else {}),
         )
         bindings = self._bindings().get("judge", [])
         exam = find_exam(judge, self.evaluation.exams, bindings) if judge else None
@@ -972,7 +972,7 @@ class EvaluationRun:
 
     def run(self) -> Path:
         """Generate, judge and report, with a progress bar; returns the path of report.html."""
-        if self.own is not None and not self.agreed:
+        if self.own_answers is not None and not self.agreed:
             self.agree()
         plan = self.forecast()
         with Bar(sum(row["to ask"] for row in plan)) as bar:

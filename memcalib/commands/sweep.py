@@ -218,8 +218,8 @@ class SweepRun:
         self.folder = Path(out)
         self.cache = cache
         plan = sweep.log.model_copy(update={"candidates": True, "merge": False})
-        self.own = self._read_log(plan, dry_run)
-        self.examples = self.own.examples
+        self.log_answers = self._read_log(plan, dry_run)
+        self.examples = self.log_answers.examples
         if sweep.log.levels:
             levels = LevelsFile(sweep.log.levels)
             self.examples, _ = levels.apply_all(self.examples, [])
@@ -330,7 +330,11 @@ class SweepRun:
             if isinstance(role, Endpoint)
         ]
         names = "; ".join(setting.name for setting in self.settings)
-        lines = [self.own.reading.text(), f"Settings: {names}", "Framings (system message):"]
+        lines = [
+            self.log_answers.reading.text(),
+            f"Settings: {names}",
+            "Framings (system message):",
+        ]
         lines += [f"  {name}: {words}" for name, words in FRAMINGS.items()]
         return "\n".join([*lines, TODAY_MEANS, *sent])
 
@@ -408,5 +412,5 @@ class SweepRun:
     def _write(self, table: "pd.DataFrame", recommendation: Recommendation) -> Path:
         chosen = next(s for s in self.settings if s.name == recommendation.setting)
         questions = len(self.examples)
-        notes = [TODAY_MEANS, *self.own.reading.notes()]
+        notes = [TODAY_MEANS, *self.log_answers.reading.notes()]
         return write_sweep_report(self.folder, table, recommendation, chosen, questions, notes)

@@ -145,7 +145,7 @@ REASONS = {
     "scoring": "log-probabilities without the atoms were not finite",
     "weak": "no token's signal passed the absolute threshold, or there is no quote",
     "empty": "no token's signal passed the channel's threshold",
-    "closed": "reward and advantage have different signs, or eta is 0",
+    "closed": "advantage or eta is 0, or reward and advantage have different signs",
 }
 
 

@@ -123,10 +123,10 @@ YAMLS = {
 
 @pytest.mark.parametrize("name", YAMLS)
 def test_yaml_that_would_never_end_is_refused_with_its_place(name):
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ValueError, match=r"^theirs\.yaml: .*line \d+") as caught:
         parse_yaml(YAMLS[name], "theirs.yaml")
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert "allowed" in str(caught.value)
 
 
@@ -203,9 +203,10 @@ main(sys.argv[1:])
 @pytest.mark.parametrize("kind", ["one line", "many lines", "one record of blanks"])
 def test_a_gz_bomb_is_refused_at_a_ratio_that_is_said(tmp_path, kind):
     path = tmp_path / "bomb.jsonl.gz"
-    piece = {"one line": b"x" * 2**20, "many lines": b"\n" * 2**20}.get(kind, b" " * 2**20)
+    many_lines = (b" " * 7 + b"\n") * 2**17
+    piece = {"one line": b"x" * 2**20, "many lines": many_lines}.get(kind, b" " * 2**20)
     with gzip.open(path, "wb", compresslevel=9) as file:
-        for _ in range(700):
+        for _ in range(100):
             file.write(piece)
     words = [sys.executable, "-c", LIMITED, "validate", str(path)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120)

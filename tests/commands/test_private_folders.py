@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,13 +90,44 @@ def evaluate(capsys, *more) -> tuple[int, str, str]:
     return run(capsys, *words, "--judge", "bound_judge52:judge", "--out", "run", *more)
 
 
-@pytest.mark.parametrize("state", ["new", "empty", "below new folders"])
-def test_an_evaluation_of_a_log_is_closed(capsys, work, any_umask, state):
+@pytest.fixture(scope="module")
+def made_before(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("made-before")
+
+
+@pytest.fixture
+def evaluated(capsys, work, made_before) -> Path:
+    """The working folder with two evaluations of the log, `run` and `run2`. They are made once and
+    copied with their modes, since most tests only need that they exist.
+    """
+    for name in ("run", "run2"):
+        if (made_before / name).exists():
+            shutil.copytree(made_before / name, work / name)
+        else:
+            code, _, errors = evaluate(capsys, "--out", name)
+            assert code == 0, errors
+            shutil.copytree(work / name, made_before / name)
+        assert is_private(work / name) and readable_by_others(work) == []
+    return work
+
+
+STATES = [
+    *[(mask, state) for mask in (0o000, 0o022) for state in ("new", "empty", "below new folders")],
+    (0o002, "new"),
+    (0o077, "below new folders"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mask", "state"), STATES, ids=[f"umask {mask:03o}-{state}" for mask, state in STATES]
+)
+def test_an_evaluation_of_a_log_is_closed(capsys, work, mask, state):
     out = "a/b/run" if state == "below new folders" else "run"
     if state == "empty":
         (work / "run").mkdir()
         (work / "run").chmod(0o755)
-    code, _, errors = evaluate(capsys, "--out", out)
+    with umask(mask):
+        code, _, errors = evaluate(capsys, "--out", out)
     assert code == 0, errors
     assert is_private(work / out) and readable_by_others(work) == []
 
@@ -174,8 +206,8 @@ DERIVED = {
 
 @pytest.mark.parametrize("state", ["new", "existing"])
 @pytest.mark.parametrize("verb", DERIVED)
-def test_what_is_made_from_a_private_run_is_private(capsys, work, verb, state):
-    assert evaluate(capsys)[0] == 0 and evaluate(capsys, "--out", "run2")[0] == 0
+def test_what_is_made_from_a_private_run_is_private(capsys, evaluated, verb, state):
+    work = evaluated
     if state == "existing":
         (work / "derived").mkdir()
         (work / "derived").chmod(0o755)
@@ -190,9 +222,9 @@ def test_what_is_made_from_a_private_run_is_private(capsys, work, verb, state):
         assert not [path for path in made if path.is_file() and path.stat().st_mode & 0o077]
 
 
-def test_a_second_step_is_as_private_as_the_first(capsys, work, server):
+def test_a_second_step_is_as_private_as_the_first(capsys, evaluated, server):
     """Parts of a private run are private rows, and so is all that is made of them."""
-    assert evaluate(capsys)[0] == 0
+    work = evaluated
     judged = ["--judge", "bound_judge52:judge"]
     model = ["--model", "micro-memory-model", "--base-url", server.base_url, "--key-env", ""]
     steps = [
@@ -211,8 +243,8 @@ def test_a_second_step_is_as_private_as_the_first(capsys, work, server):
 
 
 @pytest.mark.parametrize("link", ["file", "folder", "relative", "link to a link"])
-def test_a_link_is_as_private_as_its_end(capsys, work, link):
-    assert evaluate(capsys)[0] == 0
+def test_a_link_is_as_private_as_its_end(capsys, evaluated, link):
+    work = evaluated
     data = work / "run" / "examples.jsonl"
     data.chmod(0o644)
     if link == "folder":
@@ -343,8 +375,8 @@ def test_every_file_is_closed_where_settings_name_private_rows(capsys, work, ser
 
 
 @pytest.mark.parametrize("place", ["data.jsonl", "data/train.jsonl"])
-def test_a_folder_of_data_is_as_private_as_its_files(capsys, work, place):
-    assert evaluate(capsys)[0] == 0
+def test_a_folder_of_data_is_as_private_as_its_files(capsys, evaluated, place):
+    work = evaluated
     file = work / "theirs" / place
     file.parent.mkdir(parents=True)
     file.write_bytes((work / "run" / "examples.jsonl").read_bytes())

@@ -4,6 +4,7 @@ that the judge read well in it, and withheld for others.
 
 import html
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -36,11 +37,20 @@ def part_row(name, verdict):
     }
 
 
-def passed_exam(**changes):
-    """What exam.json holds of a judge that errs in 4 of 100 atoms, alike in all answers."""
+@cache
+def read_in_exam():
+    """How a judge that errs in 4 of 100 atoms, alike in all answers, reads its exam: the counts of
+    each question, and the check of these errors.
+    """
     frame = exam_frame_of(answers_read(np.random.default_rng(3), "even", 120, 4, in_exam=True))
     check = error_check(frame, resamples=100)
     assert check["inside"].all()
+    return exam_counts(frame).tolist(), json.loads(check.to_json(orient="records"))
+
+
+def passed_exam(**changes):
+    """What exam.json holds of such a judge."""
+    question_counts, check = read_in_exam()
     return {
         "schema": "memcalib-exam-1",
         "judge": "careful",
@@ -52,8 +62,8 @@ def passed_exam(**changes):
         "file": "runs/exam/careful/exam.json",
         "parts": [part_row("easy", "passed"), part_row("long", "failed")],
         "languages": {"en": 90},
-        "question_counts": exam_counts(frame).tolist(),
-        "error_check": json.loads(check.to_json(orient="records")),
+        "question_counts": question_counts,
+        "error_check": check,
     } | changes
 
 

@@ -83,28 +83,29 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("reader", READERS)
-def test_ideal_levels_are_held_against_the_examples(
-    capsys, folder, made, monkeypatch, reader, change
-):
+def test_ideal_levels_are_held_against_the_examples(capsys, folder, made, monkeypatch, reader):
     monkeypatch.chdir(folder.parent)
     shutil.copytree(made, folder.parent / "other")
     assert run(capsys, *READERS[reader])[0] in (0, 3)
     for name in ("labels.jsonl", "labels.csv"):
         (folder.parent / name).unlink(missing_ok=True)
-    judged = change_rows(
-        folder / "judgments.jsonl",
-        CHANGES[change],
-        lambda _, row: any(atom["ideal"] != atom["actual"] for atom in row["atoms"]),
-    )
-    assert judged
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    code, output, errors = run(capsys, *READERS[reader])
-    assert code == 1, output
-    assert "judgments.jsonl" in errors and change.strip() in errors and "allowed" in errors
-    if reader not in ("gate",):
-        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    unchanged = (folder / "judgments.jsonl").read_bytes()
+    for name, change in CHANGES.items():
+        (folder / "judgments.jsonl").write_bytes(unchanged)
+        judged = change_rows(
+            folder / "judgments.jsonl",
+            change,
+            lambda _, row: any(atom["ideal"] != atom["actual"] for atom in row["atoms"]),
+        )
+        assert judged
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        code, output, errors = run(capsys, *READERS[reader])
+        assert code == 1, f"{name}: {output}"
+        assert "judgments.jsonl" in errors and name.strip() in errors and "allowed" in errors
+        if reader != "gate":
+            after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            assert before == after, name
 
 
 def test_an_evaluation_that_goes_on_refuses_edited_levels(capsys, folder, monkeypatch, tmp_path):

@@ -60,15 +60,15 @@ def test_a_number_outside_its_limits_is_refused_by_name(name):
 
 def test_a_setting_without_an_origin_is_refused_with_the_line_to_write(monkeypatch):
     class Longer(CreditSettings):
-        min_atoms: int = 1
+        invented_setting: int = 1
 
     monkeypatch.setattr(provenance, "resolve_name", lambda _: Longer)
     entries = {"method": {"memcalib.rules.base:CreditSettings": {}}}
     with pytest.raises(ValueError) as refused:
         list(provenance.read_provenance(entries))
     message = str(refused.value)
-    assert "the setting 'min_atoms'" in message and "nbs/rules/01_base.ipynb" in message
-    assert "min_atoms: TYPE = setting(DEFAULT, 'who needs it'" in message
+    assert "the setting 'invented_setting'" in message and "nbs/rules/01_base.ipynb" in message
+    assert "invented_setting: TYPE = setting(DEFAULT, 'who needs it'" in message
 
 
 def test_a_setting_that_says_nobody_needs_it_cannot_be_defined():

@@ -208,7 +208,7 @@ def _first_of(item: Mapping[str, object], *names: str) -> object:
 def _with_text(text: object, item: Mapping[str, object]) -> RawMemory:
     """A memory of this text, with the score and the time that stand in an object, or the time in
     its metadata."""
-    times = [fields.get(name) for fields in (item, _metadata(item)) for name in _TIME_FIELDS]
+    times = chain(map(item.get, _TIME_FIELDS), map(_metadata(item).get, _TIME_FIELDS))
     time = next((time for time in times if time is not None), None)
     return RawMemory(text, item.get("score"), time)
 
@@ -532,8 +532,8 @@ def _memories_of_object(answer: dict) -> list | None:
         memories = [*(memories or []), *entities]
     for name in GRAPH_LISTS:
         if isinstance(answer.get(name), list):
-            known = [item.get("fact") for item in memories or [] if isinstance(item, dict)]
-            items = [item for item in answer[name] if item not in known]  # Zep says a fact twice
+            facts = [item.get("fact") for item in memories or [] if isinstance(item, dict)]
+            items = [item for item in answer[name] if item not in facts]  # Zep says a fact twice
             memories = [*(memories or []), *items]
     if memories is not None:
         return memories
@@ -825,11 +825,11 @@ def _read_row(record: object) -> tuple[list[RowFault], list[_ReadItem], int]:
             text = record.get("memories")
             if isinstance(text, str) and text.strip():
                 is_list = text.strip()[0] in "[{("
-                found = (
+                kind = (
                     "a list written as text" if is_list else f"a text of {len(text):,} characters"
                 )
                 allowed = "a complete list of memories, as JSON or as Python prints it"
-                return [RowFault("memories", f"{found} that cannot be read", allowed)], [], 0
+                return [RowFault("memories", f"{kind} that cannot be read", allowed)], [], 0
         allowed = f"an object with a query and one of {', '.join(ANSWER_FIELDS)}"
         return [RowFault("shape", kind_of(record), allowed)], [], 0
     faults = list(_field_faults(record))
@@ -845,8 +845,8 @@ def _read_row(record: object) -> tuple[list[RowFault], list[_ReadItem], int]:
         allowed = "at least one memory: without memories there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
     elif not in_store:
-        found = f"{unknown_ids} ids that are not in the store"
-        faults.append(RowFault("id not in the store", found, "an id of the store"))
+        kind = f"{unknown_ids} ids that are not in the store"
+        faults.append(RowFault("id not in the store", kind, "an id of the store"))
     read_items = [_read_item(item, in_prompt) for item, in_prompt in in_store]
     no_text = [item.has_no_text for item in read_items]
     for number, item in enumerate(read_items, 1):

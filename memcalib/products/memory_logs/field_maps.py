@@ -244,7 +244,8 @@ def _said(value: object) -> tuple[object, list[dict[str, Any]]]:
         messages = [read_message({"role": "assistant", "content": parts})]
     spoken = [message for message in messages if message.role == "assistant"]
     texts = [message.text for message in spoken if message.text.strip()]
-    calls = [action.model_dump() for message in spoken for _, action in message.calls]
+    actions = chain.from_iterable(message.actions for message in spoken)
+    calls = [action.model_dump() for action in actions]
     if texts or calls:
         return "\n\n".join(texts), calls
     words = _only_words(structure)
@@ -266,8 +267,8 @@ def _only_words(structure: object) -> str:
     if not isinstance(structure, Mapping):
         return ""
     texts = [name for name, value in structure.items() if not _holds_no_words(value)]
-    known = ("content", "text", "message", "answer", *ROW_FIELDS["answer"])
-    if len(texts) == 1 and texts[0] in known and isinstance(structure[texts[0]], str):
+    text_names = ("content", "text", "message", "answer", *ROW_FIELDS["answer"])
+    if len(texts) == 1 and texts[0] in text_names and isinstance(structure[texts[0]], str):
         return structure[texts[0]]
     return ""
 
@@ -363,13 +364,10 @@ def _guess_inside(name: str, other_names: Iterable[str], rows: Sequence[Mapping]
 def rival_answers(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, int]:
     """Fields of these names that hold a text, each with the number of rows in which it is another
     one than in the first of them."""
-    texts = {name: [row.get(name) for row in rows] for name in names}
-    held = [
-        name for name in names if any(_is_text(text) or _is_number(text) for text in texts[name])
-    ]
+    held = [name for name in names if any(map(_is_text_or_number, _column(rows, name)))]
     rivals = {}
     for name in held[1:]:
-        pairs = zip(texts[held[0]], texts[name], strict=True)
+        pairs = zip(_column(rows, held[0]), _column(rows, name), strict=True)
         differing = sum(
             str(a).strip() != str(b).strip() for a, b in pairs if a is not None and b is not None
         )
@@ -378,8 +376,14 @@ def rival_answers(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, in
     return {held[0]: 0, **rivals} if rivals else {}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _column(rows: Sequence[Mapping], name: str) -> list[object]:
+    """What stands under a name, row by row."""
+    return [row.get(name) for row in rows]
+
+
+def _is_text_or_number(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number or _is_text(value)
 
 
 def _wordiest_field(items: Sequence[Mapping]) -> str:
@@ -411,15 +415,15 @@ def _items_of(row: Mapping, fields: Mapping[str, str]) -> list:
 def _answer_beside_gold(rows: Sequence[Mapping]) -> str:
     """The field with the system's answer where `answer` beside it is another text, so that it may
     be the gold one; "" for none, and where the gold one has a name of its own."""
-    if any(name in row for row in rows for name in GOLD_FIELDS):
+    if any(not row.keys().isdisjoint(GOLD_FIELDS) for row in rows):
         return ""
-    names = [name for name in ROW_FIELDS["answer"] if any(_is_text(row.get(name)) for row in rows)]
+    names = [name for name in ROW_FIELDS["answer"] if any(map(_is_text, _column(rows, name)))]
     rivals = rival_answers(rows, ["answer", *names])
     return next((name for name in names if rivals.get(name)), "")
 
 
-def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> dict[str, str]:
-    """The names that a log seems to use for roles that neither the log nor `given` names in the
+def guess_fields(records: Sequence[object], field_map: Mapping[str, str] = {}) -> dict[str, str]:
+    """The names that a log seems to use for roles that neither the log nor `field_map` names in the
     standard way.
     """
     rows = [record for record in records if isinstance(record, Mapping)]
@@ -428,9 +432,9 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
         find_memories(dict(row)) is not None or "memory_ids" in row for row in rows
     )
     for name, other_names in ROW_FIELDS.items():
-        if name in given or (name == "memories" and finds_memories):
+        if name in field_map or (name == "memories" and finds_memories):
             continue
-        used = [*given.values(), *guessed.values()]
+        used = [*field_map.values(), *guessed.values()]
         other = _guess(name, other_names, rows, used)
         if not other and name == "memories":
             other = _only_memory_list(rows, used)
@@ -442,18 +446,18 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
             other = _guess_inside(name, other_names, rows)
         if other:
             guessed[name] = other
-    fields = {**guessed, **given}
+    fields = {**guessed, **field_map}
     items: list[Mapping] = []
     for row in rows[:20]:
         items += only_dicts(_items_of(row, fields))
     unknown = [item for item in items if not shape_of(item)]
-    if "text" not in given and items and 2 * len(unknown) >= len(items):
+    if "text" not in field_map and items and 2 * len(unknown) >= len(items):
         other = _guess("text", MEMORY_FIELDS["text"], unknown) or _wordiest_field(unknown)
         if other:
             guessed["text"] = other
-    if "text" in given or "text" in guessed:
+    if "text" in field_map or "text" in guessed:
         for name in ("time", "score", "memory_id", "source", "type", "in_prompt"):
-            other = "" if name in given else _guess(name, MEMORY_FIELDS[name], items)
+            other = "" if name in field_map else _guess(name, MEMORY_FIELDS[name], items)
             if other:
                 guessed[name] = other
     return guessed
@@ -463,7 +467,7 @@ def guess_fields(records: Sequence[object], given: Mapping[str, str] = {}) -> di
 class FieldNames:
     """The place of each role in a log, as given by a map or, for the rest, as guessed."""
 
-    given: Mapping[str, str] = field(default_factory=dict)
+    mapped: Mapping[str, str] = field(default_factory=dict)
     guessed: Mapping[str, str] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)  # what stands under its plain name
     # a role -> further fields that could be meant, with the number of rows in which they differ
@@ -473,7 +477,7 @@ class FieldNames:
     def places(self) -> dict[str, str]:
         """Role -> its place."""
         field_paths = dict(self.guessed)
-        field_paths.update(self.given)
+        field_paths.update(self.mapped)
         return field_paths
 
     def translate(self, record: object) -> object:
@@ -566,13 +570,13 @@ def _number_or_text(text: str) -> float | str | None:
         return text if text.strip() else None
 
 
-def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
+def understood(source: LogSource, field_map: Mapping[str, str] = {}) -> FieldNames:
     """The names of a log's fields, from its first hundred records.
 
     Raises `DataError` for a place of the map that none of them has, naming those that are there,
     and `FileNotFoundError`.
     """
-    reading = LogContext(mapped=mapped_places(given))
+    reading = LogContext(mapped=mapped_places(field_map))
     first_rows = [
         row for row in islice(found_rows(source, reading), 100) if isinstance(row, FoundRow)
     ]
@@ -581,30 +585,30 @@ def understood(source: LogSource, given: Mapping[str, str] = {}) -> FieldNames:
     ]
     items: list[object] = []
     for row in rows:
-        items += _items_of(row, given)
+        items += _items_of(row, field_map)
     violations = []
-    for name, field_path in given.items():
+    for name, field_path in field_map.items():
         searched = rows if name in ROW_FIELDS else items
         if searched and all(value_at(record, field_path) is MISSING for record in searched):
             violations.append(_missing_place(name, field_path, searched, source_name(source)))
     if violations:
         raise DataError(violations)
-    guessed = guess_fields(rows, given)
+    guessed = guess_fields(rows, field_map)
     names = FieldNames(
-        dict(given),
+        dict(field_map),
         guessed,
-        _plain_places(rows, {**guessed, **given}),
-        _rivals(rows, guessed, given),
+        _plain_places(rows, {**guessed, **field_map}),
+        _rivals(rows, guessed, field_map),
     )
     if rows and len(rows) == len(first_rows) and _has_no_query(rows, names):
         raise DataError([_unmapped(rows, source_name(source))])
     return names
 
 
-def mapped_places(given: Mapping[str, str]) -> tuple[str, ...]:
+def mapped_places(field_map: Mapping[str, str]) -> tuple[str, ...]:
     """Where a map says that query and memories stand, so that every record is a row; none without
     them."""
-    return tuple(given[name] for name in ("query", "memories") if name in given)
+    return tuple(field_map[name] for name in ("query", "memories") if name in field_map)
 
 
 def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str, str]:
@@ -615,17 +619,18 @@ def _plain_places(rows: Sequence[Mapping], named: Mapping[str, str]) -> dict[str
         if name not in named and any(row.get(name) is not None for row in rows):
             path_by_name[name] = name
     if "memories" not in named and "memories" not in path_by_name:
-        names = [
-            name
-            for name in ANSWER_FIELDS
-            if any(find_memories(row.get(name)) for row in rows)
-            or (name in GRAPH_LISTS and any(row.get(name) for row in rows))
-        ]
+        names = [name for name in ANSWER_FIELDS if _holds_memories(rows, name)]
         names += ["memory_ids"] if any(row.get("memory_ids") is not None for row in rows) else []
         names = names or [name for name in ANSWER_FIELDS if _holds_something(rows, name)][:1]
         if names:
             return {**path_by_name, "memories": ", ".join(names)}
     return path_by_name
+
+
+def _holds_memories(rows: Sequence[Mapping], name: str) -> bool:
+    """Whether a row has memories under a name, or parts of a graph."""
+    values = _column(rows, name)
+    return any(map(find_memories, values)) or (name in GRAPH_LISTS and any(values))
 
 
 def _holds_something(rows: Sequence[Mapping], name: str) -> bool:
@@ -728,13 +733,15 @@ def grouped_losses(dropped: Iterable[Dropped]) -> list[str]:
     lines = []
     for (rule, kind), count in counts.most_common():
         drop = first[rule, kind]
-        what, where = (counted(count, "row"), "row")
+        lost, unit = (counted(count, "row"), "row")
         if rule in ("json", "csv", "zip", "gzip"):  # of the file, before there are rows
-            what, where = (counted(count, "part of the file", "parts of the file"), "line")
-        of_file = " of the file" if where == "line" else ""
+            lost, unit = (counted(count, "part of the file", "parts of the file"), "line")
+        of_file = " of the file" if unit == "line" else ""
         named = f" ({short_repr(drop.id)})" if drop.id else ""
-        place = f"first in {where} {drop.line}{of_file}{named}, " if drop.line else ""
-        lines.append(f"{what} left out, {rule}: {place}found {drop.found}; allowed: {drop.allowed}")
+        first_place = f"first in {unit} {drop.line}{of_file}{named}, " if drop.line else ""
+        lines.append(
+            f"{lost} left out, {rule}: {first_place}found {drop.found}; allowed: {drop.allowed}"
+        )
     return lines
 
 
@@ -787,7 +794,7 @@ class LogReading:
         paths = {**names.plain, **names.places}
         for name in sorted(paths, key=order.index):
             origin = "its plain name" if name in names.plain else "guessed"
-            origin = "as the map says" if name in names.given else origin
+            origin = "as the map says" if name in names.mapped else origin
             if name == "memories" and paths[name] != "memories" and name in names.plain:
                 origin = "as a memory system returns them"
             lines.append(f"{name}: read from {paths[name]} ({origin})")
@@ -800,13 +807,13 @@ class LogReading:
         if names.plain and not {"answer"} & paths.keys():
             lines.append("answer: not found in any field")
         for form in FORMATS:
-            if self.source.seen[form.name] and form.roles:
-                for name, place in form.roles.items():
-                    found = self.source.places.get((form.name, name))
-                    place = ", ".join(found) if found else place
+            if self.source.record_counts[form.name] and form.roles:
+                for name, origin_field in form.roles.items():
+                    seen_fields = self.source.role_fields.get((form.name, name))
+                    origin_field = ", ".join(seen_fields) if seen_fields else origin_field
                     if not self.source.store:
-                        place = re.sub(r",? and --store$", "", place)
-                    lines.append(f"{name}: read from {place} ({form.name})")
+                        origin_field = re.sub(r",? and --store$", "", origin_field)
+                    lines.append(f"{name}: read from {origin_field} ({form.name})")
         if self.source.store:
             lines.append(f"store: {self.source.store}")
         return lines
@@ -872,12 +879,14 @@ class LogReading:
         return printable("\n".join(lines), keep="\n")
 
 
-def start_reading(source: LogSource, given: Mapping[str, str] = {}) -> LogReading:
+def start_reading(source: LogSource, field_map: Mapping[str, str] = {}) -> LogReading:
     """The start of reading a log, in which only the names of its fields have been read; raises as
     `understood` does.
     """
-    names = understood(source, given)
-    return LogReading(source_name(source), names, source=LogContext(mapped=mapped_places(given)))
+    names = understood(source, field_map)
+    return LogReading(
+        source_name(source), names, source=LogContext(mapped=mapped_places(field_map))
+    )
 
 
 def stream_rows(
@@ -901,7 +910,7 @@ def stream_rows(
 def read_all(
     source: LogSource,
     store: str | Path | None = None,
-    given: Mapping[str, str] = {},
+    field_map: Mapping[str, str] = {},
     repeated_ids: bool = True,
 ) -> LogReading:
     """Read a log to its end, by a map and by guessing; raises as `understood` and `read_log` do,
@@ -909,7 +918,7 @@ def read_all(
     """
     if not isinstance(source, str | Path):
         source = list(source)
-    reading = start_reading(source, given)
+    reading = start_reading(source, field_map)
     for _ in stream_rows(source, reading, store, repeated_ids):
         pass
     memories = sum(len(row.memories) for row in reading.rows)

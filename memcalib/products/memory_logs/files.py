@@ -167,7 +167,7 @@ class _PrintedObjects(ast.NodeTransformer):
         if not node.args and all(names):
             values = [keyword.value for keyword in node.keywords]
             return ast.Dict(keys=[ast.Constant(name) for name in names], values=values)
-        values = [part.value for part in node.args if isinstance(part, ast.Constant)]
+        values = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
         if len(values) == len(node.args) >= 3 and all(type(value) is int for value in values):
             return ast.Constant("{:04}-{:02}-{:02}".format(*values))
         is_number = values and isinstance(values[0], int | float) and _is_numpy(node.func)
@@ -276,8 +276,8 @@ def _is_cut(error: Exception, text: str) -> bool:
 
 def _cut_off(line: int, file: str) -> Violation:
     """The loss at the end of a file that was cut off."""
-    found = "the end of the file inside a record: it was cut off, and what followed is missing"
-    return Violation("json", found, _COMPLETE, line=line, file=file)
+    cut_end = "the end of the file inside a record: it was cut off, and what followed is missing"
+    return Violation("json", cut_end, _COMPLETE, line=line, file=file)
 
 
 class _Window:
@@ -399,9 +399,9 @@ class _Prepended:
         self.text = text
 
     def read(self, size: int = -1) -> str:
-        taken = self.start
+        start = self.start
         self.start = ""
-        return taken + self.text.read(size)
+        return start + self.text.read(size)
 
     def __iter__(self) -> Iterator[str]:
         yield from self.start.splitlines(keepends=True)
@@ -483,8 +483,8 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, NotImplementedError):
         allowed = "a complete zip archive; if it was not loaded whole, load it again"
-        found = "no zip archive, or a part of one"
-        raise DataError([Violation("zip", found, allowed, file=path.name)]) from None
+        not_an_archive = "no zip archive, or a part of one"
+        raise DataError([Violation("zip", not_an_archive, allowed, file=path.name)]) from None
     logs = _logs_first_remembered(names)
     return logs, sorted(set(names) - set(logs))
 

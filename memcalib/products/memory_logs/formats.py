@@ -94,18 +94,18 @@ class LogContext:
 
     account: Account = field(default_factory=Account)
     standing: list = field(default_factory=list)
-    seen: Counter[str] = field(default_factory=Counter)  # format -> records
+    record_counts: Counter[str] = field(default_factory=Counter)  # format -> records
     # where a map says that query or memories stand: then all records are rows
     mapped: tuple[str, ...] = ()
     store: str = ""  # its name, and how many memories it has
     form: str = ""  # the format that is being read
     found_roles: set[str] = field(default_factory=set)  # query and memories, in the first rows
     # (format, role) -> the fields in which it was found, each once, in the order of the file
-    places: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    role_fields: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
-    def read_from(self, role: str, place: str) -> None:
+    def read_from(self, role: str, path: str) -> None:
         """Note the field in which a role of the format that is being read was found."""
-        self.places.setdefault((self.form, role), {})[place] = None
+        self.role_fields.setdefault((self.form, role), {})[path] = None
 
 
 Reader = Callable[[Records, LogContext], Iterator[FoundRow]]
@@ -281,11 +281,11 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
     replies = [messages_in(record.get(name)) for name in ("response", "completion", "output")]
     messages += chain.from_iterable(replies)
     beside = {name: value for name, value in record.items() if name not in (*talk_only, "response")}
-    found = find_memories(beside) or []
-    place = ", ".join(name for name in (*ANSWER_FIELDS, "entities") if beside.get(name))
-    if not found:
-        found, place = _retrieved(beside)
-    standing = [*source.standing, *found]
+    retrieved = find_memories(beside) or []
+    origin = ", ".join(name for name in (*ANSWER_FIELDS, "entities") if beside.get(name))
+    if not retrieved:
+        retrieved, origin = _retrieved(beside)
+    standing = [*source.standing, *retrieved]
     fields = _copied(record)
     # a reply beside the messages: one request, before which stands what earlier requests said
     yield from conversation_rows(
@@ -295,7 +295,7 @@ def _conversation(record: dict, line: int, source: LogContext) -> Iterator[dict]
         fields,
         standing,
         last_only=any(replies),
-        standing_from=f"{place}, {STORE}" if source.standing and found else place,
+        standing_from=f"{origin}, {STORE}" if source.standing and retrieved else origin,
     )
 
 
@@ -304,11 +304,11 @@ def _thread_of(record: Mapping[str, Any]) -> str:
     if not any(isinstance(record.get(name), Mapping) for name in ("values", "checkpoint")):
         return ""
     config = record.get("config")
-    places = [record, record.get("metadata"), record.get("checkpoint")]
-    places.append(config.get("configurable") if isinstance(config, Mapping) else None)
-    for place in places:
-        if isinstance(place, Mapping) and place.get("thread_id"):
-            return str(place["thread_id"])
+    levels = [record, record.get("metadata"), record.get("checkpoint")]
+    levels.append(config.get("configurable") if isinstance(config, Mapping) else None)
+    for level in levels:
+        if isinstance(level, Mapping) and level.get("thread_id"):
+            return str(level["thread_id"])
     return ""
 
 
@@ -457,16 +457,18 @@ def memory_edits(action: Action) -> list[MemoryEdit]:
 
 def _named_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Messages of Letta whose results name their tool, by the id of the call."""
-    read = [read_message(raw) for raw in messages]
-    tools = {call_id: action.tool for message in read for call_id, action in message.calls}
-    failed = {
-        result.call for message in read for result in message.results if _FAILED.search(result.text)
-    }
+    tools: dict[str, str] = {}
+    failed: set[str] = set()
+    for message in map(read_message, messages):
+        tools.update((call_id, action.tool) for call_id, action in message.calls)
+        failed.update(result.call for result in message.results if _FAILED.search(result.text))
     speaks_by_tool = "send_message" in tools.values()
     for raw in messages:
         message = letta_message(raw, speaks_by_tool)
-        done = [action for call_id, action in message.calls if call_id not in failed]
-        message.edits = [edit for action in done for edit in memory_edits(action)]
+        message.edits = []
+        for call_id, action in message.calls:
+            if call_id not in failed:
+                message.edits += memory_edits(action)
         for result in message.results:
             result.tool = result.tool or tools.get(result.call, "")
         yield message
@@ -505,8 +507,8 @@ def _agent_file(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         in_file = _core_memory(agent, record)
         standing = [*source.standing, *([] if shown else in_file)]
         newer = [memory for memory in in_file if memory["text"] not in "\n".join(shown)]
-        what = "lines of core memory in the file that the system message does not show"
-        source.account.remark(what, len(newer) if shown else 0)
+        unshown = "lines of core memory in the file that the system message does not show"
+        source.account.remark(unshown, len(newer) if shown else 0)
         yield from conversation_rows(
             messages,
             source.account,
@@ -521,13 +523,18 @@ def _agent_file(record: dict, line: int, source: LogContext) -> Iterator[dict]:
 def _by_time(members: list[tuple[int, dict]], *names: str) -> list[dict]:
     """Records in the order of their times; as they stand where one has none."""
     records = [record for _, record in members]
-    times = [str(next((r[name] for name in names if r.get(name)), "")) for r in records]
+    times = [_time_under(names, record) for record in records]
     if not all(times) or times == sorted(times):
         return records
     if times == sorted(times, reverse=True):
         records = records[::-1]
         times = times[::-1]
     return [records[i] for i in sorted(range(len(records)), key=times.__getitem__)]
+
+
+def _time_under(names: Sequence[str], record: Mapping[str, Any]) -> str:
+    """What stands under the first of these names that a record has; "" for none."""
+    return str(next((record[name] for name in names if record.get(name)), ""))
 
 
 def _letta_messages(members: list[tuple[int, dict]], source: LogContext) -> Iterator[dict]:
@@ -624,9 +631,9 @@ def _chatgpt(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         leaf = _last_leaf(nodes, parents)
     path = _path_to(leaf, parents)
     on_path = _in_order(path, parents)
-    said = [nodes[key]["message"] for key in on_path if nodes[key].get("message")]
+    raw_messages = [nodes[key]["message"] for key in on_path if nodes[key].get("message")]
     messages = [
-        _chatgpt_message(raw) if isinstance(raw, Mapping) else _no_message() for raw in said
+        _chatgpt_message(raw) if isinstance(raw, Mapping) else _no_message() for raw in raw_messages
     ]
     aside = [
         _left_branch(_chatgpt_message(node["message"]))
@@ -718,11 +725,11 @@ def _claude(record: dict, line: int, source: LogContext) -> Iterator[dict]:
         record.get("current_leaf_message_uuid"),
     )
     project = record.get("project")
-    own = project.get("uuid") if isinstance(project, Mapping) else record.get("project_uuid")
+    project_id = project.get("uuid") if isinstance(project, Mapping) else record.get("project_uuid")
     standing = [
         item
         for item in source.standing
-        if not isinstance(item, dict) or item.get("project") in (None, own)
+        if not isinstance(item, dict) or item.get("project") in (None, project_id)
     ]
     yield from conversation_rows(
         messages,
@@ -750,10 +757,10 @@ def _claude_memories(records: Records, source: LogContext) -> Iterator[FoundRow]
                 of_project = {"project": str(project)} if project else {}
                 memories = [{"text": entry, **of_project} for _, entry in note_entries(text)]
                 source.standing += memories
-                what = "memories of the export, as they were when it was made"
-                source.account.remark(what, len(memories))
-                what = "memories of a project, which stand before its conversations alone"
-                source.account.remark(what, len(memories) if project else 0)
+                remark = "memories of the export, as they were when it was made"
+                source.account.remark(remark, len(memories))
+                remark = "memories of a project, which stand before its conversations alone"
+                source.account.remark(remark, len(memories) if project else 0)
         source.account.use("record")
     yield from ()
 
@@ -1062,8 +1069,8 @@ def _haystack(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     for number, session in enumerate(_list_of(record["haystack_sessions"])):
         day = dates[number] if number < len(dates) else None
         for turn in only_dicts(session):
-            said = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
-            turns.append({**said, **question})
+            content = {"text": turn.get("content"), "speaker": turn.get("role"), "created_at": day}
+            turns.append({**content, **question})
     return turns
 
 
@@ -1082,13 +1089,13 @@ def _hypotheses(records: Records, source: LogContext) -> Iterator[FoundRow]:
             why = "its question is not in the store" if source.store else "its question is missing"
             source.account.leave("record", why)
             continue
-        said = [turn for turn in turns if turn["speaker"] == "user"]
-        source.account.remark(_OF_ASSISTANT, len(turns) - len(said))
+        user_turns = [turn for turn in turns if turn["speaker"] == "user"]
+        source.account.remark(_OF_ASSISTANT, len(turns) - len(user_turns))
         source.account.use("record")
         fields = {
             "id": str(record["question_id"]),
             "query": turns[0]["question"],
-            "memories": [*others, *said],
+            "memories": [*others, *user_turns],
             "answer": record["hypothesis"],
         }
         yield FoundRow(line, fields)
@@ -1107,16 +1114,16 @@ def _mem0_results(record: dict, line: int, source: LogContext) -> Iterator[dict]
                 "context",
                 "retrieved_memories",
             ):
-                found = find_memories(qa.get(name)) or []
-                if found:
+                retrieved = find_memories(qa.get(name)) or []
+                if retrieved:
                     source.read_from("memories", name)
                 speaker = name.partition("_memories")[0].removesuffix("_graph")
                 if name.startswith("speaker") and speaker != name:
-                    found = [
+                    retrieved = [
                         {"type": speaker, **item} if isinstance(item, dict) else item
-                        for item in found
+                        for item in retrieved
                     ]
-                memories += found
+                memories += retrieved
             source.account.remark(_GOLD, _has_gold(qa, "answer", "golden_answer"))
             answer = _system_answer(qa, source)
             if answer is None and "golden_answer" in qa:
@@ -1625,8 +1632,8 @@ def _file_records(
     if path.suffix == ".zip" and path.is_file() and not is_store:
         account.remark(*_not_opened(path))
     elif path.is_dir() and not is_store and folder_logs(path):
-        what = "notes in the folder that are not read (they are read as --store)"
-        account.remark(what, len(note_files(path)))
+        unread = "notes in the folder that are not read (they are read as --store)"
+        account.remark(unread, len(note_files(path)))
     is_notes = path.suffix in (".md", ".txt") or (
         path.is_dir() and (is_store or not folder_logs(path)) and note_files(path)
     )
@@ -1649,7 +1656,7 @@ def found_rows(
         for line, record in _raw_records(source, account, reading.mapped):
             if isinstance(record, dict):
                 form = FORMATS[-1] if reading.mapped else format_of(record)
-                reading.seen[form.name] += 1
+                reading.record_counts[form.name] += 1
                 yield form, (line, record)
             else:
                 yield None, (line, record)
@@ -1717,12 +1724,12 @@ def read_store(path: str | Path) -> Store:
     no_memories: list[str] = []
     is_loaded = Path(path).is_dir() or Path(path).suffix in (".md", ".txt")
     for _, record in _raw_records(path, account, no_memories=no_memories):
-        found = _store_items(record)
+        record_items = _store_items(record)
         in_search = not is_loaded and not _stands_before_answers(record)
-        items += [Searched(i) if in_search and isinstance(i, dict) else i for i in found]
+        items += [Searched(i) if in_search and isinstance(i, dict) else i for i in record_items]
         if isinstance(record, Violation):
             no_memories.append(f"cannot be read ({record.rule})")
-        elif not found:
+        elif not record_items:
             no_memories.append("in no form that is known")
     if not items:
         allowed = (
@@ -1746,10 +1753,9 @@ def _store_items(record: object) -> list:
     """The memories in a record of a store."""
     if not isinstance(record, dict):
         return [record] if isinstance(record, str) else []
-    if letta_agents(record) is not None:
-        return [
-            memory for agent in letta_agents(record) or [] for memory in _core_memory(agent, record)
-        ]
+    agents = letta_agents(record)
+    if agents is not None:
+        return list(chain.from_iterable(_core_memory(agent, record) for agent in agents))
     if record.keys() >= {"question_id", "question", "haystack_sessions"}:
         return _haystack(record)
     contexts = _shared_contexts(record)
@@ -1846,15 +1852,14 @@ def _roles_in(fields: object) -> set[str]:
 def _without_roles(records: Sequence[object], found_roles: Iterable[str]) -> str:
     """What rows lack, in words, with all their fields."""
     rows = only_dicts(records)
-    names = dict.fromkeys(str(name) for row in rows[:20] for name in row)
+    names = dict.fromkeys(map(str, chain.from_iterable(rows[:20])))
     plain_names = [name for name in names if re.fullmatch(r"[A-Za-z_][\w. -]{0,59}", name)]
     lacks = [role for role in ("query", "memories") if role not in found_roles]
-    told = f"no {' and no '.join(lacks)} in rows" if lacks else "rows"
+    subject = f"no {' and no '.join(lacks)} in rows" if lacks else "rows"
     others = len(names) - len(plain_names[:40])
-    more = f" and {others} more" if others else ""
-    return (
-        f"{told} with the fields {', '.join(plain_names[:40]) or 'that have no plain names'}{more}"
-    )
+    unlisted = f" and {others} more" if others else ""
+    fields = ", ".join(plain_names[:40]) or "that have no plain names"
+    return f"{subject} with the fields {fields}{unlisted}"
 
 
 def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -> DataError:
@@ -1862,19 +1867,19 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
     would help.
     """
     name = source_name(source)
-    forms = [form for form in FORMATS if reading.seen[form.name] and form.name != "rows"]
+    forms = [form for form in FORMATS if reading.record_counts[form.name] and form.name != "rows"]
     if forms:
-        form = max(forms, key=lambda form: reading.seen[form.name])
+        form = max(forms, key=lambda form: reading.record_counts[form.name])
         is_notes = isinstance(source, str | Path) and (
             Path(source).suffix in (".md", ".txt") or Path(source).is_dir()
         )
-        count = reading.seen[form.name]
+        count = reading.record_counts[form.name]
         records_read = "1 record" if count == 1 else f"{count:,} records"
         kind = f"no row in {records_read} of the format {form.name!r}"
         if form.name == "memories":
             kind = "memories without queries"
             if is_notes:
-                kind += f", {reading.seen[form.name]:,} notes"
+                kind += f", {reading.record_counts[form.name]:,} notes"
         complaints = [line for line in reading.account.lines() if "not (" in line]
         complaints = [
             line for line in complaints if line.startswith("conversations")
@@ -1905,8 +1910,8 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         kind = f"{nothing}: it is empty"
     if not records and violations and "cut off" in violations[0].found:
         first = violations[0]
-        found = f"in line {first.line} of the file, {first.found}"
-        return DataError([Violation("json", found, first.allowed, file=name)])
+        cut_record = f"in line {first.line} of the file, {first.found}"
+        return DataError([Violation("json", cut_record, first.allowed, file=name)])
     allowed = (
         "a map of its field names (--map query=PLACE --map memories=PLACE --map answer=PLACE, with "
         "dots for nested fields), or rows in a format that `memcalib logs --help` names"
@@ -1962,8 +1967,8 @@ def read_log(
         for reason, count in memory_store.left.items():
             reading.account.remark(f"entries of the store that are no memory: {reason}", count)
         importing = sum(_imports_file(item) for item in memory_store.items)
-        what = "memories of the store that import another file (@path), which is not read"
-        reading.account.remark(what, importing)
+        unread = "memories of the store that import another file (@path), which is not read"
+        reading.account.remark(unread, importing)
     account = reading.account
     head: list[object] = []
     rows = 0

@@ -234,7 +234,7 @@ class PairedAnswers:
 
     before: list[Judgment]
     after: list[Judgment]
-    own: list[Judgment]  # of the run, over the memories that it showed
+    of_run: list[Judgment]  # of the run, over the memories that it showed
     notes: list[str]
 
 
@@ -346,7 +346,7 @@ class _Pairing:
             whole = _with_unshown(judgment, names_before, new_levels, before)
             self.answers.before.append(whole)
         shared = {"domain": first_rows[0].domain, "question_id": first_rows[0].question_id}
-        self.answers.own += self.judgments[1][second_id]
+        self.answers.of_run += self.judgments[1][second_id]
         for judgment in self.judgments[1][second_id]:
             whole = _with_unshown(judgment, names_after, gone_levels, before)
             self.answers.after.append(whole.model_copy(update=shared))
@@ -551,7 +551,7 @@ def run_gate(
         answers = _paired(other_side, side, settings)
         answers.notes += [f"{baseline}: {line}" for line in doubt_lines(other_side.run)]
     answers.notes += doubt_lines(side.run)
-    after_frame = _responses(answers.own, "after")
+    after_frame = _responses(answers.of_run, "after")
     if not after_frame["scored"].any():
         raise ValueError(f"{run}: found no scored answer; allowed: at least one")
     after = question_means(after_frame, "after")
@@ -712,7 +712,7 @@ def _xml_text(suite: ElementTree.Element) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A number as JSON holds it; a number without a value as null."""
     if isinstance(value, float | np.floating):
         return None if math.isnan(value) else float(value)

@@ -251,10 +251,10 @@ def memories_text(report: MemoryReport, shown: int = 10) -> str:
     names = ["in_prompt", "cited", "used", "over_used", "under_used", "lost"]
     table = report.memories.head(shown)
     table = table.assign(memory=[one_line(text, 60) for text in table["text"]])
-    known = [name for name in names if table[name].notna().any()]
-    lines += ["", table[["memory", *known]].round(1).to_string(index=False)]
-    more = len(report.memories) - shown
-    lines += [f"Further memories, on the page: {more:,}"] if more > 0 else []
+    measured_names = [name for name in names if table[name].notna().any()]
+    lines += ["", table[["memory", *measured_names]].round(1).to_string(index=False)]
+    further = len(report.memories) - shown
+    lines += [f"Further memories, on the page: {further:,}"] if further > 0 else []
     lines += ["", *report.notes]
     return printable("\n".join(lines), keep="\n")
 

@@ -75,6 +75,16 @@ class Message:
     reason: str = ""  # why it can stand in no row
     ends: bool = False  # whether what follows is no answer to the user's last turn
 
+    @property
+    def actions(self) -> list[Action]:
+        """The calls of tools, without their ids."""
+        return [action for _, action in self.calls]
+
+    @property
+    def searches_memory(self) -> bool:
+        """Whether one of its calls looks into the memory."""
+        return any(is_memory_search(action.tool, action.arguments) for action in self.actions)
+
 
 ROLES = {
     "human": "user",
@@ -287,8 +297,8 @@ def read_message(raw: Mapping[str, Any]) -> Message:
         content = [content]
     for piece in content if isinstance(content, list) else [content or ""]:
         _take_part(message, piece)
-    known = {call_id for call_id, _ in message.calls if call_id}  # LangChain writes a call twice
-    message.calls += [call for call in _calls_of(raw) if call[0] not in known]
+    call_ids = {call_id for call_id, _ in message.calls if call_id}  # LangChain writes a call twice
+    message.calls += [call for call in _calls_of(raw) if call[0] not in call_ids]
     if role == "tool":
         _take_tool_message(message, raw)
     elif role == "assistant" and message.text:
@@ -461,7 +471,7 @@ class _Exchange:
     results: list[Turn] = field(default_factory=list)
     memories: list = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)  # as turns, in order
-    given: int = 0  # of those that stood there from the beginning, how many did at its time
+    store_count: int = 0  # of those that stood there from the beginning, how many did at its time
     standing: int = 0  # how many memories stood there when the last of the answer was given
     searched: bool = False
     edits: list[MemoryEdit] = field(default_factory=list)
@@ -513,8 +523,8 @@ class Conversation:
     ):
         self.last_only = last_only
         self.standing_from = standing_from
-        self.given = len(standing)  # so many stood there before any message
-        self.given_days = [_day_of_memory(item) for item in standing]
+        self.store_count = len(standing)  # so many stood there before any message
+        self.store_days = [_day_of_memory(item) for item in standing]
         self.named_by_message = named_by_message
         self.waiting: list[int] = []  # messages without a row of their own
         self.name = name
@@ -538,7 +548,7 @@ class Conversation:
     def rows(self, messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
         """The rows, in order; at the end everything is in the account."""
         messages = list(messages)
-        self.later = [edit for message in messages for edit in message.edits]
+        self.later = list(chain.from_iterable(message.edits for message in messages))
         self.standing = self._before_edits(self.standing)
         self.account.find("conversation")
         last: dict[str, Any] | None = None
@@ -591,14 +601,14 @@ class Conversation:
         """Make the changes of memory that an exchange made; they stand before later answers."""
         for edit in exchange.edits:
             self.later.remove(edit)
-            known = any(edit.old in _text_of(item) for item in self.standing if edit.old)
-            if known:
+            was_found = any(edit.old in _text_of(item) for item in self.standing if edit.old)
+            if was_found:
                 self.standing = [_with_words(item, edit.old, edit.new) for item in self.standing]
             elif not edit.old:
                 self._remember([{"text": edit.new, "type": edit.label}])
-            what = "changes of memory in the conversation"
-            was_made = known or not edit.old
-            self.account.remark(f"{what}{'' if was_made else ' that could not be followed'}")
+            subject = "changes of memory in the conversation"
+            was_made = was_found or not edit.old
+            self.account.remark(f"{subject}{'' if was_made else ' that could not be followed'}")
 
     def _take_system(self, number: int, message: Message) -> None:
         memories = self._before_edits([*message.memories, *system_memories(message.text)])
@@ -623,9 +633,9 @@ class Conversation:
         """Give the day of a memory that is quoted again to the one that stands there without."""
         if not isinstance(item, dict) or not item.get("created_at"):
             return
-        for number, known in enumerate(self.standing):
-            if isinstance(known, dict) and _text_of(known) == _text_of(item):
-                self.standing[number] = {"created_at": item["created_at"], **known}
+        for number, memory in enumerate(self.standing):
+            if isinstance(memory, dict) and _text_of(memory) == _text_of(item):
+                self.standing[number] = {"created_at": item["created_at"], **memory}
 
     def _words(self, message: Message) -> str:
         """What the user said, without the sections of memory that an application put around it."""
@@ -692,10 +702,10 @@ class Conversation:
                 if memories is None:
                     exchange.unreadable = result.text
                     self.account.remark("searches of the memory whose result cannot be read")
-                known = [item for item in memories or [] if shape_of(item)]
-                unknown = len(memories or []) - len(known)
+                readable = [item for item in memories or [] if shape_of(item)]
+                unknown = len(memories or []) - len(readable)
                 self.account.remark("results of searches in no form that is known", unknown)
-                exchange.memories += [item for item in known if item not in exchange.memories]
+                exchange.memories += [item for item in readable if item not in exchange.memories]
             elif result.text.strip():
                 name = f"{tool or 'a tool'} (called for the answer)"
                 turn = Turn(role="tool", name=name, content=clean_text(result.text))
@@ -711,8 +721,8 @@ class Conversation:
         self.pending += exchange.members
         memories = self._known_then(exchange)
         if exchange.memories:
-            known = set(map(_text_of, memories))
-            memories += [item for item in exchange.memories if _text_of(item) not in known]
+            memory_texts = set(map(_text_of, memories))
+            memories += [item for item in exchange.memories if _text_of(item) not in memory_texts]
         has_answer = bool(exchange.texts or exchange.actions)
         if has_answer and (memories or exchange.searched):
             self.answers += 1
@@ -731,17 +741,17 @@ class Conversation:
     def _known_then(self, exchange: _Exchange) -> list:
         """What stood before an exchange: not what a store has from a later day."""
         day = exchange.query.time
-        given = self.standing[: self.given]
+        from_store = self.standing[: self.store_count]
         if day:
-            given = [
+            from_store = [
                 item
-                for item, made in zip(given, self.given_days, strict=False)
+                for item, made in zip(from_store, self.store_days, strict=False)
                 if not made or made <= day
             ]
-        later = self.given - len(given)
+        later = self.store_count - len(from_store)
         self.account.remark("memories of the store from a day after the question", later)
-        exchange.given = len(given)
-        return [*given, *self.standing[self.given : exchange.standing]]
+        exchange.store_count = len(from_store)
+        return [*from_store, *self.standing[self.store_count : exchange.standing]]
 
     def _fields(self, exchange: _Exchange, memories: list) -> dict[str, Any]:
         for number in self.waiting:
@@ -763,9 +773,9 @@ class Conversation:
             row["model"] = exchange.model
         row["memories"] = memories if memories or not exchange.unreadable else exchange.unreadable
         origins = [
-            (self.standing_from, exchange.given),
-            (SECTIONS, exchange.standing - self.given),
-            (SEARCHES, len(memories) - exchange.given - exchange.standing + self.given),
+            (self.standing_from, exchange.store_count),
+            (SECTIONS, exchange.standing - self.store_count),
+            (SEARCHES, len(memories) - exchange.store_count - exchange.standing + self.store_count),
         ]
         row["memories_from"] = [origin for origin, count in origins if count > 0]
         if len(self.turns) > MOST_TURNS:
@@ -776,7 +786,7 @@ class Conversation:
         """Put into the account what became of each message."""
         if not self.answers:
             self.account.leave("conversation", self._why())
-            self.lost += len(self.standing) - self.given
+            self.lost += len(self.standing) - self.store_count
         else:
             self.account.use("conversation")
         self.account.find("memory", self.lost)
@@ -820,8 +830,7 @@ def conversation_rows(
     no answer of a conversation that shows its own searches.
     """
     messages = list(messages)
-    calls = [action for message in messages for _, action in message.calls]
-    if any(is_memory_search(action.tool, action.arguments) for action in calls):
+    if any(message.searches_memory for message in messages):
         in_store = len(standing)
         standing = [item for item in standing if not isinstance(item, Searched)]
         account.remark(

@@ -135,10 +135,10 @@ def note_entries(text: str) -> list[tuple[str, str]]:
                 entries.append((heading, [f"{title}: {bullet[2]}" if title else bullet[2]]))
                 bullets.add(len(entries) - 1)
             else:
-                said = entries[around][1]
-                if said[-1][-1:] not in ".!?;:,`":
-                    said[-1] += ";"
-                said.append(bullet[2])
+                outer_lines = entries[around][1]
+                if outer_lines[-1][-1:] not in ".!?;:,`":
+                    outer_lines[-1] += ";"
+                outer_lines.append(bullet[2])
                 bullets.add(around)
         elif entries and entries[-1][0] == heading and (is_open or line[:1] in " \t"):
             entries[-1][1].append(line.rstrip() if is_code else line.strip())
@@ -146,8 +146,8 @@ def note_entries(text: str) -> list[tuple[str, str]]:
             entries.append((heading, [line.strip()]))
             bullets = _Bullets()
         is_open = True
-    kept = [entry for number, entry in enumerate(entries) if number not in titles]
-    return [(heading, _joined(lines)) for heading, lines in kept]
+    statements = [entry for number, entry in enumerate(entries) if number not in titles]
+    return [(heading, _joined(lines)) for heading, lines in statements]
 
 
 def _joined(lines: Sequence[str]) -> str:
@@ -339,8 +339,8 @@ def section_entries(section: str) -> list[dict[str, str]]:
         elif is_below_bullet:
             entries[-1] += f" {line.strip()}"
         is_below_bullet |= bullet is not None
-    kept = [text for number, text in enumerate(entries) if number not in titles]
-    return [_entry(text) for text in kept]
+    statements = [text for number, text in enumerate(entries) if number not in titles]
+    return [_entry(text) for text in statements]
 
 
 def _heading_level(line: str) -> int:
@@ -500,13 +500,13 @@ def _expression(path: Sequence[str], of: str = "record") -> str:
     return of + "".join(f"[{name!r}]" for name in path)
 
 
+def _is_list_of_objects(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
 def rows_inside(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The path to the longest list of objects in a record that may be the rows; () for none."""
-    lists = [
-        (len(value), path)
-        for path, value in _paths(record)
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
-    ]
+    lists = [(len(value), path) for path, value in _paths(record) if _is_list_of_objects(value)]
     return max(lists, key=lambda entry: entry[0])[1] if lists else ()
 
 

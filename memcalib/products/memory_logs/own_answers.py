@@ -421,7 +421,7 @@ class _AnswerMaker:
         self.plan = plan
         self.result = result
         self.by_id: dict[str, str] = {}  # id of an example -> hash of its content
-        self.kept: dict[str, Example] = {}
+        self.kept_examples: dict[str, Example] = {}
         self.samples: Counter[tuple[str, str]] = Counter()
 
     def fault(self, row: LogRow) -> RowFault | None:
@@ -477,7 +477,7 @@ class _AnswerMaker:
         if not row.response:
             return
         self.result.answer_count += 1
-        if example.id not in self.kept:
+        if example.id not in self.kept_examples:
             return
         model = texts.terms[2]
         self.result.rollouts.append(
@@ -532,14 +532,14 @@ class _AnswerMaker:
         content = example.content_hash
         while example.id in self.by_id:
             if self.by_id[example.id] == content:
-                return self.kept.get(example.id, example)
+                return self.kept_examples.get(example.id, example)
             example = example.model_copy(update={"id": f"{example.id}+"})
         self.result.repeated += int(example.id != first_id)
         self.by_id[example.id] = content
         self.result.labelled_count += has_levels(example)
         self.result.question_ids.add(example.question_id)
-        if self.shown is None or len(self.kept) < self.shown:
-            self.kept[example.id] = example
+        if self.shown is None or len(self.kept_examples) < self.shown:
+            self.kept_examples[example.id] = example
             self.result.examples.append(example)
         return example
 
@@ -572,12 +572,14 @@ def own_answers(
     maker.check()
     if not result.examples:
         every = "rows with a query, memories with text, an answer, and consent"
-        helps = [form.helps for form in FORMATS if reading.source.seen[form.name] and form.helps]
+        helps = [
+            form.helps for form in FORMATS if reading.source.record_counts[form.name] and form.helps
+        ]
         violations = []
         for line in grouped_losses(result.losses()) or ["no row"]:
-            found, _, allowed = line.partition("; allowed: ")
+            loss, _, allowed = line.partition("; allowed: ")
             allowed = "; ".join([allowed or every, *helps])
-            violations.append(Violation("log", found, allowed, file=reading.name))
+            violations.append(Violation("log", loss, allowed, file=reading.name))
         raise DataError(violations)
     if limit is not None:
         beyond = [example.id for example in result.examples[limit:]]

@@ -130,7 +130,7 @@ def words_in(value: object, names: Sequence[str]) -> str:
 
 def _main_call(steps: Sequence[Step], reply: str) -> Step | None:
     """The call of a model that gave the reply of a trace; without a reply, the last one."""
-    calls = [step for step in steps if step.prompt and any(_has_words(m) for m in step.reply)]
+    calls = [step for step in steps if step.prompt and any(map(_has_words, step.reply))]
     if not reply:  # what is JSON alone is meant for a program, such as extracted memories
         spoken = [step for step in calls if not all(map(_is_json, step.reply))]
         return [*calls, *spoken][-1] if calls else None
@@ -155,15 +155,19 @@ def _has_words(message: Message) -> bool:
     return bool(message.text.strip() or message.calls)
 
 
-def _shown(found: list[object], prompt: str) -> list[object]:
+def _is_query(message: Message) -> bool:
+    return message.role == "user" and bool(message.text.strip())
+
+
+def _shown(retrieved: list[object], prompt: str) -> list[object]:
     """The memories that were found, each with whether it entered the prompt, where the prompt
     quotes one of them; otherwise nothing is said."""
-    quoted = [_is_in(item, prompt) for item in found]
+    quoted = [_is_in(item, prompt) for item in retrieved]
     if not any(quoted):
-        return found
+        return retrieved
     return [
         {**item, "in_prompt": is_quoted} if isinstance(item, dict) else item
-        for item, is_quoted in zip(found, quoted, strict=True)
+        for item, is_quoted in zip(retrieved, quoted, strict=True)
     ]
 
 
@@ -183,13 +187,13 @@ def trace_rows(
     memories: list[object] = list(standing)
     if any(step.memories is not None for step in steps):
         memories = [item for item in memories if not isinstance(item, Searched)]
-    given = len(memories)
+    standing_count = len(memories)
     for step in steps:
         memories += [item for item in step.memories or [] if item not in memories]
     count = sum(len(step.memories or []) for step in steps)
-    again = count - (len(memories) - given)
+    again = count - (len(memories) - standing_count)
     account.remark("memories that a second search found again, which count once", again)
-    found = len(memories) - given
+    retrieved_count = len(memories) - standing_count
     has_failed = not reply and _has_failed(steps, roots)
     main = None if has_failed else _main_call(steps, reply)
     account.remark(
@@ -203,12 +207,12 @@ def trace_rows(
             shown += "\n".join(result.text for result in message.results)
         memories = _shown(memories, shown)
         messages = [*main.prompt, *main.reply]
-        if query and not any(m.role == "user" and m.text.strip() for m in main.prompt):
+        if query and not any(map(_is_query, main.prompt)):
             messages = [*main.prompt, Message("user", query), *main.reply]
     else:
         messages = [Message("user", query)] if query else []
         messages += [Message("assistant", reply)] if reply else []
-        talks = [s.talk for s in roots if any(m.role == "user" and m.text.strip() for m in s.talk)]
+        talks = [step.talk for step in roots if any(map(_is_query, step.talk))]
         messages = max(talks, key=len, default=messages)
     fields: dict[str, Any] = {}
     answering = [main, *steps] if main else steps
@@ -227,8 +231,8 @@ def trace_rows(
         has_row = True
         yield {**row, "id": name}
     if not has_row:
-        account.find("memory", found)
-        account.leave("memory", "its trace gave no row", found)
+        account.find("memory", retrieved_count)
+        account.leave("memory", "its trace gave no row", retrieved_count)
         is_error = any(step.is_error for step in steps)
         account.remark("traces that ended in an error and gave no row", is_error)
 
@@ -251,10 +255,10 @@ def _memories_of(value: object) -> list | None:
             inner = _memories_of(value[name]) if value.get(name) else None
             if inner is not None:
                 return inner
-    parts = only_dicts(value)
-    if parts and all(part.get("type") == "text" for part in parts):  # as MCP returns a text
-        inner = found_memories(parts_text(parts))
-        return parts if inner is None else inner
+    pieces = only_dicts(value)
+    if pieces and all(piece.get("type") == "text" for piece in pieces):  # as MCP returns a text
+        inner = found_memories(parts_text(pieces))
+        return pieces if inner is None else inner
     return find_memories(value)
 
 

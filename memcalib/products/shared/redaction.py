@@ -1369,8 +1369,8 @@ def _secret_columns(line: str) -> tuple[str, dict[int, str]]:
     for sign in "|\t;,":
         cells = [cell.strip() for cell in line.split(sign)]
         if len(cells) > 1 and all(map(_HEADING.fullmatch, cells)):
-            kinds = {place: secret_kind(cell) for place, cell in enumerate(cells)}
-            return sign, {place: kind for place, kind in kinds.items() if kind}
+            kinds = {column: secret_kind(cell) for column, cell in enumerate(cells)}
+            return sign, {column: kind for column, kind in kinds.items() if kind}
     return "", {}
 
 
@@ -1388,10 +1388,10 @@ def _column_spans(text: str) -> Iterator[Span]:
         cells = line.split(sign) if sign else []
         if kinds and len(cells) == width:
             start = line_start
-            for place, cell in enumerate(cells):
+            for column, cell in enumerate(cells):
                 value = cell.strip().strip("\"'`")
-                may_be_word = sign == "|" and kinds.get(place) == "password"
-                if place in kinds and _is_cell_secret(value, kinds[place], may_be_word):
+                may_be_word = sign == "|" and kinds.get(column) == "password"
+                if column in kinds and _is_cell_secret(value, kinds[column], may_be_word):
                     value_start = start + cell.index(value)
                     yield value_start, value_start + len(value)
                 start += len(cell) + 1
@@ -1990,7 +1990,7 @@ class Redactor:
 _SECONDS = 5  # for a pattern of one's own and a text
 
 
-def own_rule(entry: Any, setting: str) -> RedactionRule:
+def own_rule(entry: object, setting: str) -> RedactionRule:
     """The rule of an entry {name, pattern or find, label?} of a user's settings; raises
     `ValueError` naming the place.
     """

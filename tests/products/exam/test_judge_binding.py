@@ -84,7 +84,9 @@ def test_a_plug_in_that_changed_after_its_pass_counts_as_not_examined(tmp_path, 
     examples = make_examples("short", 12, seed=4)
     write_jsonl(tmp_path / "data.jsonl", examples)
     examine = ["exam", "--judge", "looking_up_levels:judge", "--no-cache"]
-    code, text = call(*examine, "--set", "answers=120", "--set", "probes=5")
+    for setting in ("answers=120", "probes=5", "pairs=4", "rank_pairs=4", "real=0"):
+        examine += ["--set", setting]
+    code, text = call(*examine)
     assert "looked-up: " in text and "macro accuracy 100.0 (9" in text
     with MicroServer(examples) as server:
         evaluate = ["evaluate", "data.jsonl", "--model", "micro-model", "--no-cache"]
@@ -100,17 +102,16 @@ def test_a_plug_in_that_changed_after_its_pass_counts_as_not_examined(tmp_path, 
     row = json.loads((tmp_path / "after/results.jsonl").read_text().splitlines()[0])
     assert row["judge"]["exam"]["changes_since"] == ["file levels.json (edited)"]
     assert row["corrected"] is None
-    small = ("--set", "answers=120", "--set", "probes=5")
-    code, planned = call(*examine, *small, "--dry-run")
+    code, planned = call(*examine, "--dry-run")
     assert (
         code == 0 and "a dry run does not import code: if the judge's code was changed" in planned
     )
     monkeypatch.setenv("MEMCALIB_ALLOW_IMPORT", "1")
-    code, planned = call(*examine, *small, "--dry-run")
+    code, planned = call(*examine, "--dry-run")
     assert code == 0 and to_ask(planned) == to_ask(text) > 0, planned
-    code, again = call(*examine, *small)
+    code, again = call(*examine)
     assert to_ask(again) == to_ask(text)
-    assert to_ask(call(*examine, *small, "--dry-run")[1]) == 0
+    assert to_ask(call(*examine, "--dry-run")[1]) == 0
     assert code == 3 and "it reads all of them again" in again and "looked-up: failed" in again
 
 

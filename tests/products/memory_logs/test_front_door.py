@@ -247,7 +247,7 @@ def test_a_gold_answer_is_named_and_not_judged(tmp_path):
     told = reading.text()
     assert "answer: read from response (guessed)" in told
     assert "answer: the field answer also contains text, which differs in 2 rows" in told
-    mapped = read_all(tmp_path / "log.jsonl", given={"answer": "answer"})
+    mapped = read_all(tmp_path / "log.jsonl", field_map={"answer": "answer"})
     assert [row.answer for row in mapped.rows] == ["7 May", "2022"]
 
 
@@ -388,7 +388,7 @@ def test_numbers_of_pandas(tmp_path):
     rows = read_all(tmp_path / "log.jsonl").rows
     assert [row.id for row in rows] == ["1", "2", "3"] and rows[1].memories[0].score is None
     assert rows[2].memories[0].level is None and rows[2].memories[0].action == ""
-    mapped = read_all(tmp_path / "log.jsonl", given={"level": "level"}).rows
+    mapped = read_all(tmp_path / "log.jsonl", field_map={"level": "level"}).rows
     assert mapped[2].memories[0].level.label == "Control"
 
 
@@ -783,7 +783,7 @@ def test_formats_that_people_have(tmp_path, name, suffix):
     reading = read_all(path)
     [row] = reading.rows
     assert (row.query, row.answer, texts(row)) == (query, answer, memories)
-    assert set(reading.source.seen) == {name}
+    assert set(reading.source.record_counts) == {name}
     assert reading.account.tallies["record"].used >= 1
     assert f"({name})" in reading.text()
 
@@ -1062,14 +1062,14 @@ def test_a_map_reaches_into_the_list_around_the_rows(tmp_path):
     rows = [{"request": {"text": "When?"}, "recall": [{"body": "In May"}], "reply": "May."}]
     (tmp_path / "log.json").write_text(json.dumps({"page": 1, "stuff": rows}))
     places = {"query": "request.text", "memories": "recall", "text": "body"}
-    [row] = read_all(tmp_path / "log.json", given=places).rows
+    [row] = read_all(tmp_path / "log.json", field_map=places).rows
     assert (row.query, row.answer, texts(row)) == ("When?", "May.", ["In May"])
 
 
 def test_a_table_of_excel_with_a_list_that_numpy_printed(tmp_path):
     table = "Frage;retrieved_memories;Antwort\r\nWas?;\"['Kein Fleisch' 'Mag Kürbis']\";Suppe.\r\n"
     (tmp_path / "log.csv").write_bytes(table.encode("utf-8-sig"))
-    [row] = read_all(tmp_path / "log.csv", given={"query": "Frage", "answer": "Antwort"}).rows
+    [row] = read_all(tmp_path / "log.csv", field_map={"query": "Frage", "answer": "Antwort"}).rows
     assert texts(row) == ["Kein Fleisch", "Mag Kürbis"] and row.answer == "Suppe."
 
 

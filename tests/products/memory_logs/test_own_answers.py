@@ -93,7 +93,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, suffix):
         file.write_text(json.dumps(rows))
     else:
         write(file, rows)
-    reading = read_all(file, given={"memories": "retrieved"})
+    reading = read_all(file, field_map={"memories": "retrieved"})
     [row] = reading.rows
     assert (row.query, row.memories[0].text, row.answer) == ("What?", "Likes tea.", "Tea.")
 
@@ -448,7 +448,7 @@ def test_a_log_in_which_nothing_is_known_says_which_fields_it_has():
     row = {"req": {"said": "What?"}, "recalled": [{"note": "Likes soup.", "rank": "first"}]}
     with pytest.raises(DataError, match=r"no query in rows with the fields req, req\.said"):
         read_all([row])
-    reading = read_all([row], given={"query": "req.said", "memories": "recalled"})
+    reading = read_all([row], field_map={"query": "req.said", "memories": "recalled"})
     assert [memory.text for memory in reading.rows[0].memories] == ["Likes soup."]
 
 
@@ -456,7 +456,7 @@ def test_the_rows_of_a_file_that_is_one_object_around_them_are_read(tmp_path):
     rows = [{"asked": "What?", "hits": [{"note": "Likes soup."}]}] * 3
     file = tmp_path / "own.json"
     file.write_text(json.dumps({"export": "v7", "items": rows}))
-    reading = read_all(file, given={"query": "asked", "memories": "hits"})
+    reading = read_all(file, field_map={"query": "asked", "memories": "hits"})
     assert [(row.query, len(row.memories)) for row in reading.rows] == [("What?", 1)] * 3
 
 
