@@ -85,8 +85,8 @@ class ItemVerdict(Form):
 
 
 class IdsVerdict(Form):
-    """Whether something holds of the row, and the atoms for which it does not: that all say
-    different things, or that all are safe at their levels.
+    """Whether something holds of the row, and the atoms of which it does not: all say different
+    things, or all are safe at their levels.
     """
 
     ok: bool

@@ -89,11 +89,13 @@ def code_modules(source: str | Iterable[str]) -> dict[str, Path]:
 
 
 def _docstring_lines(tree: ast.AST) -> set[int]:
-    """The numbers of the lines that hold nothing but a docstring."""
+    """The numbers of the lines of docstrings of modules and functions. Those of classes are kept,
+    since the docstring of a reply's class is part of what a model is asked.
+    """
     numbers = set()
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        first = body[0] if isinstance(body, list) and body else None
+        is_described = isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef))
+        first = node.body[0] if is_described and node.body else None
         is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
         if is_text and isinstance(first.value.value, str):
             numbers.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
@@ -101,7 +103,7 @@ def _docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def _code_lines(file: Path) -> Iterable[str]:
-    """The lines of a file that are code: neither empty nor a comment nor a docstring."""
+    """The lines of a file that are code: neither empty nor a comment nor such a docstring."""
     text = file.read_text(encoding="utf-8")
     left_out = _docstring_lines(ast.parse(text))
     for number, line in enumerate(text.splitlines(), 1):
@@ -111,8 +113,8 @@ def _code_lines(file: Path) -> Iterable[str]:
 
 
 def code_hash(source: str | Iterable[str]) -> str:
-    """One hash of the `code_modules` of a source, without comments and docstrings: it is the same
-    wherever and whenever the code is the same.
+    """One hash of the `code_modules` of a source, without comments and the docstrings of functions and
+    modules: it is the same wherever and whenever the code is the same.
     """
     lines = []
     for name, file in code_modules(source).items():

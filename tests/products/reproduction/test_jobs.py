@@ -209,6 +209,8 @@ def test_words_about_the_code_do_not_make_a_result_stale(tmp_path, monkeypatch):
     assert hashed(old) == hashed(old.replace('    """Old\n    words."""\n', ""))
     assert hashed(old) != hashed(old.replace("a\nb", "a\nc"))
     assert hashed(old) != hashed(old.replace("def f", "def g"))
+    form = 'class Reply:\n    """Old."""\n'
+    assert hashed(form) != hashed(form.replace("Old", "New"))  # a model is asked by it
     prompt = 'PROMPT = """Old"""\n'
     assert hashed(prompt) != hashed(prompt.replace("Old", "New"))
 
