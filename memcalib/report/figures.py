@@ -222,9 +222,14 @@ def rows_of_panels(count: int, columns: int) -> int:
 
 
 def hide_unused(axes: np.ndarray, used: int) -> None:
-    """Hide the panels after the last one that is used."""
-    for ax in axes.flat[used:]:
-        ax.set_axis_off()
+    """Hide the panels after the last one that is used. A panel above a hidden one is the lowest of
+    its column, so it shows the numbers of its horizontal axis.
+    """
+    for position in range(used, axes.size):
+        row, column = divmod(position, axes.shape[1])
+        axes[row, column].set_axis_off()
+        if row:
+            axes[row - 1, column].tick_params(labelbottom=True)
 
 
 def share_legend(figure: "Figure", axes: np.ndarray, **options: Any) -> None:

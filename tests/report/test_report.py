@@ -700,3 +700,17 @@ def test_the_method_is_drawn_from_a_trace():
         diagrams.method_diagram(trace, "B+", under="CA-")
     with pytest.raises(ValueError, match="found 1 stages; allowed: six"):
         diagrams.data_diagram([("a", "b")])
+
+
+def test_the_lowest_panel_of_each_column_shows_its_numbers():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, sharex=True, squeeze=False)
+    figures.hide_unused(axes, 4)
+    figure.canvas.draw()
+    shown = [
+        [any(label.get_visible() for label in ax.get_xticklabels()) for ax in row] for row in axes
+    ]
+    assert shown[0] == [False, True, True] and shown[1][0]
+    assert [ax.axison for ax in axes.flat] == [True] * 4 + [False] * 2
+    plt.close(figure)

@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from ...evaluation.breakdown import compare, holm
 from ...inference.endpoint import estimate_tokens
 from ...inference.rollout import find_prompt_template
+from ...io.records import counted
 from ...io.settings import FrozenSettings
 from ...metrics import metrics_among, response_frame, score
 from .memory_use import same_subject
@@ -368,10 +369,11 @@ def recommend(table: "pd.DataFrame") -> Recommendation:
     if name == today["setting"]:
         sentence = f"Today's setting, {name}, is the best of those tried: {numbers}."
         return Recommendation(name, False, sentence)
+    p = "p < 0.001" if best["p_holm"] < 0.001 else f"p = {best['p_holm']:.3f}"
     against = (
         f"{best['difference']:+.1f} against today's {today['SCS']:.1f} "
         f"({best['difference_low']:+.1f} to {best['difference_high']:+.1f}, "
-        f"p {best['p_holm']:.3f} for {len(table) - 1} settings)"
+        f"{p} for {counted(len(table) - 1, 'setting')})"
     )
     beats = bool(best["p_holm"] < 0.05 and best["difference"] > 0)
     if not beats:
