@@ -163,7 +163,7 @@ _IN_HEADER = re.compile(
 # also as JSON or a URL writes it; a password may contain a slash
 _PASSWORD_IN_ADDRESS = re.compile(
     r"((?::|%3A)(?:/|\\/|%2F){2})"
-    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@]+(?=@)|(?:(?!%40|%2F)[^/\s])+(?=%40))",
+    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@\"'<>]{1,200}(?=@)|(?:(?!%40|%2F)[^/\s])+(?=%40))",
     re.I,
 )
 _KEY_VARIABLE = re.compile(

@@ -563,3 +563,8 @@ def test_a_key_is_hidden_before_a_value_is_cut(monkeypatch):
         shown = short_repr(value)
         assert "***" in shown and "Zq8" not in shown and "Kd93" not in shown, shown
         assert len(shown) <= 80
+    monkeypatch.setenv("LONG_TOKEN", "Zq8Lw2Vn5Tg7x9Kd93")
+    shown = short_repr(
+        {"a word of many letters": ["some other words, and then"], "b": "Zq8Lw2Vn5Tg7x9Kd93"}
+    )
+    assert "Zq8" not in shown, shown
