@@ -155,32 +155,13 @@ class ForeseenError(RuntimeError):
     """A stop that was foreseen: its words are for whoever runs the command, and no fault of it."""
 
 # %% ../../nbs/io/02_records.ipynb #f466cb5d
-def _without_keys(text: str) -> str:
-    """A text that will be cut without the keys in it: half of one would not be found later."""
-    from memcalib.io.keys import hide_secrets
-
-    if len(text) > _LOOKED_AT:
-        text = f"{text[: _LOOKED_AT // 2]} {text[-_LOOKED_AT // 2 :]}"
-    return hide_secrets(text)
-
-
-class _Shortened(reprlib.Repr):
-    """Values written short, without the keys in what is cut."""
-
-    def repr_str(self, text: str, level: int) -> str:
-        is_cut = len(text) > self.maxstring - 2  # quotes
-        return super().repr_str(_without_keys(text) if is_cut else text, level)
-
-
-_LOOKED_AT = 20_000  # characters of a text of which 80 are shown
-_SHORT = _Shortened()
+_SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def short_repr(value: object, limit: int = 80) -> str:
-    """The value as Python would write it, cut after `limit` characters, and then without keys."""
-    shown = _SHORT.repr(value)
-    return cut_text(_without_keys(shown), limit) if len(shown) > limit else shown
+    """The value as Python would write it, cut after `limit` characters."""
+    return cut_text(_SHORT.repr(value), limit)
 
 # %% ../../nbs/io/02_records.ipynb #cad43273
 def pydantic_violation(error: dict, line: int, file: str) -> Violation:
