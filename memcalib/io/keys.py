@@ -34,9 +34,21 @@ def hide_key(text: str, key: str) -> str:
     for encoded in _in_base64(key):
         text = text.replace(encoded, "***")
     text = _hide_broken_base64(text, key)
+    text = _hide_cut(text, key)
     in_hexadecimal = _key_bytes(key).hex()
     if in_hexadecimal in text.lower():
         text = re.sub(in_hexadecimal, "***", text, flags=re.IGNORECASE)
+    return text
+
+
+def _hide_cut(text: str, key: str) -> str:
+    """The text without the beginning and the end of a key that a message shows shortened: 12
+    characters or more beside an ellipsis.
+    """
+    if "..." in text or "…" in text:
+        text = re.sub(re.escape(key[:_LONG_KEY]) + r"\S*?(?=\.\.\.|…)", "***", text)
+        ending = re.escape(key[-_LONG_KEY:])
+        text = re.sub(rf"(?:\.\.\.|…)[^\s.…]*?{ending}", "…***", text)
     return text
 
 
@@ -163,7 +175,7 @@ _IN_HEADER = re.compile(
 # also as JSON or a URL writes it; a password may contain a slash
 _PASSWORD_IN_ADDRESS = re.compile(
     r"((?::|%3A)(?:/|\\/|%2F){2})"
-    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@]+(?=@)|(?:(?!%40|%2F)[^/\s])+(?=%40))",
+    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@\"'<>]{1,200}(?=@)|(?:(?!%40|%2F)[^/\s])+(?=%40))",
     re.I,
 )
 _KEY_VARIABLE = re.compile(

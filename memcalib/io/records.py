@@ -163,24 +163,12 @@ class ForeseenError(RuntimeError):
     """A stop that was foreseen: its words are for whoever runs the command, and no fault of it."""
 
 # %% ../../nbs/io/02_records.ipynb #f466cb5d
-class _Shortened(reprlib.Repr):
-    """Values written short, in which keys are hidden first: half of one would not be found."""
-
-    def repr_str(self, text: str, level: int) -> str:
-        from memcalib.io.keys import hide_secrets
-
-        if len(text) > _LOOKED_AT:
-            text = f"{text[: _LOOKED_AT // 2]} {text[-_LOOKED_AT // 2 :]}"
-        return super().repr_str(hide_secrets(text), level)
-
-
-_LOOKED_AT = 20_000  # characters of a text of which 80 are shown
-_SHORT = _Shortened()
+_SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def short_repr(value: object, limit: int = 80) -> str:
-    """The value as Python would write it, without keys, cut after `limit` characters."""
+    """The value as Python would write it, cut after `limit` characters."""
     return cut_text(_SHORT.repr(value), limit)
 
 # %% ../../nbs/io/02_records.ipynb #cad43273
