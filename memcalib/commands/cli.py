@@ -2367,17 +2367,17 @@ def train(
         print(sending_text(loaded), end="")
         return
     config = method_config(loaded, method, seed)
-    run = TrainRun(
-        loaded,
-        method,
-        out or default_folder(recipe, method, config.seed),
-        seed,
-        resume=resume,
-        resume_anyway=resume_anyway,
-        cache=cache_of(cache, no_cache),
-        command=command_line(),
-    )
     with private_files(*files_named_in(loaded)):
+        run = TrainRun(
+            loaded,
+            method,
+            out or default_folder(recipe, method, config.seed),
+            seed,
+            resume=resume,
+            resume_anyway=resume_anyway,
+            cache=cache_of(cache, no_cache),
+            command=command_line(),
+        )
         run.run()
     if run.main:
         print(run.text())
