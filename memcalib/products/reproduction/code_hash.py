@@ -113,8 +113,8 @@ def _code_lines(file: Path) -> Iterable[str]:
 
 
 def code_hash(source: str | Iterable[str]) -> str:
-    """One hash of the `code_modules` of a source, without comments and the docstrings of functions and
-    modules: it is the same wherever and whenever the code is the same.
+    """One hash of the `code_modules` of a source, without comments and without the docstrings of
+    functions and modules: it is the same wherever and whenever the code is the same.
     """
     lines = []
     for name, file in code_modules(source).items():
