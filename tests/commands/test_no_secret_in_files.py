@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import string
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,10 +14,11 @@ from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memcalib
 from memcalib.commands.evaluate import Evaluation, EvaluationRun
 from memcalib.settings.files import check_settings
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.io.keys import hide_key, hide_secrets, key_places
+from memcalib.io.keys import hide_key, hide_printed, hide_secrets, key_places
 from memcalib.io.records import short_repr, write_jsonl
 from memcalib.io.runs import RunFolder
 from memcalib.io.settings import SettingErrors
@@ -81,6 +83,7 @@ FORMS = {
     "JSON web token": "eyJ" + MIXED[:20] + ".eyJ" + MIXED[:40] + "." + MIXED[:43],
     "a header": "Bearer " + MIXED[:32],
     "an address": "https://me:" + MIXED[:16] + "@host.example/v1",
+    "a licence": "AB12C-DE34F-GH56I-JK78L-MN90P",
     "a private key": "-----BEGIN PRIVATE KEY-----\n" + MIXED + "\n-----END PRIVATE KEY-----",
 }
 each_form = pytest.mark.parametrize("name", FORMS)
@@ -384,6 +387,11 @@ BEARERS = [
     "%20",
     "\\u0020",
     "&nbsp;",
+    " `",
+    " “",
+    ": «",
+    " " * 17,
+    ":" + " " * 14 + "\n'",
 ]
 
 
@@ -462,6 +470,13 @@ def test_a_password_is_found_as_shells_escape_it(monkeypatch, spelled):
         {"token:": "tundragoat66xx"},
         {"pwd": "<tundragoat66"},
         {"metadata": {"api-key": "x"}},
+        {"APIToken": "tundragoat66xx"},
+        {"JWTToken": "tundragoat66xx"},
+        {"HTTPCookie": "tundragoat66xx"},
+        {"DBPass": "tundragoat66xx"},
+        {"token2": "tundragoat66xx"},
+        {"my_creds": "tundragoat66xx"},
+        {"token": "tundragoat66xx\n"},
     ],
 )
 def test_a_field_that_is_named_like_a_secret_is_refused(body):
@@ -563,3 +578,75 @@ def test_a_key_that_a_message_shows_shortened_is_hidden(monkeypatch):
         shown = hide_secrets(f"found {short_repr(value)}; allowed: a word")
         assert "***" in shown and "Zq8" not in shown and "Kd93" not in shown, shown
         assert shown.endswith("; allowed: a word")
+
+
+@pytest.mark.parametrize(
+    "name", ["AWS", "Databricks", "Twilio", "Mailgun", "Mailchimp", "a licence", "OpenAI"]
+)
+def test_a_key_is_seen_before_an_underscore(name):
+    assert core(name) not in hide_secrets(f"found {FORMS[name]}_prod.json")
+
+
+CUT = {
+    "known": "Zq8LwPm3Xv7Tn2Rk5Yb9Hc4Jd6",
+    "address": "https://mara:goat_tundra99xyzxyz@proxy.example/",
+    "Databricks": FORMS["Databricks"],
+    "Google": FORMS["Google"],
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_left_of_a_key_that_was_cut_off_is_not_printed(monkeypatch, name):
+    """Whoever shortens a text need not think of keys: the way out does."""
+    monkeypatch.setenv("LONG_TOKEN", CUT["known"])
+    shown = CUT[name][: CUT[name].index("@") if "@" in CUT[name] else -2]
+    for text in (f"xxx {shown}", f"found b'xxx {shown}' (a)", f"x {shown}… y", f"{shown}\nmore"):
+        printed = hide_printed(text)
+        assert shown[8:20] not in printed and "***" in printed, printed
+    assert hide_printed(f"the end of it, {CUT['known'][5:]}") == "the end of it, ***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:8000/v1",
+        "requests would go to 'http://127.0.0.1:8000'",
+        "http://localhost:8000",
+        "https://HOST:PORT",
+        "found b'hf_internal_testing' and key-word",
+        "the token-of-the-day",
+    ],
+)
+def test_what_only_ends_like_a_cut_key_is_printed(monkeypatch, text):
+    monkeypatch.setenv("LONG_TOKEN", "token-of-the-moment")
+    assert hide_printed(text) == text
+
+
+def test_nothing_that_show_and_validate_print_has_a_key(capsys, tmp_path, monkeypatch):
+    """The card breaks lines and the list shortens questions, before or after a key."""
+    known = CUT["known"]
+    monkeypatch.setenv("LONG_TOKEN", known)
+    secrets = [known, CUT["address"], FORMS["OpenAI, project"], f"Bearer {MIXED[:32]}"]
+    cores = [secret[-20:-10] for secret in secrets] + ["goat_tundra"]
+    example = EXAMPLES[0]
+    for ahead in (0, 30, 55):
+        question = "x" * ahead + " " + " and ".join(secrets)
+        record = example.model_copy(update={"question": question})
+        file = tmp_path / "e.jsonl"
+        write_jsonl(file, [record])
+        for words in ([], [record.id], [record.id, "--html"]):
+            code, out, err = run(capsys, "show", file, *words)
+            assert code == 0, err
+            assert "***" in out and not [part for part in cores if part in out], out
+        broken = tmp_path / "broken.jsonl"
+        broken.write_text(f'{{"q": "{question}\n')
+        _, out, err = run(capsys, "validate", broken)
+        assert not [part for part in cores if part in out + err], out
+
+
+def test_every_text_leaves_by_the_one_way_out():
+    """No page of the package writes to standard output past it."""
+    package = Path(memcalib.__file__).parent
+    past = re.compile(r"sys\.__stdout__|stdout\.(?:buffer|stream|_stream)|os\.write\(1\b")
+    for file in package.rglob("*.py"):
+        assert not past.search(file.read_text(encoding="utf-8")), file
