@@ -176,7 +176,7 @@ _IN_HEADER = re.compile(
 # also as JSON or a URL writes it; a password may contain a slash
 _PASSWORD_IN_ADDRESS = re.compile(
     r"((?::|%3A)(?:/|\\/|%2F){2})"
-    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@\"'<>]{1,200}(?=@)|(?:(?!%40|%2F)[^/\s])+(?=%40))",
+    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@\"'<>]{1,200}(?=@)|(?:(?!%2F)[^/\s])+(?=%40))",
     re.I,
 )
 _KEY_VARIABLE = re.compile(
@@ -267,12 +267,19 @@ def _hide_beginnings(text: str, key: str) -> str:
     return text
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e00f
+def _is_key_number(value: object) -> bool:
+    """Whether a number is the value of a variable that is named like a key."""
+    return isinstance(value, int) and 10**11 <= value < 10**100 and str(value) in _key_values()
+
+
 def key_places(value: object, path: tuple[str, ...] = ()) -> Iterator[str]:
     """The places in nested settings, as dotted names, that hold or are named by what looks like a
     key.
     """
     if isinstance(value, bytes):
         value = value.decode("latin-1")
+    if _is_key_number(value):
+        value = str(value)
     if isinstance(value, str):
         if hide_secrets(value) != value:
             yield ".".join(path)
@@ -288,7 +295,11 @@ def key_places(value: object, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def without_secrets(value: Any) -> Any:
-    """A JSON value whose texts, names of fields too, have passed `hide_secrets`."""
+    """A JSON value whose texts, names of fields too, have passed `hide_secrets`; a number that is
+    the value of such a variable is hidden as well.
+    """
+    if _is_key_number(value):
+        return "***"
     if isinstance(value, str):
         return hide_secrets(value)
     if isinstance(value, Mapping):

@@ -18,7 +18,7 @@ import memcalib
 from memcalib.commands.evaluate import Evaluation, EvaluationRun
 from memcalib.settings.files import check_settings
 from memcalib.inference.endpoint import CallError, Endpoint
-from memcalib.io.keys import hide_key, hide_printed, hide_secrets, key_places
+from memcalib.io.keys import hide_key, hide_printed, hide_secrets, key_places, without_secrets
 from memcalib.io.records import short_repr, write_jsonl
 from memcalib.io.runs import RunFolder
 from memcalib.io.settings import SettingErrors
@@ -423,6 +423,7 @@ ADDRESSES = {
     "http://mara:goat/tundra99@proxy:80/x": "http://***@proxy:80/x",
     "https:\\/\\/mara:goat_tundra99@proxy": "https:\\/\\/***@proxy",
     "https%3A%2F%2Fmara%3Agoat_tundra99%40proxy%3A80": "https%3A%2F%2F***%40proxy%3A80",
+    "https%3A%2F%2Fmara%3Ago%40at_t%40proxy": "https%3A%2F%2F***%40proxy",
     "http://127.0.0.1:8000/v1/@team": "http://127.0.0.1:8000/v1/@team",
     "https://example.org/@team": "https://example.org/@team",
 }
@@ -650,3 +651,10 @@ def test_every_text_leaves_by_the_one_way_out():
     past = re.compile(r"sys\.__stdout__|stdout\.(?:buffer|stream|_stream)|os\.write\(1\b")
     for file in package.rglob("*.py"):
         assert not past.search(file.read_text(encoding="utf-8")), file
+
+
+def test_a_number_that_is_a_known_key_is_hidden(monkeypatch):
+    monkeypatch.setenv("DOOR_TOKEN", "918273645546372819")
+    settings = {"extra_body": {"seed": 918273645546372819, "top": 5, "large": 10**5000}}
+    assert [*key_places(settings)] == ["extra_body.seed"]
+    assert without_secrets(settings)["extra_body"]["seed"] == "***"

@@ -465,6 +465,24 @@ def test_a_dry_run_names_the_files_whose_text_would_be_sent(capsys, folder):
         assert line in output and "words of a secret" not in output
 
 
+def test_a_prompt_file_that_is_named_like_a_shipped_prompt_of_another_kind_is_named(capsys, folder):
+    """`derivation-1` is a prompt of builds, so a judge reads the file of this name."""
+    evaluation_file(folder, model="j", base_url="http://localhost:9/v1", key_env="")
+    looks = {
+        "judging.prompt": ("derivation-1", ["evaluate", "--config", "theirs.yaml"]),
+        "prompts.rubrics": ("rpeval-1", ["build", "micro", "--out", "b"]),
+    }
+    for setting, (name, words) in looks.items():
+        (folder / name).write_text("the words of a secret file")
+        words = [*words, "--dry-run", "--set", f"{setting}={name}"]
+        code, output, errors = run(capsys, *words)
+        assert code == 0, errors
+        assert f"# {setting}: the text of {name} would be read and sent to a model" in output
+    (folder / "footprint-1").write_text("is not read")
+    _, output, _ = run(capsys, "evaluate", "--config", "theirs.yaml", "--dry-run")
+    assert "would be read" not in output
+
+
 def test_an_address_without_a_key_is_not_asked_about_and_is_shown(capsys, folder):
     file = evaluation_file(folder, model="j", base_url="https://collect.example/v1", key_env="")
     assert not refusal(file)

@@ -1451,7 +1451,8 @@ _STATED = re.compile(
         rf"(?P<said>{_either('stated', 'stated_phrases')})"
         rf"|(?P<sign>[:=—–→⇒➔➜]|-(?= ))"
         rf"|\b(?:c['’])?(?:used to be|ha[sd] been|will be|{_either('is')}))"
-        r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        r"(?:(?<![a-z])|(?![a-z]))"  # not within a word, such as the `be` of `below`
+        r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora)\b)?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
     re.I,

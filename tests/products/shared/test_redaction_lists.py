@@ -314,6 +314,8 @@ TABLE = "| user | password |\n|---|---|\n| mara | {} |\n| jon | {} |\nThe end | 
         ("The safe opens with 31-07-22", "The safe opens with [key 1]"),
         ("call me on five five five zero one double four", "call me on [phone 1]"),
         ("DB_PASSWORD: !!str ermine_coal9", "DB_PASSWORD: [key 2] [key 1]"),
+        ("enter your password below", "enter your password below"),
+        ("the password will be heron_51", "the password will be [key 1]"),
     ],
 )  # fmt: skip
 def test_kinds_that_attackers_had_found_left(text, expected):
