@@ -1790,6 +1790,17 @@ def gate(
         raise typer.Exit(3)
 
 # %% ../../nbs/commands/09_cli.ipynb #cbd1c6e3
+def _say_changed(folder: Path, *names: str) -> None:
+    """Say on standard error which files of rows of a folder (all, or these) are no longer those of
+    its run.
+    """
+    from memcalib.report.run_data import changed_files, changed_line, read_json_object
+
+    for name in changed_files(folder, read_json_object(folder / "manifest.json")):
+        if not names or name in names:
+            print(f"{folder}: {changed_line(name)}", file=sys.stderr)
+
+
 @app.command()
 def memories(
     run: EvaluatedRun,
@@ -1987,17 +1998,6 @@ def rows_of_another_kind(path: str | Path) -> str:
     if "response" in row:
         return f"{path}: found answers; {needed}: memcalib judge {name} --model micro-exact"
     return ""
-
-
-def _say_changed(folder: Path, *names: str) -> None:
-    """Say on standard error which files of rows of a folder (all, or these) are no longer those of
-    its run.
-    """
-    from memcalib.report.run_data import changed_files, changed_line, read_json_object
-
-    for name in changed_files(folder, read_json_object(folder / "manifest.json")):
-        if not names or name in names:
-            print(f"{folder}: {changed_line(name)}", file=sys.stderr)
 
 
 @app.command()
