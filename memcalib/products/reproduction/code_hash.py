@@ -94,11 +94,10 @@ def _docstring_lines(tree: ast.AST) -> set[int]:
     """
     numbers = set()
     for node in ast.walk(tree):
-        is_described = isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef))
-        first = node.body[0] if is_described and node.body else None
-        is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-        if is_text and isinstance(first.value.value, str):
-            numbers.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node) is not None:
+                text = node.body[0]
+                numbers.update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
     return numbers
 
 
