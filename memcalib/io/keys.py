@@ -6,118 +6,56 @@
 __all__ = ['KEY_PATTERN', 'hide_key', 'hide_secrets', 'hide_printed', 'key_places', 'without_secrets']
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e003
+import json
 import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from html.entities import html5
+from html import escape
 from typing import Any
 from urllib.parse import quote
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e006
-_LONG_KEY = 12  # characters, from which on a key is looked for in other spellings than its own
+_LONG_KEY = 12  # characters, from which on a key is also looked for in base64, and cut off
 
 
 def hide_key(text: str, key: str) -> str:
-    """The text with every occurrence of the key, also as JSON or a URL would spell it, replaced by
-    ***. A key of 12 characters or more is found in other letter case, base64 and hexadecimal, too.
+    """The text with every occurrence of the key replaced by ***, also as JSON, Python, HTML or a
+    URL spells it. A key of 12 characters or more is found in base64, too.
     """
     if not key:
         return text
-    text = text.replace(key, "***")
-    is_long = len(key) >= _LONG_KEY
-    if is_long or not key.isalnum():
-        text = _hide_spellings(text, key, is_long)
-    if not is_long:
-        return text
-    for encoded in _in_base64(key):
-        text = text.replace(encoded, "***")
-    text = _hide_broken_base64(text, key)
-    text = _hide_cut(text, key)
-    in_hexadecimal = _key_bytes(key).hex()
-    if in_hexadecimal in text.lower():
-        text = re.sub(in_hexadecimal, "***", text, flags=re.IGNORECASE)
+    for spelling in _spellings(key):
+        text = text.replace(spelling, "***")
     return text
-
-
-def _hide_cut(text: str, key: str) -> str:
-    """The text without the beginning and the end of a key that a message shows shortened: 12
-    characters or more beside an ellipsis.
-    """
-    if "..." in text or "…" in text:
-        text = re.sub(re.escape(key[:_LONG_KEY]) + r"\S*?(?=\.\.\.|…)", "***", text)
-        ending = re.escape(key[-_LONG_KEY:])
-        text = re.sub(rf"(?:\.\.\.|…)[^\s.…]*?{ending}", "…***", text)
-    return text
-
-
-def _hide_spellings(text: str, key: str, any_case: bool) -> str:
-    """The text without the key as a URL, JSON or HTML would spell it, in `any_case` or its own."""
-    plain = max(re.findall(r"[A-Za-z0-9]+", key), key=len, default="")  # spelled so everywhere
-    if plain.lower() not in text.lower():
-        return text
-    return re.sub(_spellings(key), "***", text, flags=re.IGNORECASE if any_case else 0)
 
 
 @lru_cache(maxsize=64)
-def _spellings(key: str) -> str:
-    """A pattern for all spellings of a key."""
-    return "".join(re.escape(c) if c.isalnum() and c.isascii() else _spelled(c) for c in key)
+def _spellings(key: str) -> tuple[str, ...]:
+    """The ways in which programs write a key, the longest first."""
+    in_url = quote(key, safe="", errors="replace")
+    spellings = {
+        key,
+        json.dumps(key)[1:-1],
+        json.dumps(key, ensure_ascii=False)[1:-1],
+        repr(key)[1:-1],
+        escape(key),
+        in_url,
+        in_url.replace("%2F", "/"),
+        json.dumps(key)[1:-1].replace("/", "\\/"),  # as PHP does
+    }
+    if len(key) >= _LONG_KEY:
+        spellings.update(_in_base64(key.encode(errors="replace")))
+    return tuple(sorted(spellings, key=len, reverse=True))
 
 
-def _spelled(character: str) -> str:
-    """A pattern for one character that is no letter or digit: as it is, behind a backslash, or as
-    a URL (once or twice), mail, JSON, HTML or a shell writes it.
-    """
-    if character.isspace():
-        return (
-            r"(?:\\?\s|\\[nrt]|(?:%|=|\\x|\\u00)(?:0[9ADad]|20)|\\0?40|\+"
-            r"|&(?:nbsp|#(?:0*(?:9|10|13|32|160)|x0*(?:9|[ad]|20|a0)));)+"
-        )
-    number = ord(character)
-    in_url = quote(character, safe="", errors="replace")
-    if character in "-_.~":  # which `quote` leaves
-        in_url = f"%{number:02X}"
-    twice = in_url.replace("%", "%25")
-    units = character.encode("utf-16-be", errors="replace").hex()
-    in_json = "".join(rf"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
-    names = [name for name, text in html5.items() if text == character and name.endswith(";")]
-    in_html = "|".join([rf"&#0*{number};", rf"&#x0*{number:x};", *(f"&{name}" for name in names)])
-    cases = {character, character.upper(), character.lower(), character.casefold()}
-    plain = "|".join(map(re.escape, sorted(cases)))
-    in_mail = in_url.replace("%", "=")
-    in_shell = r"|'\"'\"'|'\\''|''" if character == "'" else ""
-    return (
-        rf"(?:[\\^`]?\\?(?:{plain}){in_shell}|(?i:{in_url}|{twice}|{in_mail}|{in_json}"
-        rf"|\\x{number:02x}|\\0?{number:o}|{in_html}))"
-    )
-
-
-_LINE_BREAK = r"(?:[ \t]*(?:\r|\n|\\r|\\n)+[ \t]*)?"
-
-
-def _hide_broken_base64(text: str, key: str) -> str:
-    """The text without the key in base64 with breaks of lines in it, as in mail."""
-    if "\n" not in text and "\\n" not in text:
-        return text
-    joined = "".join(text.replace("\\r", "").replace("\\n", "").split())
-    for encoded in _in_base64(key):
-        if encoded in joined:
-            text = re.sub(_LINE_BREAK.join(map(re.escape, encoded)), "***", text)
-    return text
-
-
-def _key_bytes(key: str) -> bytes:
-    return key.encode(errors="replace")  # a variable may hold bytes that are no text
-
-
-def _in_base64(key: str) -> Iterator[str]:
+def _in_base64(key: bytes) -> Iterator[str]:
     """What base64, of the web too, makes of a key: where it begins and what stands around it
     decides about the first and last characters, which are left out.
     """
     for offset in range(3):  # bytes before the key, of a group of three
-        content = b"\0" * offset + _key_bytes(key)
+        content = b"\0" * offset + key
         whole = b64encode(content).decode().rstrip("=")
         first = -(-8 * offset // 6)
         last = 8 * len(content) // 6
@@ -145,13 +83,8 @@ _PRIVATE_KEY = (
     r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
     r"|(?:(?:\\[rn]|\s)*[A-Za-z0-9+/=]{16,})+)"  # of a text that was cut off
 )
-# a letter or digit before a key that belongs to another character: as JSON or a URL writes it, or
-# of a colour or an order to the terminal
-_BEFORE = (
-    r"(?:(?<![^\W_])|(?<=\\[abefnrtv])|(?<=[%=][0-9A-Fa-f]{2})|(?<=%25[0-9A-Fa-f]{2})"
-    r"|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\[0-7]{3})|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\U[0-9A-Fa-f]{8})"
-    r"|(?<=\[[A-Za-z])|(?<=[\[;]\d[A-Za-z])|(?<=[\[;]\d\d[A-Za-z])|(?<=[\[;]\d{3}[A-Za-z]))"
-)
+# no letter or digit stands before a key, except those of an escape or of a colour of the terminal
+_BEFORE = r"(?:(?<![^\W_])|(?<=\\[nrt])|(?<=[%=x][0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})|(?<=\dm))"
 KEY_PATTERN = rf"{_PRIVATE_KEY}|{_BEFORE}(?:{_BEGINNINGS})(?![^\W_])"
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e00b
@@ -160,24 +93,14 @@ _DRAWN = re.compile(
     r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{8,}|\d{10,}|(?:[a-z]+[A-Z]+){3}|[A-Za-z]{20}"
     r"|PRIVATE KEY|(?=[A-Z-]*\d)(?=[\d-]*[A-Z])(?:[A-Z0-9]{5}-){4}"
 )
-# an order to the terminal, such as a colour, as it is or spelled: a key may begin right behind it
-_TERMINAL_ORDER = re.compile(
-    r"((?:\x1b|\\x1b|\\u001b|\\033|\\e)(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])"
-    r"|(?:\x9b|\\x9b|\\u009b)[0-?]*[ -/]*[@-~])",
-    re.I,
-)
 _IN_HEADER = re.compile(
-    r"((?<![^\W_])bearer"
-    r"(?:[\s:=+\"'<({\[,`“”„‘’‚«»‹›]|%[0-9a-f]{2}|\\u00[0-9a-f]{2}|\\[nrt\"'/\\]|&#?\w{1,5};)"
-    r"{1,100})"
+    r"((?<![^\W_])bearer(?:%[0-9a-f]{2}|\\u00[0-9a-f]{2}|\\[nrt]|\W){1,40})"
     r"(?=[\w.~+/|-]*\d)[\w.~+/|-]{16,}=*",
     re.I,
 )
-# also as JSON or a URL writes it; a password may contain a slash
+# also as JSON writes it; a password may contain a slash
 _PASSWORD_IN_ADDRESS = re.compile(
-    r"((?::|%3A)(?:/|\\/|%2F){2})"
-    r"(?:[^/\s]+(?=@)|[^/\s:@]+:(?!\d+/)[^\s@\"'<>]{1,200}(?=@)|(?:(?!%2F)[^/\s])+(?=%40))",
-    re.I,
+    r"(:(?:/|\\/){2})(?:[^/\s]+|[^/\s:@]+:(?!\d+/)[^\s@\"'<>]{1,200})(?=@)"
 )
 _KEY_VARIABLE = re.compile(
     r"key|token|secret|passw|passphrase|credential|(?:pass|pwd|auth|creds?)\d*(?:_|$)", re.I
@@ -220,10 +143,6 @@ def hide_secrets(text: str) -> str:
     for value in sorted(_key_values(), key=len, reverse=True):
         text = hide_key(text, value)
     text = _KEY.sub(_hide_form, text)
-    if _TERMINAL_ORDER.search(text):
-        parts = _TERMINAL_ORDER.split(text)  # texts, and between them the orders
-        parts[::2] = [_KEY.sub(_hide_form, part) for part in parts[::2]]
-        text = "".join(parts)
     text = _IN_HEADER.sub(r"\1***", text)
     return _PASSWORD_IN_ADDRESS.sub(r"\1***", text)
 
@@ -267,19 +186,12 @@ def _hide_beginnings(text: str, key: str) -> str:
     return text
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e00f
-def _is_key_number(value: object) -> bool:
-    """Whether a number is the value of a variable that is named like a key."""
-    return isinstance(value, int) and 10**11 <= value < 10**100 and str(value) in _key_values()
-
-
 def key_places(value: object, path: tuple[str, ...] = ()) -> Iterator[str]:
     """The places in nested settings, as dotted names, that hold or are named by what looks like a
     key.
     """
     if isinstance(value, bytes):
         value = value.decode("latin-1")
-    if _is_key_number(value):
-        value = str(value)
     if isinstance(value, str):
         if hide_secrets(value) != value:
             yield ".".join(path)
@@ -295,11 +207,7 @@ def key_places(value: object, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def without_secrets(value: Any) -> Any:
-    """A JSON value whose texts, names of fields too, have passed `hide_secrets`; a number that is
-    the value of such a variable is hidden as well.
-    """
-    if _is_key_number(value):
-        return "***"
+    """A JSON value whose texts, names of fields too, have passed `hide_secrets`."""
     if isinstance(value, str):
         return hide_secrets(value)
     if isinstance(value, Mapping):

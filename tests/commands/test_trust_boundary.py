@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from memcalib.settings.files import allowing_hosts, with_settings
 from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
 from memcalib.products.memory_logs.files import folder_logs
 from memcalib.products.memory_logs.notes import note_files
+from memcalib.products.reproduction.experiments import _sending_of_plan
 from memcalib.products.reproduction.plan import Plan, making_words
 from memcalib.products.reproduction.profiles import load_profile
 from memcalib.io.records import DataError, iter_rows, write_jsonl
@@ -322,6 +324,17 @@ def test_a_dry_run_of_a_plan_shows_addresses_and_files(capsys, folder):
     assert code == 0, errors
     assert "requests would go to https://evil.example/v1, with the key in OPENAI_API_KEY" in output
     assert f"the text of {folder / 'secret.md'} would be read and sent to a model" in output
+
+
+def test_a_plan_names_the_template_of_its_evaluations(folder):
+    """It is laid over each evaluation, and no recipe holds it."""
+    (folder / "template.txt").write_text("a text")
+    model = {"sampling": {"prompt_template": str(folder / "template.txt")}}
+    profile = {"extends": "smoke", "models": {"short": model}}
+    (folder / "p.yaml").write_text(yaml.safe_dump(profile))
+    run = SimpleNamespace(profile=load_profile("p.yaml"), plan=SimpleNamespace(models={}))
+    line = f"# models.short.sampling.prompt_template: the text of {folder / 'template.txt'} would"
+    assert line in _sending_of_plan(run)
 
 
 def test_a_row_names_no_file_that_is_opened(folder, monkeypatch):
