@@ -352,8 +352,8 @@ class Thresholds:
         else:
             why = (
                 f"in {counted(self.pooled, 'batch', 'batches')} of a channel with {self.minimum} "
-                f"scores or more, the {self.quantile:g} quantile of the scores was always at or "
-                f"below the floor {self.floor:g}"
+                f"scores or more, the {self.quantile:g} quantile of the scores was at or below "
+                f"the floor {self.floor:g}"
             )
         return (
             f"in {counted(self.batches, 'batch', 'batches')}, the threshold of every channel "

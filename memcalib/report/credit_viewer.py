@@ -514,12 +514,12 @@ def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
     if answers <= shown:
         return "All are shown."
     if channel:
-        selection = f"with {channel} localized"
+        selection = f"answers in which {channel} was localized"
     elif answers < len(frame):
-        selection = "with most localized channels"
+        selection = "answers with the most localized channels"
     else:
-        selection = "at even distances"
-    return f"The page shows {shown} {selection}; {answers - shown:,} are left out."
+        selection = "answers at equal distances"
+    return f"This page shows {shown} {selection}, and leaves out the other {answers - shown:,}."
 
 
 def _page_facts(frame: "pd.DataFrame") -> dict[str, str]:
