@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..evaluation.breakdown import CHANNEL_NAMES, channel_counts, channel_proportions
-from ..io.records import folder_of_run, printable, replacing
+from ..io.records import counted, folder_of_run, printable, replacing
 from ..metrics import controls, load_judgments, metric_named, metrics_among, score
 from ..problem import Judgment, Level
 
@@ -1247,7 +1247,8 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
             groups.setdefault(name, []).append(judgment)
     if not groups:
         raise ValueError(
-            f"none of the {len(rows)} responses is scored, so there is nothing to draw"
+            f"found {counted(len(rows), 'response')}, none of which is scored, so there is nothing "
+            f"to draw"
         )
     return channel_figure(groups)
 

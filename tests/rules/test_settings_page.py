@@ -72,5 +72,5 @@ def test_a_setting_that_nothing_reads_or_nobody_needs_is_refused(monkeypatch):
         credit_settings_table()
     unneeded = cap._replace(said=cap.said.model_copy(update={"need": ""}))
     monkeypatch.setattr(home, "provenance", lambda: (unneeded,))
-    with pytest.raises(ValueError, match="cap: found no words on who needs it; in nbs/rules"):
+    with pytest.raises(ValueError, match="cap: found no explanation of who needs it; in nbs/rules"):
         credit_settings_table()

@@ -29,6 +29,7 @@ from memcalib.io.records import (
     TooMuchUnpacked,
     Unpacked,
     Violation,
+    counted,
     is_far_larger,
     iter_rows,
     own_files,
@@ -446,8 +447,9 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         for number, row in enumerate(reader, 2):
             line = reader.line_num
             if None in row:
-                cells = f"{len(row) - 1 + len(row[None]):,} cells"
-                allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
+                cells = counted(len(row) - 1 + len(row[None]), "cell")
+                names_count = len(reader.fieldnames or ())
+                allowed = f"the {counted(names_count, 'cell')} that the first line names"
                 yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
                 yield number, {str(name): value for name, value in row.items()}

@@ -309,8 +309,8 @@ def credit_settings_table() -> str:
         name = row.setting
         if not row.said.need:
             raise ValueError(
-                f"{name}: found no words on who needs it; in nbs/rules/01_base.ipynb, write them "
-                f"as the second argument of `setting`"
+                f"{name}: found no explanation of who needs it; in nbs/rules/01_base.ipynb, write "
+                f"one as the second argument of `setting`"
             )
         if not readers[name]:
             raise ValueError(
