@@ -668,7 +668,7 @@ def command_line() -> str | None:
 File = Annotated[
     str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")
 ]
-Split = Annotated[str, typer.Option(help="Split to read, if the source is a data set.")]
+Split = Annotated[str, typer.Option(help="Name of the split to read, if the source is a data set.")]
 
 # %% ../../nbs/commands/09_cli.ipynb #61c73621
 @app.command()
@@ -783,7 +783,7 @@ def split(
     ] = None,
     seed: DrawSeed = 0,
     hub_split: Annotated[
-        str, typer.Option("--from", help="Split to read, if the source is a data set.")
+        str, typer.Option("--from", help="Name of the split to read, if the source is a data set.")
     ] = "train",
 ) -> None:
     """Split a file of examples into parts that are similar in domain and difficulty and share no
@@ -1140,9 +1140,9 @@ def evaluate(
         Path | None,
         typer.Option(
             help=(
-                "Labels for a random sample of the answers, from `memcalib spot-check`. They add "
-                "an "
-                "estimate without the judge's errors (prediction-powered inference)."
+                "Labels for a random sample of the answers, from `memcalib spot-check`. The report "
+                "then has a second estimate of each score, which corrects the judge's errors "
+                "(prediction-powered inference)."
             )
         ),
     ] = None,
@@ -1550,7 +1550,7 @@ def report(
         typer.Option(help="Model whose scores should be written, if the run has several."),
     ] = None,
     source_url: Annotated[
-        str | None, typer.Option(help="Address of a page about the run that gave these scores.")
+        str | None, typer.Option(help="Address of a page about the run that produced these scores.")
     ] = None,
 ) -> None:
     """Write the report of an evaluation again, from its stored answers and judgments.
@@ -1605,7 +1605,8 @@ def compare(
         "runs/comparison"
     ),
     common: Annotated[
-        bool, typer.Option("--common", help="Compare only the examples that all runs have.")
+        bool,
+        typer.Option("--common", help="Compare only the examples that all runs have in common."),
     ] = False,
     judges: Annotated[
         bool,
@@ -1689,7 +1690,8 @@ def gate(
         str | None, typer.Option(help="Model to compare, if a run has several.")
     ] = None,
     common: Annotated[
-        bool, typer.Option("--common", help="Compare only the questions that both runs have.")
+        bool,
+        typer.Option("--common", help="Compare only the questions that both runs have in common."),
     ] = False,
     pair: Annotated[
         str | None,
@@ -2012,8 +2014,8 @@ def score(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Labels for a random sample of the answers, from `memcalib spot-check`. They add "
-            "an estimate without the judge's errors."
+            help="Labels for a random sample of the answers, from `memcalib spot-check`. With "
+            "them, a second estimate of each score is printed, which corrects the judge's errors."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -2403,7 +2405,7 @@ def traces(
     steps: Annotated[
         str | None, typer.Option(help="Show only these steps, separated by commas [all].")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Largest number of answers on the page.")] = 60,
+    limit: Annotated[int, typer.Option(help="Maximum number of answers on the page.")] = 60,
     channel: Annotated[
         str | None,
         typer.Option(
@@ -2593,7 +2595,7 @@ def grid(
     ] = None,
     processes: Annotated[
         int,
-        typer.Option(min=1, help="Number of training runs at the same time, each in one thread."),
+        typer.Option(min=1, help="Number of parallel training runs, each in one thread."),
     ] = 2,
     stage: Annotated[
         list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
@@ -2725,7 +2727,7 @@ def practice(
 ) -> None:
     """Start a practice server, which stands in for the model and the judge without a key.
 
-    The server uses OpenAI's API. It also stands in for the models that build, review and teach.
+    The server uses OpenAI's API. It also stands in for builder, reviewer and teacher models.
     Stop it with Ctrl-C.
 
     Example: memcalib practice --log log.jsonl
