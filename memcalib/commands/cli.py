@@ -1252,7 +1252,7 @@ def exam(
     out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None,
     config: Config = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Use all known answers, pairs and real answers.")
+        bool, typer.Option("--full", help="Use all known answers, all pairs and all real answers.")
     ] = False,
     sheet: Annotated[
         Path | None,
@@ -1260,8 +1260,7 @@ def exam(
             "--sheet",
             "--labels",
             help="For human labellers: read a filled sheet, and report how well it agrees with "
-            "the known "
-            "levels.",
+            "the known levels.",
         ),
     ] = None,
     write_sheet: Annotated[
@@ -2215,9 +2214,9 @@ def build(
 ) -> None:
     """Build a benchmark from questions, or from the log of a memory system.
 
-    Build in steps: run the command with --pilot 50, read the page and fill in the sheet, pass the
-    sheet with --reviews SHEET, run with --freeze, and then run without any of these options. At the
-    end, --hub FOLDER prepares the data set for the Hub. If the command is stopped, run it again and
+    Build in steps: run the command with --pilot 50, read the page and fill in the sheet, run again
+    with --reviews SHEET, then with --freeze, and finally without any of these options. At the end,
+    --hub FOLDER prepares the data set for the Hub. If the command is stopped, run it again and
     it continues; no call is paid for twice.
 
     With --log, retrieval results stay as they are, private values are removed, and nothing is sent
