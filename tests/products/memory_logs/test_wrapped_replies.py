@@ -171,7 +171,7 @@ def test_answers_that_come_as_reasoning_are_missing_and_not_silent(capsys, folde
 def test_thoughts_of_generated_answers_are_taken_off_and_counted(capsys, folder, server, proxy):
     code, out, err = evaluated(capsys, server, proxy.url("think"))
     assert code == 0, err
-    told = "Reasoning was removed from 6 of 6 (100.0 %) answers"
+    told = "Reasoning was removed from 6 of 6 answers (100.0 %)"
     assert told in out and told in (folder / "run/report.html").read_text()
     answers = list(read_jsonl("run/rollouts.jsonl", Rollout))
     assert not any("<think>" in row.response for row in answers)
