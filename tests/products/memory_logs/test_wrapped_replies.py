@@ -164,7 +164,7 @@ def test_answers_that_come_as_reasoning_are_missing_and_not_silent(capsys, folde
     assert re.search(f"6 of 6 answers are not scored \\({REASON.format(6)}\\)", err)
     page = (folder / "run/report.html").read_text()
     assert "the server sent … characters as reasoning and no answer" in page
-    assert "blank; they count as answers that use no memory" not in page
+    assert "Blank answers count as answers that use no memory" not in page
     assert not any(row.scored for row in read_jsonl("run/judgments.jsonl", Judgment))
 
 
