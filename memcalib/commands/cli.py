@@ -676,7 +676,7 @@ def command_line() -> str | None:
 File = Annotated[
     str, typer.Argument(help="JSONL, JSONL.gz or Parquet file, or a `datasets` folder or hub id.")
 ]
-Split = Annotated[str, typer.Option(help="Split to read, if the source is a data set.")]
+Split = Annotated[str, typer.Option(help="Name of the split to read, if the source is a data set.")]
 
 # %% ../../nbs/commands/09_cli.ipynb #61c73621
 @app.command()
@@ -791,7 +791,7 @@ def split(
     ] = None,
     seed: DrawSeed = 0,
     hub_split: Annotated[
-        str, typer.Option("--from", help="Split to read, if the source is a data set.")
+        str, typer.Option("--from", help="Name of the split to read, if the source is a data set.")
     ] = "train",
 ) -> None:
     """Split a file of examples into parts that are similar in domain and difficulty and share no
@@ -1150,9 +1150,9 @@ def evaluate(
         Path | None,
         typer.Option(
             help=(
-                "Labels for a random sample of the answers, from `memcalib spot-check`. They add "
-                "an "
-                "estimate without the judge's errors (prediction-powered inference)."
+                "Labels for a random sample of the answers, from `memcalib spot-check`. The report "
+                "then has a second estimate of each score, which corrects the judge's errors "
+                "(prediction-powered inference)."
             )
         ),
     ] = None,
@@ -1262,7 +1262,7 @@ def exam(
     out: Annotated[Path | None, typer.Option(help="Folder of the exam [runs/exam/JUDGE].")] = None,
     config: Config = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Use all known answers, pairs and real answers.")
+        bool, typer.Option("--full", help="Use all known answers, all pairs and all real answers.")
     ] = False,
     sheet: Annotated[
         Path | None,
@@ -1270,8 +1270,7 @@ def exam(
             "--sheet",
             "--labels",
             help="For human labellers: read a filled sheet, and report how well it agrees with "
-            "the known "
-            "levels.",
+            "the known levels.",
         ),
     ] = None,
     write_sheet: Annotated[
@@ -1560,7 +1559,7 @@ def report(
         typer.Option(help="Model whose scores should be written, if the run has several."),
     ] = None,
     source_url: Annotated[
-        str | None, typer.Option(help="Address of a page about the run that gave these scores.")
+        str | None, typer.Option(help="Address of a page about the run that produced these scores.")
     ] = None,
 ) -> None:
     """Write the report of an evaluation again, from its stored answers and judgments.
@@ -1615,7 +1614,8 @@ def compare(
         "runs/comparison"
     ),
     common: Annotated[
-        bool, typer.Option("--common", help="Compare only the examples that all runs have.")
+        bool,
+        typer.Option("--common", help="Compare only the examples that all runs have in common."),
     ] = False,
     judges: Annotated[
         bool,
@@ -1699,7 +1699,8 @@ def gate(
         str | None, typer.Option(help="Model to compare, if a run has several.")
     ] = None,
     common: Annotated[
-        bool, typer.Option("--common", help="Compare only the questions that both runs have.")
+        bool,
+        typer.Option("--common", help="Compare only the questions that both runs have in common."),
     ] = False,
     pair: Annotated[
         str | None,
@@ -2022,8 +2023,8 @@ def score(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Labels for a random sample of the answers, from `memcalib spot-check`. They add "
-            "an estimate without the judge's errors."
+            help="Labels for a random sample of the answers, from `memcalib spot-check`. With "
+            "them, a second estimate of each score is printed, which corrects the judge's errors."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -2223,9 +2224,9 @@ def build(
 ) -> None:
     """Build a benchmark from questions, or from the log of a memory system.
 
-    Build in steps: run the command with --pilot 50, read the page and fill in the sheet, pass the
-    sheet with --reviews SHEET, run with --freeze, and then run without any of these options. At the
-    end, --hub FOLDER prepares the data set for the Hub. If the command is stopped, run it again and
+    Build in steps: run the command with --pilot 50, read the page and fill in the sheet, run again
+    with --reviews SHEET, then with --freeze, and finally without any of these options. At the end,
+    --hub FOLDER prepares the data set for the Hub. If the command is stopped, run it again and
     it continues; no call is paid for twice.
 
     With --log, retrieval results stay as they are, private values are removed, and nothing is sent
@@ -2413,7 +2414,7 @@ def traces(
     steps: Annotated[
         str | None, typer.Option(help="Show only these steps, separated by commas [all].")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Largest number of answers on the page.")] = 60,
+    limit: Annotated[int, typer.Option(help="Maximum number of answers on the page.")] = 60,
     channel: Annotated[
         str | None,
         typer.Option(
@@ -2603,7 +2604,7 @@ def grid(
     ] = None,
     processes: Annotated[
         int,
-        typer.Option(min=1, help="Number of training runs at the same time, each in one thread."),
+        typer.Option(min=1, help="Number of parallel training runs, each in one thread."),
     ] = 2,
     stage: Annotated[
         list[str] | None, typer.Option(help="Run only this stage; may be given several times.")
@@ -2735,7 +2736,7 @@ def practice(
 ) -> None:
     """Start a practice server, which stands in for the model and the judge without a key.
 
-    The server uses OpenAI's API. It also stands in for the models that build, review and teach.
+    The server uses OpenAI's API. It also stands in for builder, reviewer and teacher models.
     Stop it with Ctrl-C.
 
     Example: memcalib practice --log log.jsonl

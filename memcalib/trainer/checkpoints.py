@@ -260,8 +260,8 @@ def _file_fault(file: Path, size: int, xxh3: str) -> str | None:
         return f"{file}: {error.strerror}; this checkpoint was saved with {size} bytes there"
     if xxh3_now != xxh3:
         return (
-            f"{file}: checksum {xxh3_now}; it was saved with {xxh3}, so the file has been damaged "
-            f"since"
+            f"{file}: found checksum {xxh3_now}; the file was saved with {xxh3}, so it has been "
+            f"damaged since"
         )
     return None
 
@@ -356,8 +356,8 @@ def _read_seal(file: Path) -> _Seal:
     sum_now = _content_checksum(content)
     if sum_now != saved_sum:
         raise CheckpointError(
-            f"{file}: checksum {sum_now}; it was saved with {saved_sum}, so the file has been "
-            f"damaged since"
+            f"{file}: found checksum {sum_now}; the file was saved with {saved_sum}, so it "
+            f"has been damaged since"
         )
     return sealed
 

@@ -191,12 +191,12 @@ def table(path) -> dict:
         (
             "a.jsonl",
             json.dumps({"q": "word " * 200_000, "a": ANSWER}).encode() + b"\n",
-            "999999 characters",
+            "999,999 characters",
         ),
         (
             "a.jsonl",
             json.dumps({"q": ASK, "a": "x" * 1_000_000}).encode() + b"\n",
-            "1000000 characters",
+            "1,000,000 characters",
         ),
     ],
 )

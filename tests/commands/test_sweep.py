@@ -168,7 +168,7 @@ def test_candidates_of_a_function(capsys, server, tmp_path):
     assert code == 0 and requests(server) == before, errors
     code, _, errors = run(capsys, *options(plain, server, tmp_path / "other", "--yes"))
     assert code == 1 and "candidates: found a log that does not say" in errors
-    assert "in_prompt: true in each, if everything that was found entered the prompt" in errors
+    assert "true in all of them if no retrieved memory was left out" in errors
 
 
 def test_a_row_without_a_query_is_said_to_be_left_out(capsys, server, tmp_path):

@@ -756,7 +756,7 @@ def test_answers_to_examples_that_measure_are_not_taught(tmp_path, file_recipe, 
     write_lines(file, rows)
     assert len(teaching_rows(recipe, examples)) == 3
     write_lines(file, [*rows, {**talk, "example_id": held_out[1].id}])
-    message = f"answers to 1 {split} examples: {held_out[1].id}; allowed: answers to training"
+    message = f"answers to 1 {split} example: {held_out[1].id}; allowed: answers to training"
     with pytest.raises(ValueError, match=message):
         TrainRun(recipe, "sft", tmp_path / "run", cache=False)
     assert not (tmp_path / "run").exists()

@@ -342,7 +342,7 @@ def test_level_agreement_counts(pairs):
 
 
 def test_level_agreement_of_nothing_raises():
-    with pytest.raises(ValueError, match="none of the 1 pairs"):
+    with pytest.raises(ValueError, match="found 1 pair, none of which has two levels"):
         level_agreement(frame([(0, np.nan)]))
 
 

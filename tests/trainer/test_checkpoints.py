@@ -356,7 +356,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, straight, c
     bad.write_bytes(spoilt(bad.read_bytes(), "flipped"))
     with pytest.raises(
         CheckpointError,
-        match="model.safetensors: checksum .{16}; it was saved with .{16}: .* damaged",
+        match="model.safetensors: found checksum .{16}; the file was saved with .{16}, .* damaged",
     ):
         go(tmp_path, resume=bad.parent)
     with caplog.at_level(logging.WARNING, "memcalib"):

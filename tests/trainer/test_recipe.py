@@ -271,7 +271,10 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
             "methods.gdpo.prompt_template=nope",
             "methods.gdpo.prompt_template: unknown prompt template 'nope'; allowed: plain",
         ),
-        ("train.trl.per_device_train_batch_size=3", "minibatches and accumulate replace it"),
+        (
+            "train.trl.per_device_train_batch_size=3",
+            "is replaced by prompts, generations, minibatches and accumulate",
+        ),
     ],
 )
 def test_what_only_shows_when_all_is_put_together(tmp_path, setting, needle):

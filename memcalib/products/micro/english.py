@@ -127,8 +127,9 @@ class EnglishWorld:
         return {"lr": 8e-4, "batch_size": 8, "log_every": 10}
 
     def examples(self, count: int, seed: int, split: str) -> list[Example]:
-        """So many examples of a split: the same for the same arguments, and a prefix of any longer
-        draw. Raises `ValueError` for an unknown split."""
+        """This many examples of a split. The same arguments give the same examples, and a shorter
+        draw is a prefix of a longer one. Raises `ValueError` for an unknown split.
+        """
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
         names = [f"micro-english-{split}-{seed}-{i:05d}" for i in range(count)]

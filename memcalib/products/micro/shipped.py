@@ -349,7 +349,7 @@ SFT = "sft-fair"  # the world's copier after supervised fine-tuning
 
 def make_sft_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> Path:
     """Teach the copier three times the demonstrations of the cold start of `fair`, with the same
-    errors, into `out/policies`; returns its folder, at once where it is there.
+    errors, into `out/policies`. Returns its folder; if it exists already, nothing is trained.
 
     `shorten` scales the number of demonstrations.
     """
@@ -365,7 +365,7 @@ def make_sft_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> Pat
 
 def make_large_policy(out: str | Path, shorten: float = 1.0, seed: int = 0) -> Path:
     """Pretrain and cold-start a policy of two million parameters for the long world into
-    `out/policies`; returns its folder, at once where it is there.
+    `out/policies`. Returns its folder; if it exists already, nothing is trained.
 
     `shorten` scales the amount of training.
     """

@@ -508,7 +508,8 @@ def _example(world: World, name: str, split: int) -> Example:
 
 
 def make_examples(world: World | str, n: int, seed: int, split: Split = "rl") -> list[Example]:
-    """`n` examples of a world: the same for the same arguments, and a prefix of any longer draw.
+    """`n` examples of a world. The same arguments give the same examples, and a shorter draw is a
+    prefix of a longer one.
 
     Raises `ValueError` for an unknown world or split, naming the known ones.
     """

@@ -97,7 +97,9 @@ def _produces(plan: Plan, row: PlannedRow, paper_row: Wanted) -> bool:
 
 
 def unproduced(plan: Plan) -> list[Wanted]:
-    """What of the paper no job of a plan produces, models that its profile does not run aside."""
+    """The parts of the paper that no job of a plan produces, apart from models that its profile
+    does not run.
+    """
     missing = []
     for paper_row in paper_rows():
         if paper_row.model in plan.profile.not_run:
@@ -108,8 +110,8 @@ def unproduced(plan: Plan) -> list[Wanted]:
 
 
 def check_complete(plan: Plan) -> None:
-    """Raises `ValueError` naming every row and panel that a profile lacks which says that it is
-    complete.
+    """Raises `ValueError` if a profile claims to be complete but lacks rows or panels, naming each
+    of them.
     """
     if not plan.profile.complete:
         return

@@ -96,7 +96,7 @@ def missing_lines(jobs: Sequence[Job]) -> list[str]:
 
 
 def plan_sum(jobs: Jobs, targets: Sequence[str], processes: int) -> str:
-    """What a plan takes as a whole: jobs, hours, calls, cost, and minutes of the cores here."""
+    """What a whole plan needs: jobs, hours, calls, cost, and minutes of the cores here."""
     to_do = [jobs[name] for name in jobs.to_do(targets)]
     calls = sum(job.calls for job in to_do)
     text = (
@@ -156,8 +156,8 @@ def local_gpus() -> int:
 
 
 def check_gpus(jobs: Sequence[Job], gpus: int) -> None:
-    """Raises `ForeseenError` for a job that needs more GPUs or nodes than this machine has, where
-    no profile of Snakemake names another place.
+    """Raises `ForeseenError` for a job that needs more GPUs or nodes than this machine has, if no
+    Snakemake profile names another machine.
     """
     if os.environ.get(PROFILE_VARIABLE):
         return
@@ -174,8 +174,8 @@ def check_gpus(jobs: Sequence[Job], gpus: int) -> None:
 def snakemake_words(root: Path, processes: int, gpus: int) -> list[str]:
     """The command that runs the jobs of `root/plan.json`.
 
-    Times of files decide nothing, and the lock is the plan's own: the system lets it go when the
-    process ends, and no command is needed to take it away.
+    File times do not matter. The lock is the plan's own; the system releases it when the process
+    ends, so no command is needed to remove it.
     """
     words = [sys.executable, "-P", "-m", "snakemake", "--snakefile"]
     words += [str(package_data("products", "reproduction", "plan.smk"))]
@@ -249,8 +249,8 @@ def run_jobs(
     say: Callable[[str], None] = print,
     advice: str = "",
 ) -> None:
-    """Run what is to be done for the targets (all jobs without any), at most this many at once on
-    this machine.
+    """Run what is still to be done for the targets (all jobs if there are none), at most this many
+    jobs at the same time on this machine.
 
     Raises `ModuleNotFoundError` naming the extra where Snakemake is missing, `ForeseenError` where
     something is missing that a job needs or another command works on the same root, and at the end

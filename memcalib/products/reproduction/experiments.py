@@ -382,8 +382,8 @@ class Experiment:
 
 # %% ../../../nbs/products/reproduction/20_experiments.ipynb #3c8292bb
 def renew_prose(experiment: Experiment) -> None:
-    """Put the prose of the notebook, which may have been written after looking,
-    into its executed copy; outputs stay.
+    """Copy the prose of the notebook, which may have been written after the results were seen, into
+    its executed copy; outputs stay.
     """
     executed = experiment.folder / "notebook.ipynb"
     content = json.loads(executed.read_text(encoding="utf-8"))
@@ -721,8 +721,8 @@ def write_index(run: Run) -> Path:
 def open_run(profile: str | Path, out: str | Path, settings: Sequence[str] = ()) -> Run:
     """The run of a profile, with `settings` applied to it, in OUT/PROFILE.
 
-    Raises `ValueError` for names that no experiment has, settings of a row or notebook at fault,
-    and a profile that says it is complete and is not.
+    Raises `ValueError` for names that no experiment has, wrong settings of a row or notebook, and a
+    profile that claims to be complete but is not.
     """
     loaded = load_profile(profile, settings)
     name = Path(profile).stem
@@ -789,10 +789,10 @@ def reproduce_experiments(
     """Run the plan of a profile into OUT/PROFILE/, or what the named experiments need of it, and
     write the index; returns the executed notebooks.
 
-    With a reason to `accept`, results whose settings are those of now are accepted under the code
-    of now, the index is written, and nothing runs. Raises `ValueError` for an unknown experiment,
-    profile or setting, naming the known ones, before anything runs, and `TasksFailed` at the end
-    naming the jobs that failed, and how to go on.
+    With a reason in `accept`, results that have the current settings are accepted although earlier
+    code made them; the index is written, and nothing runs. Raises `ValueError` for an unknown
+    experiment, profile or setting, naming the known ones, before anything runs, and `TasksFailed`
+    at the end naming the jobs that failed, and how to continue.
     """
     run = open_run(profile, out, settings)
     targets = run.targets(names)

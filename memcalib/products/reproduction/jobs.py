@@ -80,7 +80,7 @@ PLAN = "plan.json"
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """What a file of JSON holds; empty where it is not there, damaged, or no object."""
+    """The object in a JSON file; empty if the file is missing, damaged, or not an object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -192,7 +192,7 @@ class Jobs:
         return steps[-1] / planned if steps and planned else 0.0
 
     def lost(self, name: str) -> list[str]:
-        """What a finished job has made and is no longer there, packed rows aside."""
+        """What a finished job made that is missing now, apart from packed rows."""
         folder = self.folder(name)
         record = self.record(name)
         rows = record.get("rows", [])
@@ -202,7 +202,9 @@ class Jobs:
         return list(dict.fromkeys(missing))
 
     def needed(self, targets: Iterable[str] = ()) -> list[str]:
-        """The targets (all jobs without any) and what they read, each after what it reads."""
+        """The targets (all jobs if there are none) and everything that they read; each job comes
+        after what it reads.
+        """
         order: dict[str, None] = {}
         for name in targets or self.by_name:
             self._add_with_reads(name, order)
@@ -216,8 +218,8 @@ class Jobs:
         order[name] = None
 
     def to_do(self, targets: Iterable[str] = ()) -> list[str]:
-        """The jobs that have to run for the targets (all jobs without any), each after what it
-        reads.
+        """The jobs that have to run for the targets (all jobs if there are none); each job comes
+        after what it reads.
 
         A job that is done needs nothing. One that is done but has lost what it made is run again
         where a job that has to run reads it.
@@ -253,8 +255,8 @@ class Jobs:
         return self.root / PLAN
 
     def accept(self, reason: str, names: Iterable[str] = ()) -> list[str]:
-        """Note in the records of stale jobs whose settings are those of now that their results
-        stand, for this reason; returns their names.
+        """Record, with this reason, that the results of stale jobs with the current settings are
+        still valid; returns the names of these jobs.
 
         The record keeps the identity under which the result was made. A job with other settings is
         not accepted.
@@ -290,10 +292,9 @@ def _has_rows(folder: Path, name: str) -> bool:
 
 
 def row_files(folder: Path) -> list[str]:
-    """The files of rows of a folder, also in folders of its own.
+    """The files of rows in a folder and its subfolders.
 
-    Parts of a run, whose rows stand in the run's files as well, and stages of a build are left
-    out.
+    Parts of a run, whose rows are in the run's files too, and the stages of a build are left out.
     """
     names = []
     for file in folder.rglob("*.jsonl"):
@@ -317,8 +318,9 @@ def pack_rows(folder: Path) -> list[str]:
 
 
 def unpack_rows(folder: Path) -> None:
-    """Put back the files of rows that are there only packed, as in a clone. Raises `ForeseenError`
-    for a name that leads out of the folder, and for a file that becomes far too large.
+    """Restore the files of rows that exist only in packed form, as in a clone. Raises
+    `ForeseenError` for a name that leads out of the folder, and for a file that becomes far too
+    large.
     """
     for name in read_json(folder / RECORD).get("rows", []):
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
@@ -351,8 +353,8 @@ def shown_files(folder: Path) -> list[str]:
 # %% ../../../nbs/products/reproduction/06_jobs.ipynb #3f59f435
 @contextmanager
 def alone(root: Path, name: str, advice: str) -> Iterator[int]:
-    """Hold a lock of this name in a root folder and hand out its descriptor; raises `ForeseenError`
-    with the advice where another process holds it.
+    """Hold a lock of this name in a root folder and yield its descriptor; raises `ForeseenError`
+    with the advice if another process holds it.
     """
     locks = root / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
@@ -417,7 +419,9 @@ def _last_lines(log: Path, lines: int = 3) -> str:
 
 
 def set_aside(root: Path, name: str) -> None:
-    """Move what a job of another identity left out of the way; what lies there from before goes."""
+    """Move the results of a job with another identity out of the way; results that were set aside
+    earlier are deleted.
+    """
     aside = root / "stale" / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -428,8 +432,8 @@ Caller = Callable[[Sequence[str], Path], int]  # runs words, with a log; returns
 
 
 def run_job(root: str | Path, name: str, call: Caller | None = None) -> None:
-    """Run a job of the plan that lies in a root folder, and write its record; `call` runs its words
-    in the place of a process of their own.
+    """Run a job of the plan that lies in a root folder, and write its record; `call` runs its
+    command instead of a separate process.
 
     Raises `ForeseenError` with the end of its log where it fails, and where another process is at
     work on it; `ValueError` for a name that the plan does not have.

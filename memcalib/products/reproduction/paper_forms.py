@@ -26,9 +26,9 @@ def beside(blocks: "Mapping[str, pd.DataFrame]", on: str, rows: Sequence[str] = 
     """Tables of text side by side, a row for each value of their column `on`, each block under its
     name; the best and the second of each column are marked.
 
-    The rows are those of `rows` first, then others as they come. A row that a block lacks is empty
-    where the name of the block begins with `published`, and *not run* elsewhere. Raises
-    `ValueError` for a block without the column, or with a value of it twice.
+    First come the rows in `rows`, then all others in the order in which they occur. A row that a
+    block lacks is empty where the name of the block begins with `published`, and *not run*
+    elsewhere. Raises `ValueError` for a block without the column, or with a value of it twice.
     """
     import pandas as pd
 

@@ -98,7 +98,7 @@ def _folder_hash(folder: str) -> str:
 
 
 def files_hash(paths: Iterable[str]) -> str:
-    """One hash of those of the files that are on this machine."""
+    """One hash of the hashes of the files that are on this machine."""
     return text_hash("".join(file_hash(path) for path in paths if Path(path).is_file()))
 
 # %% ../../../nbs/products/reproduction/09_plan.ipynb #bf48fbc4
@@ -190,7 +190,7 @@ def making_words(making: Mapping[str, Any], typed: Mapping[str, Any] | None = No
 
 
 def judge_words(judge: JudgeSetting) -> list[str]:
-    """Words that name a judge of `memcalib evaluate`, with what is set of its endpoint."""
+    """Words that name a judge of `memcalib evaluate`, with the settings of its endpoint."""
     if isinstance(judge, str):
         return ["--judge", judge, "--no-cache"]
     words = ["--judge", judge.model, "--judge-url", judge.url, "--judge-key-env", judge.key_env]

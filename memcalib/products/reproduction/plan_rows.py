@@ -95,8 +95,8 @@ class ResultRow:
         ]
 
     def steps(self) -> list[dict[str, Any]]:
-        """The rows of its steps; none for a start as it is, nor for fine-tuning that was too short
-        to write one.
+        """The rows of its steps; empty for an untrained start, and for fine-tuning that was too
+        short to write a row.
         """
         if "train" not in self.folders:
             return []

@@ -30,8 +30,8 @@ def examples(world: str, examples: int, seed: int, out: str) -> None:
 
 
 def taught(rows: Mapping[str, int], seed: int, out: str) -> None:
-    """Write this many demonstrations of each world into `out/accepted.jsonl`, those of one after
-    those of the other and no example twice.
+    """Write this many demonstrations of each world into `out/accepted.jsonl`, one world after the
+    other, with no example twice.
     """
     lines = []
     for world, count in rows.items():

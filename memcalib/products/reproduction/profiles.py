@@ -237,7 +237,7 @@ def _known(setting: str, kind: str, name: str, allowed: Sequence[str]) -> Iterat
 
 
 def profile_errors(profile: Profile) -> Iterator[ValueError]:
-    """What of a profile does not go together: names that nothing has, seeds without a pair."""
+    """What is inconsistent in a profile: unknown names, and seeds without a pair."""
     models = list(profile.models)
     rows = list(profile.rows)
     for name, model in profile.models.items():

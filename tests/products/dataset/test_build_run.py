@@ -525,7 +525,7 @@ def test_rows_in_another_language_are_told_how_they_pass(home):
     with pytest.raises(NoRowLeft, match=r"function_words; .*languages: \[de\]"):
         stub_run(home).pilot(1)
     write_yaml(home, languages=["de"])
-    assert "batch 1: 1 examples" in stub_run(home).pilot(1)
+    assert "batch 1: 1 example" in stub_run(home).pilot(1)
 
 
 GERMAN_COLUMNS = {

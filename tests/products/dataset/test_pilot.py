@@ -63,7 +63,7 @@ def test_a_batch_is_as_balanced_as_can_be_and_minds_no_order(rows, count, seed, 
     used_ids = {row.id for row in rows if rng.random() < 0.2}
     fresh = [row for row in rows if row.id not in used_ids]
     if len(fresh) < count:
-        with pytest.raises(ValueError, match=f"found {len(fresh)} fresh rows"):
+        with pytest.raises(ValueError, match=f"found {len(fresh)} fresh row"):
             p.choose_batch(rows, count, seed, used_ids)
         return
     chosen = p.choose_batch(rows, count, seed, used_ids)

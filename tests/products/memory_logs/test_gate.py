@@ -246,8 +246,8 @@ def test_logs_are_paired_by_question_when_retrieval_changed(tmp_path, kept):
     gate = run_gate(five, six)
     assert scs(gate) == (pytest.approx(100 - 2 * 75 / 40), 100) and gate.passed
     assert (
-        "different memories were shown in 40 of 40 questions. 40 memories that only the"
-        in (gate.notes[0])
+        "different memories were shown in 40 of 40 questions. Only the baseline showed 40 "
+        "memories" in gate.notes[0]
     )
     four = log_run(tmp_path / "four", log_rows(k=4))
     gate = run_gate(four, six)  # the fifth memory was needed
@@ -286,7 +286,7 @@ def test_logs_with_other_questions_or_levels_are_refused_in_words(tmp_path):
     relabelled = log_rows(40)
     relabelled[5]["memories"][1]["level"] = "Bound"
     other = log_run(tmp_path / "other", relabelled)
-    with pytest.raises(ValueError, match="another in .* in 1 \\(first 'turn-5'\\) questions"):
+    with pytest.raises(ValueError, match="another in .* in 1 question \\(first 'turn-5'\\)"):
         run_gate(other, base)
     gate = run_gate(other, base, GateSettings(common=True))
     assert gate.checks[0].numbers["questions"] == 39 and "two different ideal" in gate.notes[0]
@@ -327,7 +327,7 @@ def test_one_memory_in_other_words_is_known_by_its_id(tmp_path):
         for memory in row["memories"]:
             del memory["id"]
     gate = run_gate(log_run(tmp_path / "no ids", rows), base)
-    assert "240 memories that only the baseline showed and 240" in gate.notes[0]
+    assert "Only the baseline showed 240 memories, and only the run showed 240" in gate.notes[0]
 
 
 def test_examples_may_differ_in_scores_and_times_alone(tmp_path):

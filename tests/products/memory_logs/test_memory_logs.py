@@ -1190,7 +1190,7 @@ def test_rows_without_a_word_and_logs_without_a_row(tmp_path):
     assert [drop.rule for drop in result.dropped] == ["empty memories"]
     with pytest.raises(DataError, match="0 of 1 row accepted: 1 by empty memories"):
         result.require()
-    with pytest.raises(DataError, match="0 of 1 rows"):
+    with pytest.raises(DataError, match="0 of 1 row accepted"):
         d.plan_calls(result, {})
 
 

@@ -278,11 +278,11 @@ def test_scores_that_cannot_be_compared_are_refused():
 
     assert score_scale([with_scores(0.9, 0.5), with_scores(0.7, 0.7)]) == "similarity"
     assert score_scale([with_scores(0.1, 0.5)]) == "distance"
-    with pytest.raises(ValueError, match="found none for a candidate in 1 of 2"):
+    with pytest.raises(ValueError, match="found a candidate without a score in 1 of 2"):
         score_scale([with_scores(0.9, 0.5), with_scores(0.9, None)])
-    with pytest.raises(ValueError, match="as similarities do.*as distances do"):
+    with pytest.raises(ValueError, match="as similarities have.*as distances have"):
         score_scale([with_scores(0.9, 0.5), with_scores(0.5, 0.9)])
-    with pytest.raises(ValueError, match="up to 1 in 1 questions"):
+    with pytest.raises(ValueError, match="up to 1 in 1 question "):
         score_scale([with_scores(0.9, 0.5), with_scores(90, 50)])
 
 

@@ -377,7 +377,7 @@ def test_settled_levels_count_and_open_disagreements_are_disputed(tmp_path):
     [example], _ = levels.apply_all(answers.examples, answers.rollouts)
     assert [atom.ideal.wire for atom in example.atoms] == ["B", "C"]
     assert levels.error_rate()[:2] == (1, 1)
-    assert any("1 are wrong" in note for note in levels.notes())
+    assert any("1 is wrong" in note for note in levels.notes())
 
 
 def test_a_memory_without_a_proposal_leaves_the_question_without_levels(tmp_path):

@@ -164,14 +164,14 @@ def test_answers_that_come_as_reasoning_are_missing_and_not_silent(capsys, folde
     assert re.search(f"6 of 6 answers are not scored \\({REASON.format(6)}\\)", err)
     page = (folder / "run/report.html").read_text()
     assert "the server sent … characters as reasoning and no answer" in page
-    assert "blank; they count as answers that use no memory" not in page
+    assert "Blank answers count as answers that use no memory" not in page
     assert not any(row.scored for row in read_jsonl("run/judgments.jsonl", Judgment))
 
 
 def test_thoughts_of_generated_answers_are_taken_off_and_counted(capsys, folder, server, proxy):
     code, out, err = evaluated(capsys, server, proxy.url("think"))
     assert code == 0, err
-    told = "Reasoning was removed from 6 of 6 (100.0 %) answers"
+    told = "Reasoning was removed from 6 of 6 answers (100.0 %)"
     assert told in out and told in (folder / "run/report.html").read_text()
     answers = list(read_jsonl("run/rollouts.jsonl", Rollout))
     assert not any("<think>" in row.response for row in answers)

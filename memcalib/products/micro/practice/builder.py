@@ -211,7 +211,7 @@ def hard_distractor(
     used_nouns: set[str],
     rng: random.Random,
 ) -> Fact:
-    """A fact at Ignore that looks as though it mattered; its noun is none of those used."""
+    """A fact of level Ignore that looks relevant, with a noun that is not used yet."""
     family = BASE_FAMILY.get(family, family)
     current_attributes = {f.attribute for f in facts if f.owner == "user" and not f.past}
     attributes = _tempting_attributes(family, request)
@@ -231,8 +231,8 @@ def hard_distractor(
 
 
 def family_fits(family: str, fact: Fact, request: MicroRequest) -> bool:
-    """Whether a fact at Ignore tempts in the way of a family;
-    True for a family that is none of the ten.
+    """Whether a fact of level Ignore tempts a model in the way that a family describes; True for a
+    family that is not one of the ten.
     """
     family = BASE_FAMILY.get(family, family)
     in_domain = ATTRIBUTES.get(fact.attribute) == request.domain

@@ -297,8 +297,8 @@ ALTERATIONS = ("value", "person", "time", "certainty", "negation")
 
 
 def altered(fact: Fact, text: str, kind: str, rng: random.Random) -> str:
-    """A text that says a fact otherwise: with another value, person or time, less certain,
-    or denied.
+    """A text that states a fact differently: with another value, person or time, less certainly, or
+    denied.
     """
     sentence = fact.text[:-1]
     verb = " was " if fact.past else " is "

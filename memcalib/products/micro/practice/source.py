@@ -279,8 +279,8 @@ _LEFTOVER = re.compile(r"</?\w+>|\b(?:User|Assistant):")
 
 
 def contradiction(facts: Iterable[Fact]) -> tuple[Fact, Fact] | None:
-    """The first two facts of which only one can hold: the same thing of the same person,
-    twice and differently.
+    """The first two facts that contradict each other: two values of the same attribute of the same
+    person.
     """
     first_about: dict[tuple, Fact] = {}
     for fact in facts:
@@ -499,11 +499,11 @@ def _checked_rates(
 def micro_source_rows(
     count: int, seed: int = 0, split: str = "test", rates: Mapping[str, float] | None = None
 ) -> list[SourceRow]:
-    """`count` rows, the same for the same arguments, and a prefix of any longer list;
-    `rates` replace those of `BAD`.
+    """`count` rows. The same arguments give the same rows, and a shorter list is a prefix of a
+    longer one. `rates` replace those of `BAD`.
 
-    A copy is made of the last good row; where none came before, the row stays good. Raises
-    `ValueError` for a kind that is not in `BAD`, or rates that sum to more than 1.
+    A copy repeats the last good row; if there is none yet, the row stays good. Raises `ValueError`
+    for a kind that is not in `BAD`, or rates that sum to more than 1.
     """
     rates = _checked_rates(rates, BAD)
     rows: list[SourceRow] = []
