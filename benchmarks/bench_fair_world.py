@@ -18,7 +18,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from memcalib.products.annotation.sentence_roles import audited_pairs, role_items, true_roles
-from memcalib.credit.audit import draw_pairs, shares_table
+from memcalib.products.annotation.audit import draw_pairs, shares_table
 from memcalib.problem import RIGHT_OR_OVER, UNDER
 from memcalib.products.micro.policy import load_policy
 from memcalib.products.micro.world import WORLDS, exact_judge, make_examples

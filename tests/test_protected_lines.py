@@ -9,7 +9,7 @@ import torch
 
 from memcalib import training
 from memcalib.credit.assignment import _with_own
-from memcalib.credit.audit import ROLES, AuditedPair, _measures
+from memcalib.products.annotation.audit import ROLES, AuditedPair, _measures
 from memcalib.credit.sentences import Boundaries, first_segments
 from memcalib.evaluation.agreement import sample_atoms
 from memcalib.evaluation.merged import counted_singly

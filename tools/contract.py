@@ -1,8 +1,9 @@
 """The reference file of the contract with engines: `python -m tools.contract` writes it anew.
 
 Records, answers and judgments are the micro-world's; what the policy says is that of the shipped
-policy `cold-short`, and stands in the file as numbers. `tests/credit/test_contract.py` holds our
-code against the file as it was written: a change of any number in it is a change of the contract.
+policy `cold-short`, and stands in the file as numbers. The tests in
+`tests/products/integrations/test_contract.py` compare our code with the file as it was written: a
+change of any number in it is a change of the contract.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memcalib.credit.contract import CONTRACT, REFERENCE, BatchCredit, JudgedAnswer
+from memcalib.products.integrations.contract import CONTRACT, REFERENCE, BatchCredit, JudgedAnswer
 from memcalib.credit.divergences import token_divergences
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import CreditRequest

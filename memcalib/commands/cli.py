@@ -173,10 +173,10 @@ def stop(message: str, code: int = 1) -> None:
 
 def _shown(message: str) -> str:
     """A message without keys and control characters, line breaks apart."""
-    from memcalib.io.keys import hide_secrets
+    from memcalib.io.keys import hide_printed
     from memcalib.io.records import printable
 
-    return printable(hide_secrets(message), keep="\n")
+    return printable(hide_printed(message), keep="\n")
 
 # %% ../../nbs/commands/09_cli.ipynb #a3499b0e
 RESUMED = (
@@ -312,25 +312,33 @@ def _end_without_reader() -> NoReturn:
 
 class _Printable:
     """Standard output, in which control characters of data are written out: a record may hold what
-    would move the cursor or set the title of a terminal.
+    would move the cursor or set the title of a terminal. Keys are hidden as well. Colours pass only
+    where `with_colours` is set.
     """
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
+    def __init__(self, stream: TextIO, with_colours: bool = False):
+        self._stream = stream
+        self._with_colours = with_colours
 
     def write(self, text: str) -> int:
-        from memcalib.io.keys import hide_secrets
+        from memcalib.io.keys import hide_printed
 
-        shown = hide_secrets(text)
+        shown = hide_printed(text)
         if not text.translate({10: None, 9: None}).isprintable():
             from memcalib.io.records import printable  # and with it pydantic
 
-            shown = printable(shown, keep="\n\t")
-        self.stream.write(shown)
+            parts = re.split(r"(\x1b\[[\d;]*m)", shown) if self._with_colours else [shown]
+            parts[::2] = [printable(part, keep="\n\t") for part in parts[::2]]
+            shown = "".join(parts)
+        self._stream.write(shown)
         return len(text)
 
+    def coloured(self) -> "_Printable":
+        """The same output, for a text with colours of this program."""
+        return _Printable(self._stream, with_colours=True)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -849,13 +857,14 @@ def show(
 
     Example: memcalib show samples
     """
-    from memcalib.problem import card_html, iter_examples
+    from memcalib.problem import Example, card_html, iter_examples
+    from memcalib.io.keys import hide_printed, without_secrets
     from memcalib.io.records import counted, printable
 
     examples = iter_examples(file, split)
     if example_id is None:
         for example in examples:
-            question = " ".join(example.question.split())[:80]
+            question = hide_printed(" ".join(example.question.split()))[:80]
             atoms = counted(len(example.atoms), "atom")
             line = f"{example.id}\t{example.domain}\t{atoms}\t{question}"
             print(printable(line, keep="\t"))
@@ -863,6 +872,8 @@ def show(
     example = next((example for example in examples if example.id == example_id), None)
     if example is None:
         raise KeyError(f"{file}: no example {example_id!r}; `memcalib show {file}` lists the ids")
+    # before a card breaks lines, within a key as well
+    example = Example.model_validate(without_secrets(example.model_dump(by_alias=True)))
     if as_html:
         print(
             "<!doctype html><meta "
@@ -871,9 +882,8 @@ def show(
     else:
         from rich.console import Console
 
-        # what an example shows is clean of control characters; the colours are those of rich
-        terminal = getattr(sys.stdout, "stream", None)
-        Console(highlight=False, force_jupyter=False, file=terminal).print(example)
+        output = sys.stdout.coloured() if isinstance(sys.stdout, _Printable) else sys.stdout
+        Console(highlight=False, force_jupyter=False, file=output).print(example)
 
 # %% ../../nbs/commands/09_cli.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:

@@ -20,7 +20,7 @@ from memcalib.products.annotation.sentence_roles import (
     role_items,
     write_role_page,
 )
-from ..credit.audit import draw_pairs, hits_table, shares_table
+from ..products.annotation.audit import draw_pairs, hits_table, shares_table
 from ..io.records import read_jsonl, write_jsonl
 from ..problem import Example, load_examples
 from ..trainer.recipe import Recipe, recipe_examples

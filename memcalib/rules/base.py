@@ -99,6 +99,8 @@ class Pairs:
 
     rows: list[int] = field(default_factory=list)
     channels: list[int] = field(default_factory=list)
+    # ids of the atoms whose influence the pair's weights show: those of the channel in this answer,
+    # or all of the example's if the rule takes all memory away (`contrast`)
     atoms: list[tuple[str, ...]] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)  # statistics of the rule's own

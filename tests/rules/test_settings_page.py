@@ -2,6 +2,9 @@
 needs it, and which functions read it. Its table is made of the class and of the code.
 """
 
+import re
+from pathlib import Path
+
 import pytest
 
 from memcalib.products.reproduction import provenance as home
@@ -32,6 +35,32 @@ def test_the_last_column_names_who_reads_a_setting():
     assert setting_readers(["cap"]) == {"cap": ["redistribution.place_pairs"]}, "read in one place"
     sentences = setting_readers(["segment_min"])["segment_min"]
     assert sentences == ["rules.base.CreditConfig", "credit.token_credit.TokenCredit"]
+
+
+TESTS = Path(__file__).parents[1]
+
+
+def files_that_test_credit() -> list[Path]:
+    """The tests of the method and the slow reference code, without those that take every field."""
+    names = ("channels", "localization", "redistribution", "protected_lines")
+    chapters = [TESTS / f"test_{name}.py" for name in names]
+    references = [TESTS / "helpers" / name for name in ("reference.py", "slow_rules.py")]
+    rooms = [*(TESTS / "credit").glob("*.py"), *(TESTS / "rules").glob("*.py")]
+    of_all_fields = {Path(__file__).name, "test_credit_settings.py"}
+    return [*chapters, *references, *(file for file in rooms if file.name not in of_all_fields)]
+
+
+def test_every_setting_of_credit_is_tried_in_a_test_of_what_it_does():
+    texts = [file.read_text(encoding="utf-8") for file in files_that_test_credit()]
+    readers = setting_readers(CreditSettings.model_fields)
+    for name, functions in readers.items():
+        tried = any(re.search(rf"\b{name}\b", text) for text in texts)
+        assert tried, (
+            f"{name}: found no test that names it; test what it does beside the tests of "
+            f"{', '.join(functions)}: tests/test_redistribution.py for place_pairs, "
+            f"tests/test_localization.py for the weights of a rule, "
+            f"tests/credit/test_assignment.py for thresholds and scales"
+        )
 
 
 def test_a_setting_that_nothing_reads_or_nobody_needs_is_refused(monkeypatch):

@@ -749,6 +749,8 @@ def _sending_of_plan(run: Run) -> str:
     settings_read: list[object] = [
         {name: value for name, value in others.items() if name not in laid_over}
     ]
+    for name, planned in run.profile.models.items():
+        settings_read.append({"models": {name: {"sampling": planned.sampling}}})
     for name, model in run.plan.models.items():
         settings_read += [{"recipe": {name: recipe}} for recipe in model.recipes]
     texts = [address_text(settings) + sending_text(settings) for settings in settings_read]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from spreadsheets import sheet_rows
 from test_label_forms import press_in_a_kernel
 
-from memcalib.credit.audit import (
+from memcalib.products.annotation.audit import (
     ROLES,
     UNDER,
     draw_pairs,

@@ -12,7 +12,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from memcalib.credit.contract import BatchCredit, JudgedAnswer, TooManyUnscored, reference_cases
+from memcalib.products.integrations.contract import (
+    BatchCredit,
+    JudgedAnswer,
+    TooManyUnscored,
+    reference_cases,
+)
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.inference.client import run_async
 from memcalib.products.integrations.prime_rl import (

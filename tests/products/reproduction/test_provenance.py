@@ -182,9 +182,9 @@ def test_the_origin_is_found_by_comparison(value, paper, code, given_paper):
 
 
 def test_a_default_that_leaves_the_paper_needs_a_reason(monkeypatch):
-    entries = {"memcalib.credit.audit:top_hit": {"top": {"paper": 3, "where": "5.4"}}}
+    entries = {"memcalib.products.annotation.audit:top_hit": {"top": {"paper": 3, "where": "5.4"}}}
     assert [row.origin for row in read_provenance({"audits": entries})] == ["the paper"]
-    from memcalib.credit import audit
+    from memcalib.products.annotation import audit
 
     monkeypatch.setattr(audit.top_hit, "__defaults__", (5,))
     with pytest.raises(ValueError, match="top: the default 5 is not the paper's"):

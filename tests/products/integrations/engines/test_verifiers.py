@@ -17,7 +17,7 @@ import pytest
 import torch
 from streaming import StreamingFront
 
-from memcalib.credit.contract import BatchCredit
+from memcalib.products.integrations.contract import BatchCredit
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.products.integrations.verifiers import answers_in, taskset_class
 from memcalib.io.records import write_jsonl

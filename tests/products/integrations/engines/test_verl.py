@@ -29,7 +29,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from sampled_answers import ASKED, ENCODE, EXAMPLES, IDS, POLICY, TEXTS, TOKENIZER
 
-from memcalib.credit.contract import JudgedAnswer, TooManyUnscored
+from memcalib.products.integrations.contract import JudgedAnswer, TooManyUnscored
 from memcalib.credit.logprobs import response_logps
 from memcalib.credit.token_credit import TokenCredit
 from memcalib.products.integrations.judging import engine_settings

@@ -8,7 +8,7 @@ import torch
 from micro_policy import TOKENIZER
 
 from memcalib.channels import channel_rewards, judgment_tensors
-from memcalib.credit.contract import (
+from memcalib.products.integrations.contract import (
     CONTRACT,
     REFERENCE,
     BatchCredit,
@@ -190,7 +190,7 @@ def test_a_rule_by_quotes_refuses_a_batch_without_any(batch):
 
 
 def test_without_the_package_that_cuts_sentences_it_is_named(monkeypatch):
-    monkeypatch.setattr("memcalib.credit.contract.find_spec", lambda name: None)
+    monkeypatch.setattr("memcalib.products.integrations.contract.find_spec", lambda name: None)
     BatchCredit(TOKENIZER, GDPO, "micro")
     with pytest.raises(ModuleNotFoundError, match="pip install pysbd"):
         BatchCredit(TOKENIZER, CreditConfig(mode="evidence"), "micro")
