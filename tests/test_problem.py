@@ -88,7 +88,7 @@ FAULTS = {
     "no fluent text": (lambda r: r["memory_blocks"][0].update(memory_text=""), "memory_text", "''"),
     "no blocks": (lambda r: r.update(memory_blocks=[]), "memory_blocks", "[]"),
     "blocks no list": (lambda r: r.update(memory_blocks={}), "memory_blocks", "{}"),
-    "atoms no objects": (lambda r: r["memories"].append(3), "memories", "1 entries"),
+    "atoms no objects": (lambda r: r["memories"].append(3), "memories", "1 entry"),
     "unknown atom": (
         lambda r: r["memory_blocks"][0]["atom_ids"].append("ghost"),
         "atom_ids",
