@@ -471,7 +471,8 @@ def test_the_verb_writes_the_page(run, tmp_path):
         run[0], "--out", tmp_path / "page.html", "--steps", "2,11", "--limit", 2, "--channel", "C+"
     )
     assert done.exit_code == 0 and done.output.strip() == str(tmp_path / "page.html")
-    assert "This page shows 2 answers in which C+ was localized" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "This page shows 2 answers in which C+ was localized" in page
 
 
 def test_the_page_needs_a_file_and_makes_its_folder(run, tmp_path):

@@ -844,7 +844,9 @@ class LogReading:
                 f"candidates that did not enter the prompt: {counts['outside']:,} {of_all}"
             )
         if counts["unread"]:
-            lines.append(f"{counted(counts['unread'], 'time')} cannot be read and are kept as text")
+            are = "is" if counts["unread"] == 1 else "are"
+            unread = counted(counts["unread"], "time")
+            lines.append(f"{unread} cannot be read and {are} kept as text")
         return lines
 
     def notes(self) -> list[str]:

@@ -393,7 +393,7 @@ class OwnAnswers:
             if isinstance(judge, Endpoint):
                 lines.append(
                     f"Sent to {judge.model} at {judge.url} ({place_of(judge)}): query, memories, "
-                    f"conversation and answer of {counted(len(self.rollouts), 'answer')}."
+                    f"conversation and answer of {counted(len(self.rollouts), 'row')}."
                 )
         if lines:
             lines.append(f"{SENDING['again']}. {KEPT['cache']}.")

@@ -164,7 +164,7 @@ def test_a_log_that_says_what_entered_is_not_told_that_it_does_not(capsys, tmp_p
     def as_they_should_be(example, response):
         return judgment_for(example, example.levels, judge="kind")
 
-    says_not = "The log does not say which memories were found but did not enter the prompt"
+    says_not = "does not say which memories were found"
     for says_so in (True, False):
         rows = practice_log(12)
         for row in rows:

@@ -125,7 +125,7 @@ def test_nothing_is_lost_without_being_counted():
     ]
     assert answers.examples[1].blocks[0].time == "last May"
     text = answers.preview()
-    assert "1 time cannot be read and are kept as text" in text
+    assert "1 time cannot be read and is kept as text" in text
     assert "1 row left out, memories: first in row 2" in text
 
 
