@@ -1,4 +1,4 @@
-"""Distractors and rubrics: each rule caught on planted mistakes, mended item by item,
+"""Distractors and rubrics: each rule caught on planted mistakes, repaired item by item,
 and silent on sound replies.
 """
 
@@ -232,7 +232,7 @@ def test_planted_mistakes_in_distractors_are_named(name):
     assert item_rules(faults) == expected
 
 
-def mended(failed):
+def repaired_reply(failed):
     """A reply to a repair: what failed, and where only named items are asked for,
     one that nobody asked for.
     """
@@ -249,7 +249,7 @@ def mended(failed):
 def test_a_repair_names_what_failed_and_takes_that_alone(name, tmp_path):
     change, expected = BAD[name]
     failed = {item for item, _ in expected}
-    answer = scripted(DISTRACTORS, PLANNED, spoiled(change), mended(failed))
+    answer = scripted(DISTRACTORS, PLANNED, spoiled(change), repaired_reply(failed))
     result, requests = run(DISTRACTORS, PLANNED, answer, tmp_path)
     repair = last_request(requests[1])
     assert result.calls == 2
