@@ -56,10 +56,10 @@ def test_every_setting_of_credit_is_tried_in_a_test_of_what_it_does():
     for name, functions in readers.items():
         tried = any(re.search(rf"\b{name}\b", text) for text in texts)
         assert tried, (
-            f"{name}: found no test that names it; test what it does beside the tests of "
-            f"{', '.join(functions)}: tests/test_redistribution.py for place_pairs, "
-            f"tests/test_localization.py for the weights of a rule, "
-            f"tests/credit/test_assignment.py for thresholds and scales"
+            f"{name}: found no test that names it; test what it does beside the tests of the "
+            f"functions that read it ({', '.join(functions) or 'none yet'}): "
+            f"tests/test_redistribution.py for place_pairs, tests/test_localization.py for the "
+            f"weights of a rule and for thresholds, tests/credit/test_assignment.py for scales"
         )
 
 

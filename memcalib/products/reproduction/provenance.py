@@ -317,8 +317,9 @@ def credit_settings_table() -> str:
                 f"{name}: found no function of the method that reads config.{name}; use it in "
                 f"`weights` of a rule (nbs/rules) or in chapter 5 if it decides which words get "
                 f"credit, in `place_pairs` (nbs/06_redistribution.ipynb) if it decides which "
-                f"pairs are moved or by how much, in nbs/credit/08_assignment.ipynb if it is "
-                f"about thresholds or scales, or remove it from nbs/rules/01_base.ipynb"
+                f"pairs are moved or by how much, in `Thresholds` (nbs/05_localization.ipynb) if "
+                f"it decides what a threshold is, in nbs/credit/08_assignment.ipynb if it is about "
+                f"scales or the order of the step, or remove it from nbs/rules/01_base.ipynb"
             )
         read_by = ", ".join(f"`{reader}`" for reader in readers[name])
         cells = (f"`{name}`", f"{row.value}", row.said.where, row.said.need, read_by)
