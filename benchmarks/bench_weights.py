@@ -7,7 +7,8 @@
 FOLDER holds the weights (build/small-model, which `make small-model` makes; without one nothing is
 measured, and that is said), --adapter a cold start that answers in the form of
 the world in plain English: untrained weights answer up to the limit of tokens, which is another
-measurement. A size is prompts x answers. The first step of each method is not counted. Processor
+measurement. A size is prompts x answers. Each method is measured twice, in the order
+A B B A, for --steps steps each; the first step of a measurement is not counted. Processor
 seconds of a step stand beside their median, and the ratio is of their sums. --rank 0 trains all
 weights; with adapters the reference policy is the adapter switched off, and the script says how
 many copies of the weights each trainer holds. --trl adds TRL's own GRPO. --sft times updates of
@@ -198,15 +199,19 @@ def main() -> int:
     print(f"{options}\n{'size':8}{'method':16}{'median s':>10}{'ratio':>8}  copies, seconds")
     for size in options.sizes:
         prompts, answers = map(int, size.split("x"))
-        total = {}
-        for name in names:
+        seconds = {name: [] for name in names}
+        copies = {}
+        for name in [*names, *reversed(names)]:  # there and back: what drifts meets all methods
             with tempfile.TemporaryDirectory() as folder:
-                seconds, copies = measure(name, prompts, answers, options, Path(folder))
-            total[name] = sum(seconds)
-            ratio = total[name] / total["gdpo"] if "gdpo" in total else float("nan")
-            listed = " ".join(f"{value:.1f}" for value in seconds)
-            median = statistics.median(seconds)
-            print(f"{size:8}{name:16}{median:10.1f}{ratio:8.2f}  {copies}, {listed}", flush=True)
+                measured, copies[name] = measure(name, prompts, answers, options, Path(folder))
+            seconds[name] += measured
+        for name in names:
+            ratio = sum(seconds[name]) / sum(seconds["gdpo"])
+            listed = " ".join(f"{value:.1f}" for value in seconds[name])
+            median = statistics.median(seconds[name])
+            print(
+                f"{size:8}{name:16}{median:10.1f}{ratio:8.2f}  {copies[name]}, {listed}", flush=True
+            )
     return 0
 
 

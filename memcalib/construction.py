@@ -363,7 +363,7 @@ def accept_annotation(draft: Draft, reply: AnnotationReply) -> Draft | Drop:
             id=draft.id,
             stage="annotation",
             reason="no bound or control atom",
-            detail=f"all {len(atoms)} atoms have the level Ignore",
+            detail="every atom has the level Ignore",
         )
     for atom in atoms:
         leak = find_leak(atom.text, draft.query)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .io.records import counted
 from .problem import CHANNELS, RIGHT_OR_OVER, UNDER, Example, Judgment, Rewriter
 from memcalib.rules.base import (
     PAPER,
@@ -350,13 +351,13 @@ class Thresholds:
             )
         else:
             why = (
-                f"in all {self.pooled} batches of a channel with {self.minimum} scores or more, "
-                f"the {self.quantile:g} quantile of the scores was at or below the floor "
-                f"{self.floor:g}"
+                f"in {counted(self.pooled, 'batch', 'batches')} of a channel with {self.minimum} "
+                f"scores or more, the {self.quantile:g} quantile of the scores was at or below "
+                f"the floor {self.floor:g}"
             )
         return (
-            f"in {self.batches} batches, the threshold of every channel stayed at {self.start:g}: "
-            f"{why}"
+            f"in {counted(self.batches, 'batch', 'batches')}, the threshold of every channel "
+            f"stayed at {self.start:g}: {why}"
         )
 
     def state_dict(self) -> dict[str, list[float]]:

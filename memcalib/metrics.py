@@ -990,8 +990,9 @@ def with_labels(
     """
     if not labels.labelled_answers:
         raise ValueError(
-            f"{labels.source}: none of the {len(labels.rows_by_answer)} drawn answers is labelled; "
-            f"allowed: labels for answers to at least {LEAST_QUESTIONS} questions"
+            f"{labels.source}: found {counted(len(labels.rows_by_answer), 'drawn answer')}, none "
+            f"of which is labelled; allowed: labels for answers to at least {LEAST_QUESTIONS} "
+            f"questions"
         )
     answers = _answers_with_atoms(judgments, set(labels.rows_by_answer))
     each_once = frame.drop_duplicates(list(_ANSWER_KEY))
@@ -1089,7 +1090,8 @@ def score(
         frame = with_labels(frame, cast("list[Judgment] | pd.DataFrame", judgments), labels)
     if not np.any(frame["scored"]):
         raise ValueError(
-            f"none of the {len(frame)} responses is scored, so the metrics are undefined"
+            f"found {counted(len(frame), 'response')}, none of which is scored, so the metrics "
+            f"are undefined"
         )
     if by not in (None, *SPLITS):
         raise ValueError(f"by: found {by!r}; allowed: {', '.join(SPLITS)}")

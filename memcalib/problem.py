@@ -46,6 +46,7 @@ from memcalib.io.records import (
     Name,
     Record,
     Violation,
+    counted,
     cut_text,
     escape_line_breaks,
     iter_rows,
@@ -915,7 +916,11 @@ def _objects_rule(row: dict, field: str) -> Iterator[Violation]:
     if isinstance(value, list):
         others = len(value) - len(only_dicts(value))
         if others:
-            yield Violation(field, f"{others} entries that are not objects", "objects only")
+            yield Violation(
+                field,
+                counted(others, "entry that is not an object", "entries that are not objects"),
+                "objects only",
+            )
 
 
 def _repeats(rule: str, ids: Iterable[object], item: str = "") -> Iterator[Violation]:

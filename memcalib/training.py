@@ -46,6 +46,7 @@ from .credit.token_credit import TokenCredit
 from .credit.tree_attention import tree_logps, trees_agree, unpad
 from .inference.rewriting import KeptRewriter
 from .inference.sampling import prompt_encoder, sample_tokens
+from .io.records import counted
 from .problem import CHANNELS, Example, JudgeLike, Rewriter, encode_prompt
 from .rules.base import LOG_PROBABILITIES, NOTHING
 from .trainer.callbacks import CreditCheckpoints, FiniteGuard, OnStep, StepRows
@@ -494,8 +495,8 @@ class CreditTrainer(GRPOTrainer):
         usable = len(self.train_dataset)
         if usable < self.config.prompts:
             raise ValueError(
-                f"prompts is {self.config.prompts}, but only {usable} examples can be used; "
-                f"allowed: at most that many prompts"
+                f"prompts is {self.config.prompts}, but only {counted(usable, 'example')} can be "
+                f"used; allowed: at most {usable}"
             )
         start = self._begin(resume)
         resumed = self.checkpoints.resumed

@@ -233,7 +233,7 @@ def test_idle_thresholds_say_why(of_sentences):
     thresholds.update(torch.full((minimum,), floor), torch.full((minimum,), 4))
     assert not thresholds.acted
     text = thresholds.idle_text()
-    assert f"in all 1 batches of a channel with {minimum} scores or more" in text
+    assert f"in 1 batch of a channel with {minimum} scores or more" in text
     assert f"at or below the floor {floor:g}" in text and text.startswith("in 2 batches")
     thresholds.update(torch.full((minimum,), floor + 1), torch.full((minimum,), 4))
     assert thresholds.acted and thresholds.idle_text() == ""

@@ -538,7 +538,7 @@ def test_asked_about_none_is_missing_and_never_zero(forgotten_share, tmp_path):
     write_jsonl(tmp_path / "judgments.jsonl", NOTHING_DECIDES[::2])
     gate = run_gate(tmp_path, tmp_path, GateSettings(metrics=("forgotten_share",)))
     assert gate.checks[0].verdict == "undecided"
-    assert gate.checks[0].why.startswith("forgotten_share asks about none of 8 questions")
+    assert gate.checks[0].why.startswith("forgotten_share does not apply to any of 8 questions")
     assert "not asked" in gate_markdown(gate)
     limits = GateSettings(maximum={"forgotten_share": 5})
     assert run_gate(tmp_path, None, limits).checks[0].verdict == "undecided"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..io.records import counted
 from memcalib.settings.files import (
     check_key_hosts,
     check_settings,
@@ -91,7 +92,7 @@ def build_plan_text(run: BuildRun) -> str:
         rows = build.memory.rows or "all"
     lines = [settings_text(build), "Calls, one for each row (retries and repairs are extra):"]
     for stage, role in run.pipeline.steps:
-        count = f"{rows} rows at most" if role == "builder" else "the remaining rows"
+        count = f"at most {counted(rows, 'row')}" if role == "builder" else "the remaining rows"
         lines.append(f"  {stage.name}: {role}, {count}")
     return "\n".join(lines)
 
@@ -107,7 +108,7 @@ def finished_text(card: Path) -> str:
 
 def hub_text(files: Sequence[Path], folder: Path) -> str:
     """The text about files that were prepared for a hub: their names, and how to upload them."""
-    lines = [f"{len(files)} files in {folder}"]
+    lines = [f"{counted(len(files), 'file')} in {folder}"]
     lines += [f"  {file.relative_to(folder)}" for file in files]
     lines.append(
         f"Read {files[0]} first. Then you can upload it, for example: hf upload USER/NAME "

@@ -173,10 +173,10 @@ def stop(message: str, code: int = 1) -> None:
 
 def _shown(message: str) -> str:
     """A message without keys and control characters, line breaks apart."""
-    from memcalib.io.keys import hide_secrets
+    from memcalib.io.keys import hide_printed
     from memcalib.io.records import printable
 
-    return printable(hide_secrets(message), keep="\n")
+    return printable(hide_printed(message), keep="\n")
 
 # %% ../../nbs/commands/09_cli.ipynb #a3499b0e
 RESUMED = (
@@ -312,25 +312,33 @@ def _end_without_reader() -> NoReturn:
 
 class _Printable:
     """Standard output, in which control characters of data are written out: a record may hold what
-    would move the cursor or set the title of a terminal.
+    would move the cursor or set the title of a terminal. Keys are hidden as well. Colours pass only
+    where `with_colours` is set.
     """
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
+    def __init__(self, stream: TextIO, with_colours: bool = False):
+        self._stream = stream
+        self._with_colours = with_colours
 
     def write(self, text: str) -> int:
-        from memcalib.io.keys import hide_secrets
+        from memcalib.io.keys import hide_printed
 
-        shown = hide_secrets(text)
+        shown = hide_printed(text)
         if not text.translate({10: None, 9: None}).isprintable():
             from memcalib.io.records import printable  # and with it pydantic
 
-            shown = printable(shown, keep="\n\t")
-        self.stream.write(shown)
+            parts = re.split(r"(\x1b\[[\d;]*m)", shown) if self._with_colours else [shown]
+            parts[::2] = [printable(part, keep="\n\t") for part in parts[::2]]
+            shown = "".join(parts)
+        self._stream.write(shown)
         return len(text)
 
+    def coloured(self) -> "_Printable":
+        """The same output, for a text with colours of this program."""
+        return _Printable(self._stream, with_colours=True)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -733,7 +741,8 @@ def lint(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Folder or hub id of a sentence model, to detect query leakage by meaning as well."
+            help="Folder or hub id of a sentence model. With it, a question that gives away a "
+            "memory in other words is found too."
         ),
     ] = None,
     processes: Annotated[
@@ -795,6 +804,7 @@ def split(
     Example: memcalib split train.jsonl --out data --size rl=0.8 --size validation=0.2
     """
     from memcalib.io.private import of_private_run, private_folder
+    from memcalib.io.records import counted
     from memcalib.products.dataset.splits import PUBLISHED_TRAIN_SIZES, split_file
 
     sizes = part_sizes(size) if size else PUBLISHED_TRAIN_SIZES
@@ -804,7 +814,8 @@ def split(
     print(table.to_string(index=False))
     counts = table.set_index("split")["examples"]
     left_out = int(counts["all"] - counts.drop("all").sum())
-    print(f"{out}: {', '.join(sizes)}; {left_out:,} examples were not put into any part")
+    unused = f"{counted(left_out, 'example was', 'examples were')} not put into any part"
+    print(f"{out}: {', '.join(sizes)}; {unused}")
 
 
 def part_sizes(entries: Sequence[str]) -> dict[str, int | float]:
@@ -846,13 +857,14 @@ def show(
 
     Example: memcalib show samples
     """
-    from memcalib.problem import card_html, iter_examples
+    from memcalib.problem import Example, card_html, iter_examples
+    from memcalib.io.keys import hide_printed, without_secrets
     from memcalib.io.records import counted, printable
 
     examples = iter_examples(file, split)
     if example_id is None:
         for example in examples:
-            question = " ".join(example.question.split())[:80]
+            question = hide_printed(" ".join(example.question.split()))[:80]
             atoms = counted(len(example.atoms), "atom")
             line = f"{example.id}\t{example.domain}\t{atoms}\t{question}"
             print(printable(line, keep="\t"))
@@ -860,6 +872,8 @@ def show(
     example = next((example for example in examples if example.id == example_id), None)
     if example is None:
         raise KeyError(f"{file}: no example {example_id!r}; `memcalib show {file}` lists the ids")
+    # before a card breaks lines, within a key as well
+    example = Example.model_validate(without_secrets(example.model_dump(by_alias=True)))
     if as_html:
         print(
             "<!doctype html><meta "
@@ -868,9 +882,8 @@ def show(
     else:
         from rich.console import Console
 
-        # what an example shows is clean of control characters; the colours are those of rich
-        terminal = getattr(sys.stdout, "stream", None)
-        Console(highlight=False, force_jupyter=False, file=terminal).print(example)
+        output = sys.stdout.coloured() if isinstance(sys.stdout, _Printable) else sys.stdout
+        Console(highlight=False, force_jupyter=False, file=output).print(example)
 
 # %% ../../nbs/commands/09_cli.ipynb #2cb9f805
 def forecast_text(rows: list[dict[str, Any]], answer_tokens: int | None = None) -> str:
@@ -992,8 +1005,8 @@ def logs(
     threads; sessions of Claude Code, Codex, OpenClaw and Hermes; traces of Langfuse, LangSmith,
     Phoenix and OpenTelemetry; conversations with memories in the system message; LoCoMo,
     LongMemEval and PersonaMem with a system's answers. If a file has no usable row, the error names
-    the file and says what would help. CLAUDE.md, a folder of notes, the memories of an MCP server
-    and other stores are given with --store.
+    the file and says what would help. Pass CLAUDE.md, a folder of notes, the memories of an MCP
+    server or another store with --store.
 
     Every record, conversation, turn, row and memory is counted either as used or as not used, with
     the reason. `memcalib evaluate --log` and `memcalib build --log` read a log in the same way.
@@ -1071,7 +1084,7 @@ def levels(
         book = LevelsFile(out)
         book.check_log(file)
         count = book.take_sheet(sheet, labeller)
-        print("\n".join([f"{count} new decisions of {labeller}", *book.notes()]))
+        print("\n".join([f"{counted(count, 'new decision')} by {labeller}", *book.notes()]))
         if not count:
             print(
                 f"In {sheet}, enter A, B or C in the column `level`. The decisions so far are kept."
@@ -1383,6 +1396,7 @@ def spot_check(
         second_reading_text,
         unfinished_line,
     )
+    from memcalib.io.records import counted
     from memcalib.products.exam.label_budget import budget_text
     from memcalib.settings.files import given, load_settings
 
@@ -1391,14 +1405,14 @@ def spot_check(
     if audit is not None and sheet is None:
         sheet_to_fill = draw_audit(run, out, audit, seed, model, condition)
         print(
-            f"{out}: {audit} atoms drawn at random and {audit} spread over the nine combinations "
-            f"of levels, with seed {seed}; fill in the sheet: {sheet_to_fill}"
+            f"{out}: {counted(audit, 'atom')} drawn at random and {audit} spread over the nine "
+            f"combinations of levels, with seed {seed}; fill in the sheet: {sheet_to_fill}"
         )
     elif sheet is not None and out.is_file() and is_audit(out):
         print(second_reading_text(audit_from_sheet(run, out, sheet, labeller)))
     elif answers is not None:
         unfinished_message = unfinished_line(run, answers_of_run(run, model, condition))
-        carried_on = "carried on" if out.exists() else f"{answers} answers drawn"
+        carried_on = "carried on" if out.exists() else f"{counted(answers, 'answer')} drawn"
         sheet_to_fill = draw_labels(run, out, answers, seed, model, condition)
         print(f"{out}: {carried_on} with seed {seed}; fill in the sheet: {sheet_to_fill}")
         if unfinished_message:
@@ -2001,8 +2015,8 @@ def score(
     by: Annotated[
         str,
         typer.Option(
-            help="Also print tables of atoms by domain, block_size, atom_count or kind, separated "
-            "by commas."
+            help="Also print tables of atoms by one or more of these, separated by commas: domain, "
+            "block_size, atom_count, kind."
         ),
     ] = "",
     labels: Annotated[
@@ -2152,7 +2166,8 @@ def build(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[BUILD]", help="YAML file with sources, models and sizes, or micro."
+            metavar="[BUILD]",
+            help="YAML file with sources, models and sizes; micro ships with the package.",
         ),
     ] = "micro",
     out: Annotated[Path, typer.Option(help="Folder of the build.")] = Path("runs/build"),
@@ -2451,6 +2466,7 @@ def roles(
     Example: memcalib roles runs/train/mine --out roles
     """
     from memcalib.commands.roles import draw_roles, roles_from_sheet, roles_text
+    from memcalib.io.records import counted
 
     if sheet is not None:
         print(roles_text(roles_from_sheet(run, out, sheet, labeller)))
@@ -2458,7 +2474,8 @@ def roles(
     items = draw_roles(run, out, per_channel, seed, data)
     sentences = sum(len(item.sentences) for item in items)
     print(
-        f"{len(items)} pairs with {sentences:,} sentences, up to {per_channel} of each channel: "
+        f"{counted(len(items), 'pair')} with {counted(sentences, 'sentence')}, up to "
+        f"{per_channel} of each channel: "
         f"read {out / 'page.html'}, fill in {out / 'sheet.csv'}"
     )
 
@@ -2527,7 +2544,7 @@ def reproduce(
     evaluations and notebooks are written to OUT/PROFILE/; an index lists all tables and figures.
     --dry-run shows jobs, hours, calls and cost. Finished work is not repeated while it is still
     valid. If the command is stopped, run it again and it continues. This needs the plan extra: `pip
-    install "memcalib[plan]"`. On a cluster the variable SNAKEMAKE_PROFILE names a Snakemake
+    install "memcalib[plan]"`. On a cluster, the variable SNAKEMAKE_PROFILE names a Snakemake
     profile with an executor.
 
     Example: memcalib reproduce main_results --profile smoke --dry-run
@@ -2670,11 +2687,12 @@ def clear(
 ) -> None:
     """Delete every cached reply. If you need them later, you pay for them again."""
     from memcalib.inference.cache import clear_cache, default_path
+    from memcalib.io.records import counted
 
     path = cache or default_path()
     if not yes:
         typer.confirm(f"Delete all replies in {path}?", abort=True)
-    print(f"deleted {clear_cache(path)} replies from {path}")
+    print(f"deleted {counted(clear_cache(path), 'reply', 'replies')} from {path}")
 
 
 @app.command()

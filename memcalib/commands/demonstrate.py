@@ -30,7 +30,7 @@ from ..inference.client import Client, Totals
 from ..inference.endpoint import Endpoint, estimate_tokens, forecast_row, proxies_in
 from ..inference.rollout import find_prompt_template, wording_hash
 from ..io.jsonl import rows_so_far
-from ..io.records import write_jsonl, write_whole
+from ..io.records import counted, write_jsonl, write_whole
 from ..io.private import files_named_in, of_private_run
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, SettingError
@@ -338,13 +338,14 @@ class DemonstrationRun:
         lines = [table.assign(share=shares).to_string(index=False)]
         for name, totals in self.spent.items():
             tokens = f"{totals.prompt_tokens:.0f} + {totals.completion_tokens:.0f} tokens"
-            line = f"{name}: {totals.calls} calls, {totals.cached} remembered, {tokens}"
+            calls = f"{counted(totals.calls, 'call')}, {totals.cached} from the cache"
+            line = f"{name}: {calls}, {tokens}"
             if totals.cost is not None and totals.calls:
                 line += f", ${totals.cost:.2f}"
             lines.append(line)
         accepted = table["count"][0]
         lines.append(
-            f"{self.folder / 'accepted.jsonl'}: {accepted} demonstrations for supervised "
-            "fine-tuning"
+            f"{self.folder / 'accepted.jsonl'}: {counted(accepted, 'demonstration')} for "
+            f"supervised fine-tuning"
         )
         return "\n".join(lines)

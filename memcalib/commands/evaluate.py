@@ -52,7 +52,7 @@ from memcalib.inference.rollout import (
     requests,
 )
 from ..io.jsonl import Journal, rows_so_far, torn_line
-from ..io.records import DataError, one_line, printable, write_jsonl, write_whole
+from ..io.records import DataError, counted, one_line, printable, write_jsonl, write_whole
 from ..io.private import files_named_in, of_private_run
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, package_data
@@ -400,8 +400,8 @@ def naming_model(path: str | Path) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise ValueError(
-            f"{path}: found a model that cannot be opened ({reason}); allowed: whole weights, and "
-            f"a chat template that can be applied to a user's message"
+            f"{path}: found a model that cannot be opened ({reason}); allowed: a model "
+            f"with complete weights and a chat template that accepts a user's message"
         ) from error
 
 # %% ../../nbs/commands/01_evaluate.ipynb #247e6442
@@ -664,8 +664,8 @@ class EvaluationRun:
         notes += self._level_notes()
         if self.left_out_unlabelled:
             notes.append(
-                f"{self.left_out_unlabelled:,} questions in the log are not scored, because at "
-                f"least one of their memories has no ideal level."
+                f"{counted(self.left_out_unlabelled, 'question is', 'questions are')} not scored, "
+                f"because at least one memory of the question has no ideal level."
             )
         return notes
 
@@ -1149,7 +1149,7 @@ def answer_file(
         if name in _ALWAYS_SAID or result.counts[name]
     ]
     new = f"{result.new} of them new ({', '.join(endings)})"
-    return f"{result.out}: {result.wanted} answers, {new} in {result.seconds:.1f} s"
+    return f"{result.out}: {counted(result.wanted, 'answer')}, {new} in {result.seconds:.1f} s"
 
 
 def answer_forecast(

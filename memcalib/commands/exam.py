@@ -82,7 +82,7 @@ from memcalib.products.exam.real_answers import (
 from ..inference.cache import CallCache
 from ..inference.endpoint import Endpoint, estimate_tokens
 from ..io.jsonl import rows_so_far
-from ..io.records import read_jsonl, write_jsonl, write_whole
+from ..io.records import counted, read_jsonl, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import may_import
 from ..judge import JudgeConfig, judge_request
@@ -397,8 +397,8 @@ class ExamRun:
                 left_out += 1
         if left_out:
             self.notes.append(
-                f"places: {left_out} exams in {self.folder.parent} used other data or have no "
-                f"rank, so they are not compared"
+                f"places: {counted(left_out, 'exam')} in {self.folder.parent} could not be "
+                f"compared, because of other data or a missing rank"
             )
         return rank_judges(outcomes)
 
@@ -517,7 +517,7 @@ def exam_text(exam: dict[str, Any]) -> str:
     stance = exam.get("stance")
     if stance:
         lines.append(stance_line(stance))
-    size = f"{numbers['answers']} answers, {numbers['atoms']:,} atoms"
+    size = f"{counted(numbers['answers'], 'answer')}, {counted(numbers['atoms'], 'atom')}"
     lines.append(f"{macro}, {accuracy}, {weighted_kappa}, {size}")
     lines.append(f"The verdict holds for {exam['scope']}.")
     lines += [f"- {part_text(part_row)}" for part_row in exam["parts"]]
@@ -527,8 +527,8 @@ def exam_text(exam: dict[str, Any]) -> str:
     lines += [real_text(exam["real"])] if exam["real"] else []
     lines += [f"- {trivial_text(row)}" for row in exam["trivial"]]
     lines.append(
-        f"{usage['calls']:.0f} calls, {_number(usage['seconds'])} seconds of replies, cost in US "
-        f"dollars: {_number(usage['cost'], 2)}"
+        f"{counted(round(usage['calls']), 'call')}, {_number(usage['seconds'])} seconds of "
+        f"replies, cost in US dollars: {_number(usage['cost'], 2)}"
     )
     return "\n".join(lines)
 
@@ -538,7 +538,7 @@ def part_text(row: Mapping[str, Any]) -> str:
     text = f"{row['part']}: {row['verdict']}, levels read right {_number(row['accuracy'])}"
     if row["low"] is not None:
         text += f" ({_number(row['low'])} to {_number(row['high'])})"
-    return f"{text}, {row['answers']} answers, {row['atoms']:,} atoms"
+    return f"{text}, {counted(row['answers'], 'answer')}, {counted(row['atoms'], 'atom')}"
 
 
 def pairs_text(row: Mapping[str, Any]) -> str:
@@ -551,7 +551,8 @@ def pairs_text(row: Mapping[str, Any]) -> str:
 
 def real_text(numbers: Mapping[str, Any]) -> str:
     """How a judge read real answers, in a line."""
-    text = f"Real answers: {_number(numbers['used'])} % of {numbers['used_atoms']} used atoms right"
+    used_atoms = counted(numbers["used_atoms"], "used atom")
+    text = f"Real answers: {_number(numbers['used'])} % of {used_atoms} right"
     if numbers["tested"] is not None:
         text += f", {_number(numbers['tested'])} % of the tested atoms"
     if numbers["false_traces"] is not None:

@@ -39,7 +39,7 @@ from memcalib.scoring.target_labels import (
 )
 from ..inference.cache import CallCache
 from ..io.jsonl import one_at_a_time, rows_so_far
-from ..io.records import read_jsonl, write_jsonl
+from ..io.records import counted, read_jsonl, write_jsonl
 from ..io.settings import FrozenSettings
 from ..judge import JudgeConfig
 from ..scoring.judge_runs import judge_rollouts
@@ -239,8 +239,9 @@ def _refuse_levels_of_others(
     if filled:
         others = ", ".join(sorted({str(name) for name in filled}))
         raise ValueError(
-            f"--sheet: found levels of {labeller} for {len(filled):,} atoms that {others} has "
-            f"labelled; allowed: the levels of one person in a file. Draw the same answers again "
+            f"--sheet: found levels by {labeller} for {counted(len(filled), 'atom')} that "
+            f"{others} has labelled; allowed: the levels of one person in a file. Draw the same "
+            f"answers again "
             f"with --out and the name of a new file, and pass the sheet with that --out"
         )
 

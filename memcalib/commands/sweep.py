@@ -37,7 +37,7 @@ from ..inference.endpoint import Endpoint, estimate_tokens, place_of
 from ..inference.rollout import Sampling, generate
 from ..io.jsonl import read_rows, rows_so_far
 from ..io.private import private_folder
-from ..io.records import folder_of_run, printable, write_jsonl, write_whole
+from ..io.records import counted, folder_of_run, printable, write_jsonl, write_whole
 from ..io.runs import RunFolder
 from ..io.settings import FrozenSettings, import_object, may_import, need_method
 from ..judge import JudgeConfig, judge_request
@@ -164,18 +164,18 @@ def check_candidates(
     if unlabelled:
         raise ValueError(
             f"levels: found a candidate without an ideal level in {unlabelled:,} of "
-            f"{len(examples):,} questions; allowed: a level for each, from the log or from "
-            f"`memcalib levels "
+            f"{counted(len(examples), 'question')}; allowed: a level for each, from the log or "
+            f"from `memcalib levels "
             f"{file} --candidates` (--levels FOLDER)"
         )
     has_candidates = any(map(_tells_the_prompt, examples))
     sweeps_retrieval = bool(grid.top_k or grid.thresholds)
     if sweeps_retrieval and not has_candidates and not grid.today.top_k:
         raise ValueError(
-            "candidates: found a log that does not say which memories were found and did not enter "
-            "the prompt; allowed: `candidates` beside the memories, `in_prompt` in each memory "
-            "(in_prompt: true in each, if everything that was found entered the prompt), "
-            "--retrieve package.module:function, or a sweep of framing alone (--top-k '' )"
+            "candidates: found a log that does not say which retrieved memories were left out of "
+            "the prompt; allowed: a field `candidates` next to the memories, `in_prompt` in each "
+            "memory (true in all of them if no retrieved memory was left out), --retrieve "
+            "package.module:function, or a sweep of framing alone (--top-k '')"
         )
     thresholds = bool(grid.thresholds) or grid.today.threshold is not None
     return thresholds and score_scale(examples) == "distance"
@@ -324,8 +324,8 @@ class SweepRun:
         endpoints = [role for role in (self.sweep.model, self.sweep.judge) if role]
         sent = [
             f"Sent to {role.model} at {role.url} ({place_of(role)}): query, memories and "
-            f"conversation of {len(self.examples):,} questions, under {len(self.settings)} "
-            "settings."
+            f"conversation of {counted(len(self.examples), 'question')}, under "
+            f"{counted(len(self.settings), 'setting')}."
             for role in endpoints
             if isinstance(role, Endpoint)
         ]

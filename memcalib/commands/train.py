@@ -25,7 +25,7 @@ from ..inference.rollout import wording_hash
 from ..io.jsonl import whole_rows
 from ..io.keys import without_secrets
 from ..io.parts import part_names
-from ..io.records import write_jsonl, write_whole
+from ..io.records import counted, write_jsonl, write_whole
 from ..io.private import files_named_in, of_private_run
 from ..io.runs import RunFolder
 from ..metrics import METRICS, metric_table
@@ -474,14 +474,15 @@ class TrainRun:
         stored.
         """
         steps = self.last_step if self.steps else self._planned_steps()
-        head = f"{self.method}, seed {self.config.seed}, {steps} steps"
+        head = f"{self.method}, seed {self.config.seed}, {counted(steps, 'step')}"
         policy = f"Policy: {self.folder / 'policy'}"
         measure = f"Measure it: {self.measuring}"
         validated = [row for row in self.steps if _is_number(row.get("valid_SCS"))]
         if not validated:
             title = f"{head}, not validated: {self._not_validated(steps)}"
             return "\n".join([title, policy, measure])
-        title = f"{head}, {len(self.examples.validation)} validation examples{self._overlong()}"
+        examples = counted(len(self.examples.validation), "validation example")
+        title = f"{head}, {examples}{self._overlong()}"
         best_step = _best_step(self.folder)
         table = _metrics_table(self._shown_rows(validated, best_step))
         lines = [title, table, _reading(), policy]
@@ -527,11 +528,13 @@ class TrainRun:
             return "eval_every is 0"
         unscored = [str(row["step"]) for row in self.steps if "valid_SCS" in row]
         if unscored:
-            answers = f"{len(self.examples.validation)} validation answers"
+            answers = counted(len(self.examples.validation), "validation answer")
             return f"none of the {answers} could be scored, after step {', '.join(unscored[:5])}"
         if steps >= self.config.eval_every:
             return "no validation was completed, and a resumed run does not repeat it"
-        return f"eval_every is {self.config.eval_every}, which is more than the {steps} steps"
+        return (
+            f"eval_every is {self.config.eval_every}, which is more than {counted(steps, 'step')}"
+        )
 
     @property
     def measuring(self) -> str:

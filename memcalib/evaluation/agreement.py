@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 
 from ..problem import Judgment, Level, text_hash
-from ..io.records import printable, read_jsonl
+from ..io.records import counted, printable, read_jsonl
 from ..metrics import LEAST_GROUPS, exact_bounds
 
 # %% ../../nbs/evaluation/06_agreement.ipynb #2fdfc741
@@ -464,7 +464,8 @@ def level_agreement(pairs: "pd.DataFrame", resamples: int = 2000, seed: int = 0)
     both = pairs.dropna(subset=["first", "second"])
     if both.empty:
         raise ValueError(
-            f"none of the {len(pairs)} pairs has two levels, so agreement is undefined"
+            f"found {counted(len(pairs), 'pair')}, none of which has two levels, so agreement is "
+            f"undefined"
         )
     by_question = _question_counts(both)
     counts = by_question.sum(axis=0).reshape(3, 3)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..io.records import counted
 from ..metrics import SOURCE, metrics_among, score
 from ..problem import AtomJudgment, Example, Judgment, Level
 
@@ -143,7 +144,7 @@ def dispute_lines(scores: "pd.DataFrame", least: float = 1.0) -> list[str]:
         lines.append(
             f"Disputed levels matter{for_source}: {metric} is {first:.1f} with the first level, "
             f"{best:.1f} if the other defensible level also counts as right, and "
-            f"{without:.1f} without the {rows['disputed_atoms'].iloc[0]} disputed atoms of "
-            f"{rows['disputed_examples'].iloc[0]} records."
+            f"{without:.1f} without the {counted(rows['disputed_atoms'].iloc[0], 'disputed atom')} "
+            f"of {counted(rows['disputed_examples'].iloc[0], 'record')}."
         )
     return lines

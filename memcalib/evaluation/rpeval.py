@@ -391,7 +391,8 @@ def score_rpeval(
     frame = response_frame(judgments)
     if not frame["scored"].any():
         raise ValueError(
-            f"none of the {len(frame)} answers is scored, so the metrics are undefined"
+            f"found {counted(len(frame), 'answer')}, none of which is scored, so the metrics are "
+            f"undefined"
         )
     rows = []
     for source, group in frame.groupby(list(SOURCE), sort=False):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from ..io.records import counted
 from ..metrics import SOURCE
 from ..problem import AtomJudgment, Example, Judgment, Stance
 
@@ -103,9 +104,9 @@ def stance_lines(table: "pd.DataFrame") -> list[str]:
     lines = []
     for row in table.to_dict("records"):
         lines.append(
-            f"{row['model'] or '(no name)'}: {row['answers with a wrong stance']} answers "
-            f"({row['answers with a wrong stance, %']:.1f} %) use a memory in the wrong way "
-            f"(wrong stance), and {row['misreads, %']:.1f} % of used memories are misread; the six "
-            f"metrics do not include this"
+            f"{row['model'] or '(no name)'}: a memory is used in the wrong way (wrong stance) in "
+            f"{counted(row['answers with a wrong stance'], 'answer')} "
+            f"({row['answers with a wrong stance, %']:.1f} %), and {row['misreads, %']:.1f} % of "
+            f"used memories are misread; the six metrics do not include this"
         )
     return lines

@@ -132,8 +132,7 @@ def _open(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite believes what stands beside its file
         beside = path.with_name(path.name + suffix)
-        _refuse_of_another_user(beside)
-        _refuse_of_another_user(beside.resolve())  # where it is a link
+        _refuse_of_another_user(_place_of(beside))
     db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
     try:
         (table_count,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()

@@ -174,7 +174,7 @@ _RESERVED = {"model", "messages", "stream", "n", "response_format"}
 # `stop_token: <|end|>` are none
 _LAST_OF_SECRET = re.compile(
     r"(?:^|[^a-z0-9])"
-    r"(?:token|passwd|pass|pwd|passphrase|credentials?|auth|pat|jwt|cookie|signature)[^a-z0-9]*$"
+    r"(?:token|passwd|pass|pwd|passphrase|cred(?:ential)?s?|auth|pat|jwt|cookie|signature)\d*[^a-z0-9]*$"
 )
 _LIKE_SECRET = re.compile(r"(?!<.*>$)\S{8,}")
 
@@ -189,8 +189,8 @@ def _secret_names(value: object, name: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _secret_names(inner, name)
-    elif isinstance(value, str) and _LIKE_SECRET.fullmatch(value):
-        snake_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    elif isinstance(value, str) and _LIKE_SECRET.fullmatch(value.strip()):
+        snake_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?=[A-Z][a-z])", "_", name).lower()
         if _LAST_OF_SECRET.search(snake_name):
             yield name
 
@@ -345,7 +345,7 @@ def is_this_machine(url: str) -> bool:
     except ValueError:
         return False
     host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").rstrip(".")
-    if host in _OWN_NAMES or host == socket.gethostname().casefold():
+    if host in ("localhost", socket.gethostname().casefold()):
         return True
     if host.endswith(".localhost"):
         return _leads_here(host)
@@ -363,9 +363,6 @@ def _leads_here(name: str) -> bool:
     return all(
         ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in addresses
     )
-
-
-_OWN_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
 def _host_number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -586,7 +586,8 @@ class _NewRows:
             self.on_row(row)
         kind = _failure_kind(row)
         if kind and result.new == result.wanted == result.errors[kind]:
-            raise Stopped(f"all {result.wanted} answers failed; the last error: {row.error}")
+            whole = "the answer" if result.wanted == 1 else f"all {result.wanted} answers"
+            raise Stopped(f"{whole} failed; the last error: {row.error}")
         says_nothing_of_the_next = kind == "context_too_long"
         if self.failures.add(None if says_nothing_of_the_next else kind):
             raise Stopped(

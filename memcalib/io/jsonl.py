@@ -18,7 +18,15 @@ from typing import Any, BinaryIO, Generic, TextIO
 
 from filelock import lock_descriptor
 
-from .records import DataError, RecordT, Violation, iter_rows, read_jsonl, replacing
+from memcalib.io.records import (
+    DataError,
+    RecordT,
+    Violation,
+    counted,
+    iter_rows,
+    read_jsonl,
+    replacing,
+)
 
 # %% ../../nbs/io/03_jsonl.ipynb #fe281520
 class Journal(Generic[RecordT]):
@@ -97,8 +105,9 @@ class Journal(Generic[RecordT]):
             with suppress(OSError):
                 self._take_back()
             safe = (
-                f"{self.path}: {error.strerror}; its {len(self.keys)} rows are safe; run the same "
-                f"command again to continue from there"
+                f"{self.path}: {error.strerror}; its "
+                f"{counted(len(self.keys), 'row is', 'rows are')} safe; run the same command "
+                f"again to continue from there"
             )
             raise OSError(error.errno, safe) from None
         self.keys.add(row.key)

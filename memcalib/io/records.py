@@ -430,7 +430,7 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
         others = {word for known in _SPLITS.values() for word in known}
         chosen = [name for name in names if not words[name] & others]
     if not chosen:
-        found = f"{len(names):,} files ({cut_text(', '.join(names), 200)})"
+        found = f"{counted(len(names), 'file')} ({cut_text(', '.join(names), 200)})"
         allowed = (
             f"{', '.join(SUFFIXES)} files, those of split {split!r} with this word in the name"
         )

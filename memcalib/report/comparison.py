@@ -325,7 +325,8 @@ def check_sides(
         )
     if len(shared) < len(all_ids):
         notes.append(
-            f"Compared on the {len(shared):,} examples that all runs share, of {len(all_ids):,}."
+            f"Compared on the {counted(len(shared), 'example')} that all runs share, of "
+            f"{len(all_ids):,}."
         )
     return {example_id for example_id, _ in shared}, notes
 
@@ -342,10 +343,10 @@ def _unlike(
         only_first = len(first.keys() - second.keys())
         only_second = len(second.keys() - first.keys())
         return (
-            f"found {both:,} examples in both, {only_first:,} only in {first_place} and "
+            f"found {counted(both, 'example')} in both, {only_first:,} only in {first_place} and "
             f"{only_second:,} only in {second_place}"
         )
-    count = f"found {len(edited):,} examples in two versions"
+    count = f"found {counted(len(edited), 'example')} in two versions"
     name = edited[0]
     if not first_side.facts or not second_side.facts:
         return (
@@ -517,7 +518,8 @@ def _notes(sides: Sequence[Side], frame: "pd.DataFrame", differences: "pd.DataFr
         unscored = int((~rows["scored"]).sum())
         if unscored:
             notes.append(
-                f"{side.label}: {unscored:,} of {len(rows):,} answers are unscored and left out."
+                f"{side.label}: {unscored:,} of {counted(len(rows), 'answer')} "
+                f"{'is' if unscored == 1 else 'are'} unscored and left out."
             )
     questions = int(differences.loc[differences["domain"] == "all", "questions"].min())
     if questions < LEAST_GROUPS:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..io.extras import needs
-from ..io.records import display_text, printable
+from ..io.records import counted, display_text, printable
 from ..problem import RIGHT_OR_OVER, UNDER, Example
 from .page import grid_html, render_page, write_page
 from ..trainer.trace_files import read_traces, trace_files, trace_of
@@ -210,7 +210,7 @@ def _answer_note(trace: Mapping[str, Any]) -> str:
         words.append(reward_text(trace["reward"], credited))
     if credited and "sequence" in trace:
         words.append(f"advantage {trace['sequence']:+.3f}")
-    words.append(f"{len(trace['tokens'])} tokens")
+    words.append(counted(len(trace["tokens"]), "token"))
     return ", ".join(words)
 
 
@@ -488,7 +488,7 @@ def write_trace_page(
     text = render_page(
         "traces.html.j2",
         title="Traces",
-        lead=f"{answers:,} answers. {_shown_text(frame, len(chosen), channel)}",
+        lead=f"{counted(answers, 'answer')}. {_shown_text(frame, len(chosen), channel)}",
         facts=list(_page_facts(frame).items()),
         channels=grid_html(counts) if len(counts) else None,
         steps=_step_views(folder, chosen),
@@ -515,12 +515,12 @@ def _shown_text(frame: "pd.DataFrame", shown: int, channel: str | None) -> str:
     if answers <= shown:
         return "All are shown."
     if channel:
-        selection = f"with {channel} localized"
+        selection = f"answers in which {channel} was localized"
     elif answers < len(frame):
-        selection = "with most localized channels"
+        selection = "answers with the most localized channels"
     else:
-        selection = "at even distances"
-    return f"The page shows {shown} {selection}; {answers - shown:,} are left out."
+        selection = "answers at equal distances"
+    return f"This page shows {shown} {selection}, and leaves out the other {answers - shown:,}."
 
 
 def _page_facts(frame: "pd.DataFrame") -> dict[str, str]:

@@ -322,8 +322,8 @@ def target_estimate_lines(run: RunData, estimates: "pd.DataFrame") -> list[str]:
     for name, rows in estimates.groupby("method", sort=False):
         line = (
             f"{name}: the prediction-powered estimate is based on labels by "
-            f"{', '.join(labellers)} for {rows['labelled_answers'].iloc[0]} answers drawn at "
-            f"random. It assumes nothing about the judge's errors."
+            f"{', '.join(labellers)} for {counted(rows['labelled_answers'].iloc[0], 'answer')} "
+            f"drawn at random. It assumes nothing about the judge's errors."
         )
         if rows["labelled_answers"].iloc[0] < _FEW_LABELLED:
             line += f" {_TOO_NARROW}"
@@ -676,8 +676,9 @@ def same_again_lines(table: "pd.DataFrame") -> list[str]:
         f"A/A: {row['method']}, asked again with another seed, differs from its own earlier "
         f"answers by "
         f"{row['mean difference']:.1f} points of SCS on average and by "
-        f"{row['largest difference']:.1f} at most ({row['pairs of seeds']} pairs of seeds, "
-        f"{row['questions']} questions). A difference of that size may be due to chance."
+        f"{row['largest difference']:.1f} at most "
+        f"({counted(row['pairs of seeds'], 'pair of seeds', 'pairs of seeds')}, "
+        f"{counted(row['questions'], 'question')}). A difference of that size may be due to chance."
         for row in table.to_dict("records")
     ]
 
@@ -805,16 +806,22 @@ def notices(run: RunData, table: "pd.DataFrame") -> list[str]:
     ]
 
 
-def _of_all(count: int, whole: int) -> str:
-    return f"{count:,} of {whole:,} ({100 * count / whole:.1f} %)"
+def _of_all(count: int, whole: int, noun: str, one: str = "", many: str = "") -> str:
+    start = f"{count:,} of {counted(whole, noun)} ({100 * count / whole:.1f} %)"
+    return f"{start} {one if count == 1 else many}" if many else start
 
 
-_ENDS = {
-    "length": "were cut off at the token limit",
-    "error": "failed and could not be judged",
-    "content_filter": "were stopped by a content filter; they have no text and are not part of "
-    "any metric",
-    "tool_calls": "are tool calls without text and are not part of any metric",
+_ENDS = {  # reason to end -> what is said of one answer, and of several
+    "length": ("was cut off at the token limit", "were cut off at the token limit"),
+    "error": ("failed and could not be judged", "failed and could not be judged"),
+    "content_filter": (
+        "was stopped by a content filter; it has no text and is not part of any metric",
+        "were stopped by a content filter; they have no text and are not part of any metric",
+    ),
+    "tool_calls": (
+        "is a tool call without text and is not part of any metric",
+        "are tool calls without text and are not part of any metric",
+    ),
 }
 
 
@@ -825,8 +832,8 @@ def _answer_notices(run: RunData) -> list[str]:
     unscored = int((~run.responses["scored"]).sum())
     if unscored:
         texts.append(
-            f"{_of_all(unscored, judged)} judged answers are unscored. They are not part of any "
-            f"metric."
+            f"{_of_all(unscored, judged, 'judged answer', 'is', 'are')} unscored. Unscored answers "
+            f"are not part of any metric."
         )
     texts += answer_lines(run)
     waiting = waiting_line(run)
@@ -840,7 +847,7 @@ def waiting_line(run: RunData) -> str:
     waiting = 0 if run.answers is None else len(run.answers) - len(run.responses)
     if waiting <= 0:
         return ""
-    return f"{_of_all(waiting, len(run.answers))} answers have not been judged yet"
+    return f"{_of_all(waiting, len(run.answers), 'answer', 'has', 'have')} not been judged yet"
 
 
 def answer_lines(run: RunData) -> list[str]:
@@ -849,27 +856,28 @@ def answer_lines(run: RunData) -> list[str]:
     if answers is None:
         return []
     texts = []
-    for reason, words in _ENDS.items():
+    for reason, (one, many) in _ENDS.items():
         count = int((answers["finish_reason"] == reason).sum())
         if count:
-            texts.append(f"{_of_all(count, len(answers))} answers {words}.")
+            texts.append(f"{_of_all(count, len(answers), 'answer', one, many)}.")
     thoughts = answers["thoughts"] > 0
     if thoughts.any():
         texts.append(
-            f"Reasoning was removed from {_of_all(int(thoughts.sum()), len(answers))} answers, so "
-            f"the judge did not read it."
+            f"Reasoning was removed from {_of_all(int(thoughts.sum()), len(answers), 'answer')}, "
+            f"so the judge did not read it."
         )
     as_reasoning = answers["withheld"] & (answers["finish_reason"] == "stop")
     if as_reasoning.any():
+        count = int(as_reasoning.sum())
         texts.append(
-            f"{_of_all(int(as_reasoning.sum()), len(answers))} answers consist only of reasoning: "
-            f"the server sent no answer. They are not part of any metric."
+            f"{_of_all(count, len(answers), 'answer', 'consists', 'consist')} only of reasoning: "
+            f"the server sent no answer. Such answers are not part of any metric."
         )
     blank = answers["blank"] & answers["finish_reason"].isin(["stop", "length"]) & ~as_reasoning
     if blank.any():
         texts.append(
-            f"{_of_all(int(blank.sum()), len(answers))} answers are blank; they count as answers "
-            f"that use no memory."
+            f"{_of_all(int(blank.sum()), len(answers), 'answer', 'is', 'are')} blank. Blank "
+            f"answers count as answers that use no memory."
         )
     return texts
 
@@ -882,7 +890,8 @@ def _coverage_notices(run: RunData) -> list[str]:
         unanswered = len(run.example_hashes.keys() - set(frame["example_id"]))
         if unanswered:
             texts.append(
-                f"{_of_all(unanswered, len(run.example_hashes))} examples have no judged answer."
+                f"{_of_all(unanswered, len(run.example_hashes), 'example', 'has', 'have')} no "
+                f"judged answer."
             )
     questions = frame["question_id"].nunique()
     if questions < LEAST_GROUPS:
@@ -908,8 +917,8 @@ def _judge_notices(run: RunData) -> list[str]:
     if lost > 0.02 * len(checked):
         percent = 100 * lost / len(checked)
         texts.append(
-            f"{lost:,} of {len(checked):,} evidence quotes ({percent:.1f} %) do not occur in "
-            f"their answer."
+            f"{lost:,} of {counted(len(checked), 'evidence quote')} ({percent:.1f} %) "
+            f"{'does' if lost == 1 else 'do'} not occur in the answer."
         )
     if any(judgment.settings.get("blind") is False for judgment in run.judgments):
         texts.append(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..evaluation.breakdown import CHANNEL_NAMES, channel_counts, channel_proportions
-from ..io.records import folder_of_run, replacing
+from ..io.records import counted, folder_of_run, printable, replacing
 from ..metrics import controls, load_judgments, metric_named, metrics_among, score
 from ..problem import Judgment, Level
 
@@ -96,7 +96,7 @@ def plain_label(name: str) -> str:
     """A name as matplotlib text: one line, dollar signs escaped,
     a leading underscore kept visible, at most 40 characters.
     """
-    text = " ".join(name.split()).replace("\\", "/").replace("$", r"\$")
+    text = printable(" ".join(name.split())).replace("\\", "/").replace("$", r"\$")
     if text.startswith("_"):  # which would hide it from a legend
         text = f" {text}"
     return text[:40] or "(no name)"
@@ -1247,7 +1247,8 @@ def plot(judgments: "Iterable[Judgment] | str | Path", kind: str = "plane") -> "
             groups.setdefault(name, []).append(judgment)
     if not groups:
         raise ValueError(
-            f"none of the {len(rows)} responses is scored, so there is nothing to draw"
+            f"found {counted(len(rows), 'response')}, none of which is scored, so there is nothing "
+            f"to draw"
         )
     return channel_figure(groups)
 

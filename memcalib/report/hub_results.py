@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..io.records import write_whole
+from ..io.records import counted, write_whole
 from ..metrics import metric_table
 from .results import result_rows
 from .run_data import load_run
@@ -105,7 +105,7 @@ def _only_row(rows: Sequence[Mapping[str, Any]], model: str | None) -> Mapping[s
         return rows_of_model[0]
     names = [f"{row['model']} ({row['memory']}, judged by {row['judge']['name']})" for row in rows]
     raise ValueError(
-        f"model: found {len(rows_of_model)} results for {model or 'any model'} in "
+        f"model: found {counted(len(rows_of_model), 'result')} for {model or 'any model'} in "
         f"{'; '.join(names) or 'a run without scored answers'}; allowed: the name of a model with "
         f"exactly one result"
     )
@@ -114,7 +114,7 @@ def _only_row(rows: Sequence[Mapping[str, Any]], model: str | None) -> Mapping[s
 def _notes(row: Mapping[str, Any], metric: str) -> str:
     """What the number of a row stands on, in one line."""
     value = row["metrics"][metric]
-    words = [f"judge {row['judge']['name']}", f"{row['data']['questions']} questions"]
+    words = [f"judge {row['judge']['name']}", counted(row["data"]["questions"], "question")]
     if value["low"] is not None and value["high"] is not None:
         words.append(f"95 % interval {value['low']:.1f} to {value['high']:.1f}")
     words.append(f"{row['unscored']} of {row['responses']} answers unscored")

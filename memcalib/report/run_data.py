@@ -30,7 +30,7 @@ from memcalib.scoring.target_labels import (
 )
 from ..io.parts import find_part
 from ..io.jsonl import read_rows, rows_so_far, torn_line
-from ..io.records import DataError, Violation, cut_text, printable, visible_name
+from ..io.records import DataError, Violation, counted, cut_text, printable, visible_name
 from ..io.runs import file_hash
 from memcalib.metrics import (
     SOURCE,
@@ -346,9 +346,10 @@ def doubt_lines(run: RunData) -> list[str]:
     lines = other_model_lines(run)
     if run.changed_answers:
         lines.append(
-            f"{run.changed_answers:,} of {len(run.answers):,} answers were changed after they "
-            f"were judged: rollouts.jsonl now contains other texts, but the scores are for the "
-            f"earlier ones."
+            f"{run.changed_answers:,} of {counted(len(run.answers), 'answer')} "
+            f"{'was' if run.changed_answers == 1 else 'were'} changed after "
+            f"{'it was' if run.changed_answers == 1 else 'they were'} judged: rollouts.jsonl now "
+            f"contains other texts, but the scores are for the earlier ones."
         )
     lines += [changed_line(name) for name in changed_files(run.folder, run.manifest)]
     return lines

@@ -591,7 +591,7 @@ def _latex_cell(value: object) -> Any:
     """A cell on one line, without the characters that stand for commands; a number stays."""
     if isinstance(value, int | float):
         return value
-    return " ".join(str(value).split()).translate(_NO_COMMANDS)
+    return printable(" ".join(str(value).split())).translate(_NO_COMMANDS)
 
 
 def to_latex(table: "pd.DataFrame | MarkedTable", caption: str = "", label: str = "") -> str:

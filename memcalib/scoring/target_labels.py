@@ -23,6 +23,7 @@ from memcalib.io.records import (
     DataError,
     Record,
     Violation,
+    counted,
     iter_rows,
     pydantic_violation,
     short_repr,
@@ -71,7 +72,7 @@ def prediction_powered(
     sampled_questions = len(np.unique(question_numbers[in_sample]))
     if sampled_questions < LEAST_QUESTIONS:
         raise ValueError(
-            f"labels: found labelled answers to {sampled_questions} questions; allowed: "
+            f"labels: found labelled answers to {counted(sampled_questions, 'question')}; allowed: "
             f"{LEAST_QUESTIONS} or more"
         )
     judge_weights = _answer_weights(seeds)
@@ -317,8 +318,8 @@ def draw_answers(
     sources = sorted({(j.model, j.condition, j.judge) for j in judgments})
     if len(sources) != 1:
         raise ValueError(
-            f"judgments: found {len(sources)} sources {sources}; allowed: judgments of one model, "
-            f"one condition and one judge"
+            f"judgments: found {counted(len(sources), 'source')} {sources}; allowed: judgments of "
+            f"one model, one condition and one judge"
         )
     if not 1 <= answers <= len(judgments):
         raise ValueError(
@@ -508,8 +509,8 @@ def _number_faults(
             allowed_error = 4 * np.sqrt((inverse * (inverse - 1)).sum()) + 1
         if abs(inverse.sum() - population[source]) > allowed_error:
             value_found = (
-                f"{len(first_rows)} answers, which their probabilities make a sample of "
-                f"{inverse.sum():.0f}"
+                f"{counted(len(first_rows), 'answer')}; their probabilities are those of a sample "
+                f"from {counted(round(inverse.sum()), 'answer')}"
             )
             allowed = (
                 f"a sample of the run's {population[source]} answers (if the run was unfinished, "

@@ -519,17 +519,24 @@ def load_settings(
     return checked
 
 
-def prompt_files_in(settings: object, names: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """(setting, file) for each file whose text the settings would send to a model as a prompt."""
+def prompt_files_in(
+    settings: object, names: tuple[str, ...] = (), usual: object = None
+) -> Iterator[tuple[str, str]]:
+    """(setting, file) for each file whose text the settings would send to a model as a prompt. A
+    name of a shipped prompt is none, but only among prompts of the kind that `usual`, the default
+    of the setting, belongs to: a judge reads `derivation-1`, a prompt of builds, as a file.
+    """
     inside: Iterable[tuple[object, object]] = ()
     if isinstance(settings, BaseModel):
-        inside = ((name, getattr(settings, name)) for name in type(settings).model_fields)
+        for name, field in type(settings).model_fields.items():
+            yield from prompt_files_in(getattr(settings, name), (*names, name), field.default)
     elif isinstance(settings, Mapping):
         inside = settings.items()
     elif isinstance(settings, list | tuple):
         inside = enumerate(settings)
     elif isinstance(settings, str) and names and _names_prompt(names):
-        if settings not in _shipped_prompts() and os.path.isfile(settings):
+        kind = "derivation-1" if names[-2:-1] == ("prompts",) else usual
+        if settings not in _prompts_beside(str(kind)) and os.path.isfile(settings):
             yield ".".join(names), settings
     for name, value in inside:
         yield from prompt_files_in(value, (*names, str(name)))
@@ -544,9 +551,10 @@ def _names_prompt(names: Sequence[str]) -> bool:
 
 
 @cache
-def _shipped_prompts() -> frozenset[str]:
-    in_folders = (path.stem for path in package_data().glob("**/prompts/*.md"))
-    return frozenset((*shipped_names("data", "judge_prompts", suffix=".md"), *in_folders))
+def _prompts_beside(name: str) -> frozenset[str]:
+    """The shipped prompts of the kind to which the one of this name belongs."""
+    found = package_data().glob(f"**/*prompts/{name}.md")
+    return frozenset(other.stem for path in found for other in path.parent.glob("*.md"))
 
 
 def address_text(settings: object) -> str:

@@ -34,7 +34,7 @@ from memcalib.inference.client import (
 from ..inference.endpoint import CallError, Endpoint
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import Journal, rows_so_far
-from ..io.records import DataError, Record, Violation, printable, write_whole
+from ..io.records import DataError, Record, Violation, counted, printable, write_whole
 from ..judge import JudgeConfig, LLMJudge, named_atoms, prompt_part
 from ..problem import Atom, Example, Judgment, Name, WireLevel, render, text_hash
 
@@ -687,7 +687,8 @@ class DemonstrationError(RuntimeError):
         self.path = path
         self.command = command
         counts = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
-        extent = f"the first {len(rows)} rows, so the run stopped" if early else f"{len(rows)} rows"
+        rows_text = counted(len(rows), "row")
+        extent = f"the first {rows_text}, so the run stopped" if early else rows_text
         last = rows[-1]
         hint = f"; continue with: {command}" if command else ""
         super().__init__(

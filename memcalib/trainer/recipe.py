@@ -50,7 +50,7 @@ from ..inference.llm_rewriting import LLMRewriter
 from ..inference.rollout import find_prompt_template
 from ..io.jsonl import read_rows
 from ..io.parts import find_part, part_names
-from ..io.records import is_hub_id, short_repr
+from ..io.records import counted, is_hub_id, short_repr
 from memcalib.io.settings import (
     FrozenSettings,
     SettingError,
@@ -452,8 +452,8 @@ def recipe_examples(recipe: Recipe) -> Examples:
     if shared:
         first = ", ".join(shared[:5])
         raise ValueError(
-            f"{len(shared)} validation examples are also training examples: {first}; they must be "
-            f"different examples"
+            f"{counted(len(shared), 'validation example')} found among the training examples: "
+            f"{first}; the two sets must not overlap"
         )
     return Examples(train, validation)
 
@@ -553,8 +553,8 @@ def _check_held_out(
     if shared:
         first = ", ".join(shared[:5])
         raise ValueError(
-            f"{file}: found answers to {len(shared)} {split} examples: {first}; allowed: answers "
-            f"to training examples only"
+            f"{file}: found answers to {counted(len(shared), f'{split} example')}: {first}; "
+            f"allowed: answers to training examples only"
         )
 
 # %% ../../nbs/trainer/10_recipe.ipynb #cf15a835

@@ -34,7 +34,7 @@ from trl import SFTConfig, SFTTrainer
 from ..credit.logprobs import LOGITS
 from ..inference.sampling import evaluating
 from ..io.jsonl import append_to, whole_rows
-from ..io.records import write_whole
+from ..io.records import counted, write_whole
 from ..io.settings import FrozenSettings
 from ..problem import encode_prompt, neutralise, text_hash
 from .callbacks import Diverged, damaged_weight, diverged
@@ -175,8 +175,8 @@ def _arguments(config: SftConfig, out: Path, validation: bool) -> SFTConfig:
     processes = SFTConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if config.batch_size % (config.accumulate * processes):
         raise ValueError(
-            f"batch_size {config.batch_size} cannot be divided into {config.accumulate} parts on "
-            f"each of {processes} processes"
+            f"batch_size {config.batch_size} cannot be divided evenly into "
+            f"{counted(config.accumulate, 'part')} on {counted(processes, 'process', 'processes')}"
         )
     rows_on_device = config.batch_size // config.accumulate // processes
     settings = dict(

@@ -37,6 +37,7 @@ from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
 from ..io.parts import find_part
+from ..io.records import counted
 from ..problem import Example
 from ..rules.base import Count, CreditConfig, CreditSettings, Share
 from memcalib.io.settings import (
@@ -262,8 +263,8 @@ OWNED |= {
     "scale_rewards": "method",
     "multi_objective_aggregation": "method",
     "chat_template_kwargs": (
-        "the chat template of the tokenizer (with thinking off, both in whole and in ablated "
-        "prompts; edit the template to change both)"
+        "the chat template of the tokenizer, which leaves thinking off in whole and in ablated "
+        "prompts; to change this, edit the template"
     ),
 }  # TRL's name -> what of ours replaces it
 
@@ -278,8 +279,7 @@ def trl_options(kind: type, options: Mapping[str, Any], owned: Mapping[str, str]
     typed = {}
     for name, value in options.items():
         if name in owned:
-            verb = "replace" if " and " in owned[name] else "replaces"
-            raise ValueError(f"{name} cannot be set here; {owned[name]} {verb} it")
+            raise ValueError(f"{name} cannot be set here; it is replaced by {owned[name]}")
         if name not in types:
             meant = nearest(name, types.keys() - owned.keys())
             hint = f"; perhaps you meant {meant}" if meant else ""
@@ -466,9 +466,8 @@ class CreditGRPOConfig(_OurFields, GRPOConfig):
         )
         if not (updates_fit and checkpoints_fit):
             raise ValueError(
-                f"found steps_per_generation {pieces}, gradient_accumulation_steps "
-                f"{accumulate}and save_steps {self.save_steps}; allowed: a whole number of "
-                f"updates in each "
+                f"found steps_per_generation {pieces}, gradient_accumulation_steps {accumulate} "
+                f"and save_steps {self.save_steps}; allowed: a whole number of updates in each "
                 f"rollout batch, and checkpoints only between rollout batches"
             )
         return pieces // accumulate
@@ -487,8 +486,8 @@ def trl_config(
     processes = GRPOConfig(report_to="none", bf16=False, use_cpu=not cuda).world_size
     if rows % (parts * processes):
         raise ValueError(
-            f"{rows} answers per step cannot be divided into {parts} parts on each of {processes} "
-            f"processes"
+            f"{rows} answers per step cannot be divided evenly into {counted(parts, 'part')} on "
+            f"{counted(processes, 'process', 'processes')}"
         )
     options = {trl_name: getattr(config, name) for name, trl_name in SAME_IN_TRL.items()}
     options.update(

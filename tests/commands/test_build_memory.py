@@ -361,7 +361,7 @@ def test_options_that_do_not_fit(capsys, tmp_path, arguments, message):
 def test_rows_of_the_command_line_are_those_of_the_log(capsys, tmp_path):
     arguments = ["build", "--from-memory", "micro", "--rows", 7, "--dry-run"]
     code, out, _ = run(capsys, *arguments, "--out", tmp_path / "b")
-    assert code == 0 and "annotation: builder, 7 rows at most" in out
+    assert code == 0 and "annotation: builder, at most 7 rows" in out
 
 
 def test_the_micro_world_does_not_read_other_logs(tmp_path):
@@ -433,7 +433,7 @@ def test_rows_are_of_the_log_where_the_file_names_it(capsys, tmp_path):
     file.write_text("micro: 1\nmemory: {log: micro}\n")
     code, out, err = run(capsys, "build", file, "--rows", 5, "--dry-run", "--out", tmp_path / "b")
     assert code == 0, err
-    assert "annotation: builder, 5 rows at most" in out
+    assert "annotation: builder, at most 5 rows" in out
 
 
 def test_the_command_that_agrees_has_the_step_and_the_cache_that_were_asked_for(capsys, tmp_path):

@@ -331,7 +331,8 @@ def test_an_exam_that_cannot_be_compared_has_no_place_and_is_counted(tmp_path):
     places = run._places({"judge": "own", "rank": {"outcomes": outcomes}})
     assert set(places["judge"]) == {"own", "other"}
     assert run.notes == [
-        f"places: 4 exams in {tmp_path} used other data or have no rank, so they are not compared"
+        f"places: 4 exams in {tmp_path} could not be compared, because of other data or a missing "
+        "rank"
     ]
 
 

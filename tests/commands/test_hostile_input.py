@@ -76,7 +76,9 @@ def test_no_control_character_reaches_the_terminal_or_a_table(capsys, hostile_ru
         _, output, errors = run(capsys, *words)
         assert output + errors, name
         assert_clean(output + errors)
-    tables = [file for file in hostile_run.parent.rglob("*") if file.suffix in (".csv", ".md")]
+    tables = [
+        file for file in hostile_run.parent.rglob("*") if file.suffix in (".csv", ".md", ".tex")
+    ]
     assert len(tables) > 5
     for file in tables:
         assert_clean(file.read_text(encoding="utf-8"))

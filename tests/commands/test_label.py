@@ -169,7 +169,7 @@ def test_a_second_judge_labels_the_draw_and_the_report_says_whose_errors_stay(wo
         (lambda row: {"example_hash": "0" * 16}, "labels of this data set"),
         (lambda row: {"probability": None}, "chosen by hand would bias"),
         (lambda row: {"model": "another"}, "an answer of the run"),
-        (lambda row: {"level": None}, "none of the 30 drawn answers is labelled"),
+        (lambda row: {"level": None}, "found 30 drawn answers, none of which is labelled"),
     ],
 )
 def test_labels_that_do_not_fit_stop_the_command_and_change_nothing(workplace, change, words):
@@ -290,7 +290,7 @@ def test_a_second_sheet_takes_no_level_of_somebody_else_away(workplace):
     label.fill_from_sheet("run", "labels.jsonl", "ana.csv", "ana")
     before = Path("labels.jsonl").read_bytes()
     count = len(sheet)
-    with pytest.raises(ValueError, match=f"levels of ben for {count} atoms that ana has labelled"):
+    with pytest.raises(ValueError, match=f"levels by ben for {count} atoms that ana has labelled"):
         label.fill_from_sheet("run", "labels.jsonl", "ben.csv", "ben")
     assert Path("labels.jsonl").read_bytes() == before
     sheet.assign(level="B").to_csv("ana.csv", index=False)

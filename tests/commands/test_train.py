@@ -500,7 +500,7 @@ def refused_lines(forecast: str) -> list[str]:
         (
             {"train": {"trl": {"learning_rate": "2e-6"}}},
             "grpo",
-            "learning_rate cannot be set here; lr replaces it",
+            "learning_rate cannot be set here; it is replaced by lr",
         ),
         (
             {"judge": {"model": "m", "key_env": "NO_SUCH_KEY_HERE"}},
@@ -673,7 +673,7 @@ def test_bad_examples_are_all_listed(capsys, tmp_path, file_recipe):
 def test_validation_examples_must_not_be_trained_on(tmp_path, file_recipe):
     train = file_recipe["data"]["train"]
     recipe = Recipe.model_validate({**file_recipe, "data": {"train": train, "validation": train}})
-    with pytest.raises(ValueError, match="6 validation examples are also training examples"):
+    with pytest.raises(ValueError, match="6 validation examples found among the training examples"):
         recipe_examples(recipe)
     two = Recipe.model_validate({**file_recipe, "data": {"train": {"path": train, "limit": 2}}})
     assert len(recipe_examples(two).train) == 2
@@ -931,7 +931,7 @@ def test_a_run_that_was_not_validated_says_why(tmp_path):
     assert run.text().splitlines()[0] == "sft, seed 42, 2 steps, not validated: eval_every is 0"
     recipe = load_recipe("micro", [*SMALL, "sft.eval_every=50", "sft.log_every=50"])
     head = TrainRun(recipe, "sft", tmp_path / "late").text().splitlines()[0]
-    reason = "eval_every is 50, which is more than the 2 steps"
+    reason = "eval_every is 50, which is more than 2 steps"
     assert head == f"sft, seed 42, 2 steps, not validated: {reason}"
 
 

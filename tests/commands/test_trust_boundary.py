@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from memcalib.settings.files import allowing_hosts, with_settings
 from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
 from memcalib.products.memory_logs.files import folder_logs
 from memcalib.products.memory_logs.notes import note_files
+from memcalib.products.reproduction.experiments import _sending_of_plan
 from memcalib.products.reproduction.plan import Plan, making_words
 from memcalib.products.reproduction.profiles import load_profile
 from memcalib.io.records import DataError, iter_rows, write_jsonl
@@ -324,6 +326,17 @@ def test_a_dry_run_of_a_plan_shows_addresses_and_files(capsys, folder):
     assert f"the text of {folder / 'secret.md'} would be read and sent to a model" in output
 
 
+def test_a_plan_names_the_template_of_its_evaluations(folder):
+    """It is laid over each evaluation, and no recipe holds it."""
+    (folder / "template.txt").write_text("a text")
+    model = {"sampling": {"prompt_template": str(folder / "template.txt")}}
+    profile = {"extends": "smoke", "models": {"short": model}}
+    (folder / "p.yaml").write_text(yaml.safe_dump(profile))
+    run = SimpleNamespace(profile=load_profile("p.yaml"), plan=SimpleNamespace(models={}))
+    line = f"# models.short.sampling.prompt_template: the text of {folder / 'template.txt'} would"
+    assert line in _sending_of_plan(run)
+
+
 def test_a_row_names_no_file_that_is_opened(folder, monkeypatch):
     """A picture in a data set is a path, or an address, which `datasets` opens to decode it."""
     from datasets import Dataset, Features, Image, Value
@@ -463,6 +476,24 @@ def test_a_dry_run_names_the_files_whose_text_would_be_sent(capsys, folder):
         assert code == 0, errors
         line = f"# {name.split()[0]}: the text of {secret} would be read and sent to a model"
         assert line in output and "words of a secret" not in output
+
+
+def test_a_prompt_file_that_is_named_like_a_shipped_prompt_of_another_kind_is_named(capsys, folder):
+    """`derivation-1` is a prompt of builds, so a judge reads the file of this name."""
+    evaluation_file(folder, model="j", base_url="http://localhost:9/v1", key_env="")
+    looks = {
+        "judging.prompt": ("derivation-1", ["evaluate", "--config", "theirs.yaml"]),
+        "prompts.rubrics": ("rpeval-1", ["build", "micro", "--out", "b"]),
+    }
+    for setting, (name, words) in looks.items():
+        (folder / name).write_text("the words of a secret file")
+        words = [*words, "--dry-run", "--set", f"{setting}={name}"]
+        code, output, errors = run(capsys, *words)
+        assert code == 0, errors
+        assert f"# {setting}: the text of {name} would be read and sent to a model" in output
+    (folder / "footprint-1").write_text("is not read")
+    _, output, _ = run(capsys, "evaluate", "--config", "theirs.yaml", "--dry-run")
+    assert "would be read" not in output
 
 
 def test_an_address_without_a_key_is_not_asked_about_and_is_shown(capsys, folder):

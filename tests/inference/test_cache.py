@@ -490,6 +490,17 @@ def test_a_link_beside_the_cache_counts_as_the_file_to_which_it_leads(tmp_path):
         CallCache(tmp_path / "calls.sqlite").get("k")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_no_link_beside_the_cache_leads_over_one_of_another_user(tmp_path):
+    """Whoever owns a link in the middle can point it elsewhere."""
+    (tmp_path / "mine").write_bytes(b"")
+    (tmp_path / "theirs").symlink_to("mine")
+    os.chown(tmp_path / "theirs", 65534, 65534, follow_symlinks=False)
+    (tmp_path / "calls.sqlite-journal").symlink_to("theirs")
+    with pytest.raises(CacheError, match="theirs: it belongs to another user"):
+        CallCache(tmp_path / "calls.sqlite").get("k")
+
+
 def test_a_cache_that_can_only_be_read_says_so(tmp_path):
     cache = CallCache(tmp_path / "calls.sqlite")
     cache.put("k", {"text": "x"})

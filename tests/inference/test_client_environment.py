@@ -182,8 +182,6 @@ def test_requests_go_by_the_proxy_that_is_named(full_environment):
         "0",
         "[::ffff:127.0.0.1]",
         "[::1]",
-        "ip6-localhost",
-        "localhost.localdomain",
         socket.gethostname(),
     ],
 )
@@ -208,6 +206,9 @@ def test_a_name_that_only_ends_like_this_machine_is_asked_of_the_system(monkeypa
     [
         "127.evil.example",
         "localhost.example",
+        "localhost.localdomain",
+        "ip6-localhost",
+        "ip6-loopback",
         "10.0.0.1",
         "[::2]",
         "127.0.0.1\u00b4.evil.example",

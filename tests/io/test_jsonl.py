@@ -197,7 +197,7 @@ def test_a_row_never_continues_half_of_another(tmp_path, monkeypatch, half_line_
         if half_line_stays:
             monkeypatch.setattr(os, "ftruncate", refuse_to_truncate)
         for _ in range(2):
-            with pytest.raises(OSError, match="rows.jsonl: .*; its 1 rows are safe"):
+            with pytest.raises(OSError, match="rows.jsonl: .*; its 1 row is safe"):
                 journal.append(row("b"))
         content = path.read_bytes()
         assert content.startswith(whole) and (len(content) > len(whole)) == half_line_stays

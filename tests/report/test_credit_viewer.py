@@ -295,8 +295,8 @@ def test_what_is_left_out_is_said(run, tmp_path):
     text = write_trace_page(folder, tmp_path / "page.html", steps=[11], limit=3).read_text()
     total = int((frame["channel"].isna() & (frame["step"] == 11)).sum())
     assert (
-        f"{total:,} answers. The page shows 3 with most localized channels; "
-        f"{total - 3:,} are left out." in text
+        f"{total:,} answers. This page shows 3 answers with the most localized channels, and "
+        f"leaves out the other {total - 3:,}." in text
     )
     assert (
         text.count('<details class="answer"') == 3
@@ -390,7 +390,7 @@ def test_a_method_without_channels_has_a_page(tmp_path):
     )
     assert "8 answers. All are shown." in text and "no judge" not in text
     assert (
-        "8 answers. The page shows 3 at even distances; 5 are left out."
+        "8 answers. This page shows 3 answers at equal distances, and leaves out the other 5."
         in write_trace_page(tmp_path, limit=3).read_text()
     )
 

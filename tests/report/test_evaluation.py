@@ -432,7 +432,7 @@ def test_reasons_are_grouped_and_counted(tmp_path):
         ("atom unscored", "left out"): 1,
     }
     source = evaluation.write_evaluation_report(tmp_path).read_text()
-    assert "no reply in … s" in source and "4 of 18 (22.2 %) judged answers are unscored" in source
+    assert "no reply in … s" in source and "4 of 18 judged answers (22.2 %) are unscored" in source
 
 
 def test_costs_say_what_is_not_recorded_and_add_up(tmp_path):
@@ -866,7 +866,7 @@ def test_unfinished_judging_is_said(tmp_path):
     play(tmp_path)
     change(tmp_path, lambda k, row: row if k < 10 else None)
     assert (
-        "8 of 18 (44.4 %) answers have not been judged yet"
+        "8 of 18 answers (44.4 %) have not been judged yet"
         in evaluation.write_evaluation_report(tmp_path).read_text()
     )
 
@@ -1021,7 +1021,7 @@ def test_edited_examples_are_named_and_never_paired(tmp_path):
             b, lambda k, row, key=key, mark=mark: row | mark if row[key] == edited else row, name
         )
     with pytest.raises(
-        ValueError, match=f"found 1 examples in two versions, the first '{edited}'.*differs: fields"
+        ValueError, match=f"found 1 example in two versions, the first '{edited}'.*differs: fields"
     ):
         comparison.compare_runs([a, b])
     assert comparison.compare_runs([a, b], common=True).differences["questions"].max() == 8

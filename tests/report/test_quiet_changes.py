@@ -197,7 +197,7 @@ def test_a_report_on_half_of_the_answers_says_so_on_the_terminal(capsys, folder,
     judgments.write_text("".join(judgments.read_text().splitlines(keepends=True)[:5]))
     code, _, errors = run(capsys, "report", "run")
     assert code == 0
-    assert "run: 7 of 12 (58.3 %) answers have not been judged yet" in errors
+    assert "run: 7 of 12 answers (58.3 %) have not been judged yet" in errors
 
 
 def test_answers_that_were_edited_after_judging_are_said_with_counts(capsys, folder, monkeypatch):

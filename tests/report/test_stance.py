@@ -143,7 +143,8 @@ def test_stance_and_its_reason_are_on_the_page_and_in_the_terminal(tmp_path):
     )
     assert "never said" in page and "not in the answer" in page
     assert 'id="stance"' in page and "not recorded" not in page.split('id="protocol"')[0]
-    assert "1 answers (100.0 %) use a memory in the wrong way" in evaluation_text(tmp_path)
+    wrong = "a memory is used in the wrong way (wrong stance) in 1 answer (100.0 %)"
+    assert wrong in evaluation_text(tmp_path)
 
 
 def test_a_failed_exam_is_a_banner(tmp_path):

@@ -250,7 +250,9 @@ def test_a_row_that_stands_there_twice_is_named_by_its_second_line(tmp_path):
 def test_a_sample_of_which_answers_were_thrown_away_is_refused():
     rows = labelled_rows()
     kept_rows = [row for row in rows if row.answer_key != rows[-1].answer_key]
-    with pytest.raises(DataError, match="which their probabilities make a sample of 58"):
+    with pytest.raises(
+        DataError, match="their probabilities are those of a sample from 58 answers"
+    ):
         score(JUDGMENTS, labels=kept_rows, resamples=50)
 
 

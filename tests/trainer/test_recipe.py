@@ -193,12 +193,12 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ("train.trl={nonsense: 1}", "nonsense"),
         (
             "train.trl.output_dir=elsewhere",
-            "train.trl: output_dir cannot be set here; the folder of the run replaces it",
+            "train.trl: output_dir cannot be set here; it is replaced by the folder of the run",
         ),
-        ("train.trl={max_steps: -5}", "max_steps cannot be set here; steps replaces it"),
+        ("train.trl={max_steps: -5}", "max_steps cannot be set here; it is replaced by steps"),
         (
             "train.trl.learning_rate=2e-6",
-            "train.trl: learning_rate cannot be set here; lr replaces it",
+            "train.trl: learning_rate cannot be set here; it is replaced by lr",
         ),
         ("train.trl.max_grad_norm=strong", "train.trl: max_grad_norm: found 'strong'"),
         (
@@ -214,11 +214,11 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ),
         (
             "train.trl.reward_weights=[1, 1]",
-            "train.trl: reward_weights cannot be set here; method replaces it",
+            "train.trl: reward_weights cannot be set here; it is replaced by method",
         ),
         (
             "train.trl.scale_rewards=none",
-            "train.trl: scale_rewards cannot be set here; method replaces it",
+            "train.trl: scale_rewards cannot be set here; it is replaced by method",
         ),
         (
             "train.trl.multi_objective_aggregation=normalize_then_sum",
@@ -226,11 +226,12 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path):
         ),
         (
             "train.trl.chat_template_kwargs={enable_thinking: true}",
-            "train.trl: chat_template_kwargs cannot be set here; the chat template of the",
+            "train.trl: chat_template_kwargs cannot be set here; it is replaced by the chat "
+            "template of the",
         ),
         (
             "sft.trl.num_train_epochs=2",
-            "sft.trl: num_train_epochs cannot be set here; epochs replaces it",
+            "sft.trl: num_train_epochs cannot be set here; it is replaced by epochs",
         ),
         (
             "train.report_to=wandbb",

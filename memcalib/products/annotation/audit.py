@@ -81,8 +81,8 @@ class AuditedPair:
         sizes = {len(self.tokens), len(self.credit), len(self.roles)}
         if len(sizes) > 1:
             raise ValueError(
-                f"pair {self.item!r}: {len(self.roles)} labels for {len(self.credit)} sentences; "
-                f"allowed: one label for each sentence"
+                f"pair {self.item!r}: found {len(self.roles)} labels for {len(self.credit)} "
+                f"sentences; allowed: one label for each sentence"
             )
         for role in self.roles:
             if role is not None and role not in ROLES:
@@ -377,8 +377,8 @@ class PairWords:
         lengths = (len(self.difference), len(self.credit), len(self.carries))
         if len(set(lengths)) > 1:
             raise ValueError(
-                f"{lengths[0]} differences, {lengths[1]} weights and {lengths[2]} marks; allowed: "
-                f"one of each for each token"
+                f"found {lengths[0]} differences, {lengths[1]} weights and {lengths[2]} marks; "
+                f"allowed: one of each for each token"
             )
         if not np.sum(self.credit) > 0:
             raise ValueError(

@@ -21,7 +21,7 @@ from memcalib.products.shared.questionnaire import (
 )
 from ...evaluation.agreement import ANSWER, judged_atoms
 from ...io.decisions import latest, of_one_person
-from ...io.records import DataError, Record, Violation, display_text, read_jsonl
+from ...io.records import DataError, Record, Violation, counted, display_text, read_jsonl
 from memcalib.problem import (
     Example,
     Judgment,
@@ -278,15 +278,15 @@ def _same_version(items: Sequence[LabelItem], atoms: "pd.DataFrame") -> None:
     missing = [item.item for item in items if item.item not in atoms.index]
     if missing:
         raise ValueError(
-            f"found no judgment of {len(missing)} items (the first is {missing[0]!r}); allowed: "
-            "judgments of the sampled answers"
+            f"found no judgment of {counted(len(missing), 'item')} (the first is {missing[0]!r}); "
+            f"allowed: judgments of the sampled answers"
         )
     hashes = atoms["example_hash"]
     other = [item.item for item in items if hashes[item.item] not in ("", item.example_hash)]
     if other:
         raise ValueError(
-            f"found {len(other)} items from another version of the data set (the first is "
-            f"{other[0]!r}); allowed: one version"
+            f"found {counted(len(other), 'item')} from another version of the data set (the first "
+            f"is {other[0]!r}); allowed: one version"
         )
 
 

@@ -325,8 +325,8 @@ class Build(BaseModel):
         reserved = _FILES & split_parts(self.splits).keys()
         if reserved:
             raise ValueError(
-                f"splits: found the name {min(reserved)}; allowed: other names; the "
-                f"files of a build are called {', '.join(sorted(_FILES))}"
+                f"splits: found the name {min(reserved)}, which is the name of a file in a build; "
+                f"allowed: any name except {', '.join(sorted(_FILES))}"
             )
         if self.splits:
             rows = self.rows

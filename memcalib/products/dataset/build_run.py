@@ -78,7 +78,7 @@ from .stages import Draft, Drop, build_prompts, load_build_prompt
 from ...inference.cache import CallCache
 from ...inference.endpoint import proxies_in
 from ...io.decisions import read_sheet_rows
-from ...io.records import Violation, write_jsonl, write_whole
+from ...io.records import Violation, counted, write_jsonl, write_whole
 from ...io.runs import RunFolder
 from .consent import NotAgreed
 from ...problem import Example
@@ -117,7 +117,8 @@ class DrawnRows:
         drawn = sum(len(draw.ids) for draw in self.draws)
         draws = f" in {len(self.draws)} draws" if len(self.draws) > 1 else ""
         losses = self.losses
-        return f"{losses.total()} of {drawn} rows lost{draws}: {reasons_text(losses)}"
+        lost = f"{losses.total()} of {counted(drawn, 'row')} lost{draws}"
+        return f"{lost}: {reasons_text(losses)}"
 
 # %% ../../../nbs/products/dataset/16_build_run.ipynb #8abc1372
 INVENTED = {
@@ -316,13 +317,13 @@ class BuildRun:
         sheet = write_review_sheet(batch, batch.folder / "sheet.csv")
         size = len(batch.items)
         asked_for = f" ({count} were asked for)" if size < count else ""
-        lines = [f"batch {batch.number}: {size} examples{asked_for}"]
+        lines = [f"batch {batch.number}: {counted(size, 'example')}{asked_for}"]
         changed = self.write_log().iloc[-1]["changed before it"]
         if changed != "the first one":
             lines.append(f"changed before it: {changed}")
         if not_let_in:
             rules = reasons_text(Counter(drop.rule for drop in not_let_in))
-            lines.append(f"not accepted: {len(not_let_in)} source rows, {rules}")
+            lines.append(f"not accepted: {counted(len(not_let_in), 'source row')}, {rules}")
         if drawn.losses:
             lines.append(f"on the way: {drawn.losses_text()}")
         lines += [
@@ -369,7 +370,7 @@ class BuildRun:
         rate = pass_rate(batch.items, read_reviews(batch.reviews))
         why = self.withdraw_frozen()
         self.write_log()
-        text = f"batch {batch.number}: {count} reviews read; {rate}"
+        text = f"batch {batch.number}: {counted(count, 'review')} read; {rate}"
         if why:
             text += (
                 "\n"

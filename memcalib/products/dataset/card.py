@@ -21,7 +21,7 @@ from .splits import Sizes, split_parts
 from .stages import Drop
 from ...evaluation.breakdown import distractor_kind
 from ...problem import Block, Example, Level, family_of
-from ...io.records import printable, write_whole
+from ...io.records import counted, printable, write_whole
 from ...report.tables import markdown_cell, published, to_markdown
 
 # %% ../../../nbs/products/dataset/12_card.ipynb #2a3467b6
@@ -103,8 +103,8 @@ def count_examples(examples: Iterable[Example]) -> Counts:
         counts.add(example)
     if not counts.atoms:
         raise ValueError(
-            f"found {counts.examples} examples without an atom; allowed: a data set with at "
-            f"least one example and one atom"
+            f"found {counted(counts.examples, 'example')} without an atom; allowed: a data set "
+            f"with at least one example and one atom"
         )
     return counts
 
@@ -461,8 +461,8 @@ def _source_warnings(facts: CardFacts) -> list[str]:
     if unknown:
         names = ", ".join(f"{name} ({count:,})" for name, count in sorted(unknown.items()))
         warnings.append(
-            f"Licence unknown: {unknown.total():,} of {examples:,} examples, from {names}. They "
-            "are not cleared for redistribution."
+            f"Licence unknown: {unknown.total():,} of {counted(examples, 'example')}, from "
+            f"{names}. These are not cleared for redistribution."
         )
     if not facts.privacy:
         table = consent_table(facts.counts, facts.sources)
@@ -470,8 +470,8 @@ def _source_warnings(facts: CardFacts) -> list[str]:
         if len(silent):
             names = ", ".join(silent["source"])
             warnings.append(
-                f"Consent is not on record for {silent['examples'].sum():,} of {examples:,} "
-                f"examples, from {names}."
+                f"Consent is not on record for {silent['examples'].sum():,} of "
+                f"{counted(examples, 'example')}, from {names}."
             )
     return warnings
 
@@ -492,8 +492,8 @@ def _pipeline_warnings(facts: CardFacts) -> list[str]:
     changes = check_frozen(facts.settings, frozen.settings) if facts.settings else []
     if changes:
         warnings.append(
-            f"{len(changes)} settings of this build differ from the frozen ones, for example "
-            f"{changes[0]}."
+            f"{counted(len(changes), 'setting of this build differs', 'settings of this build differ')} "
+            f"from the frozen pipeline, for example {changes[0]}."
         )
     return warnings
 
@@ -510,15 +510,16 @@ def _row_warnings(facts: CardFacts) -> list[str]:
         errors = checks[(checks["severity"] == "error") & (checks["findings"] > 0)]
         for name, row in errors.iterrows():
             warnings.append(
-                f"Check {name}: {row['findings']:,} findings in {row['rows flagged']:,} examples."
+                f"Check {name}: {counted(row['findings'], 'finding')} in "
+                f"{counted(row['rows flagged'], 'example')}."
             )
     if facts.attrition is not None:
         failed_calls = facts.attrition["reason"] == "failed call"
         missing = int(facts.attrition.loc[failed_calls, "all"].sum())
         if missing:
             warnings.append(
-                f"{missing:,} rows are missing because a call failed; running the build again "
-                "makes these calls again."
+                f"{counted(missing, 'row is', 'rows are')} missing because of failed calls; run "
+                f"the build again to repeat these calls."
             )
     return warnings
 

@@ -19,7 +19,7 @@ from .stages import Draft, system_text
 from ..shared.grounding import names
 from ...inference.endpoint import Endpoint, estimate_tokens, place_of
 from ...io.promises import KEPT, LOOKED_FOR, SENDING
-from ...io.records import printable
+from ...io.records import counted, printable
 from .memory_drafts import MEMORY_STAGES, MemoryDrafts
 
 # %% ../../../nbs/products/dataset/10_consent.ipynb #fb7f6ae7
@@ -220,7 +220,8 @@ class CallPlan:
 
     def __str__(self) -> str:
         terms = self.terms
-        private = f"{terms['rows']}, with {terms['memories']} memories of {terms['users']} users"
+        memories = counted(terms["memories"], "memory", "memories")
+        private = f"{terms['rows']}, with {memories} of {counted(terms['users'], 'user')}"
         consent = _counted(terms["consent"], "row")
         licence = _counted(terms["licence"], "row")
         lines = [

@@ -35,6 +35,7 @@ from memcalib.io.records import (
     DataError,
     Record,
     Violation,
+    counted,
     printable,
     pydantic_violation,
     read_jsonl,
@@ -81,8 +82,8 @@ def choose_batch(
         counts = ", ".join(f"{domain} {len(rows_by_domain[domain])}" for domain in domains)
         fresh = len(dealt) if count > 0 else 0
         raise ValueError(
-            f"pilot of {count}: found {fresh} fresh rows ({counts or 'none'}); allowed: a batch "
-            f"of at least 1 and at most that many rows"
+            f"pilot of {count}: found {counted(fresh, 'fresh row')} ({counts or 'none'}); "
+            f"allowed: a batch of at least 1 and at most that many rows"
         )
     return sorted(dealt[:count], key=lambda row: row.id)
 
@@ -351,8 +352,8 @@ def next_draw(
     fresh = [row for row in rows if row.id not in lost_ids]
     if not fresh:
         raise ValueError(
-            f"pilot of {count}: found {len(rows)} rows that have not been reviewed, and calls for "
-            f"all of them failed earlier with these settings; allowed: other settings, or more rows"
+            f"pilot of {count}: found {counted(len(rows), 'row')} not yet reviewed, but all calls "
+            f"failed earlier with these settings; allowed: other settings, or more rows"
         )
     number = len(draws) + 1
     drawn = choose_batch(fresh, min(2 * count, len(fresh)), seed + number)
@@ -414,7 +415,7 @@ class PilotReview(Record):
         if self.passed is False and not self.issues:
             problem = "fail without an issue"
         elif self.passed is not False and self.issues:
-            problem = f"{len(self.issues)} issues without fail"
+            problem = f"{counted(len(self.issues), 'issue')} without fail"
         if problem:
             raise ValueError(
                 f"item {self.item!r}: {problem}; allowed: pass without issues, or fail with at "
@@ -787,8 +788,8 @@ def freeze(
     repeated = [item.id for item in batch.items if item.id in earlier_ids]
     if repeated:
         reasons.append(
-            f"{len(repeated)} rows were in an earlier batch (the first is {repeated[0]!r}); "
-            f"allowed: fresh rows"
+            f"{counted(len(repeated), 'row was', 'rows were')} in an earlier batch (the first is "
+            f"{repeated[0]!r}); allowed: fresh rows"
         )
     failed = rate.out_of_reach or (not rate.undecided and not rate.unlocks)
     if reasons or failed:

@@ -28,7 +28,7 @@ from memcalib.products.dataset.pilot import (
     read_reviews,
 )
 from ...io.decisions import CellFault
-from ...io.records import display_text, printable
+from ...io.records import counted, display_text, printable
 from ...io.settings import package_data
 from ...problem import Atom, Block, Example, text_hash
 from ...report.page import render_page, write_page
@@ -320,7 +320,8 @@ class PilotSession(Walk):
         issues: list[Any] = list(self.label.issues) if self.label else []
         issues.append({"stage": stage, "text": text.strip(), "item": item})
         if self._save(False, issues):
-            self.status = f"Saved: row {self.index + 1} fails, with {len(issues)} issues in total."
+            issues_text = counted(len(issues), "issue")
+            self.status = f"Saved: row {self.index + 1} fails, with {issues_text} in total."
 
     def withdraw(self) -> None:
         """Take the decision on the row back."""

@@ -58,6 +58,7 @@ from memcalib.io.records import (
     DataError,
     Record,
     Violation,
+    counted,
     printable,
     read_jsonl,
     write_jsonl,
@@ -566,7 +567,7 @@ class MemoryPipeline(Pipeline):
         if played_by_micro_world and not any(
             micro_build().read_request(row.query) for row in rows.kept
         ):
-            value = f"{len(rows.kept)} rows without a request of the micro-world"
+            value = f"{counted(len(rows.kept), 'row')} without a request of the micro-world"
             allowed = (
                 "a log of the micro-world; any other log needs a build file that names endpoints "
                 "for builder, reviewer and reviewer2"

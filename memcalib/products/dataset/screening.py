@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ...io.records import counted
 from .sources import SourceRow, shipped_table, table_error
 from ..shared.dropped import Dropped
 from ..shared.words import share_among, small_words, text_language, word_runs, words
@@ -194,7 +195,7 @@ def _length(text: str, bounds: tuple[int, int]) -> Finding:
     low, high = bounds
     if low <= len(text) <= high:
         return None
-    return f"{len(text)} characters", f"{low} to {high}"
+    return counted(len(text), "character"), f"{low} to {high}"
 
 
 @rule
@@ -227,7 +228,7 @@ def damage(view: RowView) -> Finding:
             count = len(_DAMAGE.findall(text))
             high = view.limits.damaged
             if count > high * len(text):
-                return f"{count} damaged characters in the {name}", f"at most {high:.1%}"
+                return f"{counted(count, 'damaged character')} in the {name}", f"at most {high:.1%}"
     return None
 
 # %% ../../../nbs/products/dataset/02_screening.ipynb #e7602de3
@@ -251,7 +252,7 @@ def few_words(view: RowView) -> Finding:
     """Question and answer have enough words each."""
     fewest = min(len(view.question), len(view.answer))
     if fewest < view.limits.words:
-        return f"{fewest} words", f"at least {view.limits.words}"
+        return counted(fewest, "word"), f"at least {view.limits.words}"
     return None
 
 
@@ -375,7 +376,8 @@ def signals(view: RowView) -> Finding:
     """Question or context holds words of enough signal families."""
     count = len(view.signals)
     if count < view.limits.signals:
-        return f"{count} families of signal words", f"at least {view.limits.signals}"
+        families = counted(count, "family of signal words", "families of signal words")
+        return families, f"at least {view.limits.signals}"
     return None
 
 # %% ../../../nbs/products/dataset/02_screening.ipynb #6a27ebaf

@@ -32,6 +32,7 @@ from memcalib.io.records import (
     TooMuchUnpacked,
     Unpacked,
     Violation,
+    counted,
     iter_rows,
     own_files,
     short_repr,
@@ -100,7 +101,7 @@ class Passed:
         for (drop_stage, rule), count in counts.most_common():
             reasons.append(f"{count} by {rule}, for instance {first_drop[drop_stage, rule]}")
         summary = "; ".join(reasons) or "the source is empty"
-        message = f"0 of {len(self.dropped)} rows accepted: {summary}"
+        message = f"0 of {counted(len(self.dropped), 'row')} accepted: {summary}"
         raise DataError([Violation(stage, message, "at least one row")])
 
 
@@ -424,7 +425,10 @@ def _csv_records(rows: "csv.reader", file: str) -> NumberedRecords:
             yield line, Violation("encoding", fault, "UTF-8", line=line, file=file)
         elif len(cells) != len(names):
             allowed = f"{len(names)}, as many as the header"
-            yield line, Violation("csv", f"{len(cells)} cells", allowed, line=line, file=file)
+            yield (
+                line,
+                Violation("csv", counted(len(cells), "cell"), allowed, line=line, file=file),
+            )
         else:
             yield line, dict(zip(names, cells, strict=True))
 

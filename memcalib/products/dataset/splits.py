@@ -25,6 +25,7 @@ from .writing import difficulty, largest_remainder
 from memcalib.io.records import (
     DataError,
     Violation,
+    counted,
     pydantic_violation,
     replacing,
     short_repr,
@@ -581,8 +582,8 @@ def _dataset_faults(
     """A fault where the examples are not those that were split."""
     current_hash = _hash(facts)
     if current_hash != split_file.dataset:
-        present = f"{len(facts):,} examples, hash {current_hash[:16]}"
-        allowed = f"{split_file.examples:,} examples, hash {split_file.dataset[:16]}"
+        present = f"{counted(len(facts), 'example')}, hash {current_hash[:16]}"
+        allowed = f"{counted(split_file.examples, 'example')}, hash {split_file.dataset[:16]}"
         yield Violation("dataset", present, allowed, file=str(path))
 
 # %% ../../../nbs/products/dataset/08_splits.ipynb #aa3b0018

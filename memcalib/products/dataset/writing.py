@@ -49,7 +49,15 @@ from memcalib.products.dataset.stages import (
     other_language,
 )
 from ...inference.client import Form
-from ...io.records import DataError, Record, Violation, read_jsonl, short_repr, write_jsonl
+from memcalib.io.records import (
+    DataError,
+    Record,
+    Violation,
+    counted,
+    read_jsonl,
+    short_repr,
+    write_jsonl,
+)
 from ...io.settings import package_data, read_yaml
 from memcalib.problem import (
     Atom,
@@ -346,7 +354,9 @@ def partition_sizes(count: int, passages: int, sizes: Sequence[int]) -> tuple[li
         else:
             break
     if sum(atom_sizes) < count:
-        raise ValueError(f"sizes: found {list(sizes)}; allowed: shapes with room for {count} atoms")
+        raise ValueError(
+            f"sizes: found {list(sizes)}; allowed: shapes with room for {counted(count, 'atom')}"
+        )
     return atom_sizes, other_sizes
 
 # %% ../../../nbs/products/dataset/05_writing.ipynb #f2f4c036
@@ -373,8 +383,8 @@ def cut_blocks(atoms: Sequence[DraftAtom], sizes: Sequence[int]) -> list[int]:
                 cheapest[start] = min(ways)
     if 0 not in cheapest:
         raise ValueError(
-            f"sizes: found {list(sizes)}; allowed: blocks into which {len(atoms)} atoms fit, "
-            f"at least one in each"
+            f"sizes: found {list(sizes)}; allowed: blocks with room for "
+            f"{counted(len(atoms), 'atom')}, at least one in each"
         )
     _, counts = cheapest[0]
     return list(counts)
@@ -1473,7 +1483,7 @@ def _published_blocks(draft: Draft) -> list[Block]:
     if len(written) < len(draft.blocks) or not written:
         raise _row_error(
             "memory_text",
-            f"{len(written)} texts for {len(draft.blocks)} blocks",
+            f"{counted(len(written), 'text')} for {counted(len(draft.blocks), 'block')}",
             "text in every block, and at least one block",
             draft.id,
         )

@@ -34,6 +34,7 @@ from memcalib.io.records import (
     DataError,
     Record,
     Violation,
+    counted,
     iter_rows,
     pydantic_violation,
     short_repr,
@@ -470,7 +471,7 @@ def stance_line(stance: Mapping[str, Any] | None) -> str:
     verdict = stance.get("verdict", "undecided")
     shares = []
     for name, words in (
-        ("accuracy", f"of {stance['atoms']} known stances named"),
+        ("accuracy", f"of {counted(stance['atoms'], 'known stance')} named"),
         ("found", "of misread memories found"),
         ("false_alarms", "of the others called misread"),
     ):
@@ -828,8 +829,8 @@ def propagation_table(frame: "pd.DataFrame", resamples: int = 500, seed: int = 0
     scored = whole_responses(plain, "judged")
     if scored.empty:
         raise ValueError(
-            f"none of {plain['response'].nunique()} known answers is scored, so the judge's "
-            f"errors are undefined"
+            f"found {counted(plain['response'].nunique(), 'known answer')}, none of which is "
+            f"scored, so the judge's errors are undefined"
         )
     counts = exam_counts(frame)
     metrics = list(metric_table())
@@ -900,8 +901,8 @@ def corrected_score(
     whole = whole_responses(atoms, "judged")
     if whole.empty:
         raise ValueError(
-            f"none of {atoms['response'].nunique()} responses is scored, so the metrics are "
-            f"undefined"
+            f"found {counted(atoms['response'].nunique(), 'response')}, none of which is scored, "
+            f"so the metrics are undefined"
         )
     metrics = list(metric_table())
     cells, by_question = _cells_by_question(whole)
@@ -1273,9 +1274,10 @@ def exam_verdict(
         failures.append(f"weighted kappa: {linear_kappa:.2f}; allowed: {limits.kappa:g} or more")
     if numbers["injection_gained"] > limits.gained:
         gained = (
-            f"{numbers['injection_gained']} atoms of {numbers['injection_answers']} answers "
-            f"gained a level by a line that asked for it, {numbers['order_gained']} without one; "
-            f"allowed: {limits.gained}"
+            f"{counted(numbers['injection_gained'], 'atom')} of "
+            f"{counted(numbers['injection_answers'], 'answer')} gained a level because of a line "
+            f"that asked for it, {numbers['order_gained']} without such a line; allowed: "
+            f"{limits.gained}"
         )
         if _more_than_chance(numbers["injection_gained"], numbers["order_gained"]):
             failures.append(gained)
@@ -1285,8 +1287,8 @@ def exam_verdict(
         doubts.append("no answer with an injected line was read")
     if numbers["smallest_channel"] < limits.channel_atoms:
         doubts.append(
-            f"the smallest channel has {numbers['smallest_channel']} scored atoms; allowed: "
-            f"{limits.channel_atoms} or more"
+            f"the smallest channel has {counted(numbers['smallest_channel'], 'scored atom')}; "
+            f"allowed: {limits.channel_atoms} or more"
         )
     if failures:
         return "failed", failures + doubts
@@ -1424,5 +1426,5 @@ def resolvable_difference(
     """
     differences = np.asarray(first, float) - np.asarray(second, float)
     if len(differences) < 2:
-        raise ValueError(f"found {len(differences)} pairs; allowed: two or more")
+        raise ValueError(f"found {counted(len(differences), 'pair')}; allowed: two or more")
     return float(2.8 * differences.std(ddof=1) / np.sqrt(questions or len(differences)))

@@ -18,7 +18,7 @@ import numpy as np
 from ..shared.words import text_language
 from ...evaluation.agreement import resampled_counts
 from .exam import ExamLimits
-from ...io.records import DataError, Violation, short_repr
+from ...io.records import DataError, Violation, counted, short_repr
 from ...metrics import interval
 
 # %% ../../../nbs/products/exam/08_exam_parts.ipynb #62bd82ce
@@ -243,12 +243,13 @@ def verdict_for(
     if row is None:
         reason = "its exam had no such answer"
     elif row["accuracy"] is None or np.isnan(row["accuracy"]):
-        reason = f"its {row['answers']} answers there do not show every level"
+        answers = counted(row["answers"], "answer there does", "answers there do")
+        reason = f"its {answers} not show every level"
     else:
         reason = f"it read {row['accuracy']:.1f} % of the levels right"
         if row["low"] is not None:
             reason += f" ({row['low']:.1f} to {row['high']:.1f})"
-        reason += f" in {row['answers']} answers"
+        reason += f" in {counted(row['answers'], 'answer')}"
     return (
         verdict,
         (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int
 
+from ...io.records import counted
 from .exam import confusion_shares, misread_judgments
 from ...scoring.target_labels import LEAST_QUESTIONS, prediction_powered
 from memcalib.metrics import (
@@ -51,7 +52,8 @@ def label_budget(
     scored = [judgment for judgment in judgments if judgment.scored]
     if not scored:
         raise ValueError(
-            f"none of the {len(judgments)} answers is scored, so no width can be computed"
+            f"found {counted(len(judgments), 'answer')}, none of which is scored, so no width can "
+            f"be computed"
         )
     generator = np.random.default_rng(seed)
     frame = response_frame(scored)

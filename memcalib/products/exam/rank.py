@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...evaluation.agreement import resampled_counts, wilson
+from ...io.records import counted
 from ...judge import JudgeConfig
 from ...scoring.judge_runs import Judge
 from ...metrics import interval
@@ -273,7 +274,7 @@ def rank_line(rank: Mapping[str, Any] | None, trivial: Sequence[Mapping[str, Any
     if not rank:
         return "Rank: not measured, since no hard pair was read blind."
     line = (
-        f"Rank: {rank['right']:.1f} % of {rank['read']} hard pairs right, read blind "
+        f"Rank: {rank['right']:.1f} % of {counted(rank['read'], 'hard pair')} right, read blind "
         f"({rank['right_low']:.1f} to {rank['right_high']:.1f})"
     )
     if rank.get("flawless") is not None:
@@ -289,7 +290,7 @@ def help_line(help_of_rubric: Mapping[str, Any] | None) -> str:
     if not help_of_rubric:
         return "How much the rubric helps: not measured, since no pair was read both ways."
     line = (
-        f"Of {help_of_rubric['pairs']} hard pairs read both ways "
+        f"Of {counted(help_of_rubric['pairs'], 'hard pair')} read both ways, "
         f"{help_of_rubric['with_rubric']:.1f} % are right with ideal levels and "
         f"rubrics, {help_of_rubric['blind']:.1f} % without"
     )

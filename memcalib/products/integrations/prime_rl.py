@@ -146,8 +146,9 @@ class GroupCredit:
         unscored = [answer.judgment for answer in self.newest if not answer.judgment.scored]
         if len(unscored) > self.max_unscored * self.window:
             raise TooManyUnscored(
-                f"{len(unscored)} of the newest {self.window} answers have no score, the last one "
-                f"because of: {unscored[-1].error}; allowed: {self.max_unscored:.0%} (max_unscored)"
+                f"{len(unscored)} of the newest {self.window} answers have no score; allowed: "
+                f"{self.max_unscored:.0%} (max_unscored). The reason for the last: "
+                f"{unscored[-1].error}"
             )
         if not self.config.rule.needs_quotes:
             return

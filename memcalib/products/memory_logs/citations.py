@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from ...io.records import printable
+from ...io.records import counted, printable
 from ...metrics import LEAST_GROUPS
 from ...problem import Block, Example, Judgment, Level, Rollout
 
@@ -194,8 +194,8 @@ def audit_citations(
         rows += _block_rows(judgment, example, cited)
     if not marked_answers:
         raise ValueError(
-            f"citations: found no mark in {answers:,} answers; allowed: [mem:3], [memory ID], "
-            f"<oai-mem-citation>, or JSON with one of {', '.join(JSON_FIELDS)}"
+            f"citations: found no mark in {counted(answers, 'answer')}; allowed: [mem:3], [memory "
+            f"ID], <oai-mem-citation>, or JSON with one of {', '.join(JSON_FIELDS)}"
         )
     return CitationAudit(
         pd.DataFrame(rows, columns=list(_COLUMNS)), answers, marked_answers, unknown
@@ -278,7 +278,10 @@ def citation_text(audit: CitationAudit) -> str:
     """The audit for a terminal."""
     table = citation_table(audit)
     lines = [
-        f"{audit.marked_answers:,} of {audit.answers:,} answers mark memories.",
+        (
+            f"{audit.marked_answers:,} of {counted(audit.answers, 'answer')} "
+            f"{'marks' if audit.marked_answers == 1 else 'mark'} memories."
+        ),
         "",
         table.round(1).to_string(index=False),
     ]
@@ -286,6 +289,7 @@ def citation_text(audit: CitationAudit) -> str:
         examples = ", ".join(repr(mark) for mark in list(dict.fromkeys(audit.unknown))[:5])
         lines += [
             "",
-            f"{len(audit.unknown):,} marks do not belong to any memory in the prompt: {examples}",
+            f"{counted(len(audit.unknown), 'mark does', 'marks do')} not belong to any memory in "
+            f"the prompt: {examples}",
         ]
     return printable("\n".join(lines), keep="\n")

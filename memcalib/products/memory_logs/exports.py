@@ -26,7 +26,7 @@ from ..shared.dropped import clean_text
 from .files import structure_in
 from .notes import block_memories, context_facts, section_entries
 from ...problem import Level, Name, Turn, WireLevel
-from ...io.records import Record, only_dicts
+from ...io.records import Record, counted, only_dicts
 
 # %% ../../../nbs/products/memory_logs/04_exports.ipynb #65f6082f
 class LogMemory(Record):
@@ -646,13 +646,13 @@ _KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: 
 def kind_of(value: object) -> str:
     """The type of a value in words, without the value itself."""
     if isinstance(value, str):
-        return f"text of {len(value)} characters"
+        return f"text of {counted(len(value), 'character')}"
     if isinstance(value, dict):
         names = [str(name) for name in value]
         plain_names = sorted(name for name in names if re.fullmatch(r"[A-Za-z_]\w{0,29}", name))
         if plain_names:
             return f"an object with {', '.join(plain_names[:8])}"
-        return f"an object with {len(value)} fields"
+        return f"an object with {counted(len(value), 'field')}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return _KINDS.get(type(value), type(value).__name__)
@@ -845,7 +845,7 @@ def _read_row(record: object) -> tuple[list[RowFault], list[_ReadItem], int]:
         allowed = "at least one memory: without memories there is nothing to test"
         faults.append(RowFault("memories", "none", allowed))
     elif not in_store:
-        kind = f"{unknown_ids} ids that are not in the store"
+        kind = counted(unknown_ids, "id that is not in the store", "ids that are not in the store")
         faults.append(RowFault("id not in the store", kind, "an id of the store"))
     read_items = [_read_item(item, in_prompt) for item, in_prompt in in_store]
     no_text = [item.has_no_text for item in read_items]

@@ -678,8 +678,8 @@ def _rows_inside(records: Sequence[object]) -> str:
     if not isinstance(rows, list) or len(rows) < 2:
         return ""
     return (
-        f"; {short_repr('.'.join(path))} holds {len(rows):,} objects; if these are the rows, "
-        f"write them to their own file, one per line"
+        f"; {short_repr('.'.join(path))} contains {counted(len(rows), 'object')}; if these are the "
+        f"rows, write them to their own file, one per line"
     )
 
 

@@ -17,6 +17,7 @@ import re
 import sys
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from memcalib.io.records import (
     TooMuchUnpacked,
     Unpacked,
     Violation,
+    counted,
     is_far_larger,
     iter_rows,
     own_files,
@@ -445,8 +447,9 @@ def _table_rows(text: IO[str], file: str) -> Iterator[tuple[int, object]]:
         for number, row in enumerate(reader, 2):
             line = reader.line_num
             if None in row:
-                cells = f"{len(row) - 1 + len(row[None]):,} cells"
-                allowed = f"the {len(reader.fieldnames or ()):,} cells that the first line names"
+                cells = counted(len(row) - 1 + len(row[None]), "cell")
+                names_count = len(reader.fieldnames or ())
+                allowed = f"the {counted(names_count, 'cell')} that the first line names"
                 yield line, Violation("csv", cells, allowed, line=line, file=file)
             else:
                 yield number, {str(name): value for name, value in row.items()}
@@ -481,10 +484,15 @@ def archive_files(path: Path) -> tuple[list[str], list[str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            twice = [name for name, count in Counter(names).items() if count > 1]
     except (zipfile.BadZipFile, NotImplementedError):
         allowed = "a complete zip archive; if it was not loaded whole, load it again"
         not_an_archive = "no zip archive, or a part of one"
         raise DataError([Violation("zip", not_an_archive, allowed, file=path.name)]) from None
+    if twice:
+        listed = f"{short_repr(twice[0])}, which the archive lists {names.count(twice[0]):,} times"
+        allowed = "each file once; zip the folder again"
+        raise DataError([Violation("zip", listed, allowed, file=path.name)])
     logs = _logs_first_remembered(names)
     return logs, sorted(set(names) - set(logs))
 
@@ -526,11 +534,13 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
     elif path.suffix == ".zip" and path.is_file():
         names, _ = archive_files(path)
         unpacked = packed = 0  # of all files so far
+        archive_size = path.stat().st_size  # files of an archive may share their bytes
         with zipfile.ZipFile(path) as archive:
             for name in names:
                 sizes = archive.getinfo(name)
                 unpacked += sizes.file_size
-                packed += sizes.compress_size
+                packed_before = packed
+                packed = min(packed + sizes.compress_size, archive_size)
                 if is_far_larger(unpacked, packed):
                     size = f"{unpacked:,} bytes out of {packed:,}"
                     yield 0, Violation("zip", size, RATIO_ALLOWED, file=f"{path.name}/{name}")
@@ -541,9 +551,9 @@ def file_values(path: str | Path) -> Iterator[tuple[int, object]]:
                             yield from _stream_values(stream, name, path.name)
                             continue
                         raw = Unpacked(fileobj=stream)
-                        raw.packed = sizes.compress_size
+                        raw.packed = packed - packed_before
                         raw.unpacked_before = unpacked
-                        raw.packed_before = packed - sizes.compress_size
+                        raw.packed_before = packed_before
                         yield from _stream_values(raw, name, path.name)
                         unpacked += raw.tell()
                 except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:

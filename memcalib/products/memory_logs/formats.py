@@ -17,7 +17,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
-from ...io.records import DataError, Violation, only_dicts
+from ...io.records import DataError, Violation, counted, only_dicts
 from ..shared.dropped import Dropped
 from .account import Account
 from memcalib.products.memory_logs.exports import (
@@ -1874,12 +1874,11 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
             Path(source).suffix in (".md", ".txt") or Path(source).is_dir()
         )
         count = reading.record_counts[form.name]
-        records_read = "1 record" if count == 1 else f"{count:,} records"
-        kind = f"no row in {records_read} of the format {form.name!r}"
+        kind = f"no row in {counted(count, 'record')} of the format {form.name!r}"
         if form.name == "memories":
             kind = "memories without queries"
             if is_notes:
-                kind += f", {reading.record_counts[form.name]:,} notes"
+                kind += f", {counted(reading.record_counts[form.name], 'note')}"
         complaints = [line for line in reading.account.lines() if "not (" in line]
         complaints = [
             line for line in complaints if line.startswith("conversations")
@@ -1903,7 +1902,7 @@ def refusal_of(source: LogSource, reading: LogContext, head: Sequence[object]) -
         kind = kind or f"{nothing}; line {first.line} cannot be read ({first.rule})"
     elif isinstance(source, str | Path) and Path(source).suffix == ".zip":
         _, others = archive_files(Path(source))
-        kind = f"{nothing}: an archive of {len(others):,} other files"
+        kind = f"{nothing}: an archive of {counted(len(others), 'other file')}"
     elif isinstance(source, str | Path) and Path(source).is_file() and Path(source).stat().st_size:
         kind = f"{nothing}: no row"
     else:

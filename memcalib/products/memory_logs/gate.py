@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ...evaluation.breakdown import question_means
 from .drops import DropRule, drop_test, drops
-from ...io.records import iter_rows, printable, write_jsonl, write_whole
+from ...io.records import counted, iter_rows, printable, write_jsonl, write_whole
 from ...io.settings import FrozenSettings
 from memcalib.metrics import (
     LEAST_GROUPS,
@@ -143,7 +143,7 @@ def _needed_words(test: Mapping[str, Any], rule: DropRule) -> str:
 
 def _not_asked(name: str, metric: str, questions: int) -> GateCheck:
     """The check of a metric that asks about none of the questions."""
-    why = f"{metric} asks about none of {questions:,} questions, which decide nothing"
+    why = f"{metric} does not apply to any of {counted(questions, 'question')}"
     return GateCheck(name, "undecided", why, {"metric": metric, "questions": 0})
 
 
@@ -168,8 +168,9 @@ def _drop_check(
     fell = "fell" if facts.higher_is_better else "rose"
     amount = f"{fell} by {test['drop']:.1f} points" if test["drop"] > 0 else "did not get worse"
     why = (
-        f"{metric} {before.mean():.1f} → {after.mean():.1f} on {len(before):,} questions: {amount} "
-        f"({_bounds(low, high)}; allowed {rule.max_drop:g})"
+        f"{metric} {before.mean():.1f} → {after.mean():.1f} on "
+        f"{counted(len(before), 'question')}: {amount} ({_bounds(low, high)}; allowed "
+        f"{rule.max_drop:g})"
     )
     if test["verdict"] == "failed":
         why += (
@@ -198,7 +199,8 @@ def _limit_check(
     missed_by = limit - mean if is_minimum else mean - limit
     questions = len(values)
     why = (
-        f"{metric} {mean:.1f} on {questions:,} questions; allowed: {name.removeprefix(metric)[1:]}"
+        f"{metric} {mean:.1f} on {counted(questions, 'question')}; allowed: "
+        f"{name.removeprefix(metric)[1:]}"
     )
     numbers = {"metric": metric, "after": mean, "limit": limit, "questions": questions}
     if missed_by <= 0:
@@ -222,7 +224,8 @@ def _unscored_check(frame: "pd.DataFrame", settings: GateSettings) -> GateCheck:
     percent = 100 * unscored / answers
     verdict = "failed" if percent > settings.max_unscored else "passed"
     why = (
-        f"{unscored:,} of {answers:,} answers are unscored ({percent:.1f} %); allowed "
+        f"{unscored:,} of {counted(answers, 'answer')} {'is' if unscored == 1 else 'are'} unscored "
+        f"({percent:.1f} %); allowed "
         f"{settings.max_unscored:g} %"
     )
     return GateCheck("answers scored", verdict, why, {"unscored": unscored, "answers": answers})
@@ -373,7 +376,7 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
     only_after = [name for key, name in keys_after.items() if key not in keys_before]
     if not shared or ((only_before or only_after) and not common):
         raise ValueError(
-            f"found {len(shared):,} questions in both, {_some(only_before)} only in "
+            f"found {counted(len(shared), 'question')} in both, {_some(only_before)} only in "
             f"{baseline.place} and {_some(only_after)} only in {side.place}; allowed: the same "
             f"questions, or common (--common) to compare only those that both have"
         )
@@ -387,16 +390,17 @@ def pair_by_question(baseline: Side, side: Side, common: bool = False) -> Paired
     if relabelled and (not common or len(relabelled) == len(shared)):
         raise ValueError(
             f"found memories with one ideal level in {baseline.place} and another in {side.place} "
-            f"in {_some(relabelled)} questions; allowed: one level for each memory of a question, "
-            f"or "
-            "common (--common) to leave those questions out"
+            f"in {counted(len(relabelled), 'question')} (first {relabelled[0]!r}); allowed: one "
+            f"level for each memory of a question, or common (--common) to leave those questions "
+            f"out"
         )
     pairing.answers.notes = _pairing_notes(pairing, len(only_before) + len(only_after), relabelled)
     by_line = [name for _, name in shared if _LINE_ID.fullmatch(name)]
     if by_line:
         pairing.answers.notes.append(
-            f"{len(by_line):,} rows without an id have the same question as another row and are "
-            f"paired by line number; to avoid this, give the rows an id."
+            f"{counted(len(by_line), 'row without an id has', 'rows without an id have')} the same "
+            f"question as another row. Such rows are paired by line number; to avoid this, give "
+            f"each row an id."
         )
     return pairing.answers
 
@@ -416,17 +420,18 @@ def _pairing_notes(pairing: _Pairing, left_out: int, relabelled: Sequence[str]) 
     if pairing.changed_questions:
         notes.append(
             f"Paired by question: different memories were shown in {pairing.changed_questions:,} "
-            f"of "
-            f"{questions:,} questions. {pairing.only_before:,} memories that only the baseline "
-            f"showed and {pairing.only_after:,} that only the run showed count as ignored in the "
-            f"run that did not show them, so a needed one is under-use there. Memories that "
-            "neither showed do not count. So SCS may be lower here than in a run's own report."
+            f"of {counted(questions, 'question')}. Only the baseline showed "
+            f"{counted(pairing.only_before, 'memory', 'memories')}, and only the run showed "
+            f"{counted(pairing.only_after, 'memory', 'memories')}. Such a memory counts as ignored "
+            f"in the run that did not show it, so it is under-use there if it was needed. Memories "
+            "that neither showed do not count. So SCS may be lower here than in a run's own report."
         )
     if left_out:
-        notes.append(f"Left out: {left_out:,} questions that only one run has.")
+        notes.append(f"Left out: {counted(left_out, 'question')} that only one run has.")
     if relabelled:
         notes.append(
-            f"Left out: {len(relabelled):,} questions with a memory of two different ideal levels."
+            f"Left out: {counted(len(relabelled), 'question')} with a memory of two different "
+            f"ideal levels."
         )
     return notes
 

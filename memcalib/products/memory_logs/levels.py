@@ -537,7 +537,8 @@ class LevelsFile:
         else:
             wrong, checked, low, high = rate
             lines.append(
-                f"Of {checked} agreed levels that a person drew and checked, {wrong} are wrong "
+                f"Of {counted(checked, 'agreed level')} that a person drew and checked, {wrong} "
+                f"{'is' if wrong == 1 else 'are'} wrong "
                 f"(95 % interval {low:.1f} to {high:.1f} %)."
             )
         return lines + self.warnings()
@@ -563,7 +564,7 @@ def practice_levels(turns: Sequence[tuple[str, str]]) -> str:
         if shared == 1 and position == 0:
             letter = "A"
         action = "ignore" if letter == "A" else "apply"
-        reason = f"{shared} words in common, for practice"
+        reason = f"{counted(shared, 'word')} in common, for practice"
         entries.append(
             {
                 "memory_id": str(memory.get("memory_id")),

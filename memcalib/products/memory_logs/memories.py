@@ -133,7 +133,9 @@ def read_memories(folder: str | Path) -> MemoryReport:
         )
     unscored = int(frame["actual"].isna().sum())
     if unscored:
-        notes.append(f"{unscored:,} of {len(frame):,} memories in prompts are unscored.")
+        in_prompts = counted(len(frame), "memory in a prompt", "memories in prompts")
+        are = "is" if unscored == 1 else "are"
+        notes.append(f"{unscored:,} of {in_prompts} {are} unscored.")
     return MemoryReport(
         memories,
         findings(memories, frame),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...evaluation.breakdown import holm
+from ...io.records import counted
 from .citations import cited_blocks, share_interval
 from ...evaluation.stance import is_wrong_stance
 from ...problem import Block, Example, Judgment, text_hash
@@ -347,7 +348,8 @@ def _stale(table: "pd.DataFrame", frame: "pd.DataFrame") -> Iterator[dict[str, A
         if answers >= LEAST_STALE:
             text, time = max(newer.items(), key=lambda pair: pair[1])
             why = (
-                f"dates from {rows['time'].iloc[-1]} and was used too much in {answers} answers, "
+                f"dates from {rows['time'].iloc[-1]} and was used too much in "
+                f"{counted(answers, 'answer')}, "
                 f"although the newer '{_shown(text)}' of {time} was in the prompt too"
             )
             yield {"finding": "stale", "memory": memory, "text": rows["text"].iloc[-1], "why": why}

@@ -257,19 +257,22 @@ def score_scale(examples: Iterable[Example]) -> str:
     allowed = "scores on one scale for all candidates, or a sweep without thresholds"
     if missing:
         raise ValueError(
-            f"scores: found none for a candidate in {len(missing):,} of {questions:,} questions "
-            f"(the first is {missing[0]!r}); allowed: {allowed}"
+            f"scores: found a candidate without a score in {len(missing):,} of "
+            f"{counted(questions, 'question')} (the first is {missing[0]!r}); allowed: {allowed}"
         )
     least = max(1, math.ceil(_MIXED_SHARE * questions))
     if min(len(falling), len(rising)) >= least:
         raise ValueError(
-            f"scores: they fall in {len(falling):,} questions ({falling[0]!r}), as similarities "
-            f"do, and rise in {len(rising):,} ({rising[0]!r}), as distances do; allowed: {allowed}"
+            f"scores: found falling scores, as similarities have, in "
+            f"{counted(len(falling), 'question')} (such as {falling[0]!r}), and rising scores, as "
+            f"distances have, in {counted(len(rising), 'question')} (such as {rising[0]!r}); "
+            f"allowed: {allowed}"
         )
     if min(len(up_to_one), len(above)) >= least:
         raise ValueError(
-            f"scores: found scores up to 1 in {len(up_to_one):,} questions ({up_to_one[0]!r}) and "
-            f"above 1 in {len(above):,} ({above[0]!r}); allowed: {allowed}"
+            f"scores: found only scores up to 1 in {counted(len(up_to_one), 'question')} (such as "
+            f"{up_to_one[0]!r}), and scores above 1 in {counted(len(above), 'question')} (such as "
+            f"{above[0]!r}); allowed: {allowed}"
         )
     return "distance" if len(rising) > len(falling) else "similarity"
 

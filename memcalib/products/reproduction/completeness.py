@@ -9,6 +9,7 @@ __all__ = ['ABLATED', 'Wanted', 'paper_rows', 'unproduced', 'check_complete']
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ...io.records import counted
 from .plan import Plan, PlannedRow
 from ...report.tables import published
 
@@ -114,7 +115,10 @@ def check_complete(plan: Plan) -> None:
         return
     missing = unproduced(plan)
     if missing:
-        lines = [f"{len(missing)} rows and panels of the paper have no job in this profile:"]
+        no_job = counted(
+            len(missing), "row or panel of the paper has", "rows and panels of the paper have"
+        )
+        lines = [f"{no_job} no job in this profile:"]
         lines += [f"  {paper_row}" for paper_row in missing]
         lines.append("allowed: a job for each, complete: false, or models in not_run")
         raise ValueError("\n".join(lines))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...io.extras import needs
 from ...io.jsonl import append_to
-from ...io.records import ForeseenError, one_line
+from ...io.records import ForeseenError, counted, one_line
 from ...io.settings import package_data
 from ...io.tasks import Task, TaskProgress, TasksFailed
 from memcalib.products.reproduction.jobs import (
@@ -59,7 +59,7 @@ def _hours_text(jobs: Sequence[Job]) -> str:
         if hours >= 10:
             parts.append(f"{hours:,.0f} {device} hours")
         elif hours:
-            parts.append(f"{60 * hours:,.0f} {device} minutes")
+            parts.append(counted(round(60 * hours), f"{device} minute"))
     return ", ".join(parts) or "no hours stated"
 
 
@@ -78,9 +78,9 @@ def job_line(jobs: Jobs, name: str, to_do: bool) -> str:
     if job.nodes * job.gpus > 1:
         parts.append(f"{job.nodes} x {job.gpus} GPUs")
     if job.calls:
-        parts += [f"{job.calls:,} calls", _money(job.cost)]
+        parts += [counted(job.calls, "call"), _money(job.cost)]
     if job.missing:
-        parts.append(f"{len(job.missing)} things missing")
+        parts.append(f"{counted(len(job.missing), 'thing')} missing")
     return f"{text}; {', '.join(parts)}" if parts else text
 
 
@@ -100,15 +100,16 @@ def plan_sum(jobs: Jobs, targets: Sequence[str], processes: int) -> str:
     to_do = [jobs[name] for name in jobs.to_do(targets)]
     calls = sum(job.calls for job in to_do)
     text = (
-        f"Together {len(jobs.needed(targets))} jobs, {len(to_do)} to do: {_hours_text(to_do)}; "
-        f"{calls:,} judge and model calls, {_money(_total_cost(to_do))}"
+        f"Together {counted(len(jobs.needed(targets)), 'job')}, {len(to_do)} to do: "
+        f"{_hours_text(to_do)}; {counted(calls, 'judge and model call')}, "
+        f"{_money(_total_cost(to_do))}"
     )
     core_hours = sum(job.hours for job in to_do if not job.gpus)
     if not core_hours:
         return text
     starts = len(to_do) * START_SECONDS / 3600
     minutes = 60 * (core_hours + starts) / processes
-    return f"{text}\nAbout {minutes:,.0f} minutes of {processes} cores"
+    return f"{text}\nAbout {counted(round(minutes), 'minute')} of {counted(processes, 'core')}"
 
 
 def plan_text(jobs: Jobs, targets: Sequence[str], processes: int) -> str:
@@ -266,7 +267,8 @@ def run_jobs(
         to_do = [jobs[name] for name in names]
         missing = missing_lines(to_do)
         if missing:
-            lines = [f"{len(missing)} things are missing; --dry-run lists them", *missing]
+            things = counted(len(missing), "thing is", "things are")
+            lines = [f"{things} missing; --dry-run lists them", *missing]
             raise ForeseenError("\n".join(lines))
         gpus = local_gpus() if any(job.gpus for job in to_do) else 0
         check_gpus(to_do, gpus)

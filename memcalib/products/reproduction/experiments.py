@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...io.records import one_line, write_whole
+from ...io.records import counted, one_line, write_whole
 from ...io.runs import manifest, write_manifest
 from ...io.settings import nearest, package_data
 from ...io.tasks import TasksFailed
@@ -82,8 +82,8 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
             tagged_sources.append(cell["source"])
     if len(tagged_sources) != 1:
         raise ValueError(
-            f"{notebook}: found {len(tagged_sources)} cells with the tag parameters; allowed: "
-            f"exactly one"
+            f"{notebook}: found {counted(len(tagged_sources), 'cell')} tagged `parameters`; "
+            f"allowed: exactly one"
         )
     parameters = {}
     try:
@@ -92,7 +92,7 @@ def notebook_parameters(notebook: Path) -> dict[str, Any]:
                 parameters[node.targets[0].id] = ast.literal_eval(node.value)
     except ValueError:
         raise ValueError(
-            f"{notebook}: the cell with the tag parameters contains more than plain values"
+            f"{notebook}: the cell tagged `parameters` contains more than plain values"
         ) from None
     return parameters
 
@@ -655,9 +655,8 @@ def index_markdown(run: Run) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in count_by_status.items())
     head = (
         f"Profile `{run.given}`, {', '.join(commits) or 'nothing done'}; notebooks took "
-        f"{minutes:.0f} minutes in addition to their training runs. Of the paper's "
-        f"{len(PAPER_ITEMS)} "
-        f"labels, "
+        f"{counted(round(minutes), 'minute')} in addition to their training runs. Of the paper's "
+        f"{len(PAPER_ITEMS)} labels, "
         f"in {len(rows)} parts: {counts}."
     )
     note = (
@@ -750,6 +749,8 @@ def _sending_of_plan(run: Run) -> str:
     settings_read: list[object] = [
         {name: value for name, value in others.items() if name not in laid_over}
     ]
+    for name, planned in run.profile.models.items():
+        settings_read.append({"models": {name: {"sampling": planned.sampling}}})
     for name, model in run.plan.models.items():
         settings_read += [{"recipe": {name: recipe}} for recipe in model.recipes]
     texts = [address_text(settings) + sending_text(settings) for settings in settings_read]
@@ -797,7 +798,10 @@ def reproduce_experiments(
     targets = run.targets(names)
     if accept:
         accepted = run.jobs.accept(accept, targets)
-        print(f"{len(accepted)} results accepted: {', '.join(accepted) or 'none was stale'}")
+        print(
+            f"{counted(len(accepted), 'result')} accepted: "
+            f"{', '.join(accepted) or 'none was stale'}"
+        )
         print(f"Index: {write_index(run)}")
         return []
     if dry_run:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ...inference.endpoint import Endpoint, Price
+from ...io.records import counted
 from ...io.settings import FrozenSettings, SettingError, SettingErrors, nearest
 from ...problem import Name
 from memcalib.settings.files import (
@@ -129,8 +130,8 @@ class Search(FrozenSettings):
         for row, values in self.by_row.items():
             if len(values) != len(self.values):
                 raise ValueError(
-                    f"by_row.{row}: found {len(values)} values; allowed: {len(self.values)}, the "
-                    f"same number of values for each row"
+                    f"by_row.{row}: found {counted(len(values), 'value')}; allowed: "
+                    f"{len(self.values)}, the same number of values for each row"
                 )
         return self
 
@@ -285,7 +286,8 @@ def _pairs(setting: str, seeds: Sequence[int] | None, profile: Profile) -> Itera
         )
     if len(seeds) > 1 and len(profile.eval_seeds) < len(seeds):
         yield ValueError(
-            f"{setting}: found {len(seeds)} seeds, but {len(profile.eval_seeds)} eval_seeds; "
+            f"{setting}: found {counted(len(seeds), 'seed')}, but {len(profile.eval_seeds)} in "
+            f"eval_seeds; "
             f"allowed: one seed, or as many as there are eval_seeds"
         )
 

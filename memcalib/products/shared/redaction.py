@@ -1451,7 +1451,8 @@ _STATED = re.compile(
         rf"(?P<said>{_either('stated', 'stated_phrases')})"
         rf"|(?P<sign>[:=—–→⇒➔➜]|-(?= ))"
         rf"|\b(?:c['’])?(?:used to be|ha[sd] been|will be|{_either('is')}))"
-        r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora))?\s*:?\s*"
+        r"(?:(?<![a-z])|(?![a-z]))"  # not within a word, such as the `be` of `below`
+        r"(?: (?:now|still|just|be|jetzt|nun|also|maintenant|ahora)\b)?\s*:?\s*"
         rf"(?:[\"'`“”„«](?P<quoted>[^\"'`“”„«»\n]{{3,200}})[\"'`“”„»]|(?P<bare>{_BARE}{{3,}}))"
     ),
     re.I,
@@ -1466,6 +1467,8 @@ _BESIDE = re.compile(
         rf"|in) [\"'`“”„«]?(?P<value_new>(?!(?:something|an?|the|my|one|be)\b){_BARE}{{4,}})"
         rf"|\b{_NAMED}\b[^.:\n]{{0,30}}? (?:auf|in|zu|to) (?P<value_changed>{_LIKE_ONE}) "
         r"(?:ge?änder\w*|gesetzt|gestellt|umgestellt|changed)\b"
+        rf"|\b{_NAMED}\b[^.:\n]{{0,30}}? (?:cambi(?:ó|ad[oa]) (?:a|por)|(?:chang|modifi)ée? en"
+        rf"|(?:измен|смен)[её]н\w* на) [\"'`“”„«]?(?P<value_changed_to>{_LIKE_ONE})"
         # the word behind the value: as my password
         rf"|(?<!\S)[\"'`“”„«(]?(?P<value_before>(?=\S{{8}}|\S*[_!@#$%^&*+=~-])(?:{_LIKE_ONE}))"
         rf"[\"'`”“»)]? (?:{_either('is')}|as|als|como|comme) "
@@ -1696,22 +1699,20 @@ def name_forms(people: Iterable[str | Sequence[str]]) -> Forms:
     return forms
 
 
-def _forms_of_name(name: str) -> set[tuple[str, ...]]:
-    """The whole name, each word of it, and the Latin spellings of a Chinese one."""
+def _forms_of_name(name: str) -> list[tuple[str, ...]]:
+    """The whole name, each word of it, and the Latin spellings of a Chinese one, in this order."""
     from anyascii import anyascii
 
     normal_name = unicodedata.normalize("NFC", name)
     whole = tuple(word.casefold() for word in _TOKEN.findall(normal_name))
-    forms = {whole}
-    for word in whole:
-        forms.add((word,))
+    forms = [whole, *((word,) for word in whole)]
     if len(whole) == 1 and re.search("[\u3400-\u9fff]", name):
         syllables = [syllable.lower() for syllable in re.findall("[A-Z][a-z]*", anyascii(whole[0]))]
         if len(syllables) > 1:
             family = syllables[0]
             given_name = "".join(syllables[1:])
-            forms |= {(family, given_name), (given_name, family), tuple(syllables)}
-    return forms
+            forms += [(family, given_name), (given_name, family), tuple(syllables)]
+    return list(dict.fromkeys(forms))
 
 
 @cache
@@ -1912,7 +1913,7 @@ RULES = (
     RANDOM,
     HANDLE,
 )
-EDITION = "8"  # of the rules; another one when what they find changes
+EDITION = "9"  # of the rules; another one when what they find changes
 NEVER_LOOKED_FOR = (
     "postal addresses",
     "dates of birth",

@@ -152,7 +152,7 @@ def test_from_a_log_to_footprints_levels_and_scores(capsys, server, tmp_path, mo
     assert words[1:5] == ["levels", str(log), "--out", "my levels"]
     fill(tmp_path / "my levels", "CC")
     code, output, errors = run(capsys, *words[1:])
-    assert code == 0 and "2 new decisions of NAME" in output, errors
+    assert code == 0 and "2 new decisions by NAME" in output, errors
 
     levels = ["--levels", "my levels", *judge, *common]
     code, _, errors = run(capsys, "evaluate", "--log", log, "--out", "run", *levels)

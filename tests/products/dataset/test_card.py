@@ -140,7 +140,7 @@ FAILED_CALL = Drop(id="a", stage="review", reason="failed call")
         ),
         (
             {"attrition": attrition_table({"a": "health"}, [("review", [FAILED_CALL])])},
-            "1 rows are missing because a call failed",
+            "1 row is missing because of failed calls",
         ),
     ],
 )

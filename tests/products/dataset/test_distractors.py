@@ -258,7 +258,7 @@ def test_a_repair_names_what_failed_and_takes_that_alone(name, tmp_path):
     assert result.kept[0].atoms == CLUTTERED.atoms
 
 
-def test_mistakes_that_are_never_mended_end_the_row(tmp_path):
+def test_mistakes_that_are_never_repaired_end_the_row(tmp_path):
     change, _ = BAD["no phrase"]
     bad = json.dumps(spoiled(change))
     result, requests = run(DISTRACTORS, PLANNED, lambda *_: bad, tmp_path)
@@ -468,7 +468,7 @@ BAD_RUBRICS = {
 
 
 @pytest.mark.parametrize("name", BAD_RUBRICS)
-def test_planted_mistakes_in_rubrics_are_named_and_mended_alone(name, tmp_path):
+def test_planted_mistakes_in_rubrics_are_named_and_repaired_alone(name, tmp_path):
     sound = sound_reply(RUBRICS, CLUTTERED)
     bad = copy.deepcopy(sound)
     entry = next(entry for entry in bad["rubrics"] if entry["atom_id"] == "p2_a1")

@@ -377,7 +377,7 @@ def test_a_whole_stage_counts_every_row(tmp_path):
 
 
 def test_a_stage_that_keeps_nothing_is_an_error():
-    with pytest.raises(DataError, match="0 of 1 rows accepted"):
+    with pytest.raises(DataError, match="0 of 1 row accepted"):
         d.clean_rows([row(1, "no")])
 
 

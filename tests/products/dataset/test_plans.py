@@ -327,7 +327,7 @@ def test_the_cut_is_the_cheapest_of_all(case):
 
 @pytest.mark.parametrize("sizes", [[1, 2], [1, 1, 1, 1, 1]])
 def test_atoms_that_no_cut_can_place_are_refused(sizes):
-    with pytest.raises(ValueError, match="allowed: blocks into which 4 atoms fit"):
+    with pytest.raises(ValueError, match="allowed: blocks with room for 4 atoms"):
         cut_blocks(draft_of(0, (2, 2)).atoms, sizes)
 
 

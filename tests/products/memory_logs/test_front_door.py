@@ -5,6 +5,7 @@ help, and nothing is lost without a reason.
 import gzip
 import io
 import json
+import struct
 import zipfile
 from contextlib import suppress
 from copy import deepcopy
@@ -449,6 +450,20 @@ def test_gzip_files_of_an_archive_count_together(tmp_path):
     refused = [value for value in found if isinstance(value, Violation)]
     assert len(found) - len(refused) <= 3
     assert {fault.allowed for fault in refused} == {RATIO_ALLOWED} and len(refused) >= 9
+
+
+def test_an_archive_that_lists_a_file_twice_is_refused(tmp_path):
+    """Its rows would be read twice, and a small archive could become any number of rows."""
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("l.jsonl", '{"query": "q", "memories": ["a"], "answer": "x"}\n')
+        start = archive.start_dir
+    packed = path.read_bytes()
+    entry, end = packed[start:-22], packed[-22:]
+    sizes = struct.pack("<HHII", 40, 40, 40 * len(entry), start)
+    path.write_bytes(packed[:start] + 40 * entry + end[:8] + sizes + end[20:])
+    with pytest.raises(DataError, match="'l.jsonl', which the archive lists 40 times"):
+        [*file_values(path)]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".jsonl.gz", ".af"])

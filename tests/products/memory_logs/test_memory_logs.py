@@ -189,7 +189,7 @@ SECRET = "hunter2@example.org"
         ({"query": 7}, "query", "a number"),
         ({"memories": []}, "memories", "none"),
         ({"memories": [7]}, "memory shape", "a number as memory 1"),
-        ({"memories": [" "]}, "memory text", "text of 1 characters in memory 1"),
+        ({"memories": [" "]}, "memory text", "text of 1 character in memory 1"),
         ({"memories": [[SECRET, 1]]}, "memory shape", "a list of 2 as memory 1"),
         ({"memories": [{"fact": [SECRET]}]}, "memory text", "a list of 1 in memory 1"),
         (
@@ -213,7 +213,7 @@ SECRET = "hunter2@example.org"
             "memory shape",
             "an object with note as memory 2",
         ),
-        ({"memories": [{SECRET: 1}]}, "memory shape", "an object with 1 fields as memory 1"),
+        ({"memories": [{SECRET: 1}]}, "memory shape", "an object with 1 field as memory 1"),
         ({"memories": [{"text": ""}]}, "memory text", "text of 0 characters in memory 1"),
         ({"memories": [{"text": [SECRET]}]}, "memory text", "a list of 1 in memory 1"),
         (
@@ -594,7 +594,7 @@ def test_ids_are_joined_with_the_export(tmp_path, form):
         row.memories[0].text == "Moved to Leeds"
         and len(row.memories) == 2
         and loss.rule == "id not in the store"
-        and loss.found == "1 ids that are not in the store"
+        and loss.found == "1 id that is not in the store"
     )
 
 
@@ -1188,7 +1188,7 @@ def test_rows_without_a_word_and_logs_without_a_row(tmp_path):
     )
     result = ml.memory_drafts(log)
     assert [drop.rule for drop in result.dropped] == ["empty memories"]
-    with pytest.raises(DataError, match="0 of 1 rows accepted: 1 by empty memories"):
+    with pytest.raises(DataError, match="0 of 1 row accepted: 1 by empty memories"):
         result.require()
     with pytest.raises(DataError, match="0 of 1 rows"):
         d.plan_calls(result, {})

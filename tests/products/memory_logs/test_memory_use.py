@@ -164,7 +164,7 @@ def test_a_log_that_says_what_entered_is_not_told_that_it_does_not(capsys, tmp_p
     def as_they_should_be(example, response):
         return judgment_for(example, example.levels, judge="kind")
 
-    says_not = "does not say which memories were found"
+    says_not = "does not say which retrieved memories were left out"
     for says_so in (True, False):
         rows = practice_log(12)
         for row in rows:
@@ -225,7 +225,7 @@ def test_precision_and_recall_by_hand():
     assert percent["recall, over-used"] == 0
     assert percent["marked, under-used without a trace"] == 100
     silent = answer.model_copy(update={"response": "Nothing marked."})
-    with pytest.raises(ValueError, match="found no mark in 1 answers; allowed"):
+    with pytest.raises(ValueError, match="found no mark in 1 answer; allowed"):
         audit_citations(judgments, examples.values(), [silent])
 
 

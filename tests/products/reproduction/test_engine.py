@@ -167,7 +167,7 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path):
         tmp_path,
         [shell("a", "true", missing=("data.test: x does not exist",)), shell("b", "true")],
     )
-    with pytest.raises(ForeseenError, match=r"1 things are missing(.|\n)*data.test: x"):
+    with pytest.raises(ForeseenError, match=r"1 thing is missing(.|\n)*data.test: x"):
         run_jobs(jobs, say=quiet)
     assert not (tmp_path / "b").exists()
 

@@ -367,13 +367,13 @@ def test_mistakes_are_named_before_anything_runs(checkout, in_process, names, se
 def test_parameters_must_be_plain_values_in_one_cell(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"e09_x\.ipynb: the cell with the tag parameters contains more than plain "
+        match=r"e09_x\.ipynb: the cell tagged `parameters` contains more than plain "
         r"values",
     ):
         notebook_parameters(notebook(tmp_path / "e09_x.ipynb", "a = max(1, 2)"))
     bare = notebook(tmp_path / "e08_x.ipynb", "a = 1")
     bare.write_text(bare.read_text().replace('"parameters"', '"other"'))
-    with pytest.raises(ValueError, match="found 0 cells with the tag parameters"):
+    with pytest.raises(ValueError, match="found 0 cells tagged `parameters`"):
         notebook_parameters(bare)
 
 

@@ -25,7 +25,7 @@ import pytest
 from memcalib.inference.endpoint import Endpoint
 from memcalib.products.dataset.consent import plan_calls, terms_card
 from memcalib.products.dataset.memory_drafts import memory_drafts
-from memcalib.products.shared.redaction import RULES, Redactor, load_redactor, name_rule
+from memcalib.products.shared.redaction import RULES, Redactor, load_redactor, name_forms, name_rule
 
 PEOPLE = [
     *(
@@ -314,6 +314,12 @@ TABLE = "| user | password |\n|---|---|\n| mara | {} |\n| jon | {} |\nThe end | 
         ("The safe opens with 31-07-22", "The safe opens with [key 1]"),
         ("call me on five five five zero one double four", "call me on [phone 1]"),
         ("DB_PASSWORD: !!str ermine_coal9", "DB_PASSWORD: [key 2] [key 1]"),
+        ("enter your password below", "enter your password below"),
+        ("the password will be heron_51", "the password will be [key 1]"),
+        ("la contraseña del wifi se cambió a Ballena_12",
+         "la contraseña del wifi se cambió a [key 1]"),
+        ("le mot de passe a été changé en Heron_51", "le mot de passe a été changé en [key 1]"),
+        ("пароль изменён на Цапля51", "пароль изменён на [key 1]"),
     ],
 )  # fmt: skip
 def test_kinds_that_attackers_had_found_left(text, expected):
@@ -354,6 +360,9 @@ def test_kinds_that_attackers_had_found_left(text, expected):
         "Login: see page 12 / 13 of the manual",
         "ConvertTo-SecureString '$secret' is a cmdlet",
         "echo hello | grep sudo",
+        "la contraseña se cambió a tiempo en 2024",
+        "le mot de passe a été changé en urgence",
+        "пароль изменён на сервере",
     ],
 )
 def test_what_looks_like_the_kinds_of_the_third_attack_and_is_none(text):
@@ -499,6 +508,19 @@ def test_strings_drawn_at_random_are_told_from_names_in_programs():
         len(names) > 1000
         and [name for name in names if Redactor().row([name]).texts != [name]] == []
     )
+
+
+def test_the_forms_of_a_name_have_an_order():
+    """Their order would change from process to process in a set."""
+    assert [*name_forms(["Anna Berg", "王小明"])] == [
+        ("anna", "berg"),
+        ("anna",),
+        ("berg",),
+        ("王小明",),
+        ("wang", "xiaoming"),
+        ("xiaoming", "wang"),
+        ("wang", "xiao", "ming"),
+    ]
 
 
 def test_forms_of_one_name_have_one_placeholder():

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ....io.records import write_jsonl
+from ....io.records import counted, write_jsonl
 from memcalib.products.micro.practice.models import (
     JUDGES,
     MODELS,
@@ -944,7 +944,7 @@ def serve(
     if server.roles:
         models += f"; others: {', '.join(server.roles)}"
     try:
-        print(f"{len(records)} examples at {server.base_url}  (Ctrl-C stops)")
+        print(f"{counted(len(records), 'example')} at {server.base_url}  (Ctrl-C stops)")
         print(models)
         if log is not None:
             print(f"Log of an invented assistant: {log}")
