@@ -448,7 +448,7 @@ def with_wrong_actions(inputs):
     ],
 )
 @pytest.mark.parametrize("turns", [1, 2, 3])
-def test_a_mistake_is_mended_within_two_repairs_or_costs_the_row(
+def test_a_mistake_is_repaired_within_two_repairs_or_costs_the_row(
     tmp_path, task, spoil, rule, turns
 ):
     def answer(messages, _):

@@ -133,8 +133,8 @@ def test_a_reading_of_an_answer_that_was_changed_since_does_not_count(tmp_path):
     pairs = [pair()]
     key, files = written(tmp_path, pairs, RIGHT, hashed=True)
     assert read(pairs, key, files).changed == 0
-    mended = [pair(response="Mended: Tram 4 goes there. No app is needed.")]
-    said = read(mended, key, files)
+    corrected = [pair(response="Corrected: Tram 4 goes there. No app is needed.")]
+    said = read(corrected, key, files)
     assert said.changed == 2 and not said.readings
 
 

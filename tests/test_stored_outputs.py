@@ -69,6 +69,15 @@ def test_moments_are_no_difference_and_figures_are():
     assert [*differing_cells([one], [changed])] == [0]
 
 
+def test_a_table_in_markdown_is_compared_by_its_text():
+    def table(text: str):
+        data = {"text/markdown": text, "text/plain": "<IPython.core.display.Markdown object>"}
+        return new_code_cell("", outputs=[new_output("execute_result", data=data)])
+
+    assert [*differing_cells([table("| a |")], [table("| b |")])] == [0]
+    assert not differing_cells([table("| a |")], [table("| a |")])
+
+
 def test_progress_and_warnings_are_not_compared():
     bar = new_output("stream", name="stderr", text="50 %")
     with_bar = new_code_cell("", outputs=[bar, *shown("1")])

@@ -2,7 +2,7 @@
 upgrade that changes any of it fails here, by name, and says what to look at.
 
 Each entry has the parameters as they are today and who uses it. Where a release of TRL changes one:
-read the member, mend the user, write the new parameters down here.
+read the member, adapt the user, write the new parameters down here.
 """
 
 import inspect

@@ -69,11 +69,12 @@ def executed_cells(page: Path) -> list[dict]:
 
 
 def comparable_text(cell: dict) -> str:
-    """What a code cell shows, as text: of a table the HTML, of a PNG its bytes."""
+    """What a code cell shows, as text: of a PNG its bytes, of a table the HTML or Markdown."""
     parts = []
     for output in kept_outputs(cell):
         data = output.get("data", {})
-        shown = data.get("image/png") or data.get("text/html") or data.get("text/plain")
+        kinds = ("image/png", "text/html", "text/markdown", "text/plain")
+        shown = next((data[kind] for kind in kinds if data.get(kind)), "")
         parts.append("".join(shown or output.get("text", "")))
     text = "\n".join(parts)
     for pattern, replacement in OF_THE_MOMENT:

@@ -145,7 +145,8 @@ REASONS = {
     "scoring": "log-probabilities without the atoms were not finite",
     "weak": "no token's signal passed the absolute threshold, or there is no quote",
     "empty": "no token's signal passed the channel's threshold",
-    "closed": "advantage or eta is 0, or reward and advantage have different signs",
+    "closed": "advantage or eta is 0, or the rule does not open the pair, as where reward and "
+    "advantage differ in sign",
 }
 
 

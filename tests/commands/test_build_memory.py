@@ -303,7 +303,7 @@ def test_a_log_that_gives_no_row(capsys, tmp_path, server, content, message):
     assert server.stats()["requests"] == 0
     log.write_text(nuts(consent=True))
     code, out, err = run(capsys, *arguments, "--preview")
-    assert code == 0 and "rows: 1" in out, "the same folder takes the mended log"
+    assert code == 0 and "rows: 1" in out, "the same folder takes the corrected log"
 
 
 def test_consent_rules_and_domain_from_the_command_line(capsys, tmp_path, server):

@@ -98,7 +98,7 @@ def good(messages: list[dict], requests_so_far: int = 0) -> str:
 
 def fallible(messages: list[dict], requests_so_far: int = 0) -> str:
     """A builder whose mistakes depend on the conversation alone:
-    mended at once, mended late, never mended, or a verdict.
+    repaired at once, repaired late, never repaired, or a verdict.
     """
     request = json.loads(messages[1]["content"])
     turn = len(messages) // 2 - 1

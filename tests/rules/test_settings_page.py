@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memcalib.products.reproduction import provenance as home
-from memcalib.products.reproduction.provenance import (
-    credit_settings_table,
-    provenance,
-    setting_readers,
-)
-from memcalib.rules.base import CreditSettings
+from memcalib.rules import settings_table
+from memcalib.rules.base import CreditSettings, setting
+from memcalib.rules.settings_table import credit_settings_table, setting_readers
 
 
 def rows() -> dict[str, list[str]]:
@@ -56,21 +52,24 @@ def test_every_setting_of_credit_is_tried_in_a_test_of_what_it_does():
     for name, functions in readers.items():
         tried = any(re.search(rf"\b{name}\b", text) for text in texts)
         assert tried, (
-            f"{name}: found no test that names it; test what it does beside the tests of "
-            f"{', '.join(functions)}: tests/test_redistribution.py for place_pairs, "
-            f"tests/test_localization.py for the weights of a rule, "
-            f"tests/credit/test_assignment.py for thresholds and scales"
+            f"{name}: found no test that names it; test what it does beside the tests of the "
+            f"functions that read it ({', '.join(functions) or 'none yet'}): "
+            f"tests/test_redistribution.py for place_pairs, tests/test_localization.py for the "
+            f"weights of a rule and for thresholds, tests/credit/test_assignment.py for scales"
         )
 
 
 def test_a_setting_that_nothing_reads_or_nobody_needs_is_refused(monkeypatch):
-    found = provenance()
-    cap = next(row for row in found if row.setting == "cap")
-    unread = cap._replace(setting="cap_of_nothing")
-    monkeypatch.setattr(home, "provenance", lambda: (unread,))
+    class Unread(CreditSettings):
+        cap_of_nothing: int = setting(1, "nobody", why="a test")
+
+    monkeypatch.setattr(settings_table, "CreditSettings", Unread)
     with pytest.raises(ValueError, match="cap_of_nothing: found no function.*nbs/rules"):
         credit_settings_table()
-    unneeded = cap._replace(said=cap.said.model_copy(update={"need": ""}))
-    monkeypatch.setattr(home, "provenance", lambda: (unneeded,))
-    with pytest.raises(ValueError, match="cap: found no explanation of who needs it; in nbs/rules"):
+
+    class Unneeded(CreditSettings):
+        invented_setting: int = 1
+
+    monkeypatch.setattr(settings_table, "CreditSettings", Unneeded)
+    with pytest.raises(ValueError, match="invented_setting: found no words.*in nbs/rules"):
         credit_settings_table()

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['Origin', 'Said', 'Provenance', 'default_training', 'own_settings', 'provenance', 'read_provenance',
-           'provenance_table', 'setting_readers', 'credit_settings_table', 'Claim', 'false_claims']
+           'provenance_table', 'Claim', 'false_claims']
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c480004
-import ast
 import dataclasses
 import inspect
 import re
@@ -258,72 +257,6 @@ def _short(value: object, most: int = 60) -> str:
     """The value in at most so many characters."""
     text = str(_plain(value))
     return text if len(text) <= most else text[: most - 1] + "…"
-
-# %% ../../../nbs/products/reproduction/22_provenance.ipynb #4e8d1a02
-_METHOD = ("rules", "localization", "redistribution", "credit")  # in the order of their pages
-
-
-def _method_modules() -> Iterator[tuple[str, ast.Module]]:
-    """Name and syntax tree of each module of the method."""
-    package = package_data()
-    for room in _METHOD:
-        files = sorted((package / room).glob("[!_]*.py")) or [package / f"{room}.py"]
-        for file in files:
-            name = ".".join(file.relative_to(package).with_suffix("").parts)
-            yield name, ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _settings_read(definition: ast.FunctionDef | ast.ClassDef) -> set[str]:
-    """The attributes of settings that a function or class reads, such as `batch.config.cap`."""
-    owners = {"config", "batch.config", "self.config"}
-    if definition.name == "CreditConfig":
-        owners = {"self"}
-    attributes = [node for node in ast.walk(definition) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in attributes if ast.unparse(node.value) in owners}
-
-
-def setting_readers(names: Iterable[str]) -> dict[str, list[str]]:
-    """The functions and classes of the method that read each of these settings of credit, as
-    `module.name`."""
-    readers: dict[str, list[str]] = {name: [] for name in names}
-    for module, tree in _method_modules():
-        for definition in tree.body:
-            if not isinstance(definition, ast.FunctionDef | ast.ClassDef):
-                continue
-            for name in _settings_read(definition) & readers.keys():
-                readers[name].append(f"{module}.{definition.name}")
-    return readers
-
-
-def credit_settings_table() -> str:
-    """The settings of credit as a table in Markdown: default, section of the paper, who needs it,
-    who reads it.
-
-    Raises `ValueError` naming a setting that no function of the method reads, and one of which
-    nothing says who needs it.
-    """
-    rows = [row for row in provenance() if row.holder == _CREDIT_SETTINGS]
-    readers = setting_readers(row.setting for row in rows)
-    lines = ["| setting | default | paper | who needs it | read by |", "|---|---|---|---|---|"]
-    for row in rows:
-        name = row.setting
-        if not row.said.need:
-            raise ValueError(
-                f"{name}: found no explanation of who needs it; in nbs/rules/01_base.ipynb, write "
-                f"one as the second argument of `setting`"
-            )
-        if not readers[name]:
-            raise ValueError(
-                f"{name}: found no function of the method that reads config.{name}; use it in "
-                f"`weights` of a rule (nbs/rules) or in chapter 5 if it decides which words get "
-                f"credit, in `place_pairs` (nbs/06_redistribution.ipynb) if it decides which "
-                f"pairs are moved or by how much, in nbs/credit/08_assignment.ipynb if it is "
-                f"about thresholds or scales, or remove it from nbs/rules/01_base.ipynb"
-            )
-        read_by = ", ".join(f"`{reader}`" for reader in readers[name])
-        cells = (f"`{name}`", f"{row.value}", row.said.where, row.said.need, read_by)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 # %% ../../../nbs/products/reproduction/22_provenance.ipynb #9c480012
 class Claim(NamedTuple):

@@ -1,4 +1,4 @@
-"""Between pilots settings are mended, and no row is read twice; freezing is taken back;
+"""Between pilots settings are changed, and no row is read twice; freezing is taken back;
 a build goes to a hub.
 """
 
@@ -156,10 +156,10 @@ def log_text(home) -> str:
     return (home / "b" / "pilots" / "log.md").read_text()
 
 
-# mending
+# changing settings
 
 
-def test_a_mended_prompt_and_threshold_make_a_fresh_batch_in_the_same_folder(home):
+def test_a_changed_prompt_and_threshold_make_a_fresh_batch_in_the_same_folder(home):
     first = stub_run(home)
     first.pilot(5)
     assert "40.0 %" in review(first, 3)
@@ -338,7 +338,7 @@ def test_losses_of_reading_name_file_line_and_setting(home):
     assert "not accepted: 2 source rows" in text
 
 
-def test_a_mended_file_is_read_again_until_a_full_build_begins(home):
+def test_a_changed_file_is_read_again_until_a_full_build_begins(home):
     run = stub_run(home)
     assert len(run.pool().kept) == 40
     write_table(home, range(30))
@@ -425,17 +425,17 @@ def test_a_batch_that_fails_after_freezing_takes_it_back(home, by):
         stub_run(home).freeze()
 
 
-def test_after_a_withdrawal_a_mended_pipeline_starts_over_in_the_folder(home):
+def test_after_a_withdrawal_a_changed_pipeline_starts_over_in_the_folder(home):
     run = frozen_run(home)
     run.run()
     review(run, 3, reviewer="a second reader")
     write_yaml(home, near={"threshold": 0.9})
-    mended = stub_run(home)
-    mended.pilot(5)
-    review(mended)
-    mended.freeze()
+    changed = stub_run(home)
+    changed.pilot(5)
+    review(changed)
+    changed.freeze()
     before = (home / "b" / "examples.jsonl").read_bytes()
-    mended.run()
+    changed.run()
     assert (home / "b" / "withdrawn-batch-01" / "examples.jsonl").read_bytes() == before
     card = (home / "b" / "README.md").read_text()
     assert "after pilot batch 2, in which 5 of 5 rows passed" in card

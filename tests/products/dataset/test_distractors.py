@@ -1,4 +1,4 @@
-"""Distractors and rubrics: each rule caught on planted mistakes, mended item by item,
+"""Distractors and rubrics: each rule caught on planted mistakes, repaired item by item,
 and silent on sound replies.
 """
 
@@ -232,7 +232,7 @@ def test_planted_mistakes_in_distractors_are_named(name):
     assert item_rules(faults) == expected
 
 
-def mended(failed):
+def repaired_reply(failed):
     """A reply to a repair: what failed, and where only named items are asked for,
     one that nobody asked for.
     """
@@ -249,7 +249,7 @@ def mended(failed):
 def test_a_repair_names_what_failed_and_takes_that_alone(name, tmp_path):
     change, expected = BAD[name]
     failed = {item for item, _ in expected}
-    answer = scripted(DISTRACTORS, PLANNED, spoiled(change), mended(failed))
+    answer = scripted(DISTRACTORS, PLANNED, spoiled(change), repaired_reply(failed))
     result, requests = run(DISTRACTORS, PLANNED, answer, tmp_path)
     repair = last_request(requests[1])
     assert result.calls == 2
@@ -258,7 +258,7 @@ def test_a_repair_names_what_failed_and_takes_that_alone(name, tmp_path):
     assert result.kept[0].atoms == CLUTTERED.atoms
 
 
-def test_mistakes_that_are_never_mended_end_the_row(tmp_path):
+def test_mistakes_that_are_never_repaired_end_the_row(tmp_path):
     change, _ = BAD["no phrase"]
     bad = json.dumps(spoiled(change))
     result, requests = run(DISTRACTORS, PLANNED, lambda *_: bad, tmp_path)
@@ -468,7 +468,7 @@ BAD_RUBRICS = {
 
 
 @pytest.mark.parametrize("name", BAD_RUBRICS)
-def test_planted_mistakes_in_rubrics_are_named_and_mended_alone(name, tmp_path):
+def test_planted_mistakes_in_rubrics_are_named_and_repaired_alone(name, tmp_path):
     sound = sound_reply(RUBRICS, CLUTTERED)
     bad = copy.deepcopy(sound)
     entry = next(entry for entry in bad["rubrics"] if entry["atom_id"] == "p2_a1")

@@ -488,10 +488,10 @@ def test_a_missing_review_is_neither_approval_nor_objection(tmp_path):
     assert (drops[b].reason, drops[b].retry) == ("invalid reply", False)
     assert result.opinions["review-1"][a].approved is None
     assert result.opinions["review-2"][a] == Opinion(True)
-    mended = Scripted(approve, "one")
+    recovered = Scripted(approve, "one")
     unasked = Scripted(approve, "two")
-    again = review(DRAFTS[:3], mended, unasked, tmp_path)
-    assert mended.asked_rows == [a] and unasked.asked_rows == []
+    again = review(DRAFTS[:3], recovered, unasked, tmp_path)
+    assert recovered.asked_rows == [a] and unasked.asked_rows == []
     assert [draft.id for draft in again.accepted] == [a, c]
 
 

@@ -412,7 +412,7 @@ def test_a_builder_that_is_always_invalid_stops_the_stage(tmp_path):
             assert fact in str(error)
         assert len(list(read_drops(error.path))) == 20
         calls = len(server.requests)
-        server.answer = good  # mended, and the cache must not bring its old replies back
+        server.answer = good  # again, and the cache must not bring its old replies back
         result = run(SCREENING, rows(100), client, tmp_path)
         assert len(result.kept) == result.done == 100
         assert result.remembered == 0

@@ -111,7 +111,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("rule", BAD)
-def test_planted_mistakes_in_paragraphs_are_named_and_mended_alone(rule, tmp_path):
+def test_planted_mistakes_in_paragraphs_are_named_and_repaired_alone(rule, tmp_path):
     bad = spoiled(BAD[rule])
     sound = sound_reply(NATURALIZATION, COMPOSED)
     faults = NATURALIZATION.check(COMPOSED, NaturalReply.model_validate(bad))

@@ -101,7 +101,7 @@ class MistakeRates(BaseModel):
     """How often a builder or reviewer makes each mistake."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    mended: float = _rate(0.8)
+    repaired: float = _rate(0.8)
     # any task: the reply is not JSON
     invalid_json: float = _rate(0.03)
     # distractors, rubrics, naturalization, review: one entry is left out
@@ -153,9 +153,10 @@ class MistakeRates(BaseModel):
 
     @classmethod
     def only(cls, **rates: float) -> "MistakeRates":
-        """Only these rates; what a repair names is always fixed unless `mended` says otherwise."""
+        """Only these rates. What a repair names is always fixed, unless `repaired` says
+        otherwise."""
         every_rate = dict.fromkeys(cls.model_fields, 0.0)
-        every_rate["mended"] = 1.0
+        every_rate["repaired"] = 1.0
         every_rate.update(rates)
         return cls(**every_rate)
 
@@ -781,12 +782,12 @@ class SimulatedModel:
         if not self._draws("invalid_json", conversation):
             return text
         self.mistakes["invalid_json"].add(conversation.key)
-        if self._is_mended("invalid_json", frozenset({""}), conversation):
+        if self._is_repaired("invalid_json", frozenset({""}), conversation):
             return text
         return text[: -1 - len(text) // 3]
 
     def _reply(self, task: BuildTask, conversation: SeenConversation) -> Json:
-        """The good reply with the mistakes that are made and not mended."""
+        """The good reply with the mistakes that are made and not repaired."""
         payload = conversation.payload
         good_reply = task.make(payload)
         reply = good_reply
@@ -797,7 +798,7 @@ class SimulatedModel:
             if alone is None:
                 continue
             self.mistakes[name].add(conversation.key)
-            if self._is_mended(name, alone.item_ids, conversation):
+            if self._is_repaired(name, alone.item_ids, conversation):
                 continue
             on_top = mistake(reply, payload, self._rng(name, conversation.key))
             if on_top is not None:
@@ -814,14 +815,15 @@ class SimulatedModel:
         chance = self._rng("whether", mistake, conversation.key).random()
         return chance < getattr(self.rates, mistake)
 
-    def _is_mended(
+    def _is_repaired(
         self, mistake: str, item_ids: frozenset[str], conversation: SeenConversation
     ) -> bool:
-        """Whether one of the repairs that named one of these items has mended the mistake."""
+        """Whether one of the repairs that named one of these items has repaired the mistake."""
         for i, named_ids in enumerate(conversation.repairs):
             if _is_named(item_ids, named_ids):
+                # the old word "mended" seeds the draw: a new one would change stored builds
                 chance = self._rng("mended", mistake, conversation.key, str(i)).random()
-                if chance < self.rates.mended:
+                if chance < self.rates.repaired:
                     return True
         return False
 
@@ -838,14 +840,14 @@ def _is_named(item_ids: frozenset[str], named_ids: frozenset[str]) -> bool:
 BUILDERS: dict[str, MistakeRates] = {
     "micro-builder": MistakeRates(),
     "micro-builder-exact": MistakeRates.only(),
-    "micro-builder-broken": MistakeRates.only(invalid_json=1.0, mended=0.0),
+    "micro-builder-broken": MistakeRates.only(invalid_json=1.0, repaired=0.0),
 }
 REVIEWERS: dict[str, MistakeRates] = {
     "micro-reviewer": MistakeRates.only(
-        missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, mended=0.8
+        missed_flaw=0.1, false_alarm=0.02, invalid_json=0.02, missing_item=0.02, repaired=0.8
     ),
     "micro-reviewer-2": MistakeRates.only(
-        missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, mended=0.8
+        missed_flaw=0.15, false_alarm=0.03, invalid_json=0.02, missing_item=0.02, repaired=0.8
     ),
     "micro-reviewer-exact": MistakeRates.only(),
     "micro-reviewer-never": MistakeRates.only(false_alarm=1.0),

@@ -1,5 +1,5 @@
 """Builders and reviewers of the micro-world: wrong as often as stated, the same every time,
-and mended when they are told.
+and repaired when they are told.
 """
 
 import asyncio
@@ -250,7 +250,7 @@ def rubric_turns(count=6):
     return user_turn({"task": "rubrics", "query": "Plan a dinner for family.", "atoms": atoms})
 
 
-def test_what_is_named_is_mended_and_what_is_not_stays():
+def test_what_is_named_is_repaired_and_what_is_not_stays():
     model = always("swapped_rubrics")
 
     def rubrics(*later_turns):
@@ -268,7 +268,7 @@ def test_what_is_named_is_mended_and_what_is_not_stays():
     assert rubrics(*repair(swapped[1]), *repair(others[0])) == sound
 
 
-def test_broken_json_is_mended_when_the_whole_is_named():
+def test_broken_json_is_repaired_when_the_whole_is_named():
     model = always("invalid_json")
     with pytest.raises(ValueError):
         json.loads(model(rubric_turns()))
@@ -277,20 +277,20 @@ def test_broken_json_is_mended_when_the_whole_is_named():
     assert json.loads(model(rubric_turns() + repair("")))["rubrics"]
 
 
-def test_mending_has_its_probability():
-    model = SimulatedModel("p", MistakeRates.only(invalid_json=1.0, mended=0.7))
-    mended = 0
+def test_a_repair_has_its_probability():
+    model = SimulatedModel("p", MistakeRates.only(invalid_json=1.0, repaired=0.7))
+    repaired = 0
     total = 600
     for i in range(total):
         turns = user_turn({"task": "naturalization", "blocks": [], "n": i})
         text = model(turns + repair(""))
         try:
             json.loads(text)
-            mended += 1
+            repaired += 1
         except ValueError:
             assert text == model(turns)
     low, high = bounds(total, 0.7)
-    assert low <= mended <= high
+    assert low <= repaired <= high
 
 
 @settings(max_examples=30)
@@ -423,7 +423,7 @@ def test_what_has_to_be_avoided_may_not_be_left_out(exact):
         assert review["safety"]["ok"] == (not harmful)
 
 
-def test_a_review_that_lacks_an_item_is_mended_by_that_item(exact):
+def test_a_review_that_lacks_an_item_is_repaired_by_that_item(exact):
     stage = review_stage("review-1")
     draft = exact.finished[0]
     model = reviewer("p", MistakeRates.only(missing_item=1.0))

@@ -120,10 +120,10 @@ def test_content_fault_of_the_judge_falls_once_and_never_on_a_repair(name):
         {"role": "user", "content": "Two ids are missing."},
     ]
     with MicroServer(EXAMPLES, faults=Faults(**{name: 1.0})) as server:
-        spoiled, again, mended = talk(server, ask_judge(), ask_judge(), ask_judge(turns=repair))
+        spoiled, again, repaired = talk(server, ask_judge(), ask_judge(), ask_judge(turns=repair))
         stats = server.stats()
     assert stats["faults"] == {name: 1} and stats["answered"] == 2 and stats["asked_again"] == []
-    assert content(again) == content(mended) != content(spoiled)
+    assert content(again) == content(repaired) != content(spoiled)
     finish = spoiled[2]["choices"][0]["finish_reason"]
     assert finish == ("length" if name == "length" else "stop")
     if name in ("truncated_json", "fences", "empty", "length"):
