@@ -523,7 +523,10 @@ def _take_long_headers(http_client: "openai.DefaultAioHttpClient") -> None:
             keepalive_timeout=limits.keepalive_expiry,
         )
         return aiohttp.ClientSession(
-            connector=connector, max_line_size=LONGEST_HEADER, max_field_size=LONGEST_HEADER
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),  # a request has no cookies of earlier replies
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
         )
 
     transport.client = make_session

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from types import UnionType
@@ -390,8 +391,9 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
     if not may_import(path):
         raise code_refused(path)
     ours = path.startswith("memcalib.")
-    if not ours and os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    if not ours and not _is_installed(module.partition(".")[0]):
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())
     try:
         imported = resolve_name(path)
     except Exception as error:  # noqa: BLE001 (whatever a module of one's own raises)
@@ -407,6 +409,15 @@ def import_object(path: str, kind: type | UnionType = object) -> Any:
         value = f"{short_repr(path)}, which is of type {type(imported).__name__}"
         raise SettingError("", f"allowed: {PATH}, a {kind_name}", value)
     return imported
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package is found without the working folder, in which other packages would find
+    what they look for and need not have."""
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # such as __main__
+        return True
 
 
 def need_method(path: str, imported: Any, method: str) -> Any:

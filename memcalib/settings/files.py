@@ -554,7 +554,9 @@ def _names_prompt(names: Sequence[str]) -> bool:
 def _prompts_beside(name: str) -> frozenset[str]:
     """The shipped prompts of the kind to which the one of this name belongs."""
     found = package_data().glob(f"**/*prompts/{name}.md")
-    return frozenset(other.stem for path in found for other in path.parent.glob("*.md"))
+    # the prompt of another kind lies beside those of demonstrations
+    kind = "demonstration-*.md" if name.startswith("demonstration-") else "*.md"
+    return frozenset(other.stem for path in found for other in path.parent.glob(kind))
 
 
 def address_text(settings: object) -> str:

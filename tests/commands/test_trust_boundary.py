@@ -14,7 +14,8 @@ from command_line import run
 
 from memcalib.settings import files as settings_files
 from memcalib.commands.evaluate import load_evaluation
-from memcalib.settings.files import allowing_hosts, with_settings
+from memcalib.settings.files import allowing_hosts, prompt_files_in, with_settings
+from memcalib.trainer.demonstrations import DemonstrationConfig, load_demonstration_prompt
 from memcalib.products.dataset.sources import _hub_lines, folder_files, load_sources
 from memcalib.products.memory_logs.files import folder_logs
 from memcalib.products.memory_logs.notes import note_files
@@ -146,6 +147,19 @@ def test_a_judge_of_this_package_opens_no_way_to_the_folder(folder):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert not (folder / "ran").exists()
+
+
+def test_a_judge_that_is_installed_elsewhere_does_not_open_the_folder(folder, monkeypatch):
+    """Packages look for modules that need not be installed, and would find them in the folder."""
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "installed52.py").write_text("judge = print\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(folder))])
+    monkeypatch.syspath_prepend(str(elsewhere))
+    assert import_object("installed52:judge") is print
+    assert str(folder) not in sys.path
+    assert import_object("spy34:judge").__module__ == "spy34"
+    assert str(folder) in sys.path, "a module of the folder is found"
 
 
 def test_what_one_has_read_may_be_imported_in_a_preview(capsys, folder, monkeypatch):
@@ -491,6 +505,10 @@ def test_a_prompt_file_that_is_named_like_a_shipped_prompt_of_another_kind_is_na
         code, output, errors = run(capsys, *words)
         assert code == 0, errors
         assert f"# {setting}: the text of {name} would be read and sent to a model" in output
+    (folder / "teacher-1").write_text("the words of a secret file")
+    demonstrations = DemonstrationConfig(prompt="teacher-1")
+    assert [*prompt_files_in(demonstrations)] == [("prompt", "teacher-1")]
+    assert load_demonstration_prompt("teacher-1") == "the words of a secret file"
     (folder / "footprint-1").write_text("is not read")
     _, output, _ = run(capsys, "evaluate", "--config", "theirs.yaml", "--dry-run")
     assert "would be read" not in output

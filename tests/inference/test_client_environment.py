@@ -130,6 +130,14 @@ def test_a_request_has_these_headers_and_no_others(full_environment):
     assert headers["Host"] == f"127.0.0.1:{server.port}"
 
 
+def test_a_cookie_of_a_server_is_not_sent_back(full_environment):
+    cookie = {"Set-Cookie": "session=tracker123; Path=/", "Location": "/v1/chat/completions"}
+    with FaultyServer((307, "", cookie)) as server:
+        ask(server.url.replace("127.0.0.1", "localhost"))
+        assert len(server.headers) == 2
+        assert all("Cookie" not in headers for headers in server.headers)
+
+
 LOOPBACK = ["127.0.0.1", "localhost", "127.8.8.8", "[::1]", "model.localhost"]
 
 

@@ -1023,8 +1023,9 @@ SAID_PHONE = only_with(
             pattern_rule(
                 "verb",
                 (
-                    rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back))?(?: (?:at|on"
-                    rf"|under))? (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
+                    rf"\b{_either('phone_verbs')}(?: (?:me|us|her|him|them|back|mich|uns))?"
+                    rf"(?: (?:at|on|under|unter|al|au))?"
+                    rf" (?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{5,20}}\d)(?!\w)"
                 ),
                 flags=re.I,
             ),

@@ -320,6 +320,8 @@ TABLE = "| user | password |\n|---|---|\n| mara | {} |\n| jon | {} |\nThe end | 
          "la contraseña del wifi se cambió a [key 1]"),
         ("le mot de passe a été changé en Heron_51", "le mot de passe a été changé en [key 1]"),
         ("пароль изменён на Цапля51", "пароль изменён на [key 1]"),
+        ("llámame al 612 34 57 81", "llámame al [phone 1]"),
+        ("Ruf mich unter 3044827719 an", "Ruf mich unter [phone 1] an"),
     ],
 )  # fmt: skip
 def test_kinds_that_attackers_had_found_left(text, expected):
@@ -363,6 +365,7 @@ def test_kinds_that_attackers_had_found_left(text, expected):
         "la contraseña se cambió a tiempo en 2024",
         "le mot de passe a été changé en urgence",
         "пароль изменён на сервере",
+        "Es ruft 2019 bis 2023 niemand an",
     ],
 )
 def test_what_looks_like_the_kinds_of_the_third_attack_and_is_none(text):
