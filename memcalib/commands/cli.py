@@ -1795,15 +1795,12 @@ def gate(
         raise typer.Exit(3)
 
 # %% ../../nbs/commands/09_cli.ipynb #cbd1c6e3
-def _say_changed(folder: Path, *names: str) -> None:
-    """Say on standard error which files of rows of a folder (all, or these) are no longer those of
-    its run.
-    """
+def _say_changed(folder: Path) -> None:
+    """Say on standard error which files of rows of a folder are no longer those of its run."""
     from memcalib.report.run_data import changed_files, changed_line, read_json_object
 
     for name in changed_files(folder, read_json_object(folder / "manifest.json")):
-        if not names or name in names:
-            print(f"{folder}: {changed_line(name)}", file=sys.stderr)
+        print(f"{folder}: {changed_line(name)}", file=sys.stderr)
 
 
 @app.command()
@@ -2046,7 +2043,7 @@ def score(
     other_rows = rows_of_another_kind(judgments)
     if other_rows:
         raise ValueError(other_rows)
-    _say_changed(Path(judgments).parent, Path(judgments).name)
+    _say_changed(Path(judgments).parent)
     slices = by.split(",") if by else []
     text = score_text(judgments, by=slices, as_json=as_json, labels=labels)
     if not as_json:

@@ -899,7 +899,7 @@ class EvaluationRun:
             notes = self._log_notes()
             seeds = [0]
         self.run_folder.write_manifest(
-            ("examples.jsonl", _ROLLOUTS.name, JUDGMENTS["judge"]),
+            ("examples.jsonl", _ROLLOUTS.name, *JUDGMENTS.values()),
             seeds,
             judge,
             notes=[*notes, *self._version_notes()],

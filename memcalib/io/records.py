@@ -461,6 +461,7 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
         else:
             hub_id, _, revision = name.partition("@")
             dataset = load_dataset(hub_id, split=split, streaming=True, revision=revision or None)
+            dataset = dataset.decode(False)  # which opens the file or address that a row names
         for number, row in enumerate(dataset, 1):
             yield number, without_nulls(row)
     except (OSError, ValueError, KeyError, TypeError) as error:

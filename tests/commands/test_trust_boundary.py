@@ -369,6 +369,12 @@ def test_a_row_names_no_file_that_is_opened(folder, monkeypatch):
     for place in ("saved", "rows"):
         [(_, row)] = iter_rows(folder / place)
         assert row["a"] == "x" and row["picture"]["path"].endswith("data.jsonl"), row
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: data.to_iterable_dataset())
+    [(_, row)] = iter_rows("owner/name")
+    assert row["a"] == "x" and row["picture"]["path"].endswith("data.jsonl"), row
+    source = next(iter(load_sources().values())).model_copy(update={"hub": "own/set"})
+    [(_, row)] = _hub_lines(source)
+    assert row["a"] == "x" and row["picture"]["path"].endswith("data.jsonl"), row
 
 
 def test_a_name_on_a_hub_is_no_folder_here(folder):

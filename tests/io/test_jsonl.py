@@ -288,11 +288,13 @@ def test_a_row_is_one_line_for_every_reader(tmp_path, character):
     ],
 )
 def test_a_hub_id_may_name_its_commit(monkeypatch, source, asked):
+    from datasets import IterableDataset
+
     calls = []
 
     def load(hub_id, *, split, streaming, revision):
         calls.append((hub_id, revision))
-        return [{"split": split}]
+        return IterableDataset.from_generator(lambda: iter([{"split": split}]))
 
     monkeypatch.setattr("datasets.load_dataset", load)
     assert list(iter_rows(source, "test")) == [(1, {"split": "test"})]

@@ -212,7 +212,8 @@ def test_answers_that_were_edited_after_judging_are_said_with_counts(capsys, fol
     line = f"{edited} of 12 answers were changed after they were judged"
     assert code == 0 and line in errors and line in (folder / "report.html").read_text()
     assert line in (folder / "model-card.md").read_text()
-    assert "run: rollouts.jsonl is not as manifest.json describes it" in errors
+    changed = "run: rollouts.jsonl is not as manifest.json describes it"
+    assert changed in errors and changed in run(capsys, "score", "run")[2]
     assert line in run(capsys, "compare", "other", "run")[1]
     assert line in run(capsys, "gate", "run", "--min", "SCS=1")[1]
 

@@ -749,7 +749,8 @@ def _hub_lines(source: Source) -> NumberedRecords:
         allowed = "the name of a data set on the hub, or path in place of hub for a local file"
         raise DataError([Violation("hub", found, allowed, file=source.name)])
     try:
-        yield from enumerate(load_dataset(**hub_arguments(source)), 1)
+        dataset = load_dataset(**hub_arguments(source))
+        yield from enumerate(dataset.decode(False), 1)  # opens nothing that a row names
     except (OSError, ValueError, RuntimeError) as error:
         allowed = (
             f"{source.hub} at revision {source.revision}, or a local path with the same columns"

@@ -1009,7 +1009,8 @@ SAID_PHONE = only_with(
                 "noun",
                 (
                     rf"\b{_either('phone')}\b\.?(?: ?(?:(?:number|nummer|no|nr)\b\.?|#))?(?: is"
-                    rf"| ist| ?[#:.])?:? ?(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
+                    rf"| ist| es| est| è| ?[#:.])?:? ?"
+                    rf"(?P<value>{_NO_DATE}\+?\(?\d[\d ()./-]{{3,20}}\d)(?!\w)"
                 ),
                 flags=re.I,
             ),

@@ -322,6 +322,7 @@ TABLE = "| user | password |\n|---|---|\n| mara | {} |\n| jon | {} |\nThe end | 
         ("пароль изменён на Цапля51", "пароль изменён на [key 1]"),
         ("llámame al 612 34 57 81", "llámame al [phone 1]"),
         ("Ruf mich unter 3044827719 an", "Ruf mich unter [phone 1] an"),
+        ("mi número de teléfono es 612345781", "mi número de teléfono es [phone 1]"),
     ],
 )  # fmt: skip
 def test_kinds_that_attackers_had_found_left(text, expected):
