@@ -420,8 +420,8 @@ def _pairing_notes(pairing: _Pairing, left_out: int, relabelled: Sequence[str]) 
     if pairing.changed_questions:
         notes.append(
             f"Paired by question: different memories were shown in {pairing.changed_questions:,} "
-            f"of {counted(questions, 'question')}. Only the baseline showed "
-            f"{counted(pairing.only_before, 'memory', 'memories')}, and only the run showed "
+            f"of {counted(questions, 'question')}. The baseline alone showed "
+            f"{counted(pairing.only_before, 'memory', 'memories')}, and the run alone showed "
             f"{counted(pairing.only_after, 'memory', 'memories')}. Such a memory counts as ignored "
             f"in the run that did not show it, so it is under-use there if it was needed. Memories "
             "that neither showed do not count. So SCS may be lower here than in a run's own report."

@@ -246,7 +246,7 @@ def test_logs_are_paired_by_question_when_retrieval_changed(tmp_path, kept):
     gate = run_gate(five, six)
     assert scs(gate) == (pytest.approx(100 - 2 * 75 / 40), 100) and gate.passed
     assert (
-        "different memories were shown in 40 of 40 questions. Only the baseline showed 40 "
+        "different memories were shown in 40 of 40 questions. The baseline alone showed 40 "
         "memories" in gate.notes[0]
     )
     four = log_run(tmp_path / "four", log_rows(k=4))
@@ -327,7 +327,7 @@ def test_one_memory_in_other_words_is_known_by_its_id(tmp_path):
         for memory in row["memories"]:
             del memory["id"]
     gate = run_gate(log_run(tmp_path / "no ids", rows), base)
-    assert "Only the baseline showed 240 memories, and only the run showed 240" in gate.notes[0]
+    assert "The baseline alone showed 240 memories, and the run alone showed 240" in gate.notes[0]
 
 
 def test_examples_may_differ_in_scores_and_times_alone(tmp_path):
