@@ -6,9 +6,9 @@
 __all__ = ['LINE_BREAKS', 'Name', 'LONGEST_LINE', 'RATIO_ALLOWED', 'SUFFIXES', 'DEEPEST', 'RecordT', 'escape_line_breaks',
            'Record', 'printable', 'visible_name', 'cut_text', 'one_line', 'counted', 'display_text', 'Violation',
            'DataError', 'only_errors', 'ForeseenError', 'short_repr', 'pydantic_violation', 'unique_keys',
-           'TooMuchUnpacked', 'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'is_hub_id', 'iter_rows',
-           'storage_faults', 'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole', 'write_jsonl',
-           'read_jsonl']
+           'TooMuchUnpacked', 'Unpacked', 'is_far_larger', 'without_nulls', 'own_files', 'undecoded', 'is_hub_id',
+           'iter_rows', 'storage_faults', 'only_dicts', 'naming_file', 'replacing', 'folder_of_run', 'write_whole',
+           'write_jsonl', 'read_jsonl']
 
 # %% ../../nbs/io/02_records.ipynb #316a8b79
 import gzip
@@ -25,11 +25,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .extras import needs
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 # %% ../../nbs/io/02_records.ipynb #babfaa4e
 LINE_BREAKS = ("\x85", "\u2028", "\u2029")  # of str.splitlines, and not escaped by JSON
@@ -451,6 +454,14 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
             yield number, row
 
 
+def undecoded(dataset: "IterableDataset") -> "IterableDataset":
+    """A streamed data set of a hub whose pictures and sounds stay what their rows name: to decode
+    one would be to open that file or address. Where the columns have no known types, nothing is
+    decoded in any case.
+    """
+    return dataset.decode(False) if dataset.features else dataset
+
+
 def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
     needs("datasets", f"reading {name}")
     from datasets import load_dataset
@@ -461,7 +472,7 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
         else:
             hub_id, _, revision = name.partition("@")
             dataset = load_dataset(hub_id, split=split, streaming=True, revision=revision or None)
-            dataset = dataset.decode(False)  # which opens the file or address that a row names
+            dataset = undecoded(dataset)
         for number, row in enumerate(dataset, 1):
             yield number, without_nulls(row)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -36,6 +36,7 @@ from memcalib.io.records import (
     iter_rows,
     own_files,
     short_repr,
+    undecoded,
 )
 from ...io.settings import import_object, nearest, package_data, read_yaml
 from ...problem import Domain, Name, text_hash
@@ -750,7 +751,7 @@ def _hub_lines(source: Source) -> NumberedRecords:
         raise DataError([Violation("hub", found, allowed, file=source.name)])
     try:
         dataset = load_dataset(**hub_arguments(source))
-        yield from enumerate(dataset.decode(False), 1)  # opens nothing that a row names
+        yield from enumerate(undecoded(dataset), 1)
     except (OSError, ValueError, RuntimeError) as error:
         allowed = (
             f"{source.hub} at revision {source.revision}, or a local path with the same columns"
