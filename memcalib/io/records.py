@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .extras import needs
 
+# %% ../../nbs/io/02_records.ipynb #d1c0de03
 if TYPE_CHECKING:
     from datasets import IterableDataset
 

@@ -101,14 +101,19 @@ def _docstring_lines(tree: ast.AST) -> set[int]:
     return numbers
 
 
-def _code_lines(file: Path) -> Iterable[str]:
-    """The lines of a file that are code: neither empty nor a comment nor such a docstring."""
-    text = file.read_text(encoding="utf-8")
+@cache
+def _code_lines(text: str) -> tuple[str, ...]:
+    """The lines of a module that are code: neither empty nor a comment nor such a docstring.
+
+    They are kept for each text, because a plan hashes the same modules for many kinds of jobs.
+    """
     left_out = _docstring_lines(ast.parse(text))
+    lines = []
     for number, line in enumerate(text.splitlines(), 1):
         is_comment = line.lstrip().startswith("#")
         if line.strip() and not is_comment and number not in left_out:
-            yield line
+            lines.append(line)
+    return tuple(lines)
 
 
 def code_hash(source: str | Iterable[str]) -> str:
@@ -118,7 +123,7 @@ def code_hash(source: str | Iterable[str]) -> str:
     lines = []
     for name, file in code_modules(source).items():
         lines.append(name)
-        lines.extend(_code_lines(file))
+        lines.extend(_code_lines(file.read_text(encoding="utf-8")))
     return text_hash("\n".join(lines))
 
 # %% ../../../nbs/products/reproduction/05_code_hash.ipynb #0a8e5ab2
