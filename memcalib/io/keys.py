@@ -51,8 +51,9 @@ def _spellings(key: str) -> tuple[str, ...]:
 
 
 def _in_base64(key: bytes) -> Iterator[str]:
-    """What base64, of the web too, makes of a key: where it begins and what stands around it
-    decides about the first and last characters, which are left out.
+    """The parts of a key that are the same in every base64 text that contains it, in the standard
+    and the URL-safe alphabet. The first and last characters depend on the text around the key, so
+    they are left out.
     """
     for offset in range(3):  # bytes before the key, of a group of three
         content = b"\0" * offset + key
@@ -157,9 +158,8 @@ _CUT_ADDRESS = re.compile(
 
 
 def hide_printed(text: str) -> str:
-    """The text as it leaves the program: without secrets, and without what is left of a key, or of
-    user and password in an address, that was cut off before. So whoever shortens a text need not
-    think of keys.
+    """The text as it leaves the program. Secrets are hidden, and so is what remains of a key, or of
+    the user and password in an address, after an earlier step has shortened the text.
     """
     text = hide_secrets(text)
     for value in _key_values():

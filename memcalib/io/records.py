@@ -456,9 +456,10 @@ def _folder_rows(folder: Path, split: str) -> Iterator[tuple[int, Any]]:
 
 
 def undecoded(dataset: "IterableDataset") -> "IterableDataset":
-    """A streamed data set of a hub whose pictures and sounds stay what their rows name: to decode
-    one would be to open that file or address. Where the columns have no known types, nothing is
-    decoded in any case.
+    """A streamed data set from a hub that does not decode pictures and sounds.
+
+    To decode one, `datasets` would open the file or address that a row names. If the types of the
+    columns are unknown, `datasets` decodes nothing anyway, and the data set is returned as it is.
     """
     return dataset.decode(False) if dataset.features else dataset
 

@@ -915,11 +915,8 @@ def _judge_notices(run: RunData) -> list[str]:
     checked = atoms[atoms["quoted"] & atoms["grounded"].notna() & (atoms["actual"] > 0)]
     lost = int((checked["grounded"] == False).sum())  # noqa: E712
     if lost > 0.02 * len(checked):
-        percent = 100 * lost / len(checked)
-        texts.append(
-            f"{lost:,} of {counted(len(checked), 'evidence quote')} ({percent:.1f} %) "
-            f"{'does' if lost == 1 else 'do'} not occur in the answer."
-        )
+        quotes = _of_all(lost, len(checked), "evidence quote", "does", "do")
+        texts.append(f"{quotes} not occur in the answer.")
     if any(judgment.settings.get("blind") is False for judgment in run.judgments):
         texts.append(
             "The judge was shown the ideal levels, as in the published protocol; a blind judge "

@@ -522,9 +522,11 @@ def load_settings(
 def prompt_files_in(
     settings: object, names: tuple[str, ...] = (), usual: object = None
 ) -> Iterator[tuple[str, str]]:
-    """(setting, file) for each file whose text the settings would send to a model as a prompt. A
-    name of a shipped prompt is none, but only among prompts of the kind that `usual`, the default
-    of the setting, belongs to: a judge reads `derivation-1`, a prompt of builds, as a file.
+    """(setting, file) for each file whose text the settings would send to a model as a prompt.
+
+    The name of a shipped prompt is not a file if the prompt is of the same kind as `usual`, the
+    default of the setting. For example, `derivation-1` is a prompt of builds, so a judge reads it as
+    a file.
     """
     inside: Iterable[tuple[object, object]] = ()
     if isinstance(settings, BaseModel):

@@ -155,9 +155,9 @@ def _check_quotes(answers: Sequence[JudgedAnswer], rule: str) -> None:
 class BatchCredit:
     """Token advantages of an engine's batch; contract 1.
 
-    `request` and `last` are what the newest batch asked for and its whole result, `stats` counts
-    what happened in it. `ValueError` where
-    the rule needs a scorer and there is none, `ModuleNotFoundError` where sentences cannot be cut.
+    `request` is what the newest batch asked for, `last` is its whole result, and `stats` counts
+    what happened in it. Raises `ValueError` if the rule needs a scorer and there is none, and
+    `ModuleNotFoundError` if no package that splits sentences is installed.
     """
 
     def __init__(
