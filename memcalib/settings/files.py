@@ -525,8 +525,8 @@ def prompt_files_in(
     """(setting, file) for each file whose text the settings would send to a model as a prompt.
 
     The name of a shipped prompt is not a file if the prompt is of the same kind as `usual`, the
-    default of the setting. For example, `derivation-1` is a prompt of builds, so a judge reads it as
-    a file.
+    default of the setting. For example, `derivation-1` is a prompt of builds, so a judge reads it
+    as a file.
     """
     inside: Iterable[tuple[object, object]] = ()
     if isinstance(settings, BaseModel):
