@@ -8,6 +8,9 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 # Threads of torch that wait sleep: spinning costs many times the work itself as soon as another process wants a core.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Freed memory is kept for the next step of a training: asking the system for it again costs page faults (glibc).
+export MALLOC_MMAP_THRESHOLD_ ?= 1073741824
+export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
