@@ -439,9 +439,8 @@ def http_library() -> ModuleType:
     return import_module("httpx2" if major_version >= 3 else "httpx")
 
 # %% ../../nbs/inference/03_client.ipynb #aa12a0e2
-_LARGEST_COUNT = (
-    1e15  # of tokens; this bound excludes NaN and infinity, which no file of rows can hold
-)
+# of tokens; this bound excludes NaN and infinity, which no file of rows can hold
+_LARGEST_COUNT = 1e15
 
 
 def _is_count(value: object) -> bool:

@@ -17,9 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 # %% ../../nbs/io/04_keys.ipynb #5ec3e006
-_LONG_KEY = (
-    12  # characters; a key of this length is also looked for in base64, and when it is cut off
-)
+# characters; a key of this length is also looked for in base64, and when it is cut off
+_LONG_KEY = 12
 
 
 def hide_key(text: str, key: str) -> str:

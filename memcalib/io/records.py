@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
 
 # %% ../../nbs/io/02_records.ipynb #babfaa4e
-LINE_BREAKS = (
-    "\x85",
-    "\u2028",
-    "\u2029",
-)  # line breaks for str.splitlines that JSON does not escape
+# line breaks for str.splitlines that JSON does not escape
+LINE_BREAKS = ("\x85", "\u2028", "\u2029")
 
 
 def escape_line_breaks(json_text: str) -> str:
@@ -226,7 +223,7 @@ def _parse_line(line: bytes, number: int, file: str) -> Any:
 
 
 LONGEST_LINE = 100_000_000  # bytes
-_LARGEST_RATIO = 500  # unpacked bytes for each byte of a gzip file;
+_LARGEST_RATIO = 500  # unpacked bytes for each byte of a gzip file
 _FREE_OF_RATIO = 10_000_000  # up to this many unpacked bytes, any ratio is allowed
 
 
